@@ -1,0 +1,71 @@
+"""Packaging of tfdpclip. Tool settings are in pyproject.toml."""
+
+import pathlib
+import runpy
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+PLOTS = ["matplotlib>=3.7", "pandas>=2.0"]
+EXAMPLES = ["scikit-learn>=1.3", *PLOTS]
+BENCHMARKS = ["tensorflow-privacy>=0.9.0"]
+TEST = [
+    "packaging>=21.0",
+    "psutil>=5.9",
+    "pytest>=8.2",
+    "pytest-timeout>=2.2",
+    *EXAMPLES,
+]
+DEV = [*TEST, "ruff>=0.6"]
+
+setuptools.setup(
+    name="tfdpclip",
+    version=runpy.run_path(str(ROOT / "tfdpclip" / "_version.py"))["__version__"],
+    description="Differentially private training with TensorFlow, by better clipping",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=setuptools.find_packages(
+        include=[
+            f"{package}{submodules}"
+            for package in ("tfdpclip", "tff_tasks", "keras_examples")
+            for submodules in ("", ".*")
+        ]
+    ),
+    # TensorFlow 2.14 and 2.15 have no wheels for other versions of Python.
+    python_requires=">=3.10,<3.12",
+    install_requires=[
+        "absl-py>=1.0",
+        "dp-accounting>=0.4.3",
+        "numpy>=1.23.5,<2",
+        "scipy>=1.9",
+        # The optimizers extend the Keras optimizer of these two releases. From 2.16
+        # on, `tensorflow.keras` is Keras 3, whose optimizer is another class.
+        "tensorflow>=2.14,<2.16",
+        "tqdm>=4.64",
+    ],
+    extras_require={
+        # `pip install tfdpclip[tff]` cannot be resolved: tensorflow-federated 0.87
+        # requires exactly jaxlib 0.4.14, which is no longer published. Install
+        # requirements.txt with `pip install --no-deps --require-hashes` instead, as
+        # the Makefile does. The extra states what the federated half needs.
+        "tff": ["tensorflow-federated>=0.87.0,<0.88"],
+        "plots": PLOTS,
+        "examples": EXAMPLES,
+        "benchmarks": BENCHMARKS,
+        "test": TEST,
+        "dev": DEV,
+        # All that pip can resolve, so without `tff`.
+        "all": sorted({*EXAMPLES, *BENCHMARKS, *DEV}),
+    },
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Security",
+    ],
+)

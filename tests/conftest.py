@@ -1,0 +1,36 @@
+"""What every test run needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Both must be set before the import of TensorFlow and of matplotlib.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import psutil
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _same_seed_for_every_test():
+    """Makes a test draw the same data whichever tests ran before it."""
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].keras.utils.set_random_seed(0)
+
+
+def pytest_unconfigure() -> None:
+    """Ends the workers that TensorFlow Federated started in this process.
+
+    A worker outlives the Python that started it and keeps its standard output open,
+    so that `make test | tee log` would never end.
+    """
+    workers = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.name() == "worker_binary"
+    ]
+    for worker in workers:
+        worker.kill()
+    psutil.wait_procs(workers, timeout=5)

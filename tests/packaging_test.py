@@ -1,0 +1,296 @@
+"""What is installed, from which files, and what the commands say when they cannot."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from tools import build_file
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGES = ("tfdpclip", "tff_tasks", "keras_examples")
+
+
+def repository_files() -> list[pathlib.Path]:
+    """Returns the files that are, or would be, under version control."""
+    result = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode:
+        pytest.skip("not a git checkout")
+    names = sorted(set(result.stdout.split("\0")) - {""})
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def copy_repository(target: pathlib.Path) -> None:
+    for path in repository_files():
+        copy = target / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+
+
+@pytest.fixture
+def setup_arguments(monkeypatch) -> dict:
+    arguments = {}
+    monkeypatch.setattr(setuptools, "setup", arguments.update)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    return arguments
+
+
+def pinned_requirements() -> dict[str, str]:
+    text = (ROOT / "requirements.txt").read_text()
+    pins = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, flags=re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def requirements_in(name: str) -> list[Requirement]:
+    lines = (ROOT / name).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and line[0] != "#"]
+
+
+def assert_pinned(requirements: list[Requirement]) -> None:
+    pins = pinned_requirements()
+    for requirement in requirements:
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement} is not in requirements.txt"
+        assert requirement.specifier.contains(version), f"{requirement}: {version}"
+
+
+# The pins.
+
+
+def test_every_requirement_is_pinned_and_hashed():
+    text = (ROOT / "requirements.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) > 50
+    for line in lines:
+        name, *hashes = line.split()
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+", name), line
+        assert hashes, name
+        for value in hashes:
+            assert re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", value), line
+
+
+def test_pins_are_what_requirements_in_asks_for():
+    assert_pinned(requirements_in("requirements.in"))
+    assert_pinned(requirements_in("requirements.overrides"))
+
+
+def test_pins_satisfy_setup(setup_arguments):
+    assert_pinned([Requirement(line) for line in setup_arguments["install_requires"]])
+    for extra in setup_arguments["extras_require"].values():
+        assert_pinned([Requirement(line) for line in extra])
+
+
+# The package.
+
+
+def test_extras(setup_arguments):
+    extras = setup_arguments["extras_require"]
+    assert {"tff", "plots", "examples", "benchmarks", "test", "dev", "all"} <= set(
+        extras
+    )
+    for name, requirements in extras.items():
+        if name != "tff":
+            assert set(requirements) <= set(extras["all"])
+
+
+def test_python_versions(setup_arguments):
+    supported = SpecifierSet(setup_arguments["python_requires"])
+    assert "3.11.0" in supported
+    assert "3.12.0" not in supported
+
+
+def test_every_module_is_in_an_installed_package(setup_arguments):
+    for name, path in build_file.find_modules(ROOT).items():
+        if name.split(".")[0] in PACKAGES:
+            package = str(pathlib.PurePosixPath(path).parent).replace("/", ".")
+            assert package in setup_arguments["packages"], (
+                f"{path} would not be installed: its directory, or one above, "
+                "has no __init__.py"
+            )
+
+
+def test_wheel_has_the_packages_and_nothing_else(tmp_path):
+    source, output = tmp_path / "source", tmp_path / "output"
+    copy_repository(source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--no-index", "--wheel-dir", str(output)]
+    result = subprocess.run([*command, str(source)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = output.iterdir()
+    version = runpy.run_path(str(ROOT / "tfdpclip" / "_version.py"))["__version__"]
+    assert wheel.name == f"tfdpclip-{version}-py3-none-any.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    modules = {name for name in names if name.endswith(".py")}
+    assert modules == {
+        path
+        for path in build_file.find_modules(ROOT).values()
+        if path.split("/")[0] in PACKAGES
+    }
+    assert any(re.search(r"\.dist-info/.*LICENSE$", name) for name in names)
+
+
+def test_license_is_apache_2():
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_import_leaves_optional_packages_alone():
+    optional = (
+        "matplotlib",
+        "pandas",
+        "sklearn",
+        "tensorflow_federated",
+        "tensorflow_privacy",
+    )
+    program = (
+        "import sys, tfdpclip; "
+        f"print(*[name for name in {optional} if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
+def test_only_federated_code_imports_federated():
+    for path in build_file.find_modules(ROOT).values():
+        if path.startswith("tfdpclip/") and "federated" not in path:
+            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                roots = {name.split(".")[0] for name in names}
+                assert "tensorflow_federated" not in roots, path
+
+
+# The repository.
+
+# In pieces, so that this file does not contain what it looks for.
+HOME_DIRECTORIES = "|".join(["home", "root", "work", "opt", "tmp", "Users", "mnt"])
+MACHINE_PATH = re.compile(rf"(?<![\w.])/(?:{HOME_DIRECTORIES})/")
+REGISTRIES = [
+    (r"py" r"pi\.org"),
+    (r"python" r"hosted"),
+    (r"--(?:extra-)?index" r"-url"),
+]
+REGISTRY = re.compile("|".join(REGISTRIES))
+
+
+def forbidden(text: str) -> list[str]:
+    return [*MACHINE_PATH.findall(text), *REGISTRY.findall(text)]
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    for path in repository_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        assert not forbidden(text), path
+
+
+def test_machine_paths_and_registries_are_recognised():
+    assert forbidden("see " + "/" + "root/notes.txt")
+    assert forbidden("'" + "/" + "home/someone'")
+    assert forbidden("https://" + "py" + "pi.org/simple")
+    assert forbidden("--extra-index" + "-url=x")
+    assert not forbidden("docs/work/x.py, ./runs/digits, example.com/home/x, a/b")
+
+
+# The Makefile.
+
+
+@pytest.fixture
+def checkout(tmp_path) -> pathlib.Path:
+    """A directory with what `make` needs to create .venv, and without .venv."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    for name in ("Makefile", "requirements.txt", "setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def fake_python(path: pathlib.Path, script: str) -> pathlib.Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+    return path
+
+
+def failing_make(
+    checkout: pathlib.Path, *arguments: str, path: str | None = None
+) -> str:
+    """Runs make, which must fail and leave no .venv; returns its output."""
+    # Of an outer make, nothing is to be inherited.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON")
+    }
+    if path is not None:
+        environment["PATH"] = path
+    result = subprocess.run(
+        [shutil.which("make"), *arguments],
+        cwd=checkout,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode != 0, result.stdout
+    assert not (checkout / ".venv").exists()
+    return result.stdout
+
+
+@pytest.mark.parametrize("goal", ["test", "demo", "lint"])
+def test_make_says_that_the_given_python_is_missing(checkout, goal):
+    output = failing_make(checkout, "PYTHON=no-such-python", goal)
+    assert "needs Python 3.11" in output
+    assert "no-such-python: not found" in output
+    assert f"make PYTHON=/path/to/python3.11 {goal}" in output
+
+
+def test_make_says_where_it_looked(checkout):
+    output = failing_make(checkout, "test", path=str(checkout / "bin"))
+    for name in ("python3.11", "python3", "python"):
+        assert f"    {name}: not found" in output
+
+
+def test_make_names_the_version_it_found(checkout):
+    script = 'if [ "$1" = --version ]; then echo Python 3.12.1; else exit 1; fi\n'
+    fake_python(checkout / "bin" / "python3", script)
+    output = failing_make(checkout, "test", path=str(checkout / "bin"))
+    assert "    python3: Python 3.12.1" in output
+
+
+def test_make_says_that_ensurepip_is_missing(checkout):
+    script = 'case "$2" in *ensurepip*) exit 1;; esac\n'
+    python = fake_python(checkout / "bin" / "python3.11", script)
+    output = failing_make(checkout, f"PYTHON={python}", "test")
+    assert "without the modules venv and ensurepip" in output
+    assert "apt-get install" in output

@@ -1,0 +1,37 @@
+"""Privacy accounting: epsilon, calibration, the noise split, Gaussian DP, the ledger.
+
+The functions take a sampling scheme of `tfdpclip.sampling` and a noise multiplier,
+which always means z, the number the accountant gets. Accountants are those of
+`dp_accounting` (privacy loss distributions by default); TensorFlow is not needed.
+"""
+
+from tfdpclip.accounting.calibration import (
+    delta,
+    epsilon,
+    epsilon_profile,
+    event_epsilon,
+    noise_multiplier,
+    steps_for,
+)
+from tfdpclip.accounting.events import (
+    NeighboringRelation,
+    TruncatedPoissonSampledDpEvent,
+    sensitivity_factor,
+)
+from tfdpclip.accounting.gdp import (
+    gdp_compose,
+    gdp_delta,
+    gdp_epsilon,
+    gdp_mu,
+    gdp_tradeoff,
+    layerwise_gdp_mu,
+    layerwise_sigma,
+    noise_multiplier_from_layerwise_sigma,
+    subsampled_gdp_log_h,
+    subsampled_gdp_mu,
+)
+from tfdpclip.accounting.noise_split import (
+    effective_noise_multiplier,
+    group_noise_multipliers,
+    split_noise_multiplier,
+)

@@ -1,0 +1,88 @@
+"""Renyi differential privacy of elementary events, on dp_accounting's accountant."""
+
+import functools
+import math
+from collections.abc import Mapping
+
+import dp_accounting
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
+from scipy import optimize, special
+
+from tfdpclip.accounting import events
+
+ORDERS = tuple(rdp_lib.DEFAULT_RDP_ORDERS)
+_RELATION = events.NeighboringRelation
+
+
+def epsilon(leaves: Mapping[dp_accounting.DpEvent, int], delta: float) -> float:
+    """Returns the epsilon of a composition of elementary events."""
+    return float(rdp_lib.compute_epsilon(ORDERS, curve(leaves), delta)[0])
+
+
+def delta(leaves: Mapping[dp_accounting.DpEvent, int], epsilon: float) -> float:
+    """Returns the delta of a composition of elementary events."""
+    rdp = curve(leaves)
+    if not np.isfinite(rdp).any():
+        return 1.0
+    return float(min(1.0, rdp_lib.compute_delta(ORDERS, rdp, epsilon)[0]))
+
+
+def curve(leaves: Mapping[dp_accounting.DpEvent, int]) -> np.ndarray:
+    """Returns the Renyi divergence bound at every order of `ORDERS`."""
+    total = np.zeros(len(ORDERS))
+    for event, count in leaves.items():
+        total = total + count * _single(event)
+    return total
+
+
+@functools.lru_cache(maxsize=256)
+def _single(event: dp_accounting.DpEvent) -> np.ndarray:
+    if isinstance(event, events.TruncatedPoissonSampledDpEvent):
+        return _truncated_poisson(event)
+    relation = _RELATION.ADD_OR_REMOVE_ONE
+    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        relation = _RELATION.REPLACE_ONE
+    if isinstance(event, dp_accounting.SampledWithReplacementDpEvent):
+        raise dp_accounting.UnsupportedEventError(
+            "The RDP accountant has no bound for sampling with replacement; "
+            'use accountant="pld".'
+        )
+    if not isinstance(event, dp_accounting.NonPrivateDpEvent) and _no_noise(event):
+        return np.full(len(ORDERS), math.inf)
+    accountant = dp_accounting.rdp.RdpAccountant(ORDERS, relation)
+    with np.errstate(all="ignore"):
+        return np.maximum(accountant.compose(event).rdp, 0.0)
+
+
+def _no_noise(event: dp_accounting.DpEvent) -> bool:
+    while hasattr(event, "event"):
+        event = event.event
+    return getattr(event, "noise_multiplier", None) == 0
+
+
+def _truncated_poisson(event) -> np.ndarray:
+    """Mixes the two cases of `TruncatedPoissonSampledDpEvent` at every order.
+
+    E[(dP/dQ)^(a-1)] is jointly convex like the hockey-stick divergence, so the
+    moment of the mixture is at most the mixture of the moments.
+    """
+    tau = event.overflow_probability
+    gaussian = event.event
+    overflowed = attr_evolve_half(gaussian)
+    usual, doubled = (
+        _single(dp_accounting.PoissonSampledDpEvent(event.sampling_probability, inner))
+        for inner in (gaussian, overflowed)
+    )
+    scale = np.asarray(ORDERS) - 1
+    if tau == 1:
+        return doubled
+    with np.errstate(all="ignore"):
+        return np.logaddexp(
+            math.log1p(-tau) + scale * usual, math.log(tau) + scale * doubled
+        ) / scale
+
+
+def attr_evolve_half(gaussian):
+    """Returns the Gaussian event with half the noise multiplier."""
+    return dp_accounting.GaussianDpEvent(gaussian.noise_multiplier / 2)

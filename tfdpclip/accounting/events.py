@@ -1,0 +1,170 @@
+"""What a step does to privacy, as `dp_accounting` events.
+
+An event describes a mechanism without naming an accountant. The sampling schemes
+of `tfdpclip.sampling` build them, the functions of `tfdpclip.accounting` measure
+them, and `dp_accounting` understands all but the one defined here.
+"""
+
+from collections.abc import Iterator
+
+import attr
+import dp_accounting
+from scipy import stats
+
+from tfdpclip.accounting import _validate
+
+NeighboringRelation = dp_accounting.NeighboringRelation
+
+UNITS = ("example", "client", "batch", "group")
+
+RELATION_NAMES = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove one record",
+    NeighboringRelation.REPLACE_ONE: "replace one record",
+    NeighboringRelation.REPLACE_SPECIAL: "replace one record by an all-zero one",
+}
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
+    """Poisson sampling whose draws are cut to a fixed capacity.
+
+    Every record of a data set of `source_dataset_size` enters independently with
+    probability `sampling_probability`. If more than `capacity` records entered, a
+    uniformly random `capacity` of them stay. Then `event` runs, a Gaussian whose
+    noise multiplier is relative to the effect of *adding* one record.
+
+    *Formal guarantees*
+
+    * Let `tau = P[Binomial(source_dataset_size, sampling_probability) >= capacity]`.
+      For add-or-remove neighbours, one step's privacy profile is at most
+      `(1 - tau) * profile(q, z) + tau * profile(q, z / 2)`, where `profile(q, z)`
+      belongs to untruncated Poisson sampling with noise multiplier z.
+    * Steps compose adaptively, because each draw is independent of all others.
+
+    *Why.* Let D' be D with x added, S the Poisson draw from D, and let priorities
+    decide which records stay. Use the same S and priorities for both. If x does not
+    enter, the two steps are equal. If x enters and |S| < capacity, x is added: the
+    sum moves by at most C. If x enters and |S| >= capacity, x either loses, and
+    nothing changes, or displaces one record: the sum moves by at most 2 C. Given S
+    and the priorities, x changes the step with probability at most q, so the step is
+    dominated by the Poisson-sampled Gaussian with multiplier z in the first case and
+    z / 2 in the second. S does not depend on x, so averaging over S (the hockey-stick
+    divergence is jointly convex) gives the bound, with P[|S| >= capacity] <= tau
+    since D is the smaller of the two sets and `source_dataset_size` is at least its
+    size. The case split may depend on S alone, so it can be taken as published, which
+    makes the averaged profile that of a mixture of the two privacy loss
+    distributions; both directions (add, remove) follow the same argument.
+
+    Attributes:
+      source_dataset_size: Size of the data set (of either neighbour).
+      sampling_probability: Probability with which each record enters.
+      capacity: Largest number of records a step can hold.
+      event: What is done to the sampled records.
+    """
+
+    source_dataset_size: int
+    sampling_probability: float
+    capacity: int
+    event: dp_accounting.DpEvent
+
+    @property
+    def overflow_probability(self) -> float:
+        """`tau`: the probability that a record more would not fit."""
+        return overflow_probability(
+            self.source_dataset_size, self.sampling_probability, self.capacity
+        )
+
+
+def overflow_probability(population: int, rate: float, capacity: int) -> float:
+    """Returns P[Binomial(population, rate) >= capacity].
+
+    >>> overflow_probability(10, 1.0, 10)
+    1.0
+    >>> overflow_probability(10, 0.5, 11)
+    0.0
+    """
+    if capacity > population:
+        return 0.0
+    return float(stats.binom.sf(capacity - 1, population, rate))
+
+
+def sensitivity_factor(
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    unit: str = "example",
+) -> float:
+    """Returns how many clip norms one record can move the clipped sum by.
+
+    The Gaussian an accountant sees has noise multiplier `z / sensitivity_factor`,
+    where z is the noise standard deviation divided by the clip norm.
+
+    *Formal guarantees*
+
+    * `unit="example"` or `"client"`: each record is clipped on its own. Adding or
+      removing it moves the sum by at most C (factor 1), and so does replacing it by a
+      record that contributes nothing; replacing it by another record, 2 C (factor 2).
+    * `unit="batch"` or `"group"`: what is clipped is a function of several records,
+      and one record moves it from anywhere in the ball to anywhere in the ball:
+      factor 2 under every relation. For groups this needs the other records to keep
+      their groups when one record comes or goes.
+
+    Args:
+      relation: The neighbouring relation.
+      unit: What is clipped: `"example"`, `"client"`, `"batch"` or `"group"`.
+
+    Returns:
+      1.0 or 2.0.
+
+    Raises:
+      ValueError: If `unit` is not one of the four.
+
+    >>> sensitivity_factor()
+    1.0
+    >>> sensitivity_factor(NeighboringRelation.REPLACE_ONE)
+    2.0
+    >>> sensitivity_factor(unit="batch")
+    2.0
+    """
+    _validate.choice("unit", unit, UNITS)
+    if unit in ("batch", "group") or relation is NeighboringRelation.REPLACE_ONE:
+        return 2.0
+    return 1.0
+
+
+def repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:
+    """Returns `event` composed `count` times with itself."""
+    if count == 0:
+        return dp_accounting.NoOpDpEvent()
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
+
+def leaves(event: dp_accounting.DpEvent) -> dict[dp_accounting.DpEvent, int]:
+    """Returns how often each elementary event occurs in `event`."""
+    counts: dict[dp_accounting.DpEvent, int] = {}
+    for leaf, count in _walk(event, 1):
+        counts[leaf] = counts.get(leaf, 0) + count
+    return counts
+
+
+def _walk(
+    event: dp_accounting.DpEvent, count: int
+) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+    if count == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
+        return
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        yield from _walk(event.event, count * event.count)
+    elif isinstance(event, dp_accounting.ComposedDpEvent):
+        for part in event.events:
+            yield from _walk(part, count)
+    elif isinstance(event, dp_accounting.PoissonSampledDpEvent) and (
+        event.sampling_probability == 1
+    ):
+        yield from _walk(event.event, count)
+    elif isinstance(event, TruncatedPoissonSampledDpEvent) and (
+        event.overflow_probability == 0
+    ):
+        untruncated = dp_accounting.PoissonSampledDpEvent(
+            event.sampling_probability, event.event
+        )
+        yield from _walk(untruncated, count)
+    else:
+        yield event, count

@@ -1,0 +1,450 @@
+"""The ledger: what actually ran, and what it cost."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import dp_accounting
+
+from tfdpclip.accounting import _validate, calibration, events
+from tfdpclip.accounting.statement import PrivacyStatement
+
+_FORMAT = 1
+
+
+class PrivacyMismatchError(ValueError):
+    """What was about to run is not what is being accounted for."""
+
+
+@dataclasses.dataclass
+class Phase:
+    """Steps that ran under one privacy configuration.
+
+    Attributes:
+      sampling: The scheme that drew the records.
+      noise_multiplier: z.
+      unit: What was clipped: `"example"`, `"client"`, `"batch"` or `"group"`.
+      clip: The clip rule, in words.
+      seeded: Whether noise or draws came from a fixed seed.
+      observed: Whether the draws were seen, not merely declared.
+      runs: Steps of each uninterrupted stretch. One entry unless the scheme's steps
+        depend on each other.
+    """
+
+    sampling: Any
+    noise_multiplier: float
+    unit: str = "example"
+    clip: str = ""
+    seeded: bool = False
+    observed: bool = True
+    runs: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return sum(self.runs)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns everything but the steps, comparable and JSON-ready."""
+        return {
+            "sampling": self.sampling.to_dict(),
+            "noise_multiplier": self.noise_multiplier,
+            "unit": self.unit,
+            "clip": self.clip,
+            "seeded": self.seeded,
+            "observed": self.observed,
+        }
+
+    def event(self, more: int = 0) -> dp_accounting.DpEvent:
+        """Returns what the phase did to privacy, with `more` steps in its last run."""
+        runs = [*self.runs[:-1], (self.runs[-1] if self.runs else 0) + more]
+        return dp_accounting.ComposedDpEvent(
+            [
+                self.sampling.event(self.noise_multiplier, steps, unit=self.unit)
+                for steps in runs
+            ]
+        )
+
+
+class Ledger:
+    """Records the steps that ran, in phases, and states what they cost.
+
+    A plain object for any training loop:
+
+        ledger = Ledger(delta=1e-5, path="run/privacy.json")
+        ledger.begin(noise_multiplier=1.1, sampling=scheme, clip=str(rule))
+        for _ in range(rounds):
+            with ledger.step():
+                ...  # one clipped, noised release
+        print(ledger.statement())
+
+    *Formal guarantees*
+
+    * `epsilon()` composes all recorded and reserved steps of all phases.
+    * A step is reserved, in the file, before it runs. If the process dies before the
+      step is recorded, the next `Ledger.load` counts it: the ledger can err only
+      towards a larger epsilon. Restoring an older checkpoint does not lower it.
+    * A phase with other settings than the one before is refused unless `change=True`
+      says it is meant, and one under another neighbouring relation always.
+    * The file is replaced atomically.
+
+    Args:
+      delta: In (0, 1).
+      accountant: `"pld"`, `"rdp"` or `"gdp"`.
+      path: File to keep, next to the checkpoints; None to keep it in memory.
+
+    Raises:
+      ValueError: If an argument is out of range.
+      FileExistsError: If `path` exists: continue it with `Ledger.load`.
+
+    >>> from tfdpclip import sampling
+    >>> ledger = Ledger(delta=1e-5)
+    >>> ledger.begin(noise_multiplier=5.0, sampling=sampling.FullBatch())
+    >>> ledger.record(1)
+    >>> ledger.steps, round(ledger.epsilon(), 3)
+    (1, 0.726)
+    """
+
+    def __init__(
+        self,
+        delta: float,
+        accountant: str = "pld",
+        path: str | os.PathLike[str] | None = None,
+    ):
+        self.delta = _validate.delta(delta)
+        self.accountant = _validate.choice(
+            "accountant", accountant, calibration.ACCOUNTANTS
+        )
+        self.path = None if path is None else pathlib.Path(path)
+        if self.path is not None and self.path.exists():
+            raise FileExistsError(
+                f"{self.path} exists. Continue it with Ledger.load({str(path)!r}); "
+                "starting anew would forget what has been spent."
+            )
+        self.phases: list[Phase] = []
+        self.notes: list[str] = []
+        self.reserved = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps recorded so far."""
+        return sum(phase.steps for phase in self.phases)
+
+    def begin(
+        self,
+        *,
+        noise_multiplier: float,
+        sampling: Any,
+        unit: str = "example",
+        clip: str = "",
+        seed: int | None = None,
+        observed: bool = True,
+        change: bool = False,
+    ) -> None:
+        """Opens a phase, or continues the last one if nothing changed.
+
+        Args:
+          noise_multiplier: z.
+          sampling: The scheme, or batches or cohorts drawn by one.
+          unit: What is clipped.
+          clip: The clip rule, in words.
+          seed: A fixed seed of noise or draws, if there is one.
+          observed: Whether the draws are seen, not merely declared.
+          change: Whether other settings than before are meant.
+
+        Raises:
+          PrivacyMismatchError: If the settings differ from the last phase's and
+            `change` is False, or if the neighbouring relations differ.
+          ValueError: If an argument is out of range.
+        """
+        scheme = getattr(sampling, "scheme", sampling)
+        seeded = seed is not None or getattr(sampling, "seed", None) is not None
+        phase = Phase(
+            scheme,
+            _validate.non_negative("noise_multiplier", noise_multiplier),
+            _validate.choice("unit", unit, events.UNITS),
+            str(clip),
+            seeded,
+            observed,
+        )
+        phase.event(1)  # Validates the rest.
+        self._forfeit_reserved()
+        if self.phases:
+            self._check_continues(self.phases[-1], phase, change)
+        if self.phases and self.phases[-1].settings() == phase.settings():
+            current = self.phases[-1]
+        else:
+            current = phase
+            self.phases.append(phase)
+        if not current.runs or not scheme.independent_steps:
+            current.runs.append(0)
+        self.save()
+
+    def reserve(self, steps: int = 1) -> None:
+        """Counts steps that are about to run, before they do."""
+        self._current()
+        self.reserved += _validate.integer("steps", steps)
+        self.save()
+
+    def record(self, steps: int = 1, *, save: bool = True) -> None:
+        """Counts steps that ran, using up reservations."""
+        phase = self._current()
+        steps = _validate.integer("steps", steps)
+        phase.runs[-1] += steps
+        self.reserved = max(0, self.reserved - steps)
+        if save:
+            self.save()
+
+    def release(self) -> None:
+        """Drops reservations of steps that certainly did not run."""
+        self.reserved = 0
+        self.save()
+
+    @contextlib.contextmanager
+    def step(self, steps: int = 1) -> Iterator[None]:
+        """Reserves steps, and records them when the block ends, however it ends."""
+        self.reserve(steps)
+        try:
+            yield
+        finally:
+            self.record(steps)
+
+    def add_unseen(self, steps: int) -> None:
+        """Counts steps that ran before the ledger saw them, at their worst.
+
+        They are taken to have run under the current phase's settings; where steps
+        depend on each other, as if each had been a stretch of its own.
+        """
+        phase = self._current()
+        steps = _validate.integer("steps", steps)
+        if steps == 0:
+            return
+        if phase.sampling.independent_steps:
+            phase.runs[-1] += steps
+        else:
+            phase.runs[-1:-1] = [1] * steps
+        self.notes.append(
+            f"{steps} steps ran before they were recorded, under the settings stated"
+        )
+        self.save()
+
+    def event(self, more: int = 0) -> dp_accounting.DpEvent:
+        """Returns everything that ran or is reserved, and `more` steps."""
+        parts = [phase.event() for phase in self.phases[:-1]]
+        if self.phases:
+            parts.append(self.phases[-1].event(self.reserved + more))
+        return dp_accounting.ComposedDpEvent(parts)
+
+    def epsilon(self, delta: float | None = None, *, more: int = 0) -> float:
+        """Returns what was spent, or would be after `more` steps.
+
+        Args:
+          delta: Another delta than the ledger's.
+          more: Further steps under the current settings.
+        """
+        delta = self.delta if delta is None else delta
+        return calibration.event_epsilon(self.event(more), delta, self.accountant)
+
+    def steps_left(self, epsilon: float) -> int:
+        """Returns how many further steps a budget allows under current settings."""
+        epsilon = _validate.target_epsilon(epsilon)
+        if epsilon == math.inf:
+            return calibration._MAX_STEPS
+
+        def total(more: int, coarseness: float = 1.0) -> float:
+            return calibration._leaves_epsilon(
+                self.event(more), self.delta, self.accountant, coarseness
+            )
+
+        return calibration.most_steps(total, epsilon)
+
+    def statement(self) -> PrivacyStatement:
+        """Returns the privacy statement of what ran.
+
+        Raises:
+          ValueError: If nothing was begun.
+        """
+        if not self.phases:
+            raise ValueError("Nothing to state: no phase was begun.")
+        not_private, assumptions = [], []
+        if any(phase.noise_multiplier == 0 for phase in self.phases):
+            not_private.append("noise_multiplier is 0")
+        if any(phase.seeded for phase in self.phases):
+            not_private.append("a seed was fixed, so noise or draws can be repeated")
+        if self.accountant == "gdp" and any(p.sampling.amplified for p in self.phases):
+            assumptions.append(
+                "a central limit approximation of sampling, which is not a bound"
+            )
+        for phase in self.phases:
+            assumptions += phase.sampling.assumptions()
+        if not all(phase.observed for phase in self.phases):
+            assumptions.append(
+                "records were drawn as declared; the draws were not observed"
+            )
+        assumptions += self.notes
+        if self.reserved:
+            assumptions.append(
+                f"{self.reserved} steps that were begun but not finished are counted"
+            )
+        assumptions.append("a choice among several runs, or of settings, is not counted")
+        first = self.phases[0]
+        return PrivacyStatement(
+            epsilon=self.epsilon(),
+            delta=self.delta,
+            relation=events.RELATION_NAMES[first.sampling.neighboring_relation],
+            unit=" then ".join(_unique(_unit_words(p.unit) for p in self.phases)),
+            steps=self.steps + self.reserved,
+            noise_multipliers=_unique(p.noise_multiplier for p in self.phases),
+            sampling=_unique(p.sampling.describe() for p in self.phases),
+            accountant=self.accountant,
+            clips=_unique(p.clip for p in self.phases if p.clip),
+            assumptions=_unique(assumptions),
+            not_private=tuple(not_private),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the ledger as JSON-ready values."""
+        return {
+            "format": _FORMAT,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "phases": [{**p.settings(), "runs": p.runs} for p in self.phases],
+            "reserved": self.reserved,
+            "notes": self.notes,
+        }
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Writes the ledger to `path`, or to its own file if it has one."""
+        target = self.path if path is None else pathlib.Path(path)
+        if target is None:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.to_dict(), indent=1)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            pathlib.Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        delta: float | None = None,
+        accountant: str | None = None,
+    ) -> Ledger:
+        """Reads a ledger, to continue it.
+
+        Steps that were reserved but never recorded count as run.
+
+        Args:
+          path: The file.
+          delta: The delta expected, if any.
+          accountant: The accountant expected, if any.
+
+        Raises:
+          PrivacyMismatchError: If the file says otherwise.
+          ValueError: If the file is not a ledger.
+        """
+        try:
+            content = json.loads(pathlib.Path(path).read_text())
+            if content["format"] != _FORMAT:
+                raise ValueError(f"format {content['format']!r}")
+            ledger = cls(content["delta"], content["accountant"])
+            ledger.phases = [_phase_from_dict(phase) for phase in content["phases"]]
+            ledger.reserved = _validate.integer("reserved", content["reserved"])
+            ledger.notes = [str(note) for note in content["notes"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a privacy ledger: {error}") from error
+        for name, expected in (("delta", delta), ("accountant", accountant)):
+            found = getattr(ledger, name)
+            if expected is not None and expected != found:
+                raise PrivacyMismatchError(
+                    f"{path} was kept for {name} = {found!r}, not {expected!r}."
+                )
+        ledger.path = pathlib.Path(path)
+        ledger._forfeit_reserved()
+        return ledger
+
+    def _current(self) -> Phase:
+        if not self.phases or not self.phases[-1].runs:
+            raise ValueError("Call begin() first, to say under which settings.")
+        return self.phases[-1]
+
+    def _forfeit_reserved(self) -> None:
+        """Counts what was reserved by a process that did not come back."""
+        if not self.reserved:
+            return
+        self.notes.append(
+            f"{self.reserved} steps were begun before an interruption and are counted, "
+            "whether or not they finished"
+        )
+        self.phases[-1].runs[-1] += self.reserved
+        self.reserved = 0
+
+    def _check_continues(self, last: Phase, new: Phase, change: bool) -> None:
+        relations = [p.sampling.neighboring_relation for p in (last, new)]
+        if relations[0] is not relations[1]:
+            raise PrivacyMismatchError(
+                "Steps under different neighbouring relations do not add up: "
+                f"{events.RELATION_NAMES[relations[0]]} before, "
+                f"{events.RELATION_NAMES[relations[1]]} now."
+            )
+        before, now = last.settings(), new.settings()
+        differing = [name for name in before if before[name] != now[name]]
+        # Another physical batch size changes the capacity and nothing that was meant.
+        if "sampling" in differing and _same_rate(last.sampling, new.sampling):
+            differing.remove("sampling")
+        if differing and not change:
+            changes = "; ".join(
+                f"{name} was {before[name]!r}, now {now[name]!r}" for name in differing
+            )
+            raise PrivacyMismatchError(
+                f"The privacy configuration differs from what has run: {changes}. If "
+                "that is meant, say so with change=True; both phases are then counted."
+            )
+
+
+def _same_rate(old: Any, new: Any) -> bool:
+    rates = [getattr(scheme, "rate", None) for scheme in (old, new)]
+    return rates[0] is not None and rates[0] == rates[1]
+
+
+def _phase_from_dict(content: dict[str, Any]) -> Phase:
+    # The schemes live one level up, in the package that draws.
+    from tfdpclip.sampling import schemes
+
+    content = dict(content)
+    content["sampling"] = schemes.from_dict(content["sampling"])
+    _validate.non_negative("noise_multiplier", content["noise_multiplier"])
+    _validate.choice("unit", content["unit"], events.UNITS)
+    for steps in content["runs"]:
+        _validate.integer("runs", steps)
+    return Phase(**content)
+
+
+def _unit_words(unit: str) -> str:
+    return {
+        "example": "one example, clipped on its own",
+        "client": "one client, its update clipped as a whole",
+        "batch": "one example, clipped in the mean of its batch",
+        "group": "one example, clipped together with its group",
+    }[unit]
+
+
+def _unique(values) -> tuple:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,166 @@
+"""How one noise multiplier is shared by the noised quantities of a step.
+
+A step that releases the clipped sum and K noised counts is one joint Gaussian. The
+accountant is given its noise multiplier z; the parts get more noise than z so that
+together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
+"""
+
+import math
+from collections.abc import Sequence
+
+from tfdpclip.accounting import _validate
+
+
+def split_noise_multiplier(
+    noise_multiplier: float, count_stddevs: Sequence[float] = ()
+) -> float:
+    """Returns the noise multiplier left for the gradient sum beside noised counts.
+
+    *Formal guarantees*
+
+    * A step that adds noise of standard deviation `z_g * C` to a sum of sensitivity
+      C, and of `s_k` to the k-th sum of indicators in [-1/2, 1/2], where
+      z_g^-2 = z^-2 - sum_k (2 s_k)^-2, is one Gaussian mechanism with noise
+      multiplier z for adding or removing a record (Andrew et al. 2021, Theorem 1;
+      several counts by the same argument: divide every part by its noise, and the
+      record's joint vector has norm at most 1/z). Under replace-one neighbours both
+      the sum and the counts move by up to twice as much, so the rule is the same with
+      z/2 for z.
+
+    Args:
+      noise_multiplier: z, what the accountant is given. 0 means no noise anywhere.
+      count_stddevs: Noise standard deviation of each sum of indicators.
+
+    Returns:
+      z_g, at least `noise_multiplier`. 0 if `noise_multiplier` is 0.
+
+    Raises:
+      ValueError: If an argument is out of range, or if the counts alone reveal more
+        than z allows. The message names the count that is too precise and the
+        smallest standard deviation and cohort that would work.
+
+    >>> round(split_noise_multiplier(1.0, [5.0]), 6)
+    1.005038
+    >>> split_noise_multiplier(1.0, [0.5])
+    Traceback (most recent call last):
+        ...
+    ValueError: count_stddevs[0] = 0.5 is too precise for noise_multiplier 1.0: ...
+    """
+    z = _validate.non_negative("noise_multiplier", noise_multiplier)
+    stddevs = [
+        _validate.positive(f"count_stddevs[{k}]", s)
+        for k, s in enumerate(count_stddevs)
+    ]
+    if z == 0:
+        return 0.0
+    spent = math.fsum((z / (2 * s)) ** 2 for s in stddevs)
+    remaining = 1 - spent
+    if not remaining > 0:
+        raise ValueError(_infeasible(z, stddevs))
+    return z / math.sqrt(remaining)
+
+
+def effective_noise_multiplier(
+    gradient_noise_multiplier: float | Sequence[float],
+    count_stddevs: Sequence[float] = (),
+) -> float:
+    """Returns the noise multiplier to account for, given what the parts received.
+
+    The inverse of `split_noise_multiplier`: z^-2 = sum_h z_h^-2 + sum_k (2 s_k)^-2.
+
+    Args:
+      gradient_noise_multiplier: z_g of the gradient sum, or one z_h per group.
+      count_stddevs: Noise standard deviation of each sum of indicators.
+
+    Returns:
+      z, at most `gradient_noise_multiplier`. 0 if any part has no noise.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(effective_noise_multiplier(split_noise_multiplier(1.0, [5.0]), [5.0]), 12)
+    1.0
+    >>> effective_noise_multiplier([2.0, 2.0, 2.0, 2.0])
+    1.0
+    """
+    if isinstance(gradient_noise_multiplier, Sequence):
+        parts = list(gradient_noise_multiplier)
+    else:
+        parts = [gradient_noise_multiplier]
+    if not parts:
+        raise ValueError("gradient_noise_multiplier must not be empty.")
+    parts = [_validate.non_negative("gradient_noise_multiplier", z) for z in parts]
+    parts += [
+        2 * _validate.non_negative(f"count_stddevs[{k}]", s)
+        for k, s in enumerate(count_stddevs)
+    ]
+    smallest = min(parts)
+    if smallest == 0:
+        return 0.0
+    # Scaling by the smallest keeps the squares in range.
+    return smallest / math.sqrt(math.fsum((smallest / z) ** 2 for z in parts))
+
+
+def group_noise_multipliers(
+    noise_multiplier: float,
+    groups: int,
+    shares: Sequence[float] | None = None,
+) -> tuple[float, ...]:
+    """Returns the noise multiplier of each separately clipped group of variables.
+
+    *Formal guarantees*
+
+    * Group h clipped to C_h with noise `z_h * C_h`, where sum_h z_h^-2 = z^-2, is one
+      Gaussian mechanism with noise multiplier z (McMahan et al. 2018, section 2.2).
+
+    Args:
+      noise_multiplier: What all groups together may reveal: z_g of
+        `split_noise_multiplier`, or z when nothing is counted.
+      groups: The number of groups L.
+      shares: Each group's share of z^-2: positive, scaled to add up to 1. Equal by
+        default, which gives z * sqrt(L) to every group.
+
+    Returns:
+      One noise multiplier per group.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> group_noise_multipliers(1.0, 4)
+    (2.0, 2.0, 2.0, 2.0)
+    """
+    z = _validate.non_negative("noise_multiplier", noise_multiplier)
+    groups = _validate.integer("groups", groups, minimum=1)
+    if shares is None:
+        return (z * math.sqrt(groups),) * groups
+    if len(shares) != groups:
+        raise ValueError(
+            f"shares must have one entry per group ({groups}), got {len(shares)}."
+        )
+    weights = [_validate.positive("shares", share) for share in shares]
+    total = math.fsum(weights)
+    return tuple(z * math.sqrt(total / weight) for weight in weights)
+
+
+def _infeasible(z: float, stddevs: list[float]) -> str:
+    """Says which count is too precise, and what would work."""
+    worst = min(range(len(stddevs)), key=stddevs.__getitem__)
+    count = len(stddevs)
+    common = z * math.sqrt(count) / 2
+    cohort = math.floor(10 * z * math.sqrt(count)) + 1
+    rest = 1 - math.fsum(
+        (z / (2 * s)) ** 2 for k, s in enumerate(stddevs) if k != worst
+    )
+    if count > 1 and rest > 0:
+        alone = f"it would have to be above {z / (2 * math.sqrt(rest)):.6g}, or all "
+        alone += f"{count} counts above {common:.6g}"
+    elif count > 1:
+        alone = f"all {count} counts would have to be above {common:.6g}"
+    else:
+        alone = f"it must be above {common:.6g}"
+    return (
+        f"count_stddevs[{worst}] = {stddevs[worst]:.6g} is too precise for "
+        f"noise_multiplier {z}: the noised counts alone reveal more than that allows; "
+        f"{alone}. With the default of a twentieth of the records per step, that is "
+        f"at least {cohort} records per step (or clients per round)."
+    )

@@ -1,0 +1,354 @@
+"""Clip rules: pure functions from record norms and a small state to weights.
+
+A rule is a frozen dataclass of public settings. Its methods are pure functions over
+tensors, so the same object runs inside a Keras ``tf.function`` and inside a serialised
+federated computation. Private data only ever arrives as an argument.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+# Bounds of an adaptive clip norm: far outside any useful value, so that they only
+# keep a runaway estimate finite and positive in float32.
+_SMALLEST_NORM = 1e-12
+_LARGEST_NORM = 1e12
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises if it is not finite and above 0."""
+    number = _as_float(name, value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+    return number
+
+
+def check_non_negative(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises if it is not finite and at least 0."""
+    number = _as_float(name, value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be a finite number, 0 or above, got {value!r}.")
+    return number
+
+
+def _as_float(name: str, value: Any) -> float:
+    if isinstance(value, (bool, str, bytes)):
+        raise ValueError(f"{name} must be a number, got {value!r}.")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a number, got {value!r}.") from error
+
+
+class ClipRule(abc.ABC):
+    """What every clip rule provides.
+
+    *Formal guarantees*
+
+    * For every record r with gradient g of norm n, the weighted record
+      ``weights(n, state) * g`` has L2 norm at most ``sensitivity(state)``, up to the
+      rounding of the arithmetic.
+    * A record whose norm is not finite has weight 0 and indicator 0. Whoever applies
+      the weight must replace the gradient by zeros rather than multiply it, because
+      ``0 * inf`` is not 0; `tfdpclip.gradients` does.
+    * Every indicator is in [-1/2, 1/2] and depends on its own record and on the state
+      alone.
+    """
+
+    @abc.abstractmethod
+    def initial_state(self) -> Any:
+        """A nest of float32 tensors: the clip norm and what else the rule tracks."""
+
+    @abc.abstractmethod
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        """The factor for each record, `[B]`, from the records' norms, `[B]`."""
+
+    @abc.abstractmethod
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        """The largest L2 norm of one weighted record: a float32 scalar."""
+
+    def indicators(
+        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """What the rule wants summed, `[B, K]`, each in [-1/2, 1/2].
+
+        Args:
+          norms: `[B]`, the records' norms before clipping.
+          state: the rule's state.
+          present: `[B]` booleans, False for padding; padding gives 0. None means that
+            every record is real.
+
+        Returns:
+          A float32 tensor `[B, K]`; K is 0 for a rule that does not adapt.
+        """
+        del state, present
+        return tf.zeros([tf.shape(norms)[0], 0], tf.float32)
+
+    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
+        """The state after seeing the noised fractions, `[K]`, each in [0, 1].
+
+        Fraction k is the noised sum of indicator k, divided by the public expected
+        number of records, plus 1/2.
+        """
+        del fractions
+        return state
+
+    def count_stddevs(self, records_per_step: float) -> tuple[float, ...]:
+        """The noise stddev for each of the K sums of indicators.
+
+        Args:
+          records_per_step: the public expected number of records in one step, from
+            which defaults follow.
+        """
+        del records_per_step
+        return ()
+
+    def clip_norm(self, state: Any) -> tf.Tensor:
+        """The current clip norm, for reports: a float32 scalar."""
+        return self.sensitivity(state)
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, such that ``type(rule)(**rule.get_config()) == rule``."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+def _saturating_weights(
+    norms: tf.Tensor, clip_norm: tf.Tensor, normalize: bool
+) -> tf.Tensor:
+    """min(1, C/n), or min(1/C, 1/n) when normalised; 0 where n is not finite."""
+    norms = tf.convert_to_tensor(norms)
+    clip_norm = tf.cast(clip_norm, norms.dtype)
+    top = tf.ones_like(clip_norm) if normalize else clip_norm
+    weights = top / tf.maximum(norms, clip_norm)
+    return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedClip(ClipRule):
+    """Clips every record to one fixed norm: weight min(1, C/n).
+
+    Abadi et al. (2016), Algorithm 1. With `normalize`, the clipped record is divided
+    by C (weight min(1/C, 1/n)), so that the noise and the useful learning rate do not
+    scale with C: De et al. (2022); Rehn et al. (2025), Appendix B.
+
+    *Formal guarantees*: sensitivity C, or 1 when normalised, under adding or removing
+    one record.
+
+    Args:
+      norm: the clip norm C, above 0.
+      normalize: whether to divide the clipped record by C.
+
+    Raises:
+      ValueError: if `norm` is not a finite number above 0.
+
+    >>> FixedClip(2.0).weights(tf.constant([1.0, 4.0]), ()).numpy().tolist()
+    [1.0, 0.5]
+    """
+
+    norm: float
+    normalize: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "norm", check_positive("norm", self.norm))
+        object.__setattr__(self, "normalize", _check_bool("normalize", self.normalize))
+
+    def initial_state(self) -> Any:
+        return ()
+
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        norms = tf.convert_to_tensor(norms)
+        clip_norm = tf.constant(self.norm, norms.dtype)
+        return _saturating_weights(norms, clip_norm, self.normalize)
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        return tf.constant(1.0 if self.normalize else self.norm, tf.float32)
+
+    def clip_norm(self, state: Any) -> tf.Tensor:
+        return tf.constant(self.norm, tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileClip(ClipRule):
+    """Follows a quantile of the record norms, estimated privately.
+
+    Andrew et al. (2021), Algorithm 1. Each record sends one bit, whether its norm is
+    at most the clip norm C; with b the noised fraction of such records,
+
+    * ``update="geometric"``: C becomes ``C * exp(-learning_rate * (b - q))``;
+    * ``update="linear"``: C becomes ``C - learning_rate * (b - q)``, kept above 0.
+
+    The bit is sent as +1/2 or -1/2, so that its sum has sensitivity 1/2. A real record
+    with norm 0 counts as within the clip norm; padding counts as neither.
+
+    *Formal guarantees*: given the state, sensitivity C (1 when normalised) for the sum
+    and 1/2 for the count, under adding or removing one record. The next state depends
+    on the data only through the noised fraction.
+
+    Args:
+      target_quantile: q, the fraction of records to leave unclipped, in [0, 1].
+      initial_norm: the clip norm of the first step, above 0.
+      learning_rate: the step of the update, above 0.
+      count_stddev: the noise stddev on the sum of the bits, above 0 (or exactly 0, for
+        runs without privacy); None means a twentieth of the records expected in a
+        step, the paper's rule (section 3.1).
+      update: "geometric" or "linear".
+      normalize: whether to divide the clipped record by the current C.
+
+    Raises:
+      ValueError: if an argument is not a finite number in its range.
+
+    >>> rule = QuantileClip(target_quantile=0.5, initial_norm=0.1)
+    >>> state = rule.next_state(rule.initial_state(), tf.constant([0.3]))
+    >>> round(float(rule.clip_norm(state)), 4)
+    0.1041
+    """
+
+    target_quantile: float = 0.5
+    initial_norm: float = 0.1
+    learning_rate: float = 0.2
+    count_stddev: float | None = None
+    update: str = "geometric"
+    normalize: bool = False
+
+    def __post_init__(self):
+        quantile = _as_float("target_quantile", self.target_quantile)
+        if not (0 <= quantile <= 1):
+            raise ValueError(
+                f"target_quantile must be in [0, 1], got {self.target_quantile!r}."
+            )
+        object.__setattr__(self, "target_quantile", quantile)
+        for name in ("initial_norm", "learning_rate"):
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+        if self.count_stddev is not None:
+            stddev = check_non_negative("count_stddev", self.count_stddev)
+            object.__setattr__(self, "count_stddev", stddev)
+        if self.update not in ("geometric", "linear"):
+            raise ValueError(
+                f"update must be 'geometric' or 'linear', got {self.update!r}."
+            )
+        object.__setattr__(self, "normalize", _check_bool("normalize", self.normalize))
+
+    def initial_state(self) -> tf.Tensor:
+        return tf.constant(self.initial_norm, tf.float32)
+
+    def weights(self, norms: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+        return _saturating_weights(norms, state, self.normalize)
+
+    def sensitivity(self, state: tf.Tensor) -> tf.Tensor:
+        state = tf.convert_to_tensor(state)
+        return tf.ones_like(state) if self.normalize else state
+
+    def indicators(
+        self, norms: tf.Tensor, state: tf.Tensor, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        norms = tf.convert_to_tensor(norms)
+        counted = tf.math.is_finite(norms)
+        if present is not None:
+            counted = tf.logical_and(counted, present)
+        within = norms <= tf.cast(state, norms.dtype)
+        bits = tf.where(within, 0.5, -0.5)
+        return tf.where(counted, bits, tf.zeros_like(bits))[:, tf.newaxis]
+
+    def next_state(self, state: tf.Tensor, fractions: tf.Tensor) -> tf.Tensor:
+        state = tf.convert_to_tensor(state)
+        fraction = tf.reshape(tf.cast(fractions, state.dtype), [])
+        error = tf.clip_by_value(fraction, 0.0, 1.0) - self.target_quantile
+        if self.update == "geometric":
+            state = state * tf.exp(-self.learning_rate * error)
+        else:
+            state = state - self.learning_rate * error
+        return tf.clip_by_value(state, _SMALLEST_NORM, _LARGEST_NORM)
+
+    def count_stddevs(self, records_per_step: float) -> tuple[float, ...]:
+        if self.count_stddev is not None:
+            return (self.count_stddev,)
+        return (check_positive("records_per_step", records_per_step) / 20,)
+
+    def clip_norm(self, state: tf.Tensor) -> tf.Tensor:
+        return tf.convert_to_tensor(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class AutomaticClip(ClipRule):
+    """Scales every record to nearly unit norm: weight 1 / (n + stability).
+
+    Bu et al. (2023), AUTO-S. There is no clip norm to choose. With ``stability=0``
+    (AUTO-V) every non-zero record has norm exactly 1.
+
+    *Formal guarantees*: sensitivity 1 under adding or removing one record.
+
+    Args:
+      stability: added to the norm; 0 or above. Larger keeps small records small.
+      normalize: accepted for symmetry with the other rules; this rule is normalised
+        already, so it changes nothing.
+
+    Raises:
+      ValueError: if `stability` is not a finite number, 0 or above.
+
+    >>> AutomaticClip(0.01).weights(tf.constant([4.99]), ()).numpy().round(4).tolist()
+    [0.2]
+    """
+
+    stability: float = 0.01
+    normalize: bool = False
+
+    def __post_init__(self):
+        stability = check_non_negative("stability", self.stability)
+        object.__setattr__(self, "stability", stability)
+        object.__setattr__(self, "normalize", _check_bool("normalize", self.normalize))
+
+    def initial_state(self) -> Any:
+        return ()
+
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        norms = tf.convert_to_tensor(norms)
+        weights = tf.math.divide_no_nan(tf.ones_like(norms), norms + self.stability)
+        return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        return tf.constant(1.0, tf.float32)
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+    return value
+
+
+_RULES = {rule.__name__: rule for rule in (FixedClip, QuantileClip, AutomaticClip)}
+
+
+def as_rule(clip: Any) -> ClipRule:
+    """The rule meant by `clip`: a rule, a clip norm, or a rule's serialised form.
+
+    Raises:
+      ValueError: if `clip` is none of these.
+
+    >>> as_rule(1.5)
+    FixedClip(norm=1.5, normalize=False)
+    """
+    if isinstance(clip, ClipRule):
+        return clip
+    if isinstance(clip, dict):
+        name = clip.get("class_name")
+        if name not in _RULES:
+            raise ValueError(
+                f"clip names an unknown rule {name!r}; known: {', '.join(_RULES)}."
+            )
+        return _RULES[name](**clip.get("config", {}))
+    if isinstance(clip, (str, bytes)) or clip is None or isinstance(clip, bool):
+        raise ValueError(
+            f"clip must be a clip norm or a clip rule, got {clip!r}. For example "
+            "clip=1.0, clip=dpc.QuantileClip() or clip=dpc.AutomaticClip()."
+        )
+    return FixedClip(check_positive("clip", clip))
+
+
+def serialize_rule(rule: ClipRule) -> dict[str, Any]:
+    """A JSON-able form of `rule` that `as_rule` turns back into it."""
+    return {"class_name": type(rule).__name__, "config": rule.get_config()}

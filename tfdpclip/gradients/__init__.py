@@ -1,0 +1,18 @@
+"""Per-example gradients from the loss and the variables alone."""
+
+from tfdpclip.gradients.engine import (
+    PerExampleGradients,
+    clipped_sum,
+    per_example_norms,
+)
+from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.fallback import JacobianFallbackWarning
+
+__all__ = [
+    "ExampleIsolationError",
+    "JacobianFallbackWarning",
+    "LossStructureError",
+    "PerExampleGradients",
+    "clipped_sum",
+    "per_example_norms",
+]

@@ -1,0 +1,217 @@
+"""Joins the uses of one variable into one per-example gradient.
+
+Several uses of a variable (weight tying, unrolled recurrence, a layer called twice) are
+one gradient: their norms must not be added. A variable that is reshaped, split or
+otherwise transformed before it meets the batch is handled through that transformation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip.gradients.forms import (
+    Budget,
+    Explicit,
+    Form,
+    Outer,
+    in_chunks,
+    sum_squares,
+)
+from tfdpclip.gradients.uses import Use
+
+
+class VariableGradient:
+    """Every example's gradient of one variable.
+
+    Args:
+      variable: the variable.
+      handle: its handle in the graph.
+      uses: where it meets the batch.
+      forms: the form of each use.
+    """
+
+    def __init__(
+        self,
+        variable: tf.Variable,
+        handle: tf.Tensor,
+        uses: Sequence[Use],
+        forms: Sequence[Form],
+    ):
+        self.variable = variable
+        self._handle = handle
+        self.parts = list(zip(uses, forms, strict=True))
+        self._join()
+
+    def _join(self) -> None:
+        """Joins uses of the same parameter tensor where the forms allow it."""
+        groups: dict = {}
+        for use, form in self.parts:
+            groups.setdefault(_entries(use, form), []).append((use, form))
+        joined = []
+        for key, parts in groups.items():
+            forms = [form for _, form in parts]
+            if key is not None and len(parts) > 1:
+                joined.append((parts[0][0], _sum_forms(forms)))
+            else:
+                joined.extend(parts)
+        self.parts = joined
+        # One form for each disjoint piece of the variable: squared norms add up.
+        pieces = [use.path.piece for use, _ in joined]
+        splits = {piece[0] for piece in pieces if piece is not None}
+        self._orthogonal = all(use.path.isometric for use, _ in joined) and (
+            len(joined) == 1
+            or (
+                len(splits) == 1
+                and None not in pieces
+                and len(set(pieces)) == len(pieces)
+            )
+        )
+
+    def squared_norms(self, budget: Budget) -> tf.Tensor:
+        """`[B]`."""
+        if self._orthogonal:
+            return tf.add_n([form.squared_norms(budget) for _, form in self.parts])
+        batch_size = self.parts[0][1].batch_size
+        sizes = [math.prod(form.shape) for _, form in self.parts]
+        memory = 4 * (sum(sizes) + math.prod(self.variable.shape))
+
+        def compute(start, size):
+            parts = [(use, form.part(start, size)) for use, form in self.parts]
+            return sum_squares(self._gradients(parts))
+
+        if budget.fits(memory):
+            return sum_squares(self._gradients(self.parts))
+        return in_chunks(compute, batch_size, budget.chunk(memory))
+
+    def _gradients(self, parts) -> tf.Tensor:
+        """`[b, *variable.shape]`, through whatever transforms the variable."""
+        shape = [-1, *self.variable.shape]
+        built = [form.gradients() for _, form in parts]
+        total = None
+        others = []
+        for (use, _), gradients in zip(parts, built, strict=True):
+            if _is_renamed(use):
+                part = tf.reshape(gradients, shape)
+                total = part if total is None else total + part
+            else:
+                others.append((in_float32(use.param), gradients))
+        if others:
+            params = [param for param, _ in others]
+
+            def pull_back(seeds):
+                return tf.convert_to_tensor(
+                    tf.gradients(params, self._handle, grad_ys=list(seeds))[0]
+                )
+
+            seeds = [tf.cast(g, p.dtype) for p, g in others]
+            part = tf.vectorized_map(pull_back, seeds, fallback_to_while_loop=True)
+            part = tf.reshape(part, shape)
+            total = part if total is None else total + part
+        return total
+
+    def weighted_sum(
+        self, weights: tf.Tensor, kept: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """sum_i weights_i g_i, of the variable's shape.
+
+        Args:
+          weights: `[B]`.
+          kept: `[B]`, False for examples whose gradient must be replaced by zeros; None
+            where every gradient is finite.
+        """
+        total, params, seeds = None, [], []
+        for use, form in self.parts:
+            if kept is not None:
+                form = form.keep(kept)
+            part = form.weighted_sum(weights)
+            if _is_renamed(use):
+                part = tf.reshape(part, self.variable.shape)
+                total = part if total is None else total + part
+            else:
+                param = in_float32(use.param)
+                params.append(param)
+                seeds.append(tf.cast(part, param.dtype))
+        if params:
+            (part,) = tf.gradients(params, self._handle, grad_ys=seeds)
+            part = tf.convert_to_tensor(part)
+            total = part if total is None else total + tf.cast(part, total.dtype)
+        return tf.cast(total, self.variable.dtype)
+
+
+def _entries(use: Use, form: Form):
+    """Equal keys: the two gradients are entry by entry of the same numbers."""
+    if not use.path.isometric:
+        return None
+    if isinstance(form, Outer):
+        return ("outer", use.path.piece, form.layout)
+    if isinstance(form, Explicit) and (_is_renamed(use) or not use.path.moved):
+        return ("explicit", use.path.piece, None if use.path.piece else 0)
+    return None
+
+
+def _sum_forms(forms: Sequence[Form]) -> Form:
+    first = forms[0]
+    if isinstance(first, Outer):
+        return first.joined(list(forms[1:]))
+    flat = [tf.reshape(form.values, [form.batch_size, -1]) for form in forms]
+    return Explicit(
+        tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape]), first.shape
+    )
+
+
+def _is_renamed(use: Use) -> bool:
+    """Whether the parameter holds the variable's entries in the variable's order."""
+    path = use.path
+    return path.isometric and not path.moved and path.piece is None
+
+
+def in_float32(param: tf.Tensor) -> tf.Tensor:
+    """The parameter, computed again without casts to a coarse type.
+
+    A sum over examples that is rounded to bfloat16 would move by more than one
+    example's clipped gradient.
+    """
+    if param.dtype == tf.resource or param.dtype.size >= 4:
+        return param
+    return _lift(param, {})
+
+
+def _lift(tensor: tf.Tensor, done: dict) -> tf.Tensor:
+    if tensor.dtype.size >= 4 or not tensor.dtype.is_floating:
+        return tensor
+    if tensor.ref() in done:
+        return done[tensor.ref()]
+    op = tensor.op
+    if op.type == "Cast":
+        lifted = tf.cast(_lift(op.inputs[0], done), tf.float32)
+    elif op.type in ("Const", "ReadVariableOp"):
+        lifted = tf.cast(tensor, tf.float32)
+    else:
+        lifted = _emit_again(op, [_lift(t, done) for t in op.inputs], tensor)
+    done[tensor.ref()] = lifted
+    return lifted
+
+
+def _emit_again(op, inputs, output) -> tf.Tensor:
+    """`op` on inputs of another type."""
+    arguments, position = {}, 0
+    for arg in op.op_def.input_arg:
+        if arg.number_attr or arg.type_list_attr:
+            count = len(op.inputs) - len(op.op_def.input_arg) + 1
+            arguments[arg.name] = inputs[position : position + count]
+            position += count
+        else:
+            arguments[arg.name] = inputs[position]
+            position += 1
+    typed = {arg.type_attr for arg in op.op_def.input_arg}
+    counted = {arg.number_attr for arg in op.op_def.input_arg}
+    for attr in op.op_def.attr:
+        if attr.name not in typed | counted and not attr.name.startswith("_"):
+            arguments[attr.name] = op.get_attr(attr.name)
+    result = getattr(tf.raw_ops, op.type)(**arguments)
+    if isinstance(result, (list, tuple)):
+        return result[output.value_index]
+    return result

@@ -1,0 +1,288 @@
+"""Per-example filter gradients of convolutions of one, two and three dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import tensorflow as tf
+
+from tfdpclip.gradients.forms import (
+    Budget,
+    Form,
+    cut_rows,
+    in_chunks,
+    rows_where,
+    sum_squares,
+    without_negatives,
+)
+
+# Up to this many entries in a patch, cutting patches by a convolution with an identity
+# filter is faster than slicing (measured on CPU).
+_SMALL_PATCH = 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """A convolution's static settings, channels last.
+
+    Attributes:
+      kernel: kernel sizes, one a spatial axis.
+      strides: strides, likewise.
+      dilations: dilations, likewise.
+      padding: "SAME", "VALID", or explicit (before, after) pairs.
+      groups: feature groups.
+      depthwise: whether every input channel has filters of its own.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    padding: str | tuple[tuple[int, int], ...]
+    groups: int = 1
+    depthwise: bool = False
+
+    @property
+    def spatial(self) -> int:
+        return len(self.kernel)
+
+
+class Convolution(Form):
+    """g_i[offset] = sum over positions of big_i[position + offset] (outer) small_i.
+
+    For a convolution `big` is the image and `small` the gradient at the output; for a
+    transposed convolution they change places.
+
+    Args:
+      big: `[B * rows, *image, C]`.
+      small: `[B * rows, *positions, U]`.
+      geometry: the settings.
+      shape: the filter's static shape.
+      batch_size: B.
+    """
+
+    def __init__(self, big, small, geometry: Geometry, shape, batch_size):
+        self.big, self.small = big, small
+        self.geometry = geometry
+        self.shape = list(shape)
+        self.batch_size = batch_size
+        self._kept: list[tf.Tensor] | None = None
+        self._kept_patches: tf.Tensor | None = None
+
+    # Costs, from static shapes.
+
+    def _positions(self) -> int:
+        dims = self.small.shape[1:-1].as_list()
+        return 64 if None in dims else math.prod(dims)
+
+    def squared_norms(self, budget: Budget):
+        geometry, size = self.geometry, math.prod(self.shape)
+        positions = self._positions()
+        patch = math.prod(geometry.kernel) * self.big.shape[-1]
+        channels = self.small.shape[-1]
+        plain = geometry.groups == 1 and not geometry.depthwise
+        if plain and 1.5 * positions * (patch + channels) < patch * channels:
+            memory = 8 * positions * positions
+            return self._chunked(Convolution._gram_norms, memory, budget)
+        if plain and self._patchwise() and budget.fits(4 * (size + positions * patch)):
+            self._kept_patches = self._patch_products()
+            return sum_squares(self._kept_patches)
+        if budget.fits(4 * size):
+            self._kept = [self._product(offset) for offset in self._offsets()]
+            return tf.add_n([sum_squares(product) for product in self._kept])
+        memory = 4 * size // math.prod(geometry.kernel)
+        return self._chunked(Convolution._product_norms, memory, budget)
+
+    def _chunked(self, compute, memory, budget):
+        if budget.fits(memory):
+            return compute(self)
+        return in_chunks(
+            lambda start, size: compute(self.part(start, size)),
+            self.batch_size,
+            budget.chunk(memory),
+        )
+
+    def _patchwise(self) -> bool:
+        geometry = self.geometry
+        if geometry.spatial != 2 or not isinstance(geometry.padding, str):
+            return False
+        patch = math.prod(geometry.kernel) * self.big.shape[-1]
+        return patch <= _SMALL_PATCH or max(geometry.strides) > 1
+
+    def _product_norms(self):
+        # One offset at a time, so that only one product is alive.
+        total = tf.zeros([self.batch_size], tf.float32)
+        for offset in self._offsets():
+            with tf.control_dependencies([total]):
+                total += sum_squares(self._product(offset))
+        return total
+
+    def _gram_norms(self):
+        small = self._flat_small()
+        grams = [
+            tf.matmul(image, image, transpose_b=True)
+            for image in (self._flat_shift(offset) for offset in self._offsets())
+        ]
+        other = tf.matmul(small, small, transpose_b=True)
+        return without_negatives(tf.reduce_sum(tf.add_n(grams) * other, axis=[1, 2]))
+
+    # The products.
+
+    def _offsets(self):
+        return itertools.product(*(range(k) for k in self.geometry.kernel))
+
+    def _padded(self) -> tf.Tensor:
+        geometry = self.geometry
+        if geometry.padding == "VALID":
+            return self.big
+        pads = [[0, 0]]
+        for axis in range(geometry.spatial):
+            if geometry.padding != "SAME":
+                pads.append(list(geometry.padding[axis]))
+                continue
+            size = _size(self.big, axis + 1)
+            out = _size(self.small, axis + 1)
+            reach = (geometry.kernel[axis] - 1) * geometry.dilations[axis] + 1
+            total = (out - 1) * geometry.strides[axis] + reach - size
+            total = max(total, 0) if isinstance(total, int) else tf.maximum(total, 0)
+            pads.append([total // 2, total - total // 2])
+        return tf.pad(self.big, [*pads, [0, 0]])
+
+    def _shift(self, padded, offset) -> tf.Tensor:
+        slices = [slice(None)]
+        for axis in range(self.geometry.spatial):
+            start = offset[axis] * self.geometry.dilations[axis]
+            stride = self.geometry.strides[axis]
+            out = _size(self.small, axis + 1)
+            slices.append(slice(start, start + (out - 1) * stride + 1, stride))
+        return padded[tuple(slices)]
+
+    def _flat_shift(self, offset) -> tf.Tensor:
+        if not hasattr(self, "_padded_big"):
+            self._padded_big = self._padded()
+        shifted = self._shift(self._padded_big, offset)
+        return tf.reshape(shifted, [self.batch_size, -1, self.big.shape[-1]])
+
+    def _flat_small(self) -> tf.Tensor:
+        return tf.reshape(self.small, [self.batch_size, -1, self.small.shape[-1]])
+
+    def _product(self, offset) -> tf.Tensor:
+        """`[B, C / groups, U]` (`[B, C, multiplier]` when depthwise)."""
+        x, z, geometry = self._flat_shift(offset), self._flat_small(), self.geometry
+        if geometry.depthwise:
+            channels = self.big.shape[-1]
+            z = tf.reshape(z, [self.batch_size, -1, channels, self.shape[-1]])
+            return tf.reduce_sum(x[..., tf.newaxis] * z, axis=1)
+        if geometry.groups == 1:
+            return tf.matmul(x, z, transpose_a=True)
+        groups = geometry.groups
+        x = tf.reshape(x, [self.batch_size, -1, groups, self.big.shape[-1] // groups])
+        z = tf.reshape(z, [self.batch_size, -1, groups, self.small.shape[-1] // groups])
+        product = tf.einsum("btgc,btgu->bcgu", x, z)
+        return tf.reshape(product, [self.batch_size, *self.shape[-2:]])
+
+    def _patch_products(self) -> tf.Tensor:
+        """`[B, kernel * C, U]`."""
+        geometry, channels = self.geometry, self.big.shape[-1]
+        patch = math.prod(geometry.kernel) * channels
+        strides = [1, *geometry.strides, 1]
+        if patch <= _SMALL_PATCH:
+            identity = tf.reshape(
+                tf.eye(patch, dtype=self.big.dtype),
+                [*geometry.kernel, channels, patch],
+            )
+            patches = tf.nn.conv2d(
+                self.big,
+                identity,
+                strides,
+                geometry.padding,
+                dilations=[1, *geometry.dilations, 1],
+            )
+        else:
+            patches = tf.image.extract_patches(
+                self.big,
+                [1, *geometry.kernel, 1],
+                strides,
+                [1, *geometry.dilations, 1],
+                geometry.padding,
+            )
+        patches = tf.reshape(patches, [self.batch_size, -1, patch])
+        return tf.matmul(patches, self._flat_small(), transpose_a=True)
+
+    # What a form answers.
+
+    def weighted_sum(self, weights):
+        if self._kept_patches is not None:
+            total = tf.tensordot(weights, self._kept_patches, 1)
+            return tf.reshape(total, self.shape)
+        if self._kept is not None:
+            totals = [tf.tensordot(weights, product, 1) for product in self._kept]
+            return tf.reshape(tf.stack(totals), self.shape)
+        small = self.small * self._by_row(weights)
+        geometry = self.geometry
+        if geometry.groups == 1 and not (geometry.depthwise and geometry.spatial != 2):
+            return self._filter_gradient(small)
+        whole = Convolution(self.big, small, geometry, self.shape, self.batch_size)
+        totals = [
+            tf.reduce_sum(whole._product(offset), axis=0) for offset in self._offsets()
+        ]
+        return tf.reshape(tf.stack(totals), self.shape)
+
+    def _filter_gradient(self, small):
+        """The framework's own filter gradient: the fastest sum over examples."""
+        geometry = self.geometry
+        explicit = not isinstance(geometry.padding, str)
+        settings = {
+            "strides": [1, *geometry.strides, 1],
+            "dilations": [1, *geometry.dilations, 1],
+            "padding": "EXPLICIT" if explicit else geometry.padding,
+            "out_backprop": small,
+            "input": self.big,
+            "filter_sizes": tf.constant(self.shape, tf.int32),
+        }
+        if explicit:
+            pairs = [(0, 0), *geometry.padding, (0, 0)]
+            settings["explicit_paddings"] = [p for pair in pairs for p in pair]
+        if geometry.spatial == 3:
+            return tf.raw_ops.Conv3DBackpropFilterV2(**settings)
+        if geometry.depthwise:
+            return tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(**settings)
+        return tf.raw_ops.Conv2DBackpropFilter(**settings)
+
+    def _by_row(self, values: tf.Tensor) -> tf.Tensor:
+        """`[B]` spread over the rows of `small`, ready to multiply."""
+        rows = tf.shape(self.small)[0] // tf.maximum(self.batch_size, 1)
+        spread = tf.repeat(values, rows)
+        return tf.reshape(spread, [-1] + [1] * (self.small.shape.rank - 1))
+
+    def part(self, start, size):
+        rows = tf.shape(self.small)[0] // tf.maximum(self.batch_size, 1)
+        return Convolution(
+            cut_rows(self.big, start * rows, size * rows),
+            cut_rows(self.small, start * rows, size * rows),
+            self.geometry,
+            self.shape,
+            size,
+        )
+
+    def gradients(self):
+        products = [self._product(offset) for offset in self._offsets()]
+        stacked = tf.stack(products, axis=1)
+        return tf.reshape(stacked, [self.batch_size, *self.shape])
+
+    def keep(self, kept):
+        rows = tf.shape(self.small)[0] // tf.maximum(self.batch_size, 1)
+        by_row = tf.repeat(kept, rows)
+        return Convolution(
+            rows_where(by_row, self.big),
+            rows_where(by_row, self.small),
+            self.geometry,
+            self.shape,
+            self.batch_size,
+        )
+
+
+def _size(tensor: tf.Tensor, axis: int):
+    static = tensor.shape[axis]
+    return tf.shape(tensor)[axis] if static is None else static

@@ -1,0 +1,375 @@
+"""Per-example gradient norms and clipped sums from the loss and the variables alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip.clipping import ClipRule
+from tfdpclip.gradients import fallback, isolation
+from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip.gradients.forms import Budget
+from tfdpclip.gradients.loss import LossParts, take_apart
+from tfdpclip.gradients.rules import Context, build_form, has_rule
+from tfdpclip.gradients.uses import Use, find_uses
+
+# How many bytes of materialised per-example gradients may be alive for one variable.
+DEFAULT_MEMORY = 64 * 2**20
+_ASSUMED_BATCH = 256
+
+
+@dataclasses.dataclass
+class _Slow:
+    """The variables that take the fallback, and why."""
+
+    variables: list[tf.Variable]
+    handles: list[tf.Tensor]
+    reasons: list[str]
+
+
+class PerExampleGradients:
+    """The per-example gradients of a loss that was computed in a graph.
+
+    Nothing is run here; tensors are added to the current graph. One backward pass gives
+    the gradient at every op where a variable meets the batch; norms and weighted sums
+    follow from those and the ops' inputs.
+
+    *Formal guarantees*
+
+    * The norms and the sums come from the same forward pass.
+    * `clipped_sum` multiplies each example's gradient by a weight that depends on that
+      example's norm and on the rule's state only; examples whose norm is not finite
+      and padding contribute exactly zero.
+    * The guarantee per example holds if the examples are isolated; `check_isolation`
+      tests that. If the test fails, the step raises, or, where XLA drops assertions,
+      gives every example weight 0.
+
+    Args:
+      loss: a scalar or `[B]` or `[B, ...]` tensor of a graph.
+      variables: trainable variables.
+      nominal_batch_size: the public number of examples in a physical batch.
+      memory: bytes of materialised gradients to allow at once.
+      check_isolation: "first" (the first time the graph runs), "always" or "never".
+      status: a scalar int32 variable that keeps the outcome of the "first" check
+        (`isolation.UNCHECKED`, ...); made here if None.
+
+    Raises:
+      LossStructureError: if the loss cannot be taken apart.
+      ExampleIsolationError: if the graph shows that examples are combined.
+    """
+
+    def __init__(
+        self,
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        *,
+        nominal_batch_size: float | None = None,
+        memory: int = DEFAULT_MEMORY,
+        check_isolation: str = "first",
+        status: tf.Variable | None = None,
+    ):
+        if check_isolation not in ("first", "always", "never"):
+            raise ValueError(
+                "check_isolation must be 'first', 'always' or 'never', got "
+                f"{check_isolation!r}."
+            )
+        self.variables = list(variables)
+        if not self.variables:
+            raise ValueError("variables is empty: there is nothing to differentiate.")
+        graph = loss.graph
+        handles = [graph.capture(v.handle) for v in self.variables]
+        flows = Dataflow([loss], handles)
+        if not flows[loss].trained:
+            raise LossStructureError(
+                f"The loss {loss.name!r} does not depend on any of the variables: "
+                f"{', '.join(v.name for v in self.variables[:5])}."
+            )
+        self.parts: LossParts = take_apart(loss, flows, nominal_batch_size)
+        self._loss = self.parts.per_example
+        self._flows = Dataflow([self._loss], handles, flows.batch_size)
+        self._refuse_float16()
+        context = Context(self._flows, self.parts.batch_size)
+        planned = self._flows.batch_size or nominal_batch_size or _ASSUMED_BATCH
+        self._budget = Budget(memory, int(planned))
+        self._find(handles, context)
+        self.isolated = self._check_isolation(check_isolation, status)
+        self.norms = self._norms()
+
+    def _refuse_float16(self):
+        for op in self._flows.ops:
+            for output in op.outputs:
+                if output.dtype == tf.float16 and self._flows[output].trained:
+                    raise ValueError(
+                        "The model computes in float16 (mixed_float16), whose "
+                        "gradients need loss scaling: whether a step is skipped and "
+                        "how the scale moves are decided on un-noised data. Use "
+                        "tf.keras.mixed_precision.set_global_policy('mixed_bfloat16') "
+                        "or 'float32'."
+                    )
+
+    def _find(self, handles, context):
+        uses = [
+            find_uses(handle, v.shape, self._flows)
+            for handle, v in zip(handles, self.variables, strict=True)
+        ]
+        covered = [all(has_rule(use) for use in found) for found in uses]
+        self._outputs: dict = {}
+        for found, is_covered in zip(uses, covered, strict=True):
+            for use in found if is_covered else ():
+                self._outputs.setdefault(use.output.ref(), use)
+        tensors = [ref.deref() for ref in self._outputs]
+        gradients = tf.gradients(self._loss, tensors) if tensors else []
+        self._dz = dict(zip(self._outputs, gradients, strict=True))
+        forms: dict = {}
+        self._gradients: dict[int, VariableGradient] = {}
+        self._connected = [bool(found) for found in uses]
+        self._slow = _Slow([], [], [])
+        for i, (variable, found) in enumerate(zip(self.variables, uses, strict=True)):
+            found = (
+                [u for u in found if self._dz.get(u.output.ref()) is not None]
+                if (covered[i])
+                else found
+            )
+            if not found:
+                self._connected[i] = False
+                continue
+            built = None
+            if covered[i]:
+                for use in found:
+                    key = (use.op, use.index)
+                    if key not in forms:
+                        dz = self._dz[use.output.ref()]
+                        forms[key] = build_form(use, dz, context)
+                built = [forms[use.op, use.index] for use in found]
+            if built is None or any(form is None for form in built):
+                self._slow.variables.append(variable)
+                self._slow.handles.append(handles[i])
+                self._slow.reasons.append(_reason(found, built))
+                continue
+            self._gradients[i] = VariableGradient(variable, handles[i], found, built)
+        if self._slow.variables:
+            fallback.warn(self._slow.variables, self._slow.reasons)
+
+    @property
+    def connected(self) -> list[bool]:
+        """Whether each variable can receive a gradient at all."""
+        return list(self._connected)
+
+    def _norms(self) -> tf.Tensor:
+        squares = [g.squared_norms(self._budget) for g in self._gradients.values()]
+        if self._slow.variables:
+            squares.append(
+                fallback.squared_norms(
+                    self._loss,
+                    self._slow.variables,
+                    self._slow.handles,
+                    self.parts.batch_size,
+                    self._budget,
+                )
+            )
+        if not squares:
+            return tf.zeros([self.parts.batch_size], tf.float32)
+        return tf.sqrt(tf.add_n([tf.cast(square, tf.float32) for square in squares]))
+
+    def weighted_sum(self, weights: tf.Tensor) -> list[tf.Tensor]:
+        """sum_i weights_i g_i for each variable; `weights` is `[B]`.
+
+        Examples whose norm is not finite contribute zeros, whatever their weight.
+        """
+        finite = tf.math.is_finite(self.norms)
+        weights = tf.where(finite, weights, tf.zeros_like(weights))
+        sums = tf.cond(
+            tf.reduce_all(finite),
+            lambda: self._sums(weights, None),
+            lambda: self._sums(weights, finite),
+        )
+        return list(sums)
+
+    def _sums(self, weights, kept):
+        sums: list = [None] * len(self.variables)
+        for i, gradient in self._gradients.items():
+            sums[i] = gradient.weighted_sum(weights, kept)
+        slow = self._slow.variables
+        if slow and kept is None:
+            found = tf.gradients(self._loss, self._slow.handles, grad_ys=weights)
+        elif slow:
+            found = fallback.masked_sums(
+                self._loss, slow, self._slow.handles, weights, kept
+            )
+        else:
+            found = []
+        position = {id(v): i for i, v in enumerate(self.variables)}
+        for variable, total in zip(slow, found, strict=True):
+            if total is not None:
+                sums[position[id(variable)]] = tf.convert_to_tensor(total)
+        return [
+            tf.zeros(v.shape, v.dtype) if total is None else total
+            for v, total in zip(self.variables, sums, strict=True)
+        ]
+
+    def clipped_sum(self, rule: ClipRule, state: Any) -> list[tf.Tensor]:
+        """The clipped gradients of all examples, summed, for each variable."""
+        weights = rule.weights(self.norms, state)
+        return self.weighted_sum(self.mask(weights))
+
+    def mask(self, values: tf.Tensor) -> tf.Tensor:
+        """`values`, `[B]`, with 0 for padding, and 0 for all if isolation failed."""
+        kept = self.isolated
+        if self.parts.present is not None:
+            kept = tf.logical_and(kept, self.parts.present)
+        return tf.where(kept, values, tf.zeros_like(values))
+
+    def shared_gradients(self) -> list[tf.Tensor | None]:
+        """The gradients of the terms that depend on no example."""
+        if self.parts.shared is None:
+            return [None] * len(self.variables)
+        return tf.gradients(self.parts.shared, self.variables)
+
+    def _check_isolation(self, when, status) -> tf.Tensor:
+        if when == "never":
+            return tf.constant(True)
+        if status is None:
+            status = _status_of(self.variables[0], self._loss)
+            if status is None:
+                when = "always"
+                status = tf.constant(isolation.UNCHECKED)
+
+        def run():
+            ok, assertions = isolation.check(
+                self._loss, self._probes(), self._flows, self.parts.batch_size
+            )
+            with tf.control_dependencies([a for a in assertions if a is not None]):
+                verdict = tf.where(ok, isolation.PASSED, isolation.FAILED)
+                if tf.is_tensor(status):
+                    return verdict
+                return status.assign(verdict, read_value=True)
+
+        seen = tf.convert_to_tensor(status)
+        # An empty batch proves nothing.
+        due = tf.greater(self.parts.batch_size, 0)
+        if when == "first":
+            due = tf.logical_and(due, tf.equal(seen, isolation.UNCHECKED))
+        return tf.not_equal(tf.cond(due, run, lambda: seen), isolation.FAILED)
+
+    def _probes(self) -> list[isolation.Probe]:
+        names: dict = {}
+        for i, gradient in self._gradients.items():
+            for use, _ in gradient.parts:
+                names.setdefault(use.output.ref(), self.variables[i].name)
+        return [
+            isolation.Probe(
+                use.output,
+                self._dz[ref],
+                f"variable {names.get(ref, 'of the model')!r}, op {use.op.name!r} "
+                f"(a {use.op.type})",
+            )
+            for ref, use in self._outputs.items()
+        ]
+
+
+def _status_of(variable: tf.Variable, loss: tf.Tensor) -> tf.Variable | None:
+    """Where the outcome of the first check is kept, from one trace to the next.
+
+    A `tf.function` may create variables in its first trace only. None if that is past.
+    """
+    kept = variable.__dict__.setdefault("_tfdpclip_isolation", {})
+    key = (loss.graph.name, loss.name)
+    if key not in kept:
+        try:
+            with tf.init_scope():
+                kept[key] = tf.Variable(isolation.UNCHECKED, trainable=False)
+        except ValueError:
+            return None
+    return kept[key]
+
+
+def _reason(uses: Sequence[Use], forms) -> str:
+    for i, use in enumerate(uses):
+        if not has_rule(use) or (forms is not None and forms[i] is None):
+            return f"used by {use.op.name!r}, a {use.op.type}"
+    return "used by an op without a rule"
+
+
+@tf.autograph.experimental.do_not_convert
+def per_example_norms(
+    loss: tf.Tensor, variables: Sequence[tf.Variable], **options: Any
+) -> tf.Tensor:
+    """The L2 norm of each example's gradient over all `variables` together, `[B]`.
+
+    Call it inside a `tf.function`, after computing the loss. The norms are of private
+    data and carry no noise.
+
+    Args:
+      loss: one loss per example, `[B]` or `[B, ...]` (averaged over trailing axes), or
+        a scalar that is a sum or mean over the batch; then example i's loss is B times
+        its share.
+      variables: trainable variables.
+      **options: see `PerExampleGradients`.
+
+    Raises:
+      LossStructureError: if a scalar loss cannot be taken apart with certainty.
+      ExampleIsolationError: if the graph shows that examples are combined; if that
+        shows only when it runs, `tf.errors.InvalidArgumentError`.
+
+    >>> w = tf.Variable([1.0, 1.0])
+    >>> @tf.function
+    ... def norms(x):
+    ...     return per_example_norms(tf.linalg.matvec(x, w), [w])
+    >>> norms(tf.constant([[3.0, 4.0], [0.0, 1.0]])).numpy().tolist()
+    [5.0, 1.0]
+    """
+    return PerExampleGradients(_in_graph(loss), variables, **options).norms
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_sum(
+    loss: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    rule: ClipRule,
+    state: Any = (),
+    **options: Any,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The sum over examples of the clipped gradients, and the norms before clipping.
+
+    No noise is added. One backward pass: ghost norms and book-keeping (Li et al. 2022;
+    Bu et al. 2023) at the level of TensorFlow ops.
+
+    *Formal guarantees*: adding or removing one example changes the sums, taken as one
+    vector, by at most ``rule.sensitivity(state)`` in L2 norm, if examples are isolated.
+
+    Args:
+      loss: as for `per_example_norms`.
+      variables: trainable variables.
+      rule: a clip rule.
+      state: the rule's state.
+      **options: see `PerExampleGradients`.
+
+    Returns:
+      The sums, one dense tensor per variable of its shape (zeros for a variable that
+      the loss does not depend on), and the norms, `[B]`.
+
+    >>> from tfdpclip.clipping import FixedClip
+    >>> w = tf.Variable([1.0, 1.0])
+    >>> @tf.function
+    ... def step(x):
+    ...     return clipped_sum(tf.linalg.matvec(x, w), [w], FixedClip(1.0))
+    >>> sums, norms = step(tf.constant([[3.0, 4.0], [0.0, 0.5]]))
+    >>> sums[0].numpy().round(3).tolist()
+    [0.6, 1.3]
+    """
+    gradients = PerExampleGradients(_in_graph(loss), variables, **options)
+    return gradients.clipped_sum(rule, state), gradients.norms
+
+
+def _in_graph(loss: Any) -> tf.Tensor:
+    if tf.is_tensor(loss) and not tf.executing_eagerly() and hasattr(loss, "graph"):
+        return loss
+    raise LossStructureError(
+        "The engine reads the graph of the loss: call it inside a tf.function, where "
+        "the loss is computed. In eager code there is no graph."
+    )

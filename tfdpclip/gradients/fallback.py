@@ -1,0 +1,112 @@
+"""Per-example gradients by a vectorised Jacobian, where no rule applies.
+
+Correct for any op that TensorFlow can differentiate, and slow: the cost of one backward
+pass for every example, each over the whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip.gradients.forms import Budget, in_chunks, sum_squares
+
+
+class JacobianFallbackWarning(UserWarning):
+    """Some variables take the slow path."""
+
+
+def warn(variables: Sequence[tf.Variable], reasons: Sequence[str]) -> None:
+    """Warns once per trace, naming the variables and the cost."""
+    named = "; ".join(
+        f"{variable.name} ({reason})"
+        for variable, reason in zip(variables, reasons, strict=True)
+    )
+    warnings.warn(
+        "No per-example rule covers how these variables are used, so their gradients "
+        "come from a vectorised Jacobian, which costs about one backward pass per "
+        f"example: {named}.",
+        JacobianFallbackWarning,
+        stacklevel=2,
+    )
+
+
+def jacobian(
+    per_example: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    handles: Sequence[tf.Tensor],
+    indices: tf.Tensor,
+) -> list[tf.Tensor]:
+    """The gradients of the losses at `indices`: one `[len(indices), *shape]` each.
+
+    Differentiates by the variables' handles in the graph of the loss, so that it works
+    inside loops and branches too.
+    """
+
+    def one(index):
+        seed = tf.one_hot(index, tf.shape(per_example)[0], dtype=per_example.dtype)
+        gradients = tf.gradients(per_example, list(handles), grad_ys=seed)
+        return [
+            tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
+            for g, v in zip(gradients, variables, strict=True)
+        ]
+
+    return tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+
+
+def _bytes_per_example(variables) -> int:
+    return 4 * sum(math.prod(v.shape) for v in variables)
+
+
+def squared_norms(
+    per_example: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    handles: Sequence[tf.Tensor],
+    batch_size: tf.Tensor,
+    budget: Budget,
+) -> tf.Tensor:
+    """`[B]`, summed over `variables`."""
+
+    def compute(start, size):
+        gradients = jacobian(per_example, variables, handles, start + tf.range(size))
+        return tf.add_n([tf.cast(sum_squares(g), tf.float32) for g in gradients])
+
+    memory = _bytes_per_example(variables)
+    if budget.fits(memory):
+        return compute(tf.constant(0), batch_size)
+    return in_chunks(compute, batch_size, budget.chunk(memory))
+
+
+def masked_sums(
+    per_example: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    handles: Sequence[tf.Tensor],
+    weights: tf.Tensor,
+    kept: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Weighted sums over the examples in `kept`, whatever the others contain.
+
+    Examples are taken one at a time, because multiplying a gradient that is not finite
+    by 0 does not remove it.
+    """
+    count = tf.shape(weights)[0]
+
+    def body(i, sums):
+        gradients = jacobian(per_example, variables, handles, i[tf.newaxis])
+        added = [
+            total + tf.where(kept[i], tf.cast(weights[i], g.dtype) * g[0], 0)
+            for total, g in zip(sums, gradients, strict=True)
+        ]
+        return i + 1, added
+
+    start = [tf.zeros(v.shape, v.dtype) for v in variables]
+    _, sums = tf.while_loop(
+        lambda i, sums: i < count,
+        body,
+        (tf.constant(0), start),
+        parallel_iterations=1,
+    )
+    return sums

@@ -1,0 +1,372 @@
+"""Per-example gradients of one parameter use, in forms that avoid building them.
+
+A form knows the gradients g_1 ... g_B (one per example) of one parameter tensor at one
+op, and answers three questions: their squared norms, their weighted sum, and, for a
+few examples at a time, the gradients themselves. Everything is in float32 at least.
+
+Ghost norms and book-keeping at the level of ops: Li et al. (2022), Bu et al. (2023).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import tensorflow as tf
+
+
+class Form(abc.ABC):
+    """The gradients of one use, for every example.
+
+    Attributes:
+      shape: the static shape of one example's gradient, a list.
+      batch_size: B, a scalar int32 tensor.
+    """
+
+    shape: list[int]
+    batch_size: tf.Tensor
+
+    @abc.abstractmethod
+    def squared_norms(self, budget: Budget) -> tf.Tensor:
+        """`[B]`."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+        """sum_i weights_i g_i, of `shape`. Weights are `[B]`."""
+
+    @abc.abstractmethod
+    def part(self, start: tf.Tensor, size: tf.Tensor) -> Form:
+        """The same for examples start ... start + size - 1."""
+
+    @abc.abstractmethod
+    def gradients(self) -> tf.Tensor:
+        """All gradients, `[B, *shape]`."""
+
+    @abc.abstractmethod
+    def keep(self, kept: tf.Tensor) -> Form:
+        """The same with the examples where `kept`, `[B]`, is False exactly 0."""
+
+
+class Budget:
+    """How much memory materialised gradients may take at once.
+
+    Args:
+      limit: bytes.
+      batch_size: the number of examples to plan for.
+    """
+
+    def __init__(self, limit: int, batch_size: int):
+        self.limit = limit
+        self.batch_size = max(1, batch_size)
+
+    def fits(self, bytes_per_example: float) -> bool:
+        """Whether the whole batch fits."""
+        return bytes_per_example * self.batch_size <= self.limit
+
+    def chunk(self, bytes_per_example: float) -> int:
+        """How many examples fit at once; at least one."""
+        return max(1, int(self.limit // max(1.0, bytes_per_example)))
+
+
+def in_chunks(compute, batch_size: tf.Tensor, chunk: int) -> tf.Tensor:
+    """`compute(start, size)` -> `[size]` over the batch, `chunk` examples at a time.
+
+    The last chunk is moved back to end with the batch, so that every chunk has the same
+    size, as XLA needs; what it computes twice is equal.
+    """
+    size = tf.minimum(chunk, tf.maximum(batch_size, 1))
+    count = tf.where(batch_size > 0, (batch_size + size - 1) // size, 0)
+    offsets = tf.range(size)
+
+    def body(i, out):
+        start = tf.minimum(i * size, batch_size - size)
+        values = compute(start, size)
+        places = (start + offsets)[:, tf.newaxis]
+        return i + 1, tf.tensor_scatter_nd_update(out, places, values)
+
+    _, out = tf.while_loop(
+        lambda i, out: i < count,
+        body,
+        (tf.constant(0), tf.zeros([batch_size], tf.float32)),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
+        parallel_iterations=1,
+    )
+    return out
+
+
+def sum_squares(tensor: tf.Tensor) -> tf.Tensor:
+    """Sums the squares of everything but the leading axis."""
+    axes = list(range(1, tensor.shape.rank))
+    return tf.reduce_sum(tf.square(tensor), axis=axes) if axes else tf.square(tensor)
+
+
+def without_negatives(squares: tf.Tensor) -> tf.Tensor:
+    """Lifts what rounding left below 0; NaN stays NaN, which tf.maximum would lose."""
+    return tf.where(squares < 0, tf.zeros_like(squares), squares)
+
+
+def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    mask = tf.reshape(kept, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
+
+
+def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
+    rank = tensor.shape.rank
+    begin = tf.concat([[start], [0] * (rank - 1)], 0) if rank > 1 else [start]
+    sizes = tf.concat([[size], [-1] * (rank - 1)], 0) if rank > 1 else [size]
+    out = tf.slice(tensor, begin, sizes)
+    out.set_shape([None, *tensor.shape[1:]])
+    return out
+
+
+class Explicit(Form):
+    """Gradients that are cheap enough to build: biases, scales, small parameters.
+
+    Args:
+      values: `[B, *shape]`.
+      shape: the static shape of one gradient.
+    """
+
+    def __init__(self, values: tf.Tensor, shape: list[int]):
+        self.values = values
+        self.shape = list(shape)
+        self.batch_size = tf.shape(values)[0]
+
+    def squared_norms(self, budget):
+        return sum_squares(self.values)
+
+    def weighted_sum(self, weights):
+        return tf.tensordot(weights, self.values, 1)
+
+    def part(self, start, size):
+        return Explicit(cut_rows(self.values, start, size), self.shape)
+
+    def gradients(self):
+        return self.values
+
+    def keep(self, kept):
+        return Explicit(rows_where(kept, self.values), self.shape)
+
+
+class Outer(Form):
+    """Sums of outer products: g_i = sum_t x_it (outer) z_it, for each of G groups.
+
+    Args:
+      x: `[B, G, T, K]`, or `[B, T, K]` without groups.
+      z: `[B, G, T, U]`, or `[B, T, U]`.
+      arrange: turns `[b, G, K, U]` (or `[b, K, U]`) into `[b, *shape]`.
+      shape: the static shape of one gradient.
+      steps: T if it is known, to choose the cheapest way.
+      layout: what makes two uses' gradients add entry by entry; equal layouts can be
+        joined along T.
+    """
+
+    def __init__(self, x, z, arrange, shape, steps, layout):
+        self.x, self.z = x, z
+        self._arrange = arrange
+        self.shape = list(shape)
+        self.steps = steps
+        self.layout = layout
+        self.batch_size = tf.shape(x)[0]
+        self._kept: tf.Tensor | None = None
+
+    def _products(self) -> tf.Tensor:
+        return tf.matmul(self.x, self.z, transpose_a=True)
+
+    def squared_norms(self, budget):
+        size = math.prod(self.shape)
+        groups = self.x.shape[1] if self.x.shape.rank == 4 else 1
+        wide = (self.x.shape[-1] or 1) + (self.z.shape[-1] or 1)
+        if self.steps == 1:
+            x, z = self._squeezed()
+            if groups == 1:
+                return sum_squares(x) * sum_squares(z)
+            norms = tf.reduce_sum(tf.square(x), -1) * tf.reduce_sum(tf.square(z), -1)
+            return tf.reduce_sum(norms, axis=1)
+        steps = self.steps or 32
+        # Multiply-adds per example. Keeping the products saves computing the weighted
+        # sum from scratch but moves them through memory.
+        work = steps * size
+        gram = groups * steps * steps * wide / groups + work
+        if gram > work + 8 * size and budget.fits(4 * size):
+            self._kept = self._products()
+            return sum_squares(self._kept)
+        if gram <= 2 * work:
+            memory = 8 * groups * steps * steps
+            compute = Outer._gram_norms
+        else:
+            memory = 4 * size
+            compute = Outer._product_norms
+        if budget.fits(memory):
+            return compute(self)
+        return in_chunks(
+            lambda start, count: compute(self.part(start, count)),
+            self.batch_size,
+            budget.chunk(memory),
+        )
+
+    def _squeezed(self):
+        if self.x.shape.rank == 4:
+            return self.x[:, :, 0], self.z[:, :, 0]
+        return self.x[:, 0], self.z[:, 0]
+
+    def _gram_norms(self):
+        x = tf.matmul(self.x, self.x, transpose_b=True)
+        z = tf.matmul(self.z, self.z, transpose_b=True)
+        axes = list(range(1, x.shape.rank))
+        return without_negatives(tf.reduce_sum(x * z, axis=axes))
+
+    def _product_norms(self):
+        return sum_squares(self._products())
+
+    def weighted_sum(self, weights):
+        if self._kept is not None:
+            total = tf.tensordot(weights, self._kept, 1)
+            return self._arrange(total[tf.newaxis])[0]
+        rank = self.z.shape.rank
+        z = self.z * tf.reshape(weights, [-1] + [1] * (rank - 1))
+        if rank == 3:
+            total = tf.matmul(
+                tf.reshape(self.x, [-1, self.x.shape[-1]]),
+                tf.reshape(z, [-1, z.shape[-1]]),
+                transpose_a=True,
+            )
+        else:
+            total = tf.einsum("bgtk,bgtu->gku", self.x, z)
+        return self._arrange(total[tf.newaxis])[0]
+
+    def part(self, start, size):
+        return Outer(
+            cut_rows(self.x, start, size),
+            cut_rows(self.z, start, size),
+            self._arrange,
+            self.shape,
+            self.steps,
+            self.layout,
+        )
+
+    def gradients(self):
+        return self._arrange(self._products())
+
+    def keep(self, kept):
+        return Outer(
+            rows_where(kept, self.x),
+            rows_where(kept, self.z),
+            self._arrange,
+            self.shape,
+            self.steps,
+            self.layout,
+        )
+
+    def joined(self, others: list[Outer]) -> Outer:
+        """The sum with `others`, as one longer sequence."""
+        forms = [self, *others]
+        known = all(form.steps is not None for form in forms)
+        return Outer(
+            tf.concat([form.x for form in forms], axis=-2),
+            tf.concat([form.z for form in forms], axis=-2),
+            self._arrange,
+            self.shape,
+            sum(form.steps for form in forms) if known else None,
+            self.layout,
+        )
+
+
+class Lookup(Form):
+    """Rows of a table: g_i has z_it added to row ids_it.
+
+    Args:
+      ids: `[B, T]` integers.
+      z: `[B, T, D]`.
+      shape: `[V, ...]` with D entries a row.
+      steps: T if it is known.
+    """
+
+    _GRAM_STEPS = 24
+
+    def __init__(self, ids, z, shape, steps):
+        self.ids, self.z = ids, z
+        self.shape = list(shape)
+        self.steps = steps
+        self.batch_size = tf.shape(ids)[0]
+
+    def squared_norms(self, budget):
+        if self.steps == 1:
+            return sum_squares(self.z)
+        if self.steps is not None and self.steps <= self._GRAM_STEPS:
+            same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :])
+            products = tf.matmul(self.z, self.z, transpose_b=True)
+            kept = tf.where(same, products, tf.zeros([], products.dtype))
+            return without_negatives(tf.reduce_sum(kept, axis=[1, 2]))
+        steps = tf.shape(self.ids)[1]
+        width = self.z.shape[-1]
+        owner = tf.repeat(tf.range(self.batch_size), steps)
+        if in_xla():
+            segments, z = self._segments_by_sorting(steps)
+        else:
+            keys = tf.cast(self.ids, tf.int64) + self.shape[0] * tf.cast(
+                tf.range(self.batch_size)[:, tf.newaxis], tf.int64
+            )
+            _, segments = tf.unique(tf.reshape(keys, [-1]))
+            z = tf.reshape(self.z, [-1, width])
+        # Distinct (example, row) pairs are at most as many as the ids themselves.
+        rows = tf.math.unsorted_segment_sum(z, segments, tf.size(segments))
+        # Whose pair it is: each pair's ids belong to one example.
+        owners = tf.math.unsorted_segment_max(owner, segments, tf.size(segments))
+        return tf.math.unsorted_segment_sum(
+            tf.reduce_sum(tf.square(rows), axis=1), owners, self.batch_size
+        )
+
+    def _segments_by_sorting(self, steps):
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        z = tf.gather(self.z, order, batch_dims=1)
+        fresh = tf.concat(
+            [tf.ones_like(ids[:, :1], tf.bool), ids[:, 1:] != ids[:, :-1]], axis=1
+        )
+        within = tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1
+        segments = within + steps * tf.range(self.batch_size)[:, tf.newaxis]
+        return tf.reshape(segments, [-1]), tf.reshape(z, [-1, z.shape[-1]])
+
+    def weighted_sum(self, weights):
+        z = self.z * weights[:, tf.newaxis, tf.newaxis]
+        total = tf.math.unsorted_segment_sum(
+            tf.reshape(z, [-1, z.shape[-1]]), tf.reshape(self.ids, [-1]), self.shape[0]
+        )
+        return tf.reshape(total, self.shape)
+
+    def part(self, start, size):
+        return Lookup(
+            cut_rows(self.ids, start, size),
+            cut_rows(self.z, start, size),
+            self.shape,
+            self.steps,
+        )
+
+    def gradients(self):
+        count, rows = self.batch_size, self.shape[0]
+        places = tf.cast(self.ids, tf.int32) + rows * tf.range(count)[:, tf.newaxis]
+        flat = tf.math.unsorted_segment_sum(
+            tf.reshape(self.z, [-1, self.z.shape[-1]]),
+            tf.reshape(places, [-1]),
+            count * rows,
+        )
+        return tf.reshape(flat, [-1, *self.shape])
+
+    def keep(self, kept):
+        return Lookup(self.ids, rows_where(kept, self.z), self.shape, self.steps)
+
+
+def in_xla() -> bool:
+    """Whether the code being traced will be compiled by XLA."""
+    context = tf.compat.v1.get_default_graph()._get_control_flow_context()
+    while context is not None:
+        if context.IsXLAContext():
+            return True
+        context = context.outer_context
+    graph = tf.compat.v1.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    if outer is None or not hasattr(outer, "as_default"):
+        return False
+    with outer.as_default():
+        return in_xla()

@@ -1,0 +1,122 @@
+"""The check that no example leaks into another's gradient.
+
+Scale each example's loss by its own power of two and differentiate again: if the rows
+of a tensor that belong to example i feed only example i's loss, its gradient is scaled
+by exactly that power, and nothing is lost to rounding. Mixing of any kind shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdpclip.gradients.dataflow import Dataflow
+
+UNCHECKED, PASSED, FAILED = 0, 1, 2
+
+# Relative to the largest entry of the gradient. Isolated examples give 0 or, where the
+# two gradients are computed in different orders, about 1e-7.
+_TOLERANCE = 2e-5
+
+
+@dataclasses.dataclass
+class Probe:
+    """One tensor whose gradient must separate by example.
+
+    Attributes:
+      tensor: the tensor.
+      gradient: the gradient of the summed losses at it.
+      label: how errors name it.
+    """
+
+    tensor: tf.Tensor
+    gradient: tf.Tensor | None
+    label: str
+
+
+def check(
+    per_example: tf.Tensor, probes: list[Probe], flows: Dataflow, batch_size: tf.Tensor
+) -> tuple[tf.Tensor, list[tf.Operation]]:
+    """Builds the check in the current graph.
+
+    Returns:
+      A boolean scalar, whether all is well, and the assertions, which XLA drops.
+    """
+    powers = tf.random.shuffle(tf.range(batch_size)) % 8
+    scales = tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)
+    # A loss that is not finite has no gradient worth comparing.
+    usable = tf.math.is_finite(per_example)
+    ok, assertions = tf.constant(True), []
+
+    def require(condition, *message):
+        nonlocal ok
+        ok = tf.logical_and(ok, condition)
+        assertions.append(tf.debugging.Assert(condition, list(message)))
+
+    leading = [source for source in flows.sources if flows[source].leads]
+    if leading:
+        sizes = tf.stack([tf.shape(source)[0] for source in leading])
+        require(
+            tf.reduce_any(tf.equal(sizes, batch_size)),
+            "ExampleIsolationError: the loss has as many entries as given first, but "
+            "the data have these numbers of examples. An entry of the loss must be an "
+            "example: reshape the loss to [batch, entries per example].",
+            batch_size,
+            sizes,
+        )
+    floats = [s for s in leading if s.dtype.is_floating]
+    inputs = tf.gradients(per_example, floats) if floats else []
+    for source, gradient in zip(floats, inputs, strict=True):
+        if gradient is not None:
+            probes = [*probes, Probe(source, gradient, f"the input {source.name!r}")]
+    tensors = [probe.tensor for probe in probes]
+    again = tf.gradients(
+        per_example, tensors, grad_ys=tf.cast(scales, per_example.dtype)
+    )
+    for probe, scaled in zip(probes, again, strict=True):
+        if probe.gradient is None or scaled is None:
+            continue
+        good = _separates(probe, scaled, scales, usable, flows, batch_size)
+        require(
+            good,
+            f"ExampleIsolationError: an example's gradient depends on other examples "
+            f"at {probe.label}. Clipping would protect nobody. Batch normalisation in "
+            "training mode, an in-batch comparison, or a batch axis that is not the "
+            "first does this. Use GroupNormalization or LayerNormalization, and keep "
+            "the batch on axis 0.",
+        )
+    return ok, assertions
+
+
+def _separates(probe, scaled, scales, usable, flows, batch_size) -> tf.Tensor:
+    flow = flows[probe.tensor]
+    first = tf.convert_to_tensor(probe.gradient)
+    scaled = tf.convert_to_tensor(scaled)
+    if first.shape.rank == 0:
+        return tf.constant(False)
+    axis = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
+    rank = first.shape.rank
+    length = tf.shape(first)[axis]
+    rows = length // tf.maximum(batch_size, 1)
+    divides = tf.equal(rows * batch_size, length)
+
+    def compare():
+        expected, kept = _spread(scales, rows, flow), _spread(usable, rows, flow)
+        shape = [1] * axis + [-1] + [1] * (rank - axis - 1)
+        expected, kept = tf.reshape(expected, shape), tf.reshape(kept, shape)
+        a = tf.cast(first, tf.float32) * expected
+        b = tf.cast(scaled, tf.float32)
+        finite = tf.math.is_finite(a) & tf.math.is_finite(b) & kept
+        error = tf.reduce_max(tf.where(finite, tf.abs(a - b), 0.0))
+        size = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0))
+        return error <= _TOLERANCE * size
+
+    return tf.cond(divides, compare, lambda: tf.constant(False))
+
+
+def _spread(values, rows, flow) -> tf.Tensor:
+    """One value per example -> one per row."""
+    if flow.leads and flow.minor:
+        return tf.tile(values, [rows])
+    return tf.repeat(values, rows)

@@ -1,0 +1,319 @@
+"""Takes a loss apart into one loss per example.
+
+Keras hands an optimizer one number. In the graph that number is a sum over the batch,
+and this module walks back from it through linear ops to the tensors that still have
+one entry (or several) per example. Terms that depend on no example, such as weight
+decay, are set aside. What cannot be taken apart with certainty is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.transfers import DATA, PUBLIC
+
+_FIX = (
+    "Give one loss per example instead: compile with "
+    "loss=tf.keras.losses.MeanSquaredError(reduction='none') (or your own loss with "
+    "reduction='none'), or pass the unreduced loss, of shape [batch], to "
+    "optimizer.minimize(per_example_loss, variables, tape=tape)."
+)
+_PASSES_ON = frozenset("Identity Cast Reshape Squeeze ExpandDims EnsureShape".split())
+_DIVISIONS = frozenset("RealDiv DivNoNan Div".split())
+
+
+@dataclasses.dataclass
+class LossParts:
+    """A loss, taken apart.
+
+    Attributes:
+      per_example: `[B]`; the model's loss is its mean plus `shared`.
+      present: `[B]` booleans, False for padding (weight 0 in every weighted term);
+        None if no term is weighted.
+      shared: the sum of the terms that depend on no example, a scalar; None if none.
+      batch_size: B, a scalar int32 tensor.
+    """
+
+    per_example: tf.Tensor
+    present: tf.Tensor | None
+    shared: tf.Tensor | None
+    batch_size: tf.Tensor
+
+
+@dataclasses.dataclass
+class _Scale:
+    """A public factor, kept as numerators and denominators so that B / B is 1."""
+
+    times: tuple[tf.Tensor, ...] = ()
+    over: tuple[tf.Tensor, ...] = ()
+    sign: float = 1.0
+    batch_divisions: int = 0
+
+    def multiply(self, factor: tf.Tensor) -> _Scale:
+        return dataclasses.replace(self, times=(*self.times, factor))
+
+    def divide(self, factor: tf.Tensor, by_batch: bool) -> _Scale:
+        return dataclasses.replace(
+            self,
+            over=(*self.over, factor),
+            batch_divisions=self.batch_divisions + by_batch,
+        )
+
+    def negate(self) -> _Scale:
+        return dataclasses.replace(self, sign=-self.sign)
+
+    def value(self, first: tf.Tensor | None = None) -> tf.Tensor:
+        top = tf.constant(self.sign, tf.float32)
+        if first is not None:
+            top *= tf.cast(first, tf.float32)
+        for factor in self.times:
+            top *= tf.cast(factor, tf.float32)
+        for factor in self.over:
+            top /= tf.cast(factor, tf.float32)
+        return top
+
+
+def take_apart(
+    loss: tf.Tensor, flows: Dataflow, nominal_batch_size: float | None = None
+) -> LossParts:
+    """Takes `loss` apart.
+
+    Args:
+      loss: a scalar, or one loss per example: `[B]`, or `[B, ...]`, which is averaged
+        over the trailing axes.
+      flows: the analysis of `loss`.
+      nominal_batch_size: the public number of examples in a physical batch, used to
+        scale a loss that was summed, not averaged, over a batch of unknown size.
+
+    Raises:
+      LossStructureError: if that cannot be done with certainty.
+      ExampleIsolationError: if a term depends on a statistic of the batch.
+    """
+    if loss.shape.rank is None:
+        raise LossStructureError(
+            f"The loss {loss.name!r} has no known rank. " + _FIX,
+        )
+    if loss.shape.rank:
+        return _from_vector(loss, flows)
+    walker = _Walker(flows)
+    walker.visit(loss, _Scale())
+    if not walker.terms:
+        raise LossStructureError(
+            "The loss depends on the trained variables, but on no example of a batch: "
+            f"no tensor with a batch axis was found behind {loss.name!r}. " + _FIX
+        )
+    batch_size = _batch_size(walker.terms[0][0], flows)
+    total, masks = None, []
+    for tensor, scale in walker.terms:
+        entries = _rows_by_example(tensor, flows, batch_size)
+        first = batch_size
+        if scale.batch_divisions != 1 and flows.batch_size is None:
+            if scale.batch_divisions > 1:
+                raise LossStructureError(
+                    f"The term {tensor.name!r} of the loss is divided by the batch "
+                    "size more than once, so its scale depends on how many examples "
+                    "there happen to be. " + _FIX
+                )
+            if nominal_batch_size is not None:
+                first = nominal_batch_size
+        term = tf.reduce_sum(entries, axis=1) * scale.value(first)
+        total = term if total is None else total + term
+        masks.append(_weights_mask(tensor, flows, batch_size))
+    return LossParts(total, _any_present(masks), walker.shared(), batch_size)
+
+
+def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
+    shared = []
+    while loss.op.type in ("AddV2", "Add") and loss.shape.rank:
+        # A regulariser that was added to each example's loss is no example's own.
+        a, b = loss.op.inputs
+        if a.shape.rank == 0 and flows[a].kind == PUBLIC:
+            a, b = b, a
+        if not (b.shape.rank == 0 and flows[b].kind == PUBLIC and flows[b].trained):
+            break
+        shared.append(tf.cast(b, tf.float32))
+        loss = a
+    flow = flows[loss]
+    _check_uncoupled(loss, flow)
+    if flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}:
+        raise ExampleIsolationError(
+            f"The loss {loss.name!r} counts examples on axes {flow.axes}, not on axis "
+            "0 alone: each example is compared with every other, as happens when "
+            "labels of shape [batch] meet predictions of shape [batch, 1]. Give them "
+            "the same shape."
+        )
+    if flow.leads and (flow.minor or flow.rows not in (1, None)):
+        raise LossStructureError(
+            f"The loss {loss.name!r} has {flow.rows} entries for each example, so that "
+            "an entry is not an example. Reshape it to [batch, entries per example]."
+        )
+    batch_size = tf.shape(loss)[0]
+    entries = tf.reshape(_in_float32(loss), [batch_size, -1])
+    per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
+    mask = _weights_mask(loss, flows, batch_size) if flow.leads else None
+    return LossParts(
+        per_example, mask, tf.add_n(shared) if shared else None, batch_size
+    )
+
+
+class _Walker:
+    """Collects the terms of a scalar loss."""
+
+    def __init__(self, flows: Dataflow):
+        self._flows = flows
+        self.terms: list[tuple[tf.Tensor, _Scale]] = []
+        self._shared: list[tuple[tf.Tensor, _Scale]] = []
+
+    def shared(self) -> tf.Tensor | None:
+        parts = [
+            tf.reduce_sum(_in_float32(tensor)) * scale.value()
+            for tensor, scale in self._shared
+        ]
+        return tf.add_n(parts) if parts else None
+
+    def visit(self, tensor: tf.Tensor, scale: _Scale) -> None:
+        """Adds scale * (sum of all entries of `tensor`) to the terms."""
+        flow, op = self._flows[tensor], tensor.op
+        if not flow.trained:
+            return
+        if flow.kind != DATA:
+            self._shared.append((tensor, scale))
+        elif flow.leads:
+            _check_uncoupled(tensor, flow)
+            self.terms.append((tensor, scale))
+        elif op.type in ("Sum", "Mean"):
+            self._reduction(op, scale)
+        elif op.type == "Pack" or (tensor.shape.rank == 0 and op.type == "AddN"):
+            for part in op.inputs:
+                self.visit(part, scale)
+        elif tensor.shape.rank == 0 and op.type in ("AddV2", "Add", "Sub"):
+            self.visit(op.inputs[0], scale)
+            self.visit(op.inputs[1], scale.negate() if op.type == "Sub" else scale)
+        elif op.type == "Neg":
+            self.visit(op.inputs[0], scale.negate())
+        elif op.type in _PASSES_ON:
+            self.visit(op.inputs[0], scale)
+        elif tensor.shape.rank == 0 and op.type == "Mul":
+            self._product(op, scale)
+        elif tensor.shape.rank == 0 and op.type in _DIVISIONS:
+            self._quotient(op, scale)
+        else:
+            raise LossStructureError(
+                f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
+                f"{op.type}) combines them in a way that cannot be taken apart. " + _FIX
+            )
+
+    def _reduction(self, op, scale):
+        source = op.inputs[0]
+        if op.type == "Mean":
+            count = tf.size(source) / tf.maximum(tf.size(op.outputs[0]), 1)
+            axes = tf.get_static_value(op.inputs[1])
+            flow = self._flows[source]
+            rank = source.shape.rank
+            reduced = (
+                {int(a) % rank for a in axes.reshape(-1)} if axes is not None else ()
+            )
+            by_batch = flow.axes is None or bool(set(flow.axes) & set(reduced))
+            scale = scale.divide(count, by_batch)
+        self.visit(source, scale)
+
+    def _product(self, op, scale):
+        a, b = op.inputs
+        if self._flows[a].kind != DATA:
+            a, b = b, a
+        if self._flows[b].kind == DATA:
+            self._refuse_scale(op, b)
+        self.visit(a, scale.multiply(b))
+
+    def _quotient(self, op, scale):
+        top, bottom = op.inputs
+        flow = self._flows[bottom]
+        if flow.kind == DATA:
+            self._refuse_scale(op, bottom)
+        self.visit(top, scale.divide(bottom, by_batch=flow.kind != PUBLIC))
+
+    def _refuse_scale(self, op, factor):
+        raise LossStructureError(
+            f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
+            "the data of the whole batch (a mean over the unmasked entries of a batch "
+            "does this): each example's gradient would depend on the others. Divide "
+            "by a constant, or average each example over its own entries. " + _FIX
+        )
+
+
+def _check_uncoupled(tensor, flow):
+    if flow.coupled is not None:
+        raise ExampleIsolationError(
+            f"The loss of one example depends on other examples: {flow.coupled.name!r} "
+            f"(a {flow.coupled.type}) combines the examples of a batch before "
+            f"{tensor.name!r}. Batch normalisation in training mode does this (use "
+            "GroupNormalization or LayerNormalization, or freeze the layer with "
+            "layer.trainable = False), and so do a masked mean over the batch and an "
+            "in-batch contrastive loss. " + _FIX
+        )
+
+
+def _in_float32(tensor):
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+
+
+def _batch_size(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
+    if flows[tensor].rows == 1:
+        return tf.shape(tensor)[0]
+    for source in flows.sources:
+        if flows[source].leads:
+            return tf.shape(source)[0]
+    return tf.shape(tensor)[0]
+
+
+def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:
+    """`[B, entries]` in float32 at least."""
+    flow = flows[tensor]
+    tensor = _in_float32(tensor)
+    if flow.minor:
+        tensor = tf.reshape(tensor, [-1, batch_size, _entries_per_row(tensor)])
+        tensor = tf.transpose(tensor, [1, 0, 2])
+    return tf.reshape(tensor, [batch_size, -1])
+
+
+def _entries_per_row(tensor) -> tf.Tensor:
+    return tf.reduce_prod(tf.shape(tensor)[1:])
+
+
+def _weights_mask(tensor, flows, batch_size) -> tf.Tensor | None:
+    """Which examples have a weight other than 0, if the term is weighted."""
+    while True:
+        op = tensor.op
+        if op.type in _PASSES_ON or op.type == "Neg":
+            if not flows[op.inputs[0]].leads:
+                return None
+            tensor = op.inputs[0]
+            continue
+        if op.type != "Mul":
+            return None
+        a, b = op.inputs
+        if flows[a].trained:
+            a, b = b, a
+        if flows[a].trained:
+            return None
+        if flows[a].kind != DATA:
+            tensor = b
+            continue
+        if not flows[a].leads or flows[a].minor:
+            return None
+        nonzero = tf.reshape(tf.not_equal(a, tf.zeros([], a.dtype)), [batch_size, -1])
+        return tf.reduce_any(nonzero, axis=1)
+
+
+def _any_present(masks) -> tf.Tensor | None:
+    masks = [mask for mask in masks if mask is not None]
+    if not masks:
+        return None
+    present = masks[0]
+    for mask in masks[1:]:
+        present = tf.logical_or(present, mask)
+    return present

@@ -1,0 +1,400 @@
+"""One rule per TensorFlow op: from (input, gradient at the output) to a `Form`.
+
+A rule sees one use of a parameter, the gradient of the summed loss at the op's output,
+and the context (batch size, analysis). It returns a form, or None where it does not
+apply; the engine then falls back to a Jacobian for that variable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import string
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdpclip.gradients.convolution import Convolution, Geometry
+from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.forms import Explicit, Form, Lookup, Outer
+from tfdpclip.gradients.uses import Use
+
+
+@dataclasses.dataclass
+class Context:
+    """What rules share: the analysis and B, a scalar int32 tensor."""
+
+    flows: Dataflow
+    batch_size: tf.Tensor
+
+
+def has_rule(use: Use) -> bool:
+    """Whether some rule may cover the use."""
+    return use.op.type in _RULES
+
+
+def build_form(use: Use, dz: tf.Tensor, context: Context) -> Form | None:
+    """The form of one use, or None if no rule covers it.
+
+    Args:
+      use: where the parameter meets the batch.
+      dz: the gradient of the summed loss at the op's (first) output.
+      context: the batch size and the analysis.
+    """
+    rule = _RULES.get(use.op.type)
+    if rule is None or dz is None or use.output.shape.rank is None:
+        return None
+    shape = _param_shape(use)
+    if shape is None:
+        return None
+    return rule(use, in_float(dz), shape, context)
+
+
+def in_float(tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor` in float32 at least."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype in (tf.float32, tf.float64):
+        return tensor
+    return tf.cast(tensor, tf.float32)
+
+
+def _param_shape(use: Use) -> list[int] | None:
+    if use.param.dtype == tf.resource:
+        return list(use.variable_shape)
+    shape = use.param.shape
+    if shape.rank is None or None in shape.as_list():
+        return None
+    return shape.as_list()
+
+
+def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tensor:
+    """`[N, ...]` as `[B, rows, ...]`, with the rows as the analysis has them at `like`.
+
+    Args:
+      tensor: has the rows of `like` on axis 0.
+      context: the analysis and B.
+      like: a tensor of the analysed graph.
+    """
+    flow = context.flows[like]
+    minor = flow.leads and flow.minor
+    rest = tensor.shape[1:].as_list()
+    if None in rest:
+        dynamic = tf.shape(tensor)
+        rest = [dynamic[i + 1] if d is None else d for i, d in enumerate(rest)]
+    if minor:
+        split = tf.reshape(tensor, [-1, context.batch_size, *rest])
+        perm = [1, 0, *range(2, len(rest) + 2)]
+        return tf.transpose(split, perm)
+    if flow.leads and flow.rows == 1:
+        return tensor[:, tf.newaxis]
+    rows = flow.rows if flow.leads and flow.rows else -1
+    return tf.reshape(tensor, [context.batch_size, rows, *rest])
+
+
+def _rows(context: Context, like: tf.Tensor) -> int | None:
+    flow = context.flows[like]
+    return flow.rows if flow.leads else None
+
+
+# Contractions: MatMul, BatchMatMul, Einsum.
+
+
+def _matmul(use, dz, shape, context):
+    ta, tb = use.op.get_attr("transpose_a"), use.op.get_attr("transpose_b")
+    labels = ["ka" if ta else "ak", "bk" if tb else "kb"]
+    return _contraction(use, dz, shape, context, labels, "ab")
+
+
+def _batch_matmul(use, dz, shape, context):
+    ranks = [t.shape.rank for t in use.op.inputs]
+    lead = string.ascii_lowercase[10 : 10 + max(ranks) - 2]
+    flips = (use.op.get_attr("adj_x"), use.op.get_attr("adj_y"))
+    labels = []
+    for rank, flip, pair in zip(ranks, flips, ("ac", "cb"), strict=True):
+        own = lead[len(lead) - (rank - 2) :]
+        labels.append(own + (pair[::-1] if flip else pair))
+    return _contraction(use, dz, shape, context, labels, lead + "ab")
+
+
+def _einsum(use, dz, shape, context):
+    equation = use.op.get_attr("equation").decode().replace(" ", "")
+    if "..." in equation or "->" not in equation or len(use.op.inputs) != 2:
+        return None
+    left, right = equation.split("->")
+    return _contraction(use, dz, shape, context, left.split(","), right)
+
+
+def _contraction(use, dz, shape, context, labels, out):
+    """z[out] = sum x[...] p[...]; the parameter's gradient pairs x with dz."""
+    x_labels, p_labels = labels[1 - use.index], labels[use.index]
+    source = use.op.inputs[1 - use.index]
+    if any(len(set(names)) != len(names) for names in (x_labels, p_labels, out)):
+        return None
+    flow = context.flows[source]
+    if flow.axes is not None and len(flow.axes) != 1:
+        return None
+    batch = x_labels[flow.axes[0] if flow.axes else 0]
+    if batch not in out:
+        return None
+    x = in_float(source)
+    # Broadcast axes of size 1 of the parameter are no axes of its gradient.
+    kept = [i for i, d in enumerate(shape) if d != 1 or p_labels[i] == batch]
+    p_core = "".join(p_labels[i] for i in kept)
+    core_shape = [shape[i] for i in kept]
+    if batch in p_core or (set(p_core) - set(x_labels) - set(out)):
+        return None
+    sizes = dict(zip(p_core, core_shape, strict=True))
+    gone = [i for i, name in enumerate(x_labels) if name not in p_core + out]
+    if gone:
+        x = tf.reduce_sum(x, axis=gone)
+        x_labels = "".join(n for i, n in enumerate(x_labels) if i not in gone)
+    others = [n for n in p_core if n in x_labels and n in out]
+    ks = [n for n in p_core if n in x_labels and n not in out]
+    us = [n for n in p_core if n not in x_labels and n in out]
+    time = [n for n in x_labels if n in out and n not in p_core and n != batch]
+    if any(n not in x_labels + p_core for n in out):
+        return None
+    if any(n not in x_labels for n in out if n not in us):
+        return None
+    x = tf.transpose(x, [x_labels.index(n) for n in [batch, *others, *time, *ks]])
+    z = tf.transpose(dz, [out.index(n) for n in [batch, *others, *time, *us]])
+    like = source if flow.axes == (0,) and x_labels[0] == batch else use.output
+    g = math.prod(sizes[n] for n in others)
+    x = _stacked(x, context, like, g, len(others), [sizes[n] for n in ks])
+    z = _stacked(z, context, like, g, len(others), [sizes[n] for n in us])
+    grouped = bool(others)
+    order = [*others, *ks, *us]
+    perm = [0, *(1 + order.index(n) for n in p_core)]
+
+    def arrange(products):
+        unpacked = tf.reshape(products, [-1, *(sizes[n] for n in order)])
+        return tf.reshape(tf.transpose(unpacked, perm), [-1, *shape])
+
+    steps = _rows(context, like)
+    for name in time:
+        size = use.output.shape[out.index(name)]
+        steps = None if steps is None or size is None else steps * size
+    layout = (use.path.ops, tuple(shape), p_core, tuple(order), grouped)
+    return Outer(x, z, arrange, shape, steps, layout)
+
+
+def _stacked(tensor, context, like, groups, group_axes, tail):
+    """`[N, groups..., time..., tail...]` as `[B, (G,) T, prod(tail)]`."""
+    width = math.prod(tail)
+    tensor = by_example(tensor, context, like)
+    if not group_axes:
+        return tf.reshape(tensor, [context.batch_size, -1, width])
+    dims = tf.shape(tensor)
+    tensor = tf.reshape(tensor, [dims[0], dims[1], groups, -1, width])
+    tensor = tf.transpose(tensor, [0, 2, 1, 3, 4])
+    return tf.reshape(tensor, [context.batch_size, groups, -1, width])
+
+
+# Elementwise ops with broadcasting.
+
+
+def _explicit(use, values, shape, context):
+    """Sums `values`, `[N, ...]` of the output's shape, over what was broadcast."""
+    rank = use.output.shape.rank
+    padded = [1] * (rank - len(shape)) + list(shape)
+    if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
+        return None
+    axes = [i for i in range(1, rank) if padded[i] == 1]
+    reduced = tf.reduce_sum(values, axis=axes) if axes else values
+    flow = context.flows[use.output]
+    if not (flow.leads and flow.rows == 1):
+        reduced = tf.reduce_sum(by_example(reduced, context, use.output), axis=1)
+    return Explicit(tf.reshape(reduced, [context.batch_size, *shape]), shape)
+
+
+def _add(use, dz, shape, context):
+    return _explicit(use, dz, shape, context)
+
+
+def _subtract(use, dz, shape, context):
+    return _explicit(use, -dz if use.index == 1 else dz, shape, context)
+
+
+def _multiply(use, dz, shape, context):
+    other = in_float(use.op.inputs[1 - use.index])
+    if other.dtype != dz.dtype:
+        other = tf.cast(other, dz.dtype)
+    return _explicit(use, dz * other, shape, context)
+
+
+def _bias_add(use, dz, shape, context):
+    if use.index != 1:
+        return None
+    if use.op.get_attr("data_format") == b"NCHW":
+        rank = use.output.shape.rank
+        dz = tf.transpose(dz, [0, *range(2, rank), 1])
+    return _explicit(use, dz, shape, context)
+
+
+def _elementwise(use, dz, shape, context):
+    """Any other elementwise op: repeat the parameter for every row, then differentiate.
+
+    The op is emitted again with a copy of the parameter for each row, in float32, so
+    that its ordinary gradient is the gradient row by row.
+    """
+    rank = use.output.shape.rank
+    if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
+        return None
+    padded = [1] * (rank - len(shape)) + list(shape)
+    rows = tf.shape(use.output)[0]
+    copies = tf.tile(
+        tf.reshape(in_float(use.param), padded), [rows, *([1] * (rank - 1))]
+    )
+    names = [arg.name for arg in use.op.op_def.input_arg]
+    inputs = {
+        name: copies
+        if i == use.index
+        else (tf.stop_gradient(in_float(t)) if t.dtype.is_floating else t)
+        for i, (name, t) in enumerate(zip(names, use.op.inputs, strict=True))
+    }
+    again = getattr(tf.raw_ops, use.op.type)(**inputs)
+    (gradient,) = tf.gradients(again, copies, grad_ys=dz)
+    if gradient is None:
+        return None
+    if not (context.flows[use.output].leads and context.flows[use.output].rows == 1):
+        gradient = tf.reduce_sum(by_example(gradient, context, use.output), axis=1)
+    return Explicit(tf.reshape(gradient, [context.batch_size, *shape]), shape)
+
+
+def _tile(use, dz, shape, context):
+    if use.index != 0 or use.op.type == "Tile" and len(shape) != dz.shape.rank:
+        return None
+    if use.op.type == "Tile":
+        static = tf.get_static_value(use.op.inputs[1], partial=True)
+        if static is None:
+            return None
+        for size, times in zip(shape, list(static), strict=True):
+            if size != 1 and times != 1:
+                return None
+    return _explicit(use, dz, shape, context)
+
+
+def _fused_batch_norm(use, dz, shape, context):
+    """Inference mode: scale and offset are elementwise. Training mode couples."""
+    op = use.op
+    if use.index not in (1, 2):
+        return None
+    if op.get_attr("is_training"):
+        raise ExampleIsolationError(
+            f"{op.name!r} normalises with the statistics of the batch (batch "
+            "normalisation in training mode), so every example reaches every other's "
+            "gradient. Use GroupNormalization or LayerNormalization, or freeze the "
+            "layer with layer.trainable = False."
+        )
+    x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
+    if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):
+        perm = [0, *range(2, x.shape.rank), 1]
+        x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
+    if use.index == 1:
+        dz = dz * (x - mean) * tf.math.rsqrt(variance + op.get_attr("epsilon"))
+    return _explicit(use, dz, shape, context)
+
+
+# Lookups.
+
+
+def _gather(use, dz, shape, context):
+    if use.index != 0 or use.op.get_attr("batch_dims") != 0:
+        return None
+    if use.op.type == "GatherV2":
+        axis = tf.get_static_value(use.op.inputs[2])
+        if axis is None or int(axis) != 0:
+            return None
+    ids = use.op.inputs[1]
+    if ids.shape.rank in (None, 0):
+        return None
+    width = math.prod(shape[1:])
+    rows = by_example(ids, context, ids)
+    flat = tf.reshape(rows, [context.batch_size, -1])
+    z = by_example(dz, context, ids)
+    z = tf.reshape(z, [context.batch_size, -1, width])
+    steps = _rows(context, ids)
+    for size in ids.shape[1:].as_list():
+        steps = None if steps is None or size is None else steps * size
+    return Lookup(flat, z, shape, steps)
+
+
+# Convolutions.
+
+
+def _convolution(use, dz, shape, context):
+    op = use.op
+    if use.index != 1:
+        return None
+    transposed = op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+    source = op.inputs[2] if transposed else op.inputs[0]
+    x = in_float(source)
+    layout = op.get_attr("data_format").decode()
+    first = layout in ("NCHW", "NCDHW")
+    strides, dilations = list(op.get_attr("strides")), list(op.get_attr("dilations"))
+    padding = op.get_attr("padding").decode()
+    explicit = None
+    if padding == "EXPLICIT":
+        flat = list(op.get_attr("explicit_paddings"))
+        explicit = list(zip(flat[::2], flat[1::2], strict=True))
+    if first:
+        perm = [0, *range(2, x.shape.rank), 1]
+        x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
+        cut = slice(2, None)
+    else:
+        cut = slice(1, -1)
+    big, small = (dz, x) if transposed else (x, dz)
+    if big.shape[-1] is None or small.shape[-1] is None:
+        return None
+    depthwise = op.type == "DepthwiseConv2dNative"
+    groups = 1 if depthwise else big.shape[-1] // shape[-2]
+    geometry = Geometry(
+        kernel=tuple(shape[:-2]),
+        strides=tuple(strides[cut]),
+        dilations=tuple(dilations[cut]),
+        padding=tuple(explicit[cut]) if explicit else padding,
+        groups=groups,
+        depthwise=depthwise,
+    )
+    if context.flows[use.output].minor:
+        big, small = (_major(t, context, use.output) for t in (big, small))
+    return Convolution(big, small, geometry, shape, context.batch_size)
+
+
+def _major(tensor, context, like):
+    """Rows of one example next to each other."""
+    grouped = by_example(tensor, context, like)
+    rest = tf.shape(tensor)[1:]
+    flat = tf.reshape(grouped, tf.concat([[-1], rest], 0))
+    flat.set_shape([None, *tensor.shape[1:]])
+    return flat
+
+
+_RULES: dict[str, Callable] = {
+    "MatMul": _matmul,
+    "BatchMatMul": _batch_matmul,
+    "BatchMatMulV2": _batch_matmul,
+    "BatchMatMulV3": _batch_matmul,
+    "Einsum": _einsum,
+    "BiasAdd": _bias_add,
+    "Add": _add,
+    "AddV2": _add,
+    "Sub": _subtract,
+    "Mul": _multiply,
+    "BroadcastTo": _tile,
+    "Tile": _tile,
+    "FusedBatchNormV3": _fused_batch_norm,
+    "ResourceGather": _gather,
+    "GatherV2": _gather,
+    "Conv2D": _convolution,
+    "Conv3D": _convolution,
+    "DepthwiseConv2dNative": _convolution,
+    "Conv2DBackpropInput": _convolution,
+    "Conv3DBackpropInputV2": _convolution,
+    **dict.fromkeys(
+        """RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference SelectV2 Atan2
+        Xlogy Xdivy FloorMod""".split(),
+        _elementwise,
+    ),
+}

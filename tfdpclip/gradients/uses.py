@@ -1,0 +1,93 @@
+"""Where each variable first meets the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.transfers import DATA
+
+# Ops that keep the entries of a tensor and only rename, move or cast them.
+_ISOMETRIES = frozenset(
+    """ReadVariableOp Identity Cast Reshape ExpandDims Squeeze Transpose
+    EnsureShape""".split()
+)
+_PIECES = frozenset("Split SplitV Unpack".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """How a parameter tensor comes from its variable.
+
+    Attributes:
+      ops: the types of the ops on the way.
+      isometric: whether the tensor holds exactly the variable's entries.
+      piece: what tells apart the disjoint pieces of a split variable: (split op's
+        name, output number), or None where the tensor is not such a piece.
+      moved: whether entries may change order (a transposition).
+    """
+
+    ops: tuple[str, ...] = ()
+    isometric: bool = True
+    piece: tuple[str, int] | None = None
+    moved: bool = False
+
+    def after(self, op: tf.Operation, output: int) -> Path:
+        """The path through one more op, of which this is the only parameter input."""
+        ops = (*self.ops, op.type)
+        if op.type in _ISOMETRIES:
+            moved = self.moved or op.type == "Transpose"
+            return dataclasses.replace(self, ops=ops, moved=moved)
+        if op.type in _PIECES and self.isometric and self.piece is None:
+            return Path(ops, True, (op.name, output), self.moved)
+        return Path(ops, False, None, True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One op at which a variable meets the batch.
+
+    Attributes:
+      op: the op.
+      index: the number of the op's input that the parameter is.
+      param: that input: a tensor, or the variable's handle.
+      path: how `param` comes from the variable.
+      variable_shape: the variable's shape.
+    """
+
+    op: tf.Operation
+    index: int
+    param: tf.Tensor
+    path: Path
+    variable_shape: tuple[int, ...]
+
+    @property
+    def output(self) -> tf.Tensor:
+        return self.op.outputs[0]
+
+
+def find_uses(handle: tf.Tensor, shape, flows: Dataflow) -> list[Use]:
+    """The ops at which the variable behind `handle` meets the batch, in graph order."""
+    paths: dict = {handle.ref(): Path()}
+    uses: list[Use] = []
+    for op in flows.ops:  # inputs come before outputs
+        indices = [i for i, t in enumerate(op.inputs) if t.ref() in paths]
+        if not indices or op.type == "StopGradient":
+            continue
+        if any(flows[t].kind == DATA for t in op.outputs):
+            if any(flows[t].trained for t in op.outputs):
+                for index in indices:
+                    param = op.inputs[index]
+                    uses.append(Use(op, index, param, paths[param.ref()], tuple(shape)))
+            continue
+        path = paths[op.inputs[indices[0]].ref()]
+        others = sum(flows[t].trained for t in op.inputs) - 1
+        for number, output in enumerate(op.outputs):
+            if flows[output].trained:
+                after = path.after(op, number)
+                paths[output.ref()] = (
+                    Path(after.ops, False, None, True) if others else after
+                )
+    return uses

@@ -1,0 +1,112 @@
+"""Which clients take part in a federated round."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdpclip.accounting import _validate
+from tfdpclip.sampling.schemes import (
+    DrawKey,
+    FixedSize,
+    Poisson,
+    SamplingScheme,
+)
+
+# The multiplicative congruential generator of Lehmer with the constants of Park and
+# Miller: one 31-bit seed per round, reachable without going through earlier rounds.
+_MULTIPLIER = 16807
+_MODULUS = 2**31 - 1
+
+
+class Cohorts:
+    """The clients of each round, as a function of the round number alone.
+
+    Made by the `cohorts` method of a scheme.
+
+    *Formal guarantees*
+
+    * Round t's cohort is drawn by `scheme`, independently across rounds. Calling
+      twice with the same round gives the same cohort.
+    * Randomness is fresh from the operating system unless `seed` is given; after a
+      restart, rounds not yet run are drawn afresh. With a seed, cohorts are the same
+      in every process, so a run can be resumed at any round; whoever knows the seed
+      knows the cohorts, and privacy statements say that the run is not private.
+
+    With `FixedSize` and a seed, the cohorts are those that TensorFlow Federated's
+    `build_uniform_sampling_fn` has drawn for years, so published experiments can be
+    repeated client for client.
+
+    Args:
+      scheme: `FixedSize` or `Poisson`.
+      client_ids: The clients, in a fixed order.
+      seed: Fixes the cohorts. For experiments only.
+
+    Raises:
+      ValueError: If the scheme does not fit the clients.
+
+    >>> from tfdpclip import sampling
+    >>> cohorts = sampling.FixedSize(3, 10).cohorts("0123456789", seed=1)
+    >>> cohorts(1), cohorts(2)
+    (['7', '0', '6'], ['8', '2', '7'])
+    """
+
+    def __init__(
+        self,
+        scheme: SamplingScheme,
+        client_ids: Sequence[Any],
+        *,
+        seed: int | None = None,
+    ):
+        if not isinstance(scheme, (FixedSize, Poisson)):
+            raise ValueError(
+                f"Cohorts are drawn by FixedSize or Poisson, not by {scheme!r}."
+            )
+        self.client_ids = list(client_ids)
+        if len(set(self.client_ids)) != len(self.client_ids):
+            raise ValueError("client_ids must not repeat: a client is one record.")
+        if not self.client_ids:
+            raise ValueError("client_ids must hold at least one client, got none.")
+        if isinstance(scheme, Poisson):
+            capacity = scheme.capacity or len(self.client_ids)
+        else:
+            capacity = scheme.batch_size
+        self.scheme = scheme._for_data(len(self.client_ids), capacity)
+        self.seed = None if seed is None else _validate.integer("seed", seed)
+        self._key = DrawKey(secrets.randbits(256) if seed is None else seed)
+
+    @property
+    def population(self) -> int:
+        """Number of clients."""
+        return len(self.client_ids)
+
+    @property
+    def expected_cohort_size(self) -> float:
+        """Expected clients per round: the public divisor."""
+        return self.scheme.expected_batch_size(self.population)
+
+    def __call__(self, round_num: int) -> list[Any]:
+        """Returns the clients of a round; empty when Poisson sampling drew nobody.
+
+        Args:
+          round_num: The round, 0 or above.
+
+        Raises:
+          ValueError: If `round_num` is not such a number.
+        """
+        round_num = _validate.integer("round_num", round_num)
+        if self.seed is not None and isinstance(self.scheme, FixedSize):
+            indices = self._lehmer_draw(round_num)
+        else:
+            indices = self.scheme._draw(self._key, self.population, round_num)
+        return [self.client_ids[index] for index in indices]
+
+    def _lehmer_draw(self, round_num: int) -> np.ndarray:
+        start = int(np.random.RandomState(self.seed % 2**32).randint(1, _MODULUS - 1))
+        seed = pow(_MULTIPLIER, round_num, _MODULUS) * start % _MODULUS
+        return np.random.RandomState(seed).choice(
+            self.population, self.scheme.batch_size, replace=self.scheme.replacement
+        )

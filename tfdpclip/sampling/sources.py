@@ -1,0 +1,223 @@
+"""Random access to whatever holds the records."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Structure = Any
+
+
+class Source(abc.ABC):
+    """Records that can be gathered into arrays of a fixed number of rows."""
+
+    #: How many records there are.
+    size: int
+    #: One `(row_shape, dtype)` per part, in the structure (x,), (x, y) or (x, y, w).
+    row_spec: tuple[Structure, ...]
+
+    @abc.abstractmethod
+    def take(self, indices: np.ndarray, rows: int) -> tuple[Structure, ...]:
+        """Returns the given records, followed by zero rows up to `rows`."""
+
+
+def open_source(data: Any) -> Source:
+    """Returns a source for arrays, nests of arrays, sequences or `tf.data`.
+
+    Args:
+      data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays (x and y may be dicts
+        or tuples of arrays); a dict of arrays, taken as x; a random-access
+        `tf.data.Dataset` of unbatched records; or any object with `__len__` and
+        `__getitem__` whose items are records.
+
+    Returns:
+      The source.
+
+    Raises:
+      ValueError: If the data are empty, of unequal lengths, or not random access.
+    """
+    if isinstance(data, tuple):
+        if not 1 <= len(data) <= 3:
+            raise ValueError(
+                "data must be x, (x, y) or (x, y, sample_weight), got a tuple of "
+                f"{len(data)}."
+            )
+        return Columns(data)
+    if isinstance(data, dict) or _is_array(data):
+        return Columns((data,))
+    if hasattr(data, "element_spec"):
+        return _dataset_source(data)
+    if hasattr(data, "on_epoch_end"):
+        raise ValueError(
+            "data must give single records by index; a Keras Sequence gives batches."
+        )
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return Records(len(data), data.__getitem__)
+    raise ValueError(
+        "data must be arrays, a dict or tuple of arrays, a random-access "
+        "tf.data.Dataset, or an object with __len__ and __getitem__; got "
+        f"{type(data).__name__}. An iterator cannot be sampled from: drawing records "
+        "independently needs access by index."
+    )
+
+
+class Columns(Source):
+    """Arrays whose first axis runs over records."""
+
+    def __init__(self, parts: tuple[Structure, ...]):
+        self._parts = tuple(_map(_as_column, part) for part in parts)
+        lengths = {len(column) for part in self._parts for column in _flatten(part)}
+        if len(lengths) != 1:
+            raise ValueError(
+                f"data must have as many records in every array, got {sorted(lengths)}."
+            )
+        self.size = lengths.pop()
+        _check_size(self.size)
+        self.row_spec = tuple(
+            _map(lambda column: (column.shape[1:], column.dtype), part)
+            for part in self._parts
+        )
+
+    def take(self, indices, rows):
+        def gather(column):
+            out = _blank(rows, column.shape[1:], column.dtype)
+            out[: len(indices)] = column[indices]
+            return out
+
+        return tuple(_map(gather, part) for part in self._parts)
+
+
+class Records(Source):
+    """Records fetched one by one."""
+
+    def __init__(self, size: int, fetch: Callable[[int], Structure]):
+        _check_size(size)
+        self.size = size
+        self._fetch = fetch
+        self.row_spec = tuple(
+            _map(lambda row: (row.shape, row.dtype), part) for part in self._row(0)
+        )
+
+    def take(self, indices, rows):
+        out = tuple(
+            _map(lambda spec: _blank(rows, *spec), part, is_leaf=_is_spec)
+            for part in self.row_spec
+        )
+        for place, index in enumerate(indices):
+            columns = [c for part in out for c in _flatten(part)]
+            values = [v for part in self._row(int(index)) for v in _flatten(part)]
+            if len(columns) != len(values):
+                raise ValueError(
+                    f"data: record {index} is structured unlike record 0."
+                )
+            for column, value in zip(columns, values, strict=True):
+                if value.shape != column.shape[1:]:
+                    raise ValueError(
+                        f"data: record {index} has shape {value.shape}, record 0 had "
+                        f"{column.shape[1:]}; batches need records of one shape."
+                    )
+                column[place] = value
+        return out
+
+    def _row(self, index):
+        record = self._fetch(index)
+        parts = record if isinstance(record, tuple) else (record,)
+        if not 1 <= len(parts) <= 3:
+            raise ValueError(
+                "data: a record must be x, (x, y) or (x, y, sample_weight), got "
+                f"{len(parts)} parts."
+            )
+        return tuple(_map(_as_row, part) for part in parts)
+
+
+def _dataset_source(dataset) -> Records:
+    import tensorflow as tf
+
+    size = int(dataset.cardinality())
+    if size < 0:
+        raise ValueError(
+            "data: the tf.data.Dataset must have a known, finite number of records."
+        )
+    _check_size(size)
+
+    def fetch(index):
+        record = tf.data.experimental.at(dataset, index)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), record)
+
+    try:
+        fetch(0)
+    except (tf.errors.OpError, NotImplementedError) as error:
+        raise ValueError(
+            "data: this tf.data.Dataset has no random access. Sampling needs it; "
+            "build it from tensor slices (and maps of those), or give arrays."
+        ) from error
+    return Records(size, fetch)
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError("data must hold at least one record, got none.")
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") or hasattr(value, "iloc")
+
+
+def _as_column(value: Any) -> np.ndarray:
+    column = _canonical(np.asarray(value))
+    if column.ndim == 0:
+        raise ValueError("data must be arrays with one row per record, got a scalar.")
+    return column
+
+
+def _as_row(value: Any) -> np.ndarray:
+    return _canonical(np.asarray(value))
+
+
+def _canonical(array: np.ndarray) -> np.ndarray:
+    """Converts what Keras would convert when given an array."""
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype.kind in "US":
+        return array.astype(object)
+    if array.dtype.kind == "O" and array.size:
+        first = array.reshape(-1)[0]
+        if not isinstance(first, (str, bytes)):
+            raise ValueError(
+                "data must be rectangular arrays of numbers or strings, got objects "
+                f"such as {type(first).__name__}."
+            )
+    return array
+
+
+def _blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "O":
+        return np.full((rows, *shape), b"", dtype=object)
+    return np.zeros((rows, *shape), dtype)
+
+
+def _is_spec(node: Any) -> bool:
+    return (
+        isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
+    )
+
+
+def _map(function, node, is_leaf=lambda _: False):
+    """Applies a function to the leaves of dicts and tuples."""
+    if not is_leaf(node):
+        if isinstance(node, dict):
+            return {k: _map(function, v, is_leaf) for k, v in node.items()}
+        if isinstance(node, tuple):
+            return tuple(_map(function, v, is_leaf) for v in node)
+    return function(node)
+
+
+def _flatten(node) -> list:
+    if isinstance(node, dict):
+        return [leaf for key in sorted(node) for leaf in _flatten(node[key])]
+    if isinstance(node, tuple):
+        return [leaf for part in node for leaf in _flatten(part)]
+    return [node]

@@ -98,14 +98,18 @@ class ClipRule(abc.ABC):
         del fractions
         return state
 
-    def count_stddevs(self, records_per_step: float) -> tuple[float, ...]:
+    def count_stddevs(
+        self, records_per_step: float, private: bool = True
+    ) -> tuple[float, ...]:
         """The noise stddev for each of the K sums of indicators.
 
         Args:
           records_per_step: the public expected number of records in one step, from
             which defaults follow.
+          private: False for a run without privacy, where the default is 0: the exact
+            fraction.
         """
-        del records_per_step
+        del records_per_step, private
         return ()
 
     def clip_norm(self, state: Any) -> tf.Tensor:
@@ -264,9 +268,13 @@ class QuantileClip(ClipRule):
             state = state - self.learning_rate * error
         return tf.clip_by_value(state, _SMALLEST_NORM, _LARGEST_NORM)
 
-    def count_stddevs(self, records_per_step: float) -> tuple[float, ...]:
+    def count_stddevs(
+        self, records_per_step: float, private: bool = True
+    ) -> tuple[float, ...]:
         if self.count_stddev is not None:
             return (self.count_stddev,)
+        if not private:
+            return (0.0,)
         return (check_positive("records_per_step", records_per_step) / 20,)
 
     def clip_norm(self, state: tf.Tensor) -> tf.Tensor:

@@ -30,8 +30,42 @@ from tfdpclip.accounting.gdp import (
     subsampled_gdp_log_h,
     subsampled_gdp_mu,
 )
+from tfdpclip.accounting.ledger import Ledger, Phase, PrivacyMismatchError
 from tfdpclip.accounting.noise_split import (
     effective_noise_multiplier,
     group_noise_multipliers,
     split_noise_multiplier,
 )
+from tfdpclip.accounting.recipe import CohortPlan, cohort_for
+from tfdpclip.accounting.statement import PrivacyStatement
+
+__all__ = [
+    "CohortPlan",
+    "Ledger",
+    "NeighboringRelation",
+    "Phase",
+    "PrivacyMismatchError",
+    "PrivacyStatement",
+    "TruncatedPoissonSampledDpEvent",
+    "cohort_for",
+    "delta",
+    "effective_noise_multiplier",
+    "epsilon",
+    "epsilon_profile",
+    "event_epsilon",
+    "gdp_compose",
+    "gdp_delta",
+    "gdp_epsilon",
+    "gdp_mu",
+    "gdp_tradeoff",
+    "group_noise_multipliers",
+    "layerwise_gdp_mu",
+    "layerwise_sigma",
+    "noise_multiplier",
+    "noise_multiplier_from_layerwise_sigma",
+    "sensitivity_factor",
+    "split_noise_multiplier",
+    "steps_for",
+    "subsampled_gdp_log_h",
+    "subsampled_gdp_mu",
+]

@@ -144,9 +144,11 @@ def _cell_width(leaves) -> float:
 def _largest_loss(z: float, q: float) -> float:
     """Returns about the largest privacy loss one step can have."""
     unsampled = 0.5 / z**2 + 10 / z
-    return float(np.logaddexp(math.log1p(-q), math.log(q) + unsampled)) if (
-        q < 1
-    ) else unsampled
+    return (
+        float(np.logaddexp(math.log1p(-q), math.log(q) + unsampled))
+        if (q < 1)
+        else unsampled
+    )
 
 
 def _sampling_rate(event) -> float:
@@ -239,13 +241,20 @@ def _with_replacement(event, discretization):
     """
     size, population = event.sample_size, event.source_dataset_size
     base_mu = 1 / noise_multiplier(event)
-    included = -math.expm1(size * math.log1p(-1 / population)) if population > 1 else 1.0
+    included = (
+        -math.expm1(size * math.log1p(-1 / population)) if population > 1 else 1.0
+    )
     counts = np.arange(1, size + 1)
     weights = stats.binom.pmf(counts, size, 1 / population)
     # Counts beyond the cut are taken to reveal everything.
-    kept = int(np.argmax(np.append(stats.binom.sf(counts, size, 1 / population), 0) < (
-        _TAIL
-    ))) + 1
+    kept = (
+        int(
+            np.argmax(
+                np.append(stats.binom.sf(counts, size, 1 / population), 0) < (_TAIL)
+            )
+        )
+        + 1
+    )
     counts, weights = counts[:kept], weights[:kept]
     beyond = float(stats.binom.sf(kept, size, 1 / population)) if kept < size else 0.0
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
-from scipy import optimize, special
 
 from tfdpclip.accounting import events
 
@@ -69,7 +68,7 @@ def _truncated_poisson(event) -> np.ndarray:
     """
     tau = event.overflow_probability
     gaussian = event.event
-    overflowed = attr_evolve_half(gaussian)
+    overflowed = dp_accounting.GaussianDpEvent(gaussian.noise_multiplier / 2)
     usual, doubled = (
         _single(dp_accounting.PoissonSampledDpEvent(event.sampling_probability, inner))
         for inner in (gaussian, overflowed)
@@ -78,11 +77,10 @@ def _truncated_poisson(event) -> np.ndarray:
     if tau == 1:
         return doubled
     with np.errstate(all="ignore"):
-        return np.logaddexp(
-            math.log1p(-tau) + scale * usual, math.log(tau) + scale * doubled
-        ) / scale
+        return (
+            np.logaddexp(
+                math.log1p(-tau) + scale * usual, math.log(tau) + scale * doubled
+            )
+            / scale
+        )
 
-
-def attr_evolve_half(gaussian):
-    """Returns the Gaussian event with half the noise multiplier."""
-    return dp_accounting.GaussianDpEvent(gaussian.noise_multiplier / 2)

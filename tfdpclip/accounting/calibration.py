@@ -189,7 +189,7 @@ def noise_multiplier(
       sensitivity: Overrides the sensitivity, in clip norms.
 
     Returns:
-      z with `epsilon(z, ...) <= epsilon`, never above it and at most a relative 1e-5
+      z with `epsilon(z, ...) <= epsilon`, never above it and at most a relative 3e-5
       below. 0 if `epsilon` is infinite or `steps` is 0.
 
     Raises:
@@ -199,7 +199,7 @@ def noise_multiplier(
 
     >>> from tfdpclip import sampling
     >>> round(noise_multiplier(1.0, 1e-5, 1000, sampling.Poisson(0.01)), 2)
-    1.31
+    1.41
     """
     epsilon = _validate.target_epsilon(epsilon)
     delta = _validate.delta(delta)
@@ -407,7 +407,7 @@ def epsilon_profile(
 
     >>> from tfdpclip import sampling
     >>> epsilon_profile(5.0, [0, 1, 2], sampling.FullBatch(), 1e-5).round(3)
-    array([0.   , 0.726, 1.054])
+    array([0.   , 0.726, 1.061])
     """
     delta = _validate.delta(delta)
     return np.array(

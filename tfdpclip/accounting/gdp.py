@@ -239,7 +239,9 @@ def subsampled_gdp_log_h(sigma: float) -> float:
     series /= math.sqrt(2 * math.pi)
     # Divide by x^2 first: x^2 itself may underflow.
     main = math.expm1(x * x) / (x * x) if x * x > 0 else 1.0
-    reduced = main * float(special.ndtr(1.5 * x)) + (series / x / x if x > 1e-100 else 0)
+    reduced = main * float(special.ndtr(1.5 * x)) + (
+        series / x / x if x > 1e-100 else 0
+    )
     return math.log(x) + 0.5 * math.log(reduced)
 
 

@@ -294,7 +294,9 @@ class Ledger:
             assumptions.append(
                 f"{self.reserved} steps that were begun but not finished are counted"
             )
-        assumptions.append("a choice among several runs, or of settings, is not counted")
+        assumptions.append(
+            "a choice among several runs, or of settings, is not counted"
+        )
         first = self.phases[0]
         return PrivacyStatement(
             epsilon=self.epsilon(),

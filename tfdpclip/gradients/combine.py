@@ -138,7 +138,10 @@ class VariableGradient:
             (part,) = tf.gradients(params, self._handle, grad_ys=seeds)
             part = tf.convert_to_tensor(part)
             total = part if total is None else total + tf.cast(part, total.dtype)
-        return tf.cast(total, self.variable.dtype)
+        # A variable of a coarse type gets its sum in float32: rounding it before the
+        # noise is added would break the bound on one example's influence.
+        dtype = self.variable.dtype
+        return tf.cast(total, dtype) if dtype.size >= 4 else total
 
 
 def _entries(use: Use, form: Form):

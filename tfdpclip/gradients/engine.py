@@ -176,6 +176,15 @@ class PerExampleGradients:
             return tf.zeros([self.parts.batch_size], tf.float32)
         return tf.sqrt(tf.add_n([tf.cast(square, tf.float32) for square in squares]))
 
+    @property
+    def present(self) -> tf.Tensor:
+        """Which examples are real, `[B]`: the others are padding.
+
+        Padding has weight 0 in the loss. Where no weights were found, an example with
+        loss 0 and gradient 0 counts as padding.
+        """
+        return _real_examples(self.parts, self.norms)
+
     def weighted_sum(self, weights: tf.Tensor) -> list[tf.Tensor]:
         """sum_i weights_i g_i for each variable; `weights` is `[B]`.
 
@@ -237,15 +246,19 @@ class PerExampleGradients:
             status = _status_of(self.variables[0], self._loss)
             if status is None:
                 when = "always"
-                status = tf.constant(isolation.UNCHECKED)
+                status = tf.constant(isolation.UNCHECKED, tf.int64)
 
         def run():
             ok, assertions = isolation.check(
                 self._loss, self._probes(), self._flows, self.parts.batch_size
             )
             with tf.control_dependencies([a for a in assertions if a is not None]):
-                verdict = tf.where(ok, isolation.PASSED, isolation.FAILED)
-                if tf.is_tensor(status):
+                verdict = tf.where(
+                    ok,
+                    tf.constant(isolation.PASSED, tf.int64),
+                    tf.constant(isolation.FAILED, tf.int64),
+                )
+                if not isinstance(status, tf.Variable):
                     return verdict
                 return status.assign(verdict, read_value=True)
 
@@ -272,6 +285,12 @@ class PerExampleGradients:
         ]
 
 
+def _real_examples(parts: LossParts, norms: tf.Tensor) -> tf.Tensor:
+    """Which examples are not padding, `[B]`."""
+    present = tf.logical_or(norms != 0, parts.per_example != 0)
+    return present if parts.present is None else tf.logical_and(present, parts.present)
+
+
 def _status_of(variable: tf.Variable, loss: tf.Tensor) -> tf.Variable | None:
     """Where the outcome of the first check is kept, from one trace to the next.
 
@@ -282,7 +301,7 @@ def _status_of(variable: tf.Variable, loss: tf.Tensor) -> tf.Variable | None:
     if key not in kept:
         try:
             with tf.init_scope():
-                kept[key] = tf.Variable(isolation.UNCHECKED, trainable=False)
+                kept[key] = tf.Variable(isolation.UNCHECKED, trainable=False, dtype=tf.int64)
         except ValueError:
             return None
     return kept[key]

@@ -1,7 +1,13 @@
 """What the engine raises."""
 
 
-class ExampleIsolationError(ValueError):
+class _Raisable(ValueError):
+    # AutoGraph re-raises an error from traced code as the same type only if the type
+    # is constructed exactly as Exception is; anything else becomes a StagingError.
+    __init__ = Exception.__init__
+
+
+class ExampleIsolationError(_Raisable):
     """One example's data reaches another example's gradient.
 
     Clipping each example's gradient bounds the influence of that example only if no
@@ -10,5 +16,5 @@ class ExampleIsolationError(ValueError):
     """
 
 
-class LossStructureError(ValueError):
+class LossStructureError(_Raisable):
     """The loss cannot be taken apart into one loss per example with certainty."""

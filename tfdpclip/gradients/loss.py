@@ -185,6 +185,11 @@ class _Walker:
         elif flow.leads:
             _check_uncoupled(tensor, flow)
             self.terms.append((tensor, scale))
+        elif flow.axes is None and _may_lead(tensor, self._flows):
+            # An op the analysis does not know came before. That axis 0 counts examples
+            # is tested when the step runs (`isolation.py`).
+            _check_uncoupled(tensor, flow)
+            self.terms.append((tensor, scale))
         elif op.type in ("Sum", "Mean"):
             self._reduction(op, scale)
         elif op.type == "Pack" or (tensor.shape.rank == 0 and op.type == "AddN"):
@@ -255,6 +260,10 @@ def _check_uncoupled(tensor, flow):
             "layer.trainable = False), and so do a masked mean over the batch and an "
             "in-batch contrastive loss. " + _FIX
         )
+
+
+def _may_lead(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    return bool(tensor.shape.rank) and tensor.shape[0] in (None, flows.batch_size)
 
 
 def _in_float32(tensor):

@@ -288,9 +288,7 @@ def _check_capacity(scheme, population, capacity, wanted, rows):
             "there and in the optimizer."
         )
     overflow = getattr(scheme, "capacity", None) and scheme.event(1.0, 1)
-    probability = getattr(
-        getattr(overflow, "event", None), "overflow_probability", 0.0
-    )
+    probability = getattr(getattr(overflow, "event", None), "overflow_probability", 0.0)
     if probability > 1e-3:
         warnings.warn(
             f"About one step in {1 / probability:.0f} draws more records than the "

@@ -248,7 +248,7 @@ class Poisson(SamplingScheme):
         """Returns the least capacity exceeded less than once in 10^10 steps.
 
         >>> Poisson(0.01).default_capacity(10_000)
-        168
+        170
         """
         low, high = 0, population + 1
         while high - low > 1:
@@ -502,7 +502,9 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     name = settings.pop("scheme", None)
     kinds = {k.__name__: k for k in (Poisson, FixedSize, ShuffledEpochs, FullBatch)}
     if name not in kinds:
-        raise ValueError(f"Unknown sampling scheme {name!r}; known: {', '.join(kinds)}.")
+        raise ValueError(
+            f"Unknown sampling scheme {name!r}; known: {', '.join(kinds)}."
+        )
     return kinds[name](**settings)
 
 

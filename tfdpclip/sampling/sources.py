@@ -110,9 +110,7 @@ class Records(Source):
             columns = [c for part in out for c in _flatten(part)]
             values = [v for part in self._row(int(index)) for v in _flatten(part)]
             if len(columns) != len(values):
-                raise ValueError(
-                    f"data: record {index} is structured unlike record 0."
-                )
+                raise ValueError(f"data: record {index} is structured unlike record 0.")
             for column, value in zip(columns, values, strict=True):
                 if value.shape != column.shape[1:]:
                     raise ValueError(
@@ -200,9 +198,7 @@ def _blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _is_spec(node: Any) -> bool:
-    return (
-        isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
-    )
+    return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
 
 
 def _map(function, node, is_leaf=lambda _: False):

@@ -1,0 +1,323 @@
+r"""Answers privacy questions on the command line.
+
+What epsilon, what noise, how many steps, what cohort:
+
+    python -m tfdpclip.accounting epsilon --noise_multiplier=1.1 --steps=1000 \
+        --rate=0.01 --delta=1e-5
+    python -m tfdpclip.accounting noise --epsilon=1,3,8 --epochs=15 \
+        --batch_size=256 --population=60000
+    python -m tfdpclip.accounting steps --epsilon=3 --noise_multiplier=1 --rate=0.01
+    python -m tfdpclip.accounting cohort --epsilon=5 --noise_multiplier=0.03 \
+        --clients_per_round=100 --population=1000000 --steps=1500
+
+Flags that take a list give one row per combination. `--png=file.png` adds a plot of
+epsilon over steps, one curve per row.
+"""
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from absl import app, flags
+
+from tfdpclip import accounting, sampling
+from tfdpclip.accounting.events import RELATION_NAMES
+
+# Flags of its own, so that importing this module adds none to other programs.
+_FLAGS = flags.FlagValues()
+
+
+def _number_list(name: str, text: str) -> None:
+    flags.DEFINE_list(name, [], text, flag_values=_FLAGS)
+
+
+_number_list("noise_multiplier", "z: noise standard deviation over clip norm; a list.")
+_number_list("epsilon", "Privacy target; a list.")
+_number_list("steps", "Steps (noise draws, or rounds); a list.")
+_number_list("epochs", "Instead of steps: passes over the data; a list.")
+_number_list("rate", "Poisson sampling rate; a list.")
+_number_list("batch_size", "Records per step; a list. With Poisson: expected.")
+flags.DEFINE_integer(
+    "population", None, "Number of records or clients.", flag_values=_FLAGS
+)
+flags.DEFINE_integer(
+    "clients_per_round", None, "Cohort of the trial, for `cohort`.", flag_values=_FLAGS
+)
+flags.DEFINE_float("delta", 1e-5, "The delta of the guarantee.", flag_values=_FLAGS)
+flags.DEFINE_enum(
+    "sampling",
+    "poisson",
+    ["poisson", "fixed_size", "with_replacement", "shuffled", "full"],
+    "How records are drawn.",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_enum(
+    "accountant",
+    "pld",
+    ["pld", "rdp", "gdp"],
+    "How privacy is added up.",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_enum(
+    "unit",
+    "example",
+    ["example", "client", "batch", "group"],
+    "What is clipped.",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_enum(
+    "convention",
+    "strict",
+    ["strict", "paper"],
+    "`paper`: a replace-one bound with the noise multiplier not halved, as in Table 1 "
+    "of the adaptive-clipping paper. Not the strict guarantee.",
+    flag_values=_FLAGS,
+)
+flags.DEFINE_string("png", None, "File for a plot.", flag_values=_FLAGS)
+
+_QUESTIONS = ("epsilon", "noise", "steps", "cohort")
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) != 2 or argv[1] not in _QUESTIONS:
+        raise app.UsageError(
+            f"Ask one of {', '.join(_QUESTIONS)}: "
+            "python -m tfdpclip.accounting epsilon --help"
+        )
+    try:
+        answer(argv[1])
+    except (ValueError, dp_accounting.UnsupportedEventError) as error:
+        raise app.UsageError(str(error)) from error
+
+
+def answer(question: str) -> None:
+    """Prints the table that answers a question."""
+    if question == "cohort":
+        rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
+    else:
+        rows = [
+            row
+            for scheme in _schemes()
+            for row in {"epsilon": _epsilon, "noise": _noise, "steps": _steps}[
+                question
+            ](scheme)
+        ]
+    print(_table([cells for cells, _ in rows]))
+    relations = {RELATION_NAMES[r["sampling"].neighboring_relation] for _, r in rows}
+    print(f"\ndelta: {_FLAGS.delta:g}")
+    print(f"neighbours: {'; '.join(sorted(relations))}")
+    print(f"unit clipped: {_FLAGS.unit}")
+    print(f"accountant: {_FLAGS.accountant}")
+    schemes = {r["sampling"] for _, r in rows}
+    if _FLAGS.accountant == "gdp" and any(s.amplified for s in schemes):
+        print("NOTE: a central limit approximation of sampling, not a bound.")
+    if _sensitivity() is not None:
+        print(
+            "NOTE: the paper's convention (noise multiplier not halved under replace-"
+            "one neighbours), not the strict guarantee."
+        )
+    for text in sorted({text for s in schemes for text in s.assumptions()}):
+        print(f"assuming: {text}")
+    if _FLAGS.png:
+        _plot([run for _, run in rows], _FLAGS.png)
+        print(f"plot: {_FLAGS.png}")
+
+
+Row = tuple[dict[str, str], dict[str, Any]]
+
+
+def _epsilon(scheme) -> list[Row]:
+    rows = []
+    for z, steps in itertools.product(_numbers("noise_multiplier"), _all_steps(scheme)):
+        spent = accounting.epsilon(z, steps, scheme, **_options())
+        rows.append(_row(scheme, steps, z, spent))
+    return rows
+
+
+def _noise(scheme) -> list[Row]:
+    rows = []
+    for target, steps in itertools.product(_numbers("epsilon"), _all_steps(scheme)):
+        z = accounting.noise_multiplier(
+            epsilon=target, steps=steps, sampling=scheme, **_options()
+        )
+        rows.append(_row(scheme, steps, z, target))
+    return rows
+
+
+def _steps(scheme) -> list[Row]:
+    rows = []
+    for target, z in _product("epsilon", "noise_multiplier"):
+        steps = accounting.steps_for(
+            epsilon=target, noise_multiplier=z, sampling=scheme, **_options()
+        )
+        rows.append(_row(scheme, steps, z, target))
+    return rows
+
+
+def _cohort_row(target: float, rounds: float) -> Row:
+    if _FLAGS.sampling not in ("poisson", "fixed_size"):
+        raise ValueError("cohort knows --sampling=poisson and fixed_size.")
+    plan = accounting.cohort_for(
+        target,
+        _FLAGS.delta,
+        _needed("population"),
+        _whole("steps", rounds),
+        _numbers("noise_multiplier")[0],
+        _needed("clients_per_round"),
+        sampling=_FLAGS.sampling,
+        accountant=_FLAGS.accountant,
+        sensitivity=_sensitivity(),
+    )
+    cells, run = _row(plan.sampling, plan.rounds, plan.noise_multiplier, plan.epsilon)
+    cells["clients per round"] = str(plan.clients_per_round)
+    cells["scale"] = f"{plan.scale:.4g}"
+    cells["z of the sum"] = f"{plan.gradient_noise_multiplier:.6g}"
+    cells["count stddev"] = f"{plan.count_stddev:.6g}"
+    return cells, run
+
+
+def _row(scheme, steps: int, z: float, epsilon: float) -> Row:
+    cells = {
+        "sampling": scheme.describe(),
+        "steps": str(steps),
+        "noise multiplier": f"{z:.6g}",
+        "epsilon": f"{epsilon:.6g}",
+    }
+    return cells, {"sampling": scheme, "steps": steps, "z": z}
+
+
+def _schemes() -> list[sampling.SamplingScheme]:
+    kind = _FLAGS.sampling
+    if kind == "full":
+        return [sampling.FullBatch()]
+    if kind == "poisson" and _FLAGS.rate:
+        return [sampling.Poisson(rate) for rate in _numbers("rate")]
+    population = _needed("population")
+    makers: dict[str, Callable] = {
+        "poisson": lambda size: sampling.Poisson(size / population),
+        "fixed_size": lambda size: sampling.FixedSize(
+            _whole("batch_size", size), population
+        ),
+        "with_replacement": lambda size: sampling.FixedSize(
+            _whole("batch_size", size), population, replacement=True
+        ),
+        "shuffled": lambda size: sampling.ShuffledEpochs(
+            _whole("batch_size", size), population
+        ),
+    }
+    return [makers[kind](size) for size in _numbers("batch_size")]
+
+
+def _all_steps(scheme) -> list[int]:
+    if _FLAGS.steps:
+        return [_whole("steps", value) for value in _numbers("steps")]
+    if not _FLAGS.epochs:
+        raise ValueError("Give --steps or --epochs.")
+    if isinstance(scheme, sampling.Poisson):
+        return [math.ceil(e / scheme.rate - 1e-9) for e in _numbers("epochs")]
+    if isinstance(scheme, sampling.FullBatch):
+        return [math.ceil(epochs) for epochs in _numbers("epochs")]
+    ratio = _needed("population") / scheme.batch_size
+    return [math.ceil(epochs * ratio - 1e-9) for epochs in _numbers("epochs")]
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "delta": _FLAGS.delta,
+        "accountant": _FLAGS.accountant,
+        "unit": _FLAGS.unit,
+        "sensitivity": _sensitivity(),
+    }
+
+
+def _sensitivity() -> float | None:
+    return 1.0 if _FLAGS.convention == "paper" else None
+
+
+def _numbers(name: str) -> list[float]:
+    values = _FLAGS[name].value
+    if not values:
+        raise ValueError(f"Give --{name}.")
+    try:
+        return [float(value) for value in values]
+    except ValueError as error:
+        raise ValueError(f"--{name} must be numbers, got {values}.") from error
+
+
+def _product(*names: str):
+    return itertools.product(*(_numbers(name) for name in names))
+
+
+def _needed(name: str) -> int:
+    if _FLAGS[name].value is None:
+        raise ValueError(f"Give --{name}.")
+    return _FLAGS[name].value
+
+
+def _whole(name: str, value: float) -> int:
+    if not float(value).is_integer():
+        raise ValueError(f"--{name} must be whole numbers, got {value}.")
+    return int(value)
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    names = list(rows[0])
+    lines = [names, *([row[name] for name in names] for row in rows)]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(names))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _plot(runs: list[dict[str, Any]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for run in runs:
+        if run["steps"] < 1 or run["z"] == 0:
+            continue
+        steps = np.unique(np.linspace(1, run["steps"], 30).astype(int))
+        spent = accounting.epsilon_profile(
+            run["z"], steps, run["sampling"], **_options()
+        )
+        label = f"z = {run['z']:.4g}, {run['sampling'].describe()}"
+        axes.plot(steps, spent, label=label)
+    axes.set(xlabel="steps", ylabel=f"epsilon at delta = {_FLAGS.delta:g}")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    if any(argument in ("--help", "-h", "-help") for argument in argv):
+        print(f"{__doc__}\n{_FLAGS.main_module_help()}{_FLAGS.get_help()}")
+        sys.exit(0)
+    try:
+        return _FLAGS(list(argv))
+    except flags.Error as error:
+        raise app.UsageError(str(error)) from error
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """Parses the arguments and answers; errors become one line and exit code 1."""
+    try:
+        main(_parse(sys.argv if argv is None else argv))
+    except app.UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,373 @@
+"""The callback that reports epsilon and stops before a budget is exceeded."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip.accounting import _validate, calibration
+from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
+from tfdpclip.accounting.statement import PrivacyStatement
+from tfdpclip.sampling import batches as batches_lib
+from tfdpclip.sampling.schemes import SamplingScheme
+
+_OPTIMIZER_ATTRIBUTES = (
+    "noise_multiplier",
+    "iterations",
+    "expected_batch_size",
+    "accumulation_steps",
+    "clip",
+)
+
+
+class PrivacyBudget(tf.keras.callbacks.Callback):
+    """Puts `epsilon` into the logs and stops before a privacy budget is exceeded.
+
+    *Formal guarantees*
+
+    * Training stops before the step that would take the run above (epsilon, delta),
+      also with `steps_per_execution` above 1 and with accumulation. If not even one
+      execution fits, nothing runs and `fit` raises.
+    * What is counted is logical steps (noise draws), by `optimizer.iterations`. Steps
+      that ran before this callback saw the optimizer, in an earlier process say, are
+      counted too.
+    * The data must come from batches that the accounted scheme drew: anything else
+      (arrays, another scheme or rate, cached batches, other accumulation) is refused,
+      at the start of training where it can be seen then and after its first execution
+      at the latest.
+    * Steps enter the ledger before they run. After a crash, steps that may or may not
+      have run are counted.
+
+    Args:
+      epsilon: The budget. Infinity only reports.
+      delta: In (0, 1).
+      sampling: The scheme that draws the data, or better the batches themselves.
+      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed where it is exact (no
+        sampling) or where there is no budget to keep.
+      ledger: A `Ledger`, or the path of its file (continued if it exists). In memory
+        by default: then what an earlier process spent is known from the checkpointed
+        step count only.
+      check_data: Whether to insist on seeing the draws. With False, `sampling` is
+        taken at its word, and the statement says so.
+      allow_change: Whether the noise multiplier, clip rule or scheme may differ from
+        the ledger's last phase.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> from tfdpclip import sampling
+    >>> budget = PrivacyBudget(3.0, 1e-5, sampling.Poisson(0.01))
+    >>> budget.ledger.steps
+    0
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        sampling: SamplingScheme | batches_lib.Batches,
+        accountant: str = "pld",
+        *,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        check_data: bool = True,
+        allow_change: bool = False,
+    ):
+        super().__init__()
+        self.epsilon = _validate.target_epsilon(epsilon)
+        self.delta = _validate.delta(delta)
+        _validate.choice("accountant", accountant, calibration.ACCOUNTANTS)
+        self._batches = sampling if isinstance(sampling, batches_lib.Batches) else None
+        self.sampling = getattr(sampling, "scheme", sampling)
+        if not isinstance(self.sampling, SamplingScheme):
+            raise ValueError(
+                "sampling must be a scheme of tfdpclip.sampling, such as "
+                f"Poisson(rate), or its batches; got {sampling!r}."
+            )
+        if accountant == "gdp" and self.sampling.amplified and epsilon != math.inf:
+            raise ValueError(
+                'accountant="gdp" approximates sampling and cannot keep a budget; use '
+                '"pld".'
+            )
+        self.ledger = _open_ledger(ledger, self.delta, accountant)
+        self._check_data = check_data
+        self._allow_change = allow_change
+        self._running_optimizer = None
+        self._iterations: int | None = None
+        self._planned: int | None = None
+        self._longest = 1
+
+    @property
+    def statement(self) -> PrivacyStatement:
+        """What was spent, with everything the number means nothing without."""
+        return self.ledger.statement()
+
+    def on_train_begin(self, logs=None):
+        del logs
+        optimizer = _private_optimizer(self.model.optimizer)
+        if getattr(self.model, "autotune_steps_per_execution", False):
+            raise ValueError(
+                'steps_per_execution="auto" changes how many steps run at a time while '
+                "they run; give a number, so that the budget can be kept."
+            )
+        self._settle(optimizer)
+        self._optimizer = optimizer
+        self._z = float(optimizer.noise_multiplier)
+        self._pieces = int(optimizer.accumulation_steps)
+        self._executed = 0
+        self._longest = 1
+        self._observer = batches_lib.DrawObserver() if self._check_data else None
+        drawer = self._expected_drawer()
+        scheme = self.sampling if drawer is None else drawer.scheme
+        if drawer is not None:
+            self._check_drawer(drawer)
+        self.ledger.begin(
+            noise_multiplier=self._z,
+            sampling=scheme,
+            unit=getattr(optimizer, "unit", "example"),
+            clip=str(optimizer.clip),
+            seed=_first_seed(optimizer, drawer),
+            observed=self._check_data,
+            change=self._allow_change,
+        )
+        self._scheme = scheme
+        self._count_begun_epoch(drawer)
+        self._count_unseen(int(optimizer.iterations.numpy()))
+        self._plan()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        del logs
+        iterations = int(self._optimizer.iterations.numpy())
+        if self._iterations is None:
+            # Another callback may have restored a checkpoint since on_train_begin.
+            if self._count_unseen(iterations):
+                self._plan()
+            self._iterations = iterations
+        if float(self._optimizer.noise_multiplier) != self._z:
+            raise PrivacyMismatchError(
+                f"noise_multiplier changed from {self._z} to "
+                f"{self._optimizer.noise_multiplier} during training; change it "
+                "between two calls of fit, with allow_change=True."
+            )
+        self._reserve(self._logical(self._physical(batch)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        del logs
+        physical = self._physical(self._begun)
+        self._executed += physical
+        iterations = int(self._optimizer.iterations.numpy())
+        ran, self._iterations = iterations - self._iterations, iterations
+        self._done += ran
+        self.ledger.record(max(ran, 0), save=False)
+        if self._observer is not None:
+            self._check_draws()
+        if self._done != self._executed // self._pieces:
+            raise PrivacyMismatchError(
+                f"{self._executed} physical batches with accumulation_steps = "
+                f"{self._pieces} are {self._executed // self._pieces} steps, but the "
+                f"optimizer took {self._done}: it began in the middle of a step, or "
+                "does not count noise draws."
+            )
+        if self._planned is not None and self._done >= self._planned:
+            return  # Keras stops by itself, and everything planned was allowed.
+        following = self._physical(batch + 1)
+        if self._done + self._logical(following) > self._allowed:
+            self.model.stop_training = True
+            print(
+                f"\nPrivacyBudget: stopping after {self.ledger.steps} steps; one more "
+                f"would exceed epsilon = {self.epsilon:g}."
+            )
+
+    def on_epoch_end(self, epoch, logs=None):
+        del epoch
+        if logs is not None:
+            logs["epsilon"] = self.ledger.epsilon()
+
+    def on_train_end(self, logs=None):
+        del logs
+        self._settle(self._optimizer)
+
+    # How many steps, when.
+
+    def _plan(self) -> None:
+        """Works out how many steps this call of fit may run."""
+        self._done = 0
+        steps, epochs = self.params.get("steps"), self.params.get("epochs", 1)
+        self._planned = (
+            -(-steps * epochs // self._pieces) if steps is not None else None
+        )
+        if self.epsilon == math.inf:
+            self._allowed = math.inf
+        elif self._planned and self.ledger.epsilon(more=self._planned) <= self.epsilon:
+            self._allowed = self._planned
+        else:
+            self._allowed = self.ledger.steps_left(self.epsilon)
+        first = self._logical(self._physical(0))
+        if self._allowed < max(first, 1):
+            raise ValueError(self._nothing_fits(max(first, 1)))
+
+    def _nothing_fits(self, wanted: int) -> str:
+        spent = self.ledger.epsilon()
+        message = (
+            f"The privacy budget epsilon = {self.epsilon:g} at delta = "
+            f"{self.delta:g} leaves room for {self._allowed} steps, and the first "
+            f"execution needs {wanted}. Spent so far: {spent:.4g} in "
+            f"{self.ledger.steps} steps."
+        )
+        if self._z == 0:
+            return f"{message} noise_multiplier is 0, which is not private."
+        if self._allowed:
+            return f"{message} Lower steps_per_execution."
+        return f"{message} Raise noise_multiplier ({self._z:g}) or the budget."
+
+    def _physical(self, batch: int) -> int:
+        """Returns how many physical batches the execution from `batch` on runs."""
+        self._begun = batch
+        size = self._steps_per_execution()
+        steps = self.params.get("steps")
+        if steps is None:
+            return size
+        return min(size, steps - batch % steps)
+
+    def _steps_per_execution(self) -> int:
+        variable = getattr(self.model, "_steps_per_execution", None)
+        value = 1 if variable is None else int(variable.numpy())
+        # Keras lowers the variable for the last, partial execution of an epoch.
+        self._longest = max(value, self._longest)
+        return self._longest
+
+    def _logical(self, physical: int) -> int:
+        """Returns how many logical steps end within the next physical batches."""
+        return (self._executed % self._pieces + physical) // self._pieces
+
+    def _reserve(self, needed: int) -> None:
+        missing = needed - self.ledger.reserved
+        if missing <= 0:
+            return
+        # A hundredth of the run at a time: few writes, little lost in a crash.
+        ahead = max(missing, (self._planned or 0) // 100)
+        room = self._allowed - self._done - self.ledger.reserved
+        self.ledger.reserve(int(max(missing, min(ahead, room))))
+
+    def _count_unseen(self, iterations: int) -> int:
+        unseen = max(0, iterations - self.ledger.steps)
+        self.ledger.add_unseen(unseen)
+        return unseen
+
+    def _settle(self, optimizer) -> None:
+        """Closes the books on a call of fit, also on one that an error ended."""
+        running, self._running_optimizer = self._running_optimizer, optimizer
+        if running is optimizer and self._iterations is not None:
+            ran = int(optimizer.iterations.numpy()) - self._iterations
+            if ran >= 0:
+                self.ledger.record(ran, save=False)
+                self.ledger.release()
+        self._iterations = None
+
+    # Whether the data are what is accounted for.
+
+    def _expected_drawer(self):
+        """Returns what will feed the run, as far as can be known beforehand."""
+        if self._batches is not None:
+            return self._batches._drawer
+        if not self._check_data:
+            return None
+        candidates = [
+            drawer
+            for drawer in batches_lib._DRAWERS
+            if self.sampling.accounts_for(drawer.scheme)
+        ]
+        if not candidates:
+            raise PrivacyMismatchError(
+                f"No batches drawn by {self.sampling.describe()} exist, so the data "
+                "given to fit are something else. Pass "
+                f"sampling.{self.sampling!r}.batches(data) to fit, and account for the "
+                "same scheme (or pass those batches as `sampling`)."
+            )
+        if len({drawer.scheme for drawer in candidates}) > 1:
+            raise PrivacyMismatchError(
+                "Several batches of this rate exist, of different capacity or "
+                "population. Pass the ones given to fit as `sampling`."
+            )
+        return candidates[0]
+
+    def _check_drawer(self, drawer) -> None:
+        if drawer.pieces != self._pieces:
+            raise PrivacyMismatchError(
+                f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
+                f"{self._pieces}: a step would not be one draw."
+            )
+        expected = drawer.scheme.expected_batch_size(drawer.source.size)
+        stated = self._optimizer.expected_batch_size
+        if stated is None:
+            return
+        if not abs(float(stated) - expected) <= 0.5 + 0.01 * expected:
+            raise PrivacyMismatchError(
+                f"The optimizer's expected_batch_size is {stated}, but "
+                f"{drawer.scheme.describe()} of {drawer.source.size} records expects "
+                f"{expected:.6g} per step."
+            )
+
+    def _check_draws(self) -> None:
+        drawn = self._observer.drawn()
+        ours = [(d, count) for d, count in drawn if d.scheme == self._scheme]
+        if self._batches is not None:
+            ours = [(d, count) for d, count in ours if d is self._batches._drawer]
+        if sum(count for _, count in ours) < self._executed:
+            others = [d.scheme.describe() for d, _ in drawn if (d, _) not in ours]
+            origin = f"by {', '.join(others)}" if others else "by something else"
+            raise PrivacyMismatchError(
+                f"{self._executed} batches were trained on, but not as many were drawn "
+                f"by the batches accounted for ({self._scheme.describe()}): the data "
+                f"of fit were drawn {origin}, or batches were reused. That step's "
+                "privacy is unknown."
+            )
+        for drawer, count in ours:
+            self._check_drawer(drawer)
+            if not self._scheme.independent_steps:
+                # Elements drawn for another purpose move the run along its shuffle.
+                ahead = count // self._pieces - self.ledger.phases[-1].runs[-1]
+                self.ledger.record(max(0, ahead), save=False)
+
+    def _count_begun_epoch(self, drawer) -> None:
+        """Counts the rest of a shuffled epoch that something else has begun."""
+        if self._scheme.independent_steps or drawer is None:
+            return
+        epoch = self._scheme.steps_per_epoch(drawer.source.size)
+        if (drawer.position // drawer.pieces - drawer._first_step) % epoch:
+            self.ledger.phases[-1].runs.insert(-1, 1)
+
+
+def _private_optimizer(optimizer: Any) -> Any:
+    missing = [a for a in _OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, a)]
+    if missing:
+        raise ValueError(
+            "PrivacyBudget needs a private optimizer, such as "
+            "tfdpclip.keras.DPSGD(...); "
+            f"{type(optimizer).__name__} has no {', '.join(missing)}."
+        )
+    return optimizer
+
+
+def _open_ledger(ledger, delta, accountant) -> Ledger:
+    if ledger is None:
+        return Ledger(delta, accountant)
+    if not isinstance(ledger, Ledger):
+        path = pathlib.Path(ledger)
+        if not path.exists():
+            return Ledger(delta, accountant, path)
+        return Ledger.load(path, delta=delta, accountant=accountant)
+    if (ledger.delta, ledger.accountant) != (delta, accountant):
+        raise PrivacyMismatchError(
+            f"The ledger is kept for delta = {ledger.delta:g} and accountant "
+            f"{ledger.accountant!r}, not for {delta:g} and {accountant!r}."
+        )
+    return ledger
+
+
+def _first_seed(optimizer, drawer) -> int | None:
+    seeds = (getattr(optimizer, "seed", None), getattr(drawer, "seed", None))
+    return next((seed for seed in seeds if seed is not None), None)

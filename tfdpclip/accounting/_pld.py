@@ -15,7 +15,6 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
-from dp_accounting.pld import privacy_loss_mechanism as mechanism
 from scipy import special, stats
 
 from tfdpclip.accounting import events, gdp
@@ -172,67 +171,73 @@ def _sampling_rate(event) -> float:
 def _single(event, discretization):
     """Returns the privacy loss distribution of one step."""
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return pld_lib.from_gaussian_mechanism(
-            noise_multiplier(event),
-            sampling_prob=event.sampling_probability,
-            value_discretization_interval=discretization,
+        remove, add, upper = _poisson(
+            1 / noise_multiplier(event), event.sampling_probability
         )
-    if isinstance(event, events.TruncatedPoissonSampledDpEvent):
-        return _truncated_poisson(event, discretization)
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-        return _without_replacement(event, discretization)
-    if isinstance(event, dp_accounting.SampledWithReplacementDpEvent):
-        return _with_replacement(event, discretization)
-    raise dp_accounting.UnsupportedEventError(
-        f"The PLD accountant does not understand {event}."
+    elif isinstance(event, events.TruncatedPoissonSampledDpEvent):
+        remove, add, upper = _truncated_poisson(event)
+    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        remove, upper = _without_replacement(event)
+        add = None
+    elif isinstance(event, dp_accounting.SampledWithReplacementDpEvent):
+        remove, upper = _with_replacement(event)
+        add = None
+    else:
+        raise dp_accounting.UnsupportedEventError(
+            f"The PLD accountant does not understand {event}."
+        )
+    if add is None:
+        return pld_lib.PrivacyLossDistribution(
+            _discretize(remove, remove, upper, discretization)
+        )
+    return pld_lib.PrivacyLossDistribution(
+        _discretize(remove, add, upper, discretization),
+        _discretize(add, remove, upper, discretization),
     )
 
 
-def _truncated_poisson(event, discretization):
-    tau = event.overflow_probability
-    z = noise_multiplier(event)
+def _poisson(mu: float, rate: float) -> tuple[Profile, Profile, float]:
+    """Profiles of (1-q) N(0, 1) + q N(mu, 1) against N(0, 1), and the reverse.
 
-    def pmf(adjacency):
-        usual, overflowed = (
-            mechanism.GaussianPrivacyLoss(
-                std, sampling_prob=event.sampling_probability, adjacency_type=adjacency
-            )
-            for std in (z, z / 2)
-        )
+    With D the profile of N(mu, 1) against N(0, 1), the first is
+    q D(log(1 + (e^eps - 1)/q)) (Balle et al. 2018, Theorem 8), the second
+    (1 - (1-q) e^eps) D(eps + log q - log(1 - (1-q) e^eps)), or 0 once that factor is.
+    """
 
-        def profile(eps):
-            return (1 - tau) * usual.get_delta_for_epsilon(
-                eps
-            ) + tau * overflowed.get_delta_for_epsilon(eps)
-
-        bounds = [m.connect_dots_bounds() for m in (usual, overflowed)]
-        lower = min(b.epsilon_lower for b in bounds)
-        upper = _upper_end(profile, bounds[0].epsilon_upper, bounds[1].epsilon_upper)
-        low = math.floor(max(lower, -upper - 1) / discretization)
-        high = math.ceil(upper / discretization)
-        deltas = profile(np.arange(low, high + 1) * discretization)
-        # Rounding may break the order in the last digit.
-        deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-            discretization, low, high, deltas
-        ).to_dense_pmf()
-
-    adjacency = mechanism.AdjacencyType
-    return pld_lib.PrivacyLossDistribution(pmf(adjacency.REMOVE), pmf(adjacency.ADD))
-
-
-def _without_replacement(event, discretization):
-    """The profile q * delta(log(1 + (e^eps - 1)/q)) (Balle et al. 2018, Theorem 9)."""
-    rate = event.sample_size / event.source_dataset_size
-    mu = 1 / noise_multiplier(event)
-
-    def profile(eps):
+    def remove(eps):
         return rate * _gaussian_profile(mu, _unamplified(eps, rate))
 
-    return _symmetric(profile, mu * mu / 2 + 10 * mu, discretization)
+    def add(eps):
+        left = -np.expm1(eps + math.log1p(-rate)) if rate < 1 else np.ones_like(eps)
+        positive = left > 0
+        safe = np.where(positive, left, 1.0)
+        value = safe * _gaussian_profile(mu, eps + math.log(rate) - np.log(safe))
+        return np.where(positive, value, 0.0)
+
+    return remove, add, mu * mu / 2 + 10 * mu
 
 
-def _with_replacement(event, discretization):
+def _truncated_poisson(event) -> tuple[Profile, Profile, float]:
+    tau = event.overflow_probability
+    mu = 1 / noise_multiplier(event)
+    usual = _poisson(mu, event.sampling_probability)
+    overflowed = _poisson(2 * mu, event.sampling_probability)
+
+    def mixed(which):
+        return lambda eps: (1 - tau) * usual[which](eps) + tau * overflowed[which](eps)
+
+    return mixed(0), mixed(1), overflowed[2]
+
+
+def _without_replacement(event) -> tuple[Profile, float]:
+    """The profile q D(log(1 + (e^eps - 1)/q)) (Balle et al. 2018, Theorem 9)."""
+    remove, _, upper = _poisson(
+        1 / noise_multiplier(event), event.sample_size / event.source_dataset_size
+    )
+    return remove, upper
+
+
+def _with_replacement(event) -> tuple[Profile, float]:
     """Mixture over how often the record was drawn (Balle et al. 2018, Theorem 10).
 
     With p = 1 - (1 - 1/n)^m and epsilon = log(1 + p (e^eps0 - 1)), delta is at most
@@ -240,63 +245,61 @@ def _with_replacement(event, discretization):
     that occurs k times: a Gaussian with k times the sensitivity.
     """
     size, population = event.sample_size, event.source_dataset_size
-    base_mu = 1 / noise_multiplier(event)
-    included = (
-        -math.expm1(size * math.log1p(-1 / population)) if population > 1 else 1.0
-    )
-    counts = np.arange(1, size + 1)
-    weights = stats.binom.pmf(counts, size, 1 / population)
-    # Counts beyond the cut are taken to reveal everything.
-    kept = (
-        int(
-            np.argmax(
-                np.append(stats.binom.sf(counts, size, 1 / population), 0) < (_TAIL)
-            )
-        )
-        + 1
-    )
-    counts, weights = counts[:kept], weights[:kept]
-    beyond = float(stats.binom.sf(kept, size, 1 / population)) if kept < size else 0.0
+    mu = 1 / noise_multiplier(event)
+    drawn = stats.binom(size, 1 / population)
+    included = float(drawn.sf(0))
+    # Being drawn more often than `most` is taken to reveal everything.
+    most = 1
+    while most < size and drawn.sf(most) > _TAIL:
+        most += 1
+    beyond = float(drawn.sf(most))
 
     def profile(eps):
         base = _unamplified(eps, included)
         parts = (
-            w * _gaussian_profile(k * base_mu, base)
-            for k, w in zip(counts, weights, strict=True)
+            drawn.pmf(k) * _gaussian_profile(k * mu, base) for k in range(1, most + 1)
         )
-        return np.minimum(sum(parts) + beyond, 1.0)
+        return sum(parts) + beyond
 
-    mu = kept * base_mu
-    return _symmetric(profile, mu * mu / 2 + 10 * mu, discretization)
+    return profile, (most * mu) ** 2 / 2 + 10 * most * mu
 
 
-def _symmetric(profile: Profile, upper: float, discretization: float):
-    """Builds the distribution of a profile that is the same in both directions.
+def _discretize(
+    forward: Profile, backward: Profile, upper: float, discretization: float
+) -> pld_pmf.DensePLDPmf:
+    """Connects the dots of a profile and its reverse.
 
-    Only epsilons >= 0 are needed: by symmetry the mass at -eps is e^-eps times the
-    mass at eps, and what is left over sits at 0. Differences are taken where delta is
-    small, so they do not cancel.
+    The mass at eps > 0 is a second difference of the forward profile; the mass at
+    -eps is e^-eps times what the backward profile has at eps; the rest sits at 0. So
+    all differences are taken where delta is small, and none cancels.
     """
+    positive, infinite = _masses(forward, upper, discretization)
+    mirrored, _ = _masses(backward, upper, discretization)
+    losses = np.arange(1, len(mirrored) + 1) * discretization
+    negative = (mirrored * np.exp(-losses))[::-1]
+    rest = max(0.0, 1 - infinite - positive.sum() - negative.sum())
+    return pld_pmf.DensePLDPmf(
+        discretization,
+        -len(negative),
+        np.concatenate([negative, [rest], positive]),
+        infinite,
+        True,
+    )
+
+
+def _masses(profile: Profile, upper: float, discretization: float):
+    """Returns the masses at 1, 2, ... cells above 0, and at infinity."""
     upper = _upper_end(profile, discretization, max(upper, 2 * discretization))
     size = max(2, math.ceil(upper / discretization))
-    grid = np.arange(size + 1) * discretization
-    deltas = np.minimum.accumulate(profile(grid))
+    deltas = profile(np.arange(size + 1) * discretization)
+    # Rounding may break the order in the last digit.
+    deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     steps = np.diff(deltas)
-    positive = np.empty(size)
-    positive[:-1] = (steps[1:] - steps[:-1] * math.exp(discretization)) / math.expm1(
-        discretization
-    )
-    positive[-1] = steps[-1] / math.expm1(-discretization)
-    positive = np.maximum(positive, 0.0)
-    negative = (positive * np.exp(-grid[1:]))[::-1]
-    infinite = float(deltas[-1])
-    # The mirror image of the infinite loss, a loss of minus infinity, rounds up to
-    # the lowest cell, as does whatever rounding left over below zero.
-    rest = max(0.0, 1 - infinite - positive.sum() - negative.sum())
-    probabilities = np.concatenate([negative, [rest], positive])
-    return pld_lib.PrivacyLossDistribution(
-        pld_pmf.DensePLDPmf(discretization, -size, probabilities, infinite, True)
-    )
+    masses = np.empty(size)
+    masses[:-1] = steps[1:] - steps[:-1] * math.exp(discretization)
+    masses[:-1] /= math.expm1(discretization)
+    masses[-1] = steps[-1] / math.expm1(-discretization)
+    return np.maximum(masses, 0.0), float(deltas[-1])
 
 
 def _upper_end(profile: Profile, low: float, high: float) -> float:
@@ -314,7 +317,7 @@ def _unamplified(eps: np.ndarray, rate: float) -> np.ndarray:
 
 
 def _gaussian_profile(mu: float, eps: np.ndarray) -> np.ndarray:
-    """Returns delta(eps) of N(mu, 1) against N(0, 1) for eps >= 0."""
+    """Returns delta(eps) of N(mu, 1) against N(0, 1)."""
     log_upper = special.log_ndtr(-eps / mu + mu / 2)
     gap = eps + special.log_ndtr(-eps / mu - mu / 2) - log_upper
     return np.exp(log_upper) * -np.expm1(np.minimum(gap, 0.0))

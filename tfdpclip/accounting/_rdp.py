@@ -83,4 +83,3 @@ def _truncated_poisson(event) -> np.ndarray:
             )
             / scale
         )
-

@@ -301,7 +301,9 @@ def _status_of(variable: tf.Variable, loss: tf.Tensor) -> tf.Variable | None:
     if key not in kept:
         try:
             with tf.init_scope():
-                kept[key] = tf.Variable(isolation.UNCHECKED, trainable=False, dtype=tf.int64)
+                kept[key] = tf.Variable(
+                    isolation.UNCHECKED, trainable=False, dtype=tf.int64
+                )
         except ValueError:
             return None
     return kept[key]

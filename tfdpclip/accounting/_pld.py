@@ -208,7 +208,8 @@ def _poisson(mu: float, rate: float) -> tuple[Profile, Profile, float]:
         return rate * _gaussian_profile(mu, _unamplified(eps, rate))
 
     def add(eps):
-        left = -np.expm1(eps + math.log1p(-rate)) if rate < 1 else np.ones_like(eps)
+        log_rest = math.log1p(-rate) if rate < 1 else -math.inf
+        left = -np.expm1(np.minimum(eps + log_rest, 1.0))
         positive = left > 0
         safe = np.where(positive, left, 1.0)
         value = safe * _gaussian_profile(mu, eps + math.log(rate) - np.log(safe))

@@ -4,8 +4,6 @@ import dataclasses
 import math
 from typing import Any
 
-from scipy import optimize
-
 from tfdpclip.accounting import _validate, calibration, noise_split
 
 # The paper's choice for the noise on the unclipped count: a twentieth of the cohort.
@@ -82,9 +80,9 @@ def cohort_for(
         for the count, or if the population is too small: then the message says about
         how many would do.
 
-    >>> plan = cohort_for(2.0, 1e-6, 1_000_000, 1000, 0.1, 100)
+    >>> plan = cohort_for(2.0, 1e-6, 10**6, 1000, 0.1, 100, accountant="rdp")
     >>> plan.clients_per_round, round(plan.noise_multiplier, 2)
-    (564, 0.56)
+    (685, 0.68)
     """
     epsilon = _validate.positive("epsilon", epsilon)
     delta = _validate.delta(delta)
@@ -101,23 +99,32 @@ def cohort_for(
         )
     noise_split.split_noise_multiplier(z, [m * _COUNT_FRACTION])  # Is it feasible?
 
-    def spent(scale: float, people: int, how: str) -> float:
+    def spent(scale: float, people: int, how: str, coarseness: float = 1.0) -> float:
         scheme = _scheme(sampling, math.ceil(scale * m - 1e-9), people)
         if scheme is None or scale * z < 1e-3:
             return math.inf
-        return calibration.epsilon(
-            scale * z, rounds, scheme, delta, how, sensitivity=sensitivity
-        )
+        event = scheme.event(scale * z, rounds, sensitivity=sensitivity)
+        return calibration._leaves_epsilon(event, delta, how, coarseness)
 
-    upper = _enough(lambda a: spent(a, population, "rdp"), epsilon, population / m)
+    # A noise multiplier below 0.1 never is: no need to try much smaller scales.
+    start, largest = min(1.0, 2.0 ** math.floor(math.log2(0.1 / z))), population / m
+    upper = _enough(lambda a: spent(a, population, "rdp"), epsilon, start, largest)
     if upper is None:
         upper = _enough(
-            lambda a: spent(a, population, accountant), epsilon, population / m
+            lambda a: spent(a, population, accountant), epsilon, start, largest
         )
     if upper is None:
-        raise ValueError(_too_small(spent, epsilon, population, m))
-    scale = _smallest(
-        lambda a: spent(a, population, accountant), epsilon, upper, population / m
+        raise ValueError(_too_small(spent, epsilon, start, population, m))
+    lower = upper / 2
+    while spent(lower, population, "rdp") <= epsilon:
+        lower /= 2
+    scale = calibration._least(
+        lambda a, coarseness=1.0: spent(a, population, accountant, coarseness),
+        epsilon,
+        accountant == "pld",
+        bracket=_falling(
+            lambda a: spent(a, population, accountant, 8.0), epsilon, lower, upper
+        ),
     )
     cohort = math.ceil(scale * m - 1e-9)
     stddev = cohort * _COUNT_FRACTION
@@ -149,9 +156,8 @@ def _scheme(sampling: str, cohort: int, population: int) -> Any:
     return schemes.FixedSize(cohort, population)
 
 
-def _enough(spent, epsilon: float, largest: float) -> float | None:
-    """Returns the first power of two (or the largest scale) that is enough."""
-    scale = 2.0**-10
+def _enough(spent, epsilon: float, scale: float, largest: float) -> float | None:
+    """Returns the first doubling of `scale` (or `largest`) that is enough."""
     while scale < largest:
         if spent(scale) <= epsilon:
             return scale
@@ -159,24 +165,14 @@ def _enough(spent, epsilon: float, largest: float) -> float | None:
     return largest if spent(largest) <= epsilon else None
 
 
-def _smallest(spent, epsilon: float, upper: float, largest: float) -> float:
-    """Returns the smallest scale that reaches the target, given one that does."""
-    lower = upper / 2
-    while spent(lower) <= epsilon and lower > 2.0**-12:
+def _falling(spent, epsilon: float, lower: float, upper: float):
+    """Moves the lower end of a bracket down until it spends too much."""
+    while spent(lower) <= epsilon:
         lower, upper = lower / 2, lower
-
-    def gap(log_scale: float) -> float:
-        value = spent(math.exp(log_scale))
-        return 50.0 if value == math.inf else math.log(value / epsilon)
-
-    root = optimize.brentq(gap, math.log(lower), math.log(upper), xtol=1e-5)
-    scale = math.exp(root)
-    while spent(scale) > epsilon:  # The cohort is a whole number: small jumps.
-        scale = min(scale * (1 + 2e-5), largest)
-    return scale
+    return lower, upper
 
 
-def _too_small(spent, epsilon: float, population: int, m: int) -> str:
+def _too_small(spent, epsilon: float, start: float, population: int, m: int) -> str:
     best = min(
         (spent(2.0**k, population, "rdp"), 2.0**k)
         for k in range(-10, max(1, math.ceil(math.log2(population / m))))
@@ -189,14 +185,14 @@ def _too_small(spent, epsilon: float, population: int, m: int) -> str:
     for _ in range(40):
         people *= 2
         if (
-            _enough(lambda a, n=people: spent(a, n, "rdp"), epsilon, people / m)
+            _enough(lambda a, n=people: spent(a, n, "rdp"), epsilon, start, people / m)
             is not None
         ):
             low, high = people // 2, people
             while high > 1.05 * low:
                 middle = (low + high) // 2
                 reached = _enough(
-                    lambda a, n=middle: spent(a, n, "rdp"), epsilon, middle / m
+                    lambda a, n=middle: spent(a, n, "rdp"), epsilon, start, middle / m
                 )
                 low, high = (low, middle) if reached is not None else (middle, high)
             return f"{message} A population of about {high:.2g} would do."

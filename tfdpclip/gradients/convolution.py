@@ -12,10 +12,10 @@ from tfdpclip.gradients.forms import (
     Budget,
     Form,
     cut_rows,
+    gram_norms,
     in_chunks,
     rows_where,
     sum_squares,
-    without_negatives,
 )
 
 # Up to this many entries in a patch, cutting patches by a convolution with an identity
@@ -125,7 +125,7 @@ class Convolution(Form):
             for image in (self._flat_shift(offset) for offset in self._offsets())
         ]
         other = tf.matmul(small, small, transpose_b=True)
-        return without_negatives(tf.reduce_sum(tf.add_n(grams) * other, axis=[1, 2]))
+        return gram_norms(tf.add_n(grams), other)
 
     # The products.
 

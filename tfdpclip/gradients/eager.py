@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip.gradients.fallback import not_a_number
 from tfdpclip.gradients.forms import sum_squares
 from tfdpclip.gradients.loss import LossParts
 
@@ -75,6 +76,8 @@ class EagerGradients:
         self.isolated = tf.constant(True)
         squares = [tf.cast(sum_squares(g), tf.float32) for g in self._found]
         self.norms = tf.sqrt(tf.add_n(squares))
+        if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
+            raise ValueError(not_a_number(self.variables))
 
     @property
     def present(self) -> tf.Tensor:

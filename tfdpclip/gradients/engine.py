@@ -25,11 +25,16 @@ _ASSUMED_BATCH = 256
 
 @dataclasses.dataclass
 class _Slow:
-    """The variables that take the fallback, and why."""
+    """The variables that take the fallback, and why.
+
+    Attributes:
+      coarse: whether one of them is used in a type below float32.
+    """
 
     variables: list[tf.Variable]
     handles: list[tf.Tensor]
     reasons: list[str]
+    coarse: bool = False
 
 
 class PerExampleGradients:
@@ -150,6 +155,11 @@ class PerExampleGradients:
                 self._slow.variables.append(variable)
                 self._slow.handles.append(handles[i])
                 self._slow.reasons.append(_reason(found, built))
+                self._slow.coarse = self._slow.coarse or any(
+                    t.dtype.is_floating and t.dtype.size < 4
+                    for use in found
+                    for t in (*use.op.inputs, *use.op.outputs)
+                )
                 continue
             self._gradients[i] = VariableGradient(variable, handles[i], found, built)
         if self._slow.variables:
@@ -204,11 +214,13 @@ class PerExampleGradients:
         for i, gradient in self._gradients.items():
             sums[i] = gradient.weighted_sum(weights, kept)
         slow = self._slow.variables
-        if slow and kept is None:
+        if slow and kept is None and not self._slow.coarse:
             found = tf.gradients(self._loss, self._slow.handles, grad_ys=weights)
         elif slow:
+            # Autodiff would round the sum over examples to the layer's coarse type.
+            every = tf.ones_like(weights, tf.bool) if kept is None else kept
             found = fallback.masked_sums(
-                self._loss, slow, self._slow.handles, weights, kept
+                self._loss, slow, self._slow.handles, weights, every
             )
         else:
             found = []
@@ -248,25 +260,28 @@ class PerExampleGradients:
                 when = "always"
                 status = tf.constant(isolation.UNCHECKED, tf.int64)
 
+        seen = tf.convert_to_tensor(status)
+        if when == "always":
+            passed_before = tf.equal(seen, isolation.PASSED)
+            seen = tf.where(passed_before, tf.zeros_like(seen), seen)
+
         def run():
-            ok, assertions = isolation.check(
+            ok, conclusive, assertions = isolation.check(
                 self._loss, self._probes(), self._flows, self.parts.batch_size
             )
             with tf.control_dependencies([a for a in assertions if a is not None]):
-                verdict = tf.where(
-                    ok,
-                    tf.constant(isolation.PASSED, tf.int64),
-                    tf.constant(isolation.FAILED, tf.int64),
-                )
+                # Counts down from UNCHECKED until a batch is conclusive.
+                done = tf.logical_or(conclusive, seen <= -isolation.ATTEMPTS)
+                passed = tf.where(done, tf.cast(isolation.PASSED, tf.int64), seen - 1)
+                verdict = tf.where(ok, passed, tf.constant(isolation.FAILED, tf.int64))
                 if not isinstance(status, tf.Variable):
                     return verdict
                 return status.assign(verdict, read_value=True)
 
-        seen = tf.convert_to_tensor(status)
         # An empty batch proves nothing.
-        due = tf.greater(self.parts.batch_size, 0)
-        if when == "first":
-            due = tf.logical_and(due, tf.equal(seen, isolation.UNCHECKED))
+        due = tf.logical_and(
+            tf.greater(self.parts.batch_size, 0), seen <= isolation.UNCHECKED
+        )
         return tf.not_equal(tf.cond(due, run, lambda: seen), isolation.FAILED)
 
     def _probes(self) -> list[isolation.Probe]:

@@ -68,7 +68,13 @@ def squared_norms(
     batch_size: tf.Tensor,
     budget: Budget,
 ) -> tf.Tensor:
-    """`[B]`, summed over `variables`."""
+    """`[B]`, summed over `variables`.
+
+    A value that is not a number in one example's backward pass reaches every other's
+    here, because each differentiates the whole batch. Nothing can then be said about
+    anybody's norm, so the step fails. (XLA drops the assertion; every example is then
+    dropped for its norm.)
+    """
 
     def compute(start, size):
         gradients = jacobian(per_example, variables, handles, start + tf.range(size))
@@ -76,8 +82,23 @@ def squared_norms(
 
     memory = _bytes_per_example(variables)
     if budget.fits(memory):
-        return compute(tf.constant(0), batch_size)
-    return in_chunks(compute, batch_size, budget.chunk(memory))
+        squares = compute(tf.constant(0), batch_size)
+    else:
+        squares = in_chunks(compute, batch_size, budget.chunk(memory))
+    numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
+    assertion = tf.debugging.Assert(numbers, [not_a_number(variables)])
+    with tf.control_dependencies([] if assertion is None else [assertion]):
+        return tf.identity(squares)
+
+
+def not_a_number(variables: Sequence[tf.Variable]) -> str:
+    """The error for an example that cannot be kept apart from the others."""
+    return (
+        "An example's loss or gradient is not a number, and these variables take the "
+        "Jacobian path, on which it cannot be kept apart from the other examples: "
+        f"{', '.join(v.name for v in variables)}. Remove examples that are not finite "
+        "before training."
+    )
 
 
 def masked_sums(

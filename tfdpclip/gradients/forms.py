@@ -100,9 +100,26 @@ def sum_squares(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tensor), axis=axes) if axes else tf.square(tensor)
 
 
-def without_negatives(squares: tf.Tensor) -> tf.Tensor:
-    """Lifts what rounding left below 0; NaN stays NaN, which tf.maximum would lose."""
-    return tf.where(squares < 0, tf.zeros_like(squares), squares)
+# A Gram sum is off by its rounding error, a few units in the last place of the square
+# of S = sum_t |x_t| |z_t|. Where the terms of an example cancel, that can be more than
+# the norm itself, and a norm that is too small would let the example through the clip.
+_GRAM_ROUNDING = 4e-6
+
+
+def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """`[B]` squared norms from two Gram matrices, `[B, (G,) T, T]`; never too small.
+
+    Norms below 0.002 S, with S the sum of the terms' own norms, are reported as that
+    instead: an upper bound. (What is not a number stays so.)
+    """
+    axes = list(range(1, x.shape.rank))
+    squares = tf.reduce_sum(x * z, axis=axes)
+    own = tf.sqrt(tf.linalg.diag_part(x) * tf.linalg.diag_part(z))
+    sizes = tf.reduce_sum(own, axis=-1)
+    floor = _GRAM_ROUNDING * (
+        tf.square(sizes) if len(axes) == 2 else tf.reduce_sum(tf.square(sizes), -1)
+    )
+    return tf.where(squares < floor, floor, squares)
 
 
 def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
@@ -213,8 +230,7 @@ class Outer(Form):
     def _gram_norms(self):
         x = tf.matmul(self.x, self.x, transpose_b=True)
         z = tf.matmul(self.z, self.z, transpose_b=True)
-        axes = list(range(1, x.shape.rank))
-        return without_negatives(tf.reduce_sum(x * z, axis=axes))
+        return gram_norms(x, z)
 
     def _product_norms(self):
         return sum_squares(self._products())
@@ -296,8 +312,7 @@ class Lookup(Form):
         if self.steps is not None and self.steps <= self._GRAM_STEPS:
             same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :])
             products = tf.matmul(self.z, self.z, transpose_b=True)
-            kept = tf.where(same, products, tf.zeros([], products.dtype))
-            return without_negatives(tf.reduce_sum(kept, axis=[1, 2]))
+            return gram_norms(tf.cast(same, products.dtype), products)
         steps = tf.shape(self.ids)[1]
         width = self.z.shape[-1]
         owner = tf.repeat(tf.range(self.batch_size), steps)

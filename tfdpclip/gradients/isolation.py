@@ -14,6 +14,10 @@ import tensorflow as tf
 from tfdpclip.gradients.dataflow import Dataflow
 
 UNCHECKED, PASSED, FAILED = 0, 1, 2
+# A batch in which fewer than two examples reach a tensor (an empty draw, a layer below
+# a head that is still zero) proves nothing about it, and the next step checks again; a
+# tensor that no two examples reach in this many steps is let go.
+ATTEMPTS = 50
 
 # Relative to the largest entry of the gradient. Isolated examples give 0 or, where the
 # two gradients are computed in different orders, about 1e-7.
@@ -37,17 +41,18 @@ class Probe:
 
 def check(
     per_example: tf.Tensor, probes: list[Probe], flows: Dataflow, batch_size: tf.Tensor
-) -> tuple[tf.Tensor, list[tf.Operation]]:
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Operation]]:
     """Builds the check in the current graph.
 
     Returns:
-      A boolean scalar, whether all is well, and the assertions, which XLA drops.
+      Two boolean scalars, whether all is well and whether the batch could show it, and
+      the assertions, which XLA drops.
     """
     powers = tf.random.shuffle(tf.range(batch_size)) % 8
     scales = tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)
     # A loss that is not finite has no gradient worth comparing.
     usable = tf.math.is_finite(per_example)
-    ok, assertions = tf.constant(True), []
+    ok, conclusive, assertions = tf.constant(True), tf.constant(True), []
 
     def require(condition, *message):
         nonlocal ok
@@ -77,7 +82,8 @@ def check(
     for probe, scaled in zip(probes, again, strict=True):
         if probe.gradient is None or scaled is None:
             continue
-        good = _separates(probe, scaled, scales, usable, flows, batch_size)
+        good, telling = _separates(probe, scaled, scales, usable, flows, batch_size)
+        conclusive = tf.logical_and(conclusive, telling)
         require(
             good,
             f"ExampleIsolationError: an example's gradient depends on other examples "
@@ -86,15 +92,16 @@ def check(
             "first does this. Use GroupNormalization or LayerNormalization, and keep "
             "the batch on axis 0.",
         )
-    return ok, assertions
+    return ok, conclusive, assertions
 
 
-def _separates(probe, scaled, scales, usable, flows, batch_size) -> tf.Tensor:
+def _separates(probe, scaled, scales, usable, flows, batch_size):
+    """Whether the gradient separates by example, and whether two examples have one."""
     flow = flows[probe.tensor]
     first = tf.convert_to_tensor(probe.gradient)
     scaled = tf.convert_to_tensor(scaled)
     if first.shape.rank == 0:
-        return tf.constant(False)
+        return tf.constant(False), tf.constant(True)
     axis = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
     rank = first.shape.rank
     length = tf.shape(first)[axis]
@@ -110,9 +117,16 @@ def _separates(probe, scaled, scales, usable, flows, batch_size) -> tf.Tensor:
         finite = tf.math.is_finite(a) & tf.math.is_finite(b) & kept
         error = tf.reduce_max(tf.where(finite, tf.abs(a - b), 0.0))
         size = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0))
-        return error <= _TOLERANCE * size
+        others = [i for i in range(rank) if i != axis]
+        by_row = tf.reduce_any(finite & (a != 0), axis=others)
+        if flow.leads and flow.minor:
+            by_example = tf.transpose(tf.reshape(by_row, [-1, batch_size]))
+        else:
+            by_example = tf.reshape(by_row, [batch_size, -1])
+        reached = tf.math.count_nonzero(tf.reduce_any(by_example, axis=1))
+        return error <= _TOLERANCE * size, reached >= 2
 
-    return tf.cond(divides, compare, lambda: tf.constant(False))
+    return tf.cond(divides, compare, lambda: (tf.constant(False), tf.constant(True)))
 
 
 def _spread(values, rows, flow) -> tf.Tensor:

@@ -111,17 +111,19 @@ def take_apart(
     for tensor, scale in walker.terms:
         entries = _rows_by_example(tensor, flows, batch_size)
         first = batch_size
-        if scale.batch_divisions != 1 and flows.batch_size is None:
-            if scale.batch_divisions > 1:
-                raise LossStructureError(
-                    f"The term {tensor.name!r} of the loss is divided by the batch "
-                    "size more than once, so its scale depends on how many examples "
-                    "there happen to be. " + _FIX
-                )
-            if nominal_batch_size is not None:
-                first = nominal_batch_size
-        term = tf.reduce_sum(entries, axis=1) * scale.value(first)
-        total = term if total is None else total + term
+        if scale.batch_divisions > 1:
+            raise LossStructureError(
+                f"The term {tensor.name!r} of the loss is divided by the batch size "
+                "more than once, so its scale depends on how many examples there "
+                "happen to be. " + _FIX
+            )
+        if scale.batch_divisions == 0 and nominal_batch_size is not None:
+            # A sum over the batch: multiplying by the number of examples that happen
+            # to be there would let each example change the others' gradients.
+            first = nominal_batch_size
+        term = tf.reduce_sum(entries, axis=1)
+        term *= tf.cast(scale.value(first), term.dtype)
+        total = term if total is None else total + tf.cast(term, total.dtype)
         masks.append(_weights_mask(tensor, flows, batch_size))
     return LossParts(total, _any_present(masks), walker.shared(), batch_size)
 
@@ -170,7 +172,7 @@ class _Walker:
 
     def shared(self) -> tf.Tensor | None:
         parts = [
-            tf.reduce_sum(_in_float32(tensor)) * scale.value()
+            tf.cast(tf.reduce_sum(tensor), tf.float32) * scale.value()
             for tensor, scale in self._shared
         ]
         return tf.add_n(parts) if parts else None
@@ -200,6 +202,9 @@ class _Walker:
             self.visit(op.inputs[1], scale.negate() if op.type == "Sub" else scale)
         elif op.type == "Neg":
             self.visit(op.inputs[0], scale.negate())
+        elif op.type == "L2Loss":
+            half = tf.square(op.inputs[0]) / 2
+            self.visit(half, scale)
         elif op.type in _PASSES_ON:
             self.visit(op.inputs[0], scale)
         elif tensor.shape.rank == 0 and op.type == "Mul":
@@ -239,7 +244,8 @@ class _Walker:
         flow = self._flows[bottom]
         if flow.kind == DATA:
             self._refuse_scale(op, bottom)
-        self.visit(top, scale.divide(bottom, by_batch=flow.kind != PUBLIC))
+        by_batch = flow.kind != PUBLIC or _counts_entries(bottom, top)
+        self.visit(top, scale.divide(bottom, by_batch))
 
     def _refuse_scale(self, op, factor):
         raise LossStructureError(
@@ -260,6 +266,17 @@ def _check_uncoupled(tensor, flow):
             "layer.trainable = False), and so do a masked mean over the batch and an "
             "in-batch contrastive loss. " + _FIX
         )
+
+
+def _counts_entries(divisor: tf.Tensor, total: tf.Tensor) -> bool:
+    """Whether a constant is the number of entries that were summed to `total`."""
+    while total.op.type in _PASSES_ON or total.op.type in ("Mul", "Neg"):
+        total = max(total.op.inputs, key=lambda t: t.shape.num_elements() or 0)
+        if total.shape.rank:
+            break
+    source = total.op.inputs[0] if total.op.type == "Sum" else total
+    value, entries = tf.get_static_value(divisor), source.shape.num_elements()
+    return value is not None and entries is not None and float(value) == entries
 
 
 def _may_lead(tensor: tf.Tensor, flows: Dataflow) -> bool:
@@ -294,7 +311,11 @@ def _entries_per_row(tensor) -> tf.Tensor:
 
 
 def _weights_mask(tensor, flows, batch_size) -> tf.Tensor | None:
-    """Which examples have a weight other than 0, if the term is weighted."""
+    """Which examples have a weight other than 0, if the term is weighted.
+
+    A term that Keras was given no weights for is weighted by the constant 1: all its
+    examples are real. A term without any weight (an activity regulariser) says nothing.
+    """
     while True:
         op = tensor.op
         if op.type in _PASSES_ON or op.type == "Neg":
@@ -310,12 +331,19 @@ def _weights_mask(tensor, flows, batch_size) -> tf.Tensor | None:
         if flows[a].trained:
             return None
         if flows[a].kind != DATA:
+            if a.op.type == "Const" and a.shape.rank == 0 and _is_one(a):
+                return tf.ones([batch_size], tf.bool)
             tensor = b
             continue
         if not flows[a].leads or flows[a].minor:
             return None
         nonzero = tf.reshape(tf.not_equal(a, tf.zeros([], a.dtype)), [batch_size, -1])
         return tf.reduce_any(nonzero, axis=1)
+
+
+def _is_one(tensor: tf.Tensor) -> bool:
+    value = tf.get_static_value(tensor)
+    return value is not None and float(value) == 1.0
 
 
 def _any_present(masks) -> tf.Tensor | None:

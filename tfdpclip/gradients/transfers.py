@@ -156,7 +156,7 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
         return _reshape_inner(op, output, flow)
     before, after = _tail(source.shape), _tail(output.shape)
     rank = output.shape.rank
-    if rank and flow.rows is not None and batch_size is not None:
+    if rank and flow.rows is not None and batch_size:
         lead = output.shape[0]
         if lead is not None and lead % batch_size == 0 and lead > 0:
             return Flow(DATA, (0,), lead // batch_size, flow.minor)

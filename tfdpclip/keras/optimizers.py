@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,6 +68,7 @@ class _Transient:
     def __init__(self):
         self.issued: list = []
         self.sums: list[tf.Variable] | None = None
+        self.places: dict[int, int] = {}
         self.counts: tf.Variable | None = None
         self.filled: tf.Variable | None = None
         self.status: tf.Variable | None = None
@@ -110,7 +110,11 @@ class PrivateOptimizer:
         check_positive("gradient_memory", gradient_memory)
         private = noise_multiplier > 0
         count_stddevs = tuple(rule.count_stddevs(batch_size, private))
-        split = accounting.split_noise_multiplier(noise_multiplier, count_stddevs)
+        split = (
+            accounting.split_noise_multiplier(noise_multiplier, count_stddevs)
+            if private
+            else 0.0
+        )
         noise = GaussianNoise(seed)
         super().__init__(*args, **kwargs)
         self._rule = rule
@@ -232,14 +236,16 @@ class PrivateOptimizer:
         if self._accumulation_steps == 1:
             self._finish(gradients, sums, counts, shared)
             return
-        kept = self._accumulators(gradients.variables)
-        for total, part in zip(kept.sums, sums, strict=True):
+        kept = self._transient
+        places = [kept.places[id(v)] for v in gradients.variables]
+        for place, part in zip(places, sums, strict=True):
+            total = kept.sums[place]
             total.assign_add(tf.cast(part, total.dtype))
         kept.counts.assign_add(counts)
         filled = kept.filled.assign_add(1, read_value=True)
 
         def finish():
-            totals = [tf.convert_to_tensor(total) for total in kept.sums]
+            totals = [tf.convert_to_tensor(kept.sums[place]) for place in places]
             self._finish(gradients, totals, tf.convert_to_tensor(kept.counts), shared)
             for total in (*kept.sums, kept.counts, kept.filled):
                 total.assign(tf.zeros_like(total))
@@ -311,11 +317,9 @@ class PrivateOptimizer:
             self.build(var_list)
         if isinstance(loss, tf.__internal__.EagerTensor):
             return EagerGradients(loss, var_list, tape)
-        if self._transient.status is None:
-            with tf.init_scope():
-                self._transient.status = tf.Variable(
-                    UNCHECKED, trainable=False, dtype=tf.int64
-                )
+        # Every trace builds a graph of its own, which is to be checked.
+        with tf.init_scope():
+            self._transient.status.assign(UNCHECKED)
         return PerExampleGradients(
             tf.convert_to_tensor(loss),
             var_list,
@@ -341,15 +345,20 @@ class PrivateOptimizer:
         """Noise with the clip that was applied, divide, and only then adapt."""
         state = self.clip_state
         stddev = self._gradient_noise_multiplier * self._rule.sensitivity(state)
+        drawn = [i for i, c in enumerate(gradients.connected) if c]
+        noise = self._noise.sample_all(
+            [gradients.variables[i].shape for i in drawn],
+            [stddev] * len(drawn),
+            [sums[i].dtype for i in drawn],
+        )
+        noisy = {i: sums[i] + part for i, part in zip(drawn, noise, strict=True)}
         released = []
-        for variable, total, extra, connected in zip(
-            gradients.variables, sums, shared, gradients.connected, strict=True
+        for i, (variable, extra) in enumerate(
+            zip(gradients.variables, shared, strict=True)
         ):
             private = None
-            if connected:
-                noise = self._noise.sample(variable.shape, stddev, total.dtype)
-                private = (total + noise) / self._expected_batch_size
-                private = tf.cast(private, variable.dtype)
+            if i in noisy:
+                private = tf.cast(noisy[i] / self._expected_batch_size, variable.dtype)
             if extra is not None:
                 extra = tf.convert_to_tensor(extra)
                 private = extra if private is None else private + extra
@@ -368,21 +377,27 @@ class PrivateOptimizer:
         for variable, value in zip(self._clip_state, new, strict=True):
             variable.assign(value)
 
-    def _accumulators(self, variables: Sequence[tf.Variable]) -> _Transient:
+    def build(self, var_list):
+        """Makes the variables; the un-noised sums among them are never saved."""
+        super().build(var_list)
         kept = self._transient
-        if kept.sums is None:
-            with tf.init_scope():
-                kept.sums = [
-                    tf.Variable(
-                        tf.zeros(v.shape, v.dtype if v.dtype.size >= 4 else tf.float32),
-                        trainable=False,
-                    )
-                    for v in variables
-                ]
-                zeros = tf.zeros([len(self._count_stddevs)], tf.float32)
-                kept.counts = tf.Variable(zeros, trainable=False)
-                kept.filled = tf.Variable(0, trainable=False)
-        return kept
+        if kept.status is not None:
+            return
+        with tf.init_scope():
+            kept.status = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)
+            if self._accumulation_steps == 1:
+                return
+            kept.sums = [
+                tf.Variable(
+                    tf.zeros(v.shape, v.dtype if v.dtype.size >= 4 else tf.float32),
+                    trainable=False,
+                )
+                for v in var_list
+            ]
+            kept.places = {id(v): i for i, v in enumerate(var_list)}
+            zeros = tf.zeros([len(self._count_stddevs)], tf.float32)
+            kept.counts = tf.Variable(zeros, trainable=False)
+            kept.filled = tf.Variable(0, trainable=False)
 
 
 @functools.cache
@@ -436,7 +451,10 @@ def _private_class(optimizer_class):
     )
     body = {"__init__": __init__, "__doc__": doc, "__module__": __name__}
     made = type(name, (PrivateOptimizer, optimizer_class), body)
-    return tf.keras.saving.register_keras_serializable("tfdpclip")(made)
+    # A class from elsewhere must not take the place of a Keras class of the same name.
+    module = optimizer_class.__module__
+    package = "tfdpclip" if module.startswith("keras.") else f"tfdpclip.{module}"
+    return tf.keras.saving.register_keras_serializable(package)(made)
 
 
 DPSGD = privatize(tf.keras.optimizers.SGD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import pathlib
@@ -108,7 +109,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         del logs
         optimizer = _private_optimizer(self.model.optimizer)
-        if getattr(self.model, "autotune_steps_per_execution", False):
+        if getattr(self.model, "_steps_per_execution_tuner", None) is not None:
             raise ValueError(
                 'steps_per_execution="auto" changes how many steps run at a time while '
                 "they run; give a number, so that the budget can be kept."
@@ -124,6 +125,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         scheme = self.sampling if drawer is None else drawer.scheme
         if drawer is not None:
             self._check_drawer(drawer)
+            # An earlier iterator may have stopped within a step.
+            drawer.align()
         self.ledger.begin(
             noise_multiplier=self._z,
             sampling=scheme,
@@ -275,11 +278,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             return self._batches._drawer
         if not self._check_data:
             return None
-        candidates = [
-            drawer
-            for drawer in batches_lib._DRAWERS
-            if self.sampling.accounts_for(drawer.scheme)
-        ]
+        candidates = self._candidates()
+        if len({drawer.scheme for drawer in candidates}) > 1:
+            gc.collect()  # Batches of earlier runs may be waiting for this.
+            candidates = self._candidates()
         if not candidates:
             raise PrivacyMismatchError(
                 f"No batches drawn by {self.sampling.describe()} exist, so the data "
@@ -293,6 +295,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "population. Pass the ones given to fit as `sampling`."
             )
         return candidates[0]
+
+    def _candidates(self) -> list:
+        return [
+            drawer
+            for drawer in batches_lib._DRAWERS
+            if self.sampling.accounts_for(drawer.scheme)
+        ]
 
     def _check_drawer(self, drawer) -> None:
         if drawer.pieces != self._pieces:

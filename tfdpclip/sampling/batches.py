@@ -128,6 +128,11 @@ class Batches(tf.data.Dataset):
             _Passes(self._drawer, steps * accumulation_steps),
             output_signature=self._drawer.signature,
         ).apply(tf.data.experimental.assert_cardinality(steps * accumulation_steps))
+        # Otherwise tf.data gathers ahead on its own, and an element gathered but not
+        # used shifts what follows.
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        dataset = dataset.with_options(options)
         if not self._drawer.has_labels:
             dataset = dataset.map(lambda x, weight: (x, None, weight))
         if prefetch:
@@ -201,15 +206,19 @@ class Batches(tf.data.Dataset):
 
 
 class _Passes:
-    """A callable, since `from_generator` calls it once per iterator."""
+    """A callable, since `from_generator` calls it once per iterator.
+
+    It must not keep the drawer alive: TensorFlow never lets go of a generator, and the
+    drawer holds the data. The data set, which every iterator keeps, does.
+    """
 
     def __init__(self, drawer: _Drawer, length: int):
-        self._drawer = drawer
+        self._drawer = weakref.ref(drawer)
         self._length = length
 
     def __call__(self) -> Iterator:
         for _ in range(self._length):
-            yield self._drawer.next_element()
+            yield self._drawer().next_element()
 
 
 class _Drawer:
@@ -242,6 +251,10 @@ class _Drawer:
         ]
         weight = tf.TensorSpec((self.rows,), tf.float32)
         return (*parts[:2], weight)
+
+    def align(self) -> None:
+        """Skips what is left of a logical step of which some was handed out."""
+        self.position = -(-self.position // self.pieces) * self.pieces
 
     def next_element(self):
         step, piece = divmod(self.position, self.pieces)

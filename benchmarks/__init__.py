@@ -1,0 +1,1 @@
+"""Speed and memory, as ratios to a plain step measured in the same run."""

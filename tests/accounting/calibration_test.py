@@ -1,0 +1,266 @@
+"""Epsilon, delta, noise and steps agree with each other and refuse nonsense."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfdpclip import accounting, sampling
+
+_DELTA = 1e-5
+_SCHEMES = [
+    sampling.Poisson(0.01),
+    sampling.Poisson(0.01, 30, 1000),
+    sampling.FixedSize(10, 1000),
+    sampling.FixedSize(10, 1000, replacement=True),
+    sampling.ShuffledEpochs(10, 1000),
+    sampling.FullBatch(),
+]
+
+
+@pytest.mark.parametrize("scheme", _SCHEMES, ids=repr)
+class TestRoundTrips:
+    def test_noise(self, scheme):
+        for target in (0.5, 4.0):
+            z = accounting.noise_multiplier(target, _DELTA, 200, scheme)
+            spent = accounting.epsilon(z, 200, scheme, _DELTA)
+            assert target * (1 - 1e-4) <= spent <= target
+
+    def test_steps(self, scheme):
+        target = 2.0
+        steps = accounting.steps_for(target, _DELTA, 3.0, scheme)
+        if steps:
+            assert accounting.epsilon(3.0, steps, scheme, _DELTA) <= target
+        assert accounting.epsilon(3.0, steps + 1, scheme, _DELTA) > target
+
+    def test_delta(self, scheme):
+        epsilon = accounting.epsilon(2.0, 50, scheme, _DELTA)
+        assert accounting.delta(2.0, 50, scheme, epsilon) == pytest.approx(
+            _DELTA, rel=1e-3
+        )
+
+    def test_profile(self, scheme):
+        steps = [0, 1, 10, 100]
+        profile = accounting.epsilon_profile(2.0, steps, scheme, _DELTA)
+        single = [accounting.epsilon(2.0, t, scheme, _DELTA) for t in steps]
+        np.testing.assert_array_equal(profile, single)
+        assert np.all(np.diff(profile) >= 0)
+
+    def test_batch_clipping_needs_twice_the_noise_or_is_replace_one(self, scheme):
+        alone = accounting.noise_multiplier(1.0, _DELTA, 50, scheme)
+        batch = accounting.noise_multiplier(1.0, _DELTA, 50, scheme, unit="batch")
+        factor = accounting.sensitivity_factor(scheme.neighboring_relation)
+        # The cost of a tight capacity does not scale with the noise.
+        assert batch == pytest.approx(alone * 2 / factor, rel=0.01)
+
+
+def test_renyi_round_trips():
+    scheme = sampling.Poisson(0.01)
+    z = accounting.noise_multiplier(1.0, _DELTA, 500, scheme, "rdp")
+    spent = accounting.epsilon(z, 500, scheme, _DELTA, "rdp")
+    assert 0.9999 <= spent <= 1.0
+    steps = accounting.steps_for(1.0, _DELTA, z, scheme, "rdp")
+    assert 500 <= steps <= 502
+    delta = accounting.delta(z, 500, scheme, spent, "rdp")
+    assert delta == pytest.approx(_DELTA, rel=0.01)
+    assert accounting.epsilon(z, 500, scheme, _DELTA) < spent
+
+
+def test_gdp_approximates_sampling_and_is_exact_without():
+    full = sampling.FullBatch()
+    assert accounting.epsilon(2.0, 7, full, _DELTA, "gdp") == accounting.epsilon(
+        2.0, 7, full, _DELTA
+    )
+    scheme = sampling.Poisson(0.01)
+    exact = accounting.epsilon(2.0, 10_000, scheme, _DELTA)
+    assert accounting.epsilon(2.0, 10_000, scheme, _DELTA, "gdp") == pytest.approx(
+        exact, rel=0.02
+    )
+    z = accounting.noise_multiplier(1.0, _DELTA, 10_000, scheme, "gdp")
+    assert accounting.epsilon(z, 10_000, scheme, _DELTA, "gdp") <= 1.0
+    assert 0 < accounting.delta(2.0, 100, scheme, 1.0, "gdp") < 1
+
+
+def test_batches_can_be_given_for_their_scheme():
+    batches = sampling.Poisson(0.1).batches(np.zeros((100, 1)))
+    assert accounting.epsilon(1.0, 10, batches, _DELTA) == accounting.epsilon(
+        1.0, 10, batches.scheme, _DELTA
+    )
+
+
+def test_steps_already_spent_are_taken_off():
+    scheme = sampling.Poisson(0.01)
+    whole = accounting.steps_for(1.0, _DELTA, 2.0, scheme)
+    rest = accounting.steps_for(
+        1.0, _DELTA, 2.0, scheme, spent=scheme.event(2.0, whole - 7)
+    )
+    assert rest == 7
+    spent = scheme.event(2.0, whole)
+    assert accounting.steps_for(1.0, _DELTA, 2.0, scheme, spent=spent) == 0
+
+
+class TestExtremes:
+    def test_no_budget_limit(self):
+        scheme = sampling.Poisson(0.01)
+        assert accounting.noise_multiplier(math.inf, _DELTA, 10, scheme) == 0.0
+        assert accounting.noise_multiplier(1.0, _DELTA, 0, scheme) == 0.0
+        assert accounting.steps_for(math.inf, _DELTA, 1.0, scheme) == 10**12
+        assert accounting.steps_for(1.0, _DELTA, 0.0, scheme) == 0
+
+    def test_no_noise(self):
+        scheme = sampling.Poisson(0.01)
+        for accountant in accounting.calibration.ACCOUNTANTS:
+            assert accounting.epsilon(0, 10, scheme, _DELTA, accountant) == math.inf
+            assert accounting.delta(0, 10, scheme, 1.0, accountant) == 1.0
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_hardly_any_noise(self, accountant):
+        spent = accounting.epsilon(0.01, 3, sampling.Poisson(0.01), _DELTA, accountant)
+        assert spent > 1000
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_a_great_deal_of_noise(self, accountant):
+        scheme = sampling.Poisson(0.01)
+        spent = accounting.epsilon(1e6, 1000, scheme, _DELTA, accountant)
+        assert 0 <= spent < 1e-3
+
+    def test_huge_numbers_of_steps(self):
+        scheme = sampling.Poisson(0.001)
+        spent = accounting.epsilon(1.0, 10**8, scheme, _DELTA)
+        mu = accounting.subsampled_gdp_mu(1.0, 0.001, 10**8)
+        assert spent == pytest.approx(accounting.gdp_epsilon(mu, _DELTA), rel=0.2)
+        full = accounting.epsilon(1e6, 10**12, sampling.FullBatch(), _DELTA)
+        assert full == pytest.approx(accounting.gdp_epsilon(1.0, _DELTA))
+
+    def test_tiny_deltas(self):
+        scheme = sampling.Poisson(0.01)
+        values = [
+            accounting.epsilon(1.0, 100, scheme, delta)
+            for delta in (1e-3, 1e-6, 1e-10, 1e-15, 1e-30, 1e-100)
+        ]
+        assert all(map(math.isfinite, values))
+        assert values == sorted(values)
+
+    def test_small_budgets_need_much_noise(self):
+        z = accounting.noise_multiplier(1e-3, 1e-9, 1, sampling.Poisson(0.01))
+        assert accounting.epsilon(z, 1, sampling.Poisson(0.01), 1e-9) <= 1e-3
+
+    def test_a_single_record(self):
+        assert accounting.epsilon(1.0, 1, sampling.FixedSize(1, 1), _DELTA) > 0
+        assert accounting.epsilon(1.0, 1, sampling.FixedSize(1, 1, True), _DELTA) > 0
+
+
+_BAD_NUMBERS = [math.nan, math.inf, -math.inf, -1.0, "1", None, [1.0]]
+
+
+class TestHostileArguments:
+    @pytest.mark.parametrize("value", _BAD_NUMBERS)
+    def test_noise_multiplier(self, value):
+        scheme = sampling.Poisson(0.1)
+        for call in (
+            lambda: accounting.epsilon(value, 1, scheme, _DELTA),
+            lambda: accounting.delta(value, 1, scheme, 1.0),
+            lambda: accounting.steps_for(1.0, _DELTA, value, scheme),
+            lambda: accounting.epsilon_profile(value, [1], scheme, _DELTA),
+        ):
+            with pytest.raises(ValueError, match="noise_multiplier"):
+                call()
+
+    @pytest.mark.parametrize("value", [*_BAD_NUMBERS, 0.0, 1.0, 1.5])
+    def test_delta(self, value):
+        scheme = sampling.Poisson(0.1)
+        for call in (
+            lambda: accounting.epsilon(1.0, 1, scheme, value),
+            lambda: accounting.noise_multiplier(1.0, value, 1, scheme),
+            lambda: accounting.steps_for(1.0, value, 1.0, scheme),
+            lambda: accounting.epsilon_profile(1.0, [1], scheme, value),
+            lambda: accounting.gdp_epsilon(1.0, value),
+            lambda: accounting.gdp_mu(1.0, value),
+            lambda: accounting.Ledger(value),
+            lambda: accounting.cohort_for(1.0, value, 1000, 1, 0.5, 100),
+        ):
+            with pytest.raises(ValueError, match="delta"):
+                call()
+
+    @pytest.mark.parametrize("value", [math.nan, -math.inf, -1.0, 0.0, "1", None])
+    def test_epsilon(self, value):
+        scheme = sampling.Poisson(0.1)
+        for call in (
+            lambda: accounting.noise_multiplier(value, _DELTA, 1, scheme),
+            lambda: accounting.steps_for(value, _DELTA, 1.0, scheme),
+            lambda: accounting.cohort_for(value, _DELTA, 1000, 1, 0.5, 100),
+        ):
+            with pytest.raises(ValueError, match="epsilon"):
+                call()
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 1.5, "1", None])
+    def test_steps(self, value):
+        scheme = sampling.Poisson(0.1)
+        for call in (
+            lambda: accounting.epsilon(1.0, value, scheme, _DELTA),
+            lambda: accounting.delta(1.0, value, scheme, 1.0),
+            lambda: accounting.noise_multiplier(1.0, _DELTA, value, scheme),
+            lambda: accounting.epsilon_profile(1.0, [value], scheme, _DELTA),
+        ):
+            with pytest.raises(ValueError, match="steps"):
+                call()
+
+    @pytest.mark.parametrize("value", [0.1, None, "poisson", object()])
+    def test_sampling(self, value):
+        with pytest.raises(ValueError, match="sampling must be a scheme"):
+            accounting.epsilon(1.0, 1, value, _DELTA)
+
+    def test_names(self):
+        scheme = sampling.Poisson(0.1)
+        with pytest.raises(ValueError, match="accountant must be one of"):
+            accounting.epsilon(1.0, 1, scheme, _DELTA, "prv")
+        with pytest.raises(ValueError, match="unit must be one of"):
+            accounting.epsilon(1.0, 1, scheme, _DELTA, unit="layer")
+        with pytest.raises(ValueError, match="sensitivity"):
+            accounting.epsilon(1.0, 1, scheme, _DELTA, sensitivity=0.0)
+
+
+class TestCohort:
+    def test_scales_everything_by_the_same_factor(self):
+        plan = accounting.cohort_for(2.0, 1e-6, 10**6, 1000, 0.1, 100)
+        assert plan.epsilon <= 2.0
+        assert plan.noise_multiplier == pytest.approx(0.1 * plan.scale)
+        assert plan.clients_per_round == math.ceil(100 * plan.scale)
+        assert plan.count_stddev == plan.clients_per_round / 20
+        assert plan.gradient_noise_multiplier == accounting.split_noise_multiplier(
+            plan.noise_multiplier, [plan.count_stddev]
+        )
+        assert plan.sampling == sampling.Poisson(plan.clients_per_round / 10**6)
+        # Nothing noticeably smaller is enough.
+        smaller = 0.99 * plan.scale
+        assert (
+            accounting.epsilon(
+                0.1 * smaller, 1000, sampling.Poisson(100 * smaller / 10**6), 1e-6
+            )
+            > 2.0
+        )
+
+    def test_table_1_comes_from_this_recipe(self):
+        # EMNIST-CR: m = 513, z = 0.513 after a trial with m = 100, z = 0.1.
+        delta = 1e6**-1.1
+        plan = accounting.cohort_for(
+            5.0, delta, 10**6, 1500, 0.1, 100, accountant="rdp",
+            sampling="fixed_size", sensitivity=1.0,
+        )  # fmt: skip
+        assert plan.clients_per_round == pytest.approx(513, abs=2)
+        assert plan.noise_multiplier == pytest.approx(0.513, abs=2e-3)
+
+    def test_a_population_too_small_says_what_would_do(self):
+        with pytest.raises(ValueError, match="too small.*population of about") as info:
+            accounting.cohort_for(1.0, 1e-6, 5000, 200, 0.1, 50, accountant="rdp")
+        enough = float(str(info.value).split("about ")[-1].split()[0])
+        plan = accounting.cohort_for(
+            1.0, 1e-6, int(enough), 200, 0.1, 50, accountant="rdp"
+        )
+        assert plan.epsilon <= 1.0
+
+    def test_an_infeasible_trial(self):
+        with pytest.raises(ValueError, match="at least 11 records per step"):
+            accounting.cohort_for(1.0, 1e-6, 1000, 10, 1.0, 10)
+        with pytest.raises(ValueError, match="clients_per_round"):
+            accounting.cohort_for(1.0, 1e-6, 50, 10, 0.1, 100)

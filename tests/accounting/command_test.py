@@ -1,0 +1,166 @@
+"""`python -m tfdpclip.accounting`."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdpclip import accounting, sampling
+
+command = importlib.import_module("tfdpclip.accounting.__main__")
+
+
+def _run(capsys, *arguments):
+    command._FLAGS.unparse_flags()
+    for name in command._FLAGS:
+        command._FLAGS[name].unparse()
+    command.run(["accounting", *arguments])
+    return capsys.readouterr().out
+
+
+def _rows(text):
+    """The table as a list of {column: cell}."""
+    lines = text.splitlines()
+    rule = lines[1]
+    edges = [0] + [i + 1 for i in range(1, len(rule)) if rule[i - 1 : i + 1] == " -"]
+    edges = [0, *(i for i in range(1, len(rule)) if rule[i - 1 : i + 1] == " -"), None]
+    cut = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    names = [lines[0][part].strip() for part in cut]
+    rows = []
+    for line in lines[2:]:
+        if not line:
+            break
+        rows.append(dict(zip(names, [line[part].strip() for part in cut], strict=True)))
+    return rows
+
+
+def test_epsilon(capsys):
+    text = _run(capsys, "epsilon", "--noise_multiplier=1,2", "--steps=100,200",
+                "--rate=0.01")  # fmt: skip
+    rows = _rows(text)
+    assert len(rows) == 4
+    expected = accounting.epsilon(1.0, 200, sampling.Poisson(0.01), 1e-5)
+    assert float(rows[1]["epsilon"]) == pytest.approx(expected, rel=1e-5)
+    for part in ("delta: 1e-05", "add or remove one record", "accountant: pld"):
+        assert part in text
+
+
+def test_noise(capsys):
+    text = _run(capsys, "noise", "--epsilon=1", "--epochs=15", "--batch_size=256",
+                "--population=60000")  # fmt: skip
+    (row,) = _rows(text)
+    assert row["steps"] == "3516"
+    assert float(row["noise multiplier"]) == pytest.approx(1.185138, rel=1e-3)
+
+
+def test_steps(capsys):
+    text = _run(capsys, "steps", "--epsilon=1", "--noise_multiplier=5",
+                "--sampling=full", "--accountant=gdp")  # fmt: skip
+    (row,) = _rows(text)
+    assert row["steps"] == "1"
+
+
+def test_cohort(capsys):
+    text = _run(capsys, "cohort", "--epsilon=5", "--noise_multiplier=0.1",
+                "--clients_per_round=100", "--population=1000000", "--steps=1500",
+                "--delta=2.5118864e-07", "--accountant=rdp")  # fmt: skip
+    (row,) = _rows(text)
+    plan = accounting.cohort_for(
+        5.0, 2.5118864e-07, 10**6, 1500, 0.1, 100, accountant="rdp"
+    )
+    assert row["clients per round"] == str(plan.clients_per_round)
+
+
+def test_the_papers_convention_is_labelled(capsys):
+    arguments = ("epsilon", "--noise_multiplier=0.669", "--steps=4000",
+                 "--batch_size=2231", "--population=1000000", "--accountant=rdp",
+                 "--sampling=fixed_size", "--delta=2.5118864e-07")  # fmt: skip
+    text = _run(capsys, *arguments, "--convention=paper")
+    assert float(_rows(text)[0]["epsilon"]) == pytest.approx(5.00595, rel=1e-4)
+    assert "not the strict guarantee" in text
+    strict = _run(capsys, *arguments)
+    assert float(_rows(strict)[0]["epsilon"]) == pytest.approx(305.93, rel=1e-3)
+    assert "strict" not in strict
+
+
+@pytest.mark.parametrize("kind", ["fixed_size", "with_replacement", "shuffled"])
+def test_every_scheme_can_be_asked_for(kind, capsys):
+    text = _run(
+        capsys,
+        "epsilon",
+        "--noise_multiplier=2",
+        "--epochs=1",
+        "--batch_size=10",
+        "--population=100",
+        f"--sampling={kind}",
+    )
+    # fmt: skip
+    assert "replace one record" in text
+    assert ("no amplification" in text) == (kind == "shuffled")
+
+
+def test_approximations_are_labelled(capsys):
+    text = _run(capsys, "epsilon", "--noise_multiplier=2", "--steps=10",
+                "--rate=0.1", "--accountant=gdp")  # fmt: skip
+    assert "not a bound" in text
+
+
+def test_plot(capsys, tmp_path):
+    path = tmp_path / "epsilon.png"
+    _run(capsys, "epsilon", "--noise_multiplier=2", "--steps=50", "--rate=0.1",
+         f"--png={path}")  # fmt: skip
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "Ask one of"),
+        (["what"], "Ask one of"),
+        (["epsilon"], "Give --population"),
+        (["epsilon", "--rate=0.1"], "Give --noise_multiplier"),
+        (["epsilon", "--rate=0.1", "--noise_multiplier=1"], "Give --steps"),
+        (["epsilon", "--rate=2", "--noise_multiplier=1", "--steps=1"], "rate"),
+        (["epsilon", "--rate=0.1", "--noise_multiplier=x", "--steps=1"], "numbers"),
+        (["epsilon", "--rate=0.1", "--noise_multiplier=1", "--steps=1.5"], "whole"),
+        (["epsilon", "--nonsense"], "nonsense"),
+        (["epsilon", "--rate=0.1", "--noise_multiplier=1", "--steps=1",
+          "--delta=1"], "delta"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as info:
+        _run(capsys, *arguments)
+    assert info.value.code == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.slow
+def test_runs_as_a_module():
+    result = subprocess.run(
+        [sys.executable, "-m", "tfdpclip.accounting", "epsilon",
+         "--noise_multiplier=1", "--steps=10", "--rate=0.1"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "epsilon" in result.stdout
+    shown = subprocess.run(
+        [sys.executable, "-m", "tfdpclip.accounting", "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "--noise_multiplier" in shown.stdout
+
+
+def test_accounting_does_not_need_tensorflow():
+    # The package as such imports TensorFlow; these modules must not ask for it.
+    code = (
+        "import sys, types, pathlib\n"
+        "package = types.ModuleType('tfdpclip')\n"
+        f"package.__path__ = [{str(command.__file__).rsplit('/', 2)[0]!r}]\n"
+        "sys.modules['tfdpclip'] = package\n"
+        "import tfdpclip.accounting, tfdpclip.sampling\n"
+        "assert not {'tensorflow', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,245 @@
+"""The privacy profiles against mechanisms small enough to work out in full.
+
+Every case enumerates all draws of a tiny data set, adds up the exact density of the
+released sum for two neighbours, integrates the hockey-stick divergence, and compares.
+"""
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from scipy import stats
+
+from tfdpclip import accounting, sampling
+from tfdpclip.accounting import _pld, events
+
+_Z = 1.2  # Noise standard deviation; records are in [-1, 1].
+_GRID = np.linspace(-14, 14, 20_001)
+_EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.0)
+
+
+def _density(weighted_sums):
+    """The density of noise added to a random sum, on the grid."""
+    total = np.zeros_like(_GRID)
+    for value, probability in weighted_sums:
+        total += probability * stats.norm.pdf(_GRID, value, _Z)
+    return total
+
+
+def _hockey_stick(p, q, epsilon):
+    return np.trapz(np.maximum(p - math.exp(epsilon) * q, 0), _GRID)
+
+
+def _poisson_sums(records, rate, capacity):
+    for chosen in itertools.product([0, 1], repeat=len(records)):
+        picked = [r for r, c in zip(records, chosen, strict=True) if c]
+        probability = rate ** len(picked) * (1 - rate) ** (len(records) - len(picked))
+        kept = list(itertools.combinations(picked, min(capacity, len(picked))))
+        for subset in kept:
+            yield sum(subset), probability / len(kept)
+
+
+def _without_replacement_sums(records, size):
+    draws = list(itertools.combinations(records, size))
+    return [(sum(draw), 1 / len(draws)) for draw in draws]
+
+
+def _with_replacement_sums(records, size):
+    draws = list(itertools.product(records, repeat=size))
+    return [(sum(draw), 1 / len(draws)) for draw in draws]
+
+
+def _one_step(scheme, unit_sensitivity=None):
+    (leaf,) = events.leaves(scheme.event(_Z, 1, sensitivity=unit_sensitivity))
+    return _pld._single(leaf, 1e-4)
+
+
+def _assert_bounds(distribution, pairs):
+    """The distribution bounds every pair both ways; returns how tight it gets."""
+    tightest = {}
+    for p, q in pairs:
+        for epsilon in _EPSILONS:
+            bound = distribution.get_delta_for_epsilon(epsilon)
+            for one, other in ((p, q), (q, p)):
+                exact = _hockey_stick(one, other, epsilon)
+                assert exact <= bound + 1e-7
+                ratio = exact / bound if bound else 1.0
+                tightest[epsilon] = max(ratio, tightest.get(epsilon, 0))
+    return tightest
+
+
+_NEIGHBOURS = [[*rest, x] for rest in ((-1,) * 3, (-1, 0, 1)) for x in (-1, 0.5, 1)]
+
+
+class TestTruncatedPoisson:
+    @pytest.mark.parametrize("rate", [0.2, 0.6, 1.0])
+    @pytest.mark.parametrize("capacity", [1, 2, 3])
+    def test_bounds_the_exact_divergence(self, rate, capacity):
+        scheme = sampling.Poisson(rate, capacity, population=4)
+        pairs = [
+            (
+                _density(_poisson_sums(records, rate, capacity)),
+                _density(_poisson_sums(records[:-1], rate, capacity)),
+            )
+            for records in _NEIGHBOURS
+        ]
+        _assert_bounds(_one_step(scheme), pairs)
+
+    def test_ignoring_the_cut_would_be_wrong(self):
+        # All others are -1 and the newcomer +1: in a full batch, it displaces one.
+        p = _density(_poisson_sums([-1, -1, -1, 1], 0.6, 2))
+        q = _density(_poisson_sums([-1, -1, -1], 0.6, 2))
+        ideal = _one_step(sampling.Poisson(0.6))
+        exact = max(_hockey_stick(p, q, 1.0), _hockey_stick(q, p, 1.0))
+        assert exact > 1.05 * ideal.get_delta_for_epsilon(1.0)
+
+    def test_is_exact_without_overflow(self):
+        p = _density(_poisson_sums([0, 0, 0, 1], 0.3, 4))
+        q = _density(_poisson_sums([0, 0, 0], 0.3, 4))
+        scheme = sampling.Poisson(0.3, 5, population=4)
+        tightest = _assert_bounds(_one_step(scheme), [(p, q)])
+        assert min(tightest.values()) > 0.999
+
+    def test_lies_between_no_overflow_and_always(self):
+        arguments = (1.0, 50)
+        spent = [
+            accounting.epsilon(*arguments, sampling.Poisson(0.1, c, 100), 1e-5)
+            for c in (100, 40, 25, 20, 15, 10, 1)
+        ]
+        assert spent[0] == pytest.approx(
+            accounting.epsilon(*arguments, sampling.Poisson(0.1), 1e-5), rel=1e-9
+        )
+        assert spent == sorted(spent)
+        always = accounting.epsilon(0.5, 50, sampling.Poisson(0.1), 1e-5)
+        assert spent[-1] <= always * (1 + 1e-6)
+
+    def test_renyi_bound_is_above(self):
+        scheme = sampling.Poisson(0.1, 22, 100)
+        pld = accounting.epsilon(1.0, 50, scheme, 1e-5)
+        rdp = accounting.epsilon(1.0, 50, scheme, 1e-5, "rdp")
+        assert pld < rdp < 2 * pld
+
+    def test_overflow_probability(self):
+        event = events.TruncatedPoissonSampledDpEvent(
+            10, 0.5, 3, dp_accounting.GaussianDpEvent(1.0)
+        )
+        exact = sum(math.comb(10, k) for k in range(3, 11)) / 2**10
+        assert event.overflow_probability == pytest.approx(exact)
+
+
+class TestFixedSize:
+    @pytest.mark.parametrize("size", [1, 2, 4])
+    def test_without_replacement(self, size):
+        pairs = [
+            (
+                _density(_without_replacement_sums([*rest, x], size)),
+                _density(_without_replacement_sums([*rest, y], size)),
+            )
+            for rest in ((-1, -1, -1), (-1, 0, 1), (1, 1, 1), (0, 0, 0))
+            for x, y in ((1, -1), (0.5, -1))
+        ]
+        scheme = sampling.FixedSize(size, 4)
+        if size == 4:
+            assert scheme.event(_Z, 1).event == dp_accounting.GaussianDpEvent(_Z / 2)
+        else:
+            tightest = _assert_bounds(_one_step(scheme), pairs)
+            assert tightest[0.0] > 0.8
+
+    @pytest.mark.parametrize("size", [1, 2, 4])
+    def test_with_replacement(self, size):
+        pairs = [
+            (
+                _density(_with_replacement_sums([*rest, x], size)),
+                _density(_with_replacement_sums([*rest, y], size)),
+            )
+            for rest in ((-1, -1), (-1, 1), (1, 1), (0, 0))
+            for x, y in ((1, -1), (0.5, -1))
+        ]
+        scheme = sampling.FixedSize(size, 3, replacement=True)
+        tightest = _assert_bounds(_one_step(scheme), pairs)
+        if size == 1:  # The same as without replacement, and then tight.
+            assert min(tightest.values()) > 0.9
+
+    def test_one_draw_is_the_same_with_and_without(self):
+        with_, without = (
+            accounting.epsilon(2.0, 100, sampling.FixedSize(1, 50, r), 1e-5)
+            for r in (True, False)
+        )
+        assert with_ == pytest.approx(without, rel=1e-9)
+
+    def test_halving_the_noise_can_be_undone_by_name_only(self):
+        scheme = sampling.FixedSize(10, 1000)
+        strict = accounting.epsilon(2.0, 100, scheme, 1e-5)
+        assert strict == accounting.epsilon(2.0, 100, scheme, 1e-5, sensitivity=2.0)
+        assert strict == accounting.epsilon(1.0, 100, scheme, 1e-5, sensitivity=1.0)
+
+    def test_renyi_bound_is_above(self):
+        scheme = sampling.FixedSize(10, 1000)
+        pld = accounting.epsilon(2.0, 500, scheme, 1e-5)
+        rdp = accounting.epsilon(2.0, 500, scheme, 1e-5, "rdp")
+        assert pld < rdp
+        with pytest.raises(dp_accounting.UnsupportedEventError, match="pld"):
+            accounting.epsilon(
+                2.0, 500, sampling.FixedSize(10, 1000, replacement=True), 1e-5, "rdp"
+            )
+
+
+class TestPoisson:
+    @pytest.mark.parametrize(
+        "z, rate, cell",
+        [(1.3, 0.005, 1e-4), (0.5, 0.3, 1e-3), (5.0, 0.01, 1e-5), (0.3, 0.9, 1e-3)],
+    )
+    def test_agrees_with_dp_accounting(self, z, rate, cell):
+        event = dp_accounting.PoissonSampledDpEvent(
+            rate, dp_accounting.GaussianDpEvent(z)
+        )
+        ours = _pld._single(event, cell).self_compose(30)
+        theirs = pld_lib.from_gaussian_mechanism(
+            z, sampling_prob=rate, value_discretization_interval=cell
+        ).self_compose(30)
+        epsilons = np.linspace(0, theirs.get_epsilon_for_delta(1e-10), 20)
+        np.testing.assert_allclose(
+            ours.get_delta_for_epsilon(epsilons),
+            theirs.get_delta_for_epsilon(epsilons),
+            rtol=1e-5,
+            atol=1e-14,
+        )
+
+    def test_small_steps_are_not_overstated(self):
+        # Cells of 1e-4 would give 0.0065 here: each step's loss is about 1e-5.
+        spent = accounting.epsilon(10.0, 10_000, sampling.Poisson(1e-4), 1e-5)
+        assert spent < 0.002
+        mu = accounting.subsampled_gdp_mu(10.0, 1e-4, 10_000)
+        assert spent == pytest.approx(accounting.gdp_epsilon(mu, 1e-5), rel=0.05)
+
+    def test_a_certain_rate_is_no_sampling(self):
+        sampled = accounting.epsilon(2.0, 5, sampling.Poisson(1.0), 1e-5)
+        assert sampled == accounting.epsilon(2.0, 5, sampling.FullBatch(), 1e-5)
+        nearly = accounting.epsilon(2.0, 5, sampling.Poisson(1 - 1e-9), 1e-5)
+        assert nearly == pytest.approx(sampled, rel=1e-4)
+
+
+def test_mixed_events_compose():
+    gaussian = dp_accounting.GaussianDpEvent(4.0)
+    mixed = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(gaussian, 3),
+            sampling.Poisson(0.1).event(1.0, 20),
+            sampling.Poisson(0.2).event(2.0, 20),
+        ]
+    )
+    ours = accounting.event_epsilon(mixed, 1e-5)
+    reference = dp_accounting.pld.PLDAccountant().compose(mixed).get_epsilon(1e-5)
+    assert ours == pytest.approx(reference, rel=1e-3)
+    renyi = accounting.event_epsilon(mixed, 1e-5, "rdp")
+    reference = dp_accounting.rdp.RdpAccountant().compose(mixed).get_epsilon(1e-5)
+    assert renyi == pytest.approx(reference, rel=1e-12)
+
+
+def test_unknown_events_are_refused():
+    unknown = dp_accounting.LaplaceDpEvent(1.0)
+    with pytest.raises(dp_accounting.UnsupportedEventError):
+        accounting.event_epsilon(unknown, 1e-5)

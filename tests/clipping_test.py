@@ -1,0 +1,330 @@
+"""Clip rules: what they promise about weights, sensitivity, indicators and state."""
+
+import copy
+import dataclasses
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpclip.clipping import (
+    AutomaticClip,
+    FixedClip,
+    QuantileClip,
+    as_rule,
+    serialize_rule,
+)
+
+_FILE = pathlib.Path(__file__).parent / "data" / "clipping_cases.json"
+CASES = {case["name"]: case for case in json.loads(_FILE.read_text())["cases"]}
+
+RULES = {
+    "fixed": FixedClip(0.5),
+    "fixed_normalized": FixedClip(0.5, normalize=True),
+    "quantile": QuantileClip(0.3, 0.7),
+    "quantile_linear": QuantileClip(0.3, 0.7, 0.05, update="linear"),
+    "quantile_normalized": QuantileClip(0.3, 0.7, normalize=True),
+    "automatic": AutomaticClip(0.01),
+    "automatic_unit": AutomaticClip(0.0),
+}
+all_rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+NORMS = [0.0, 1e-42, 1e-30, 1e-6, 0.01, 0.4999, 0.5, 0.5001, 0.7, 3.0, 1e6, 1e30, 3e38]
+NOT_FINITE = [math.inf, -math.inf, math.nan]
+BAD_NUMBERS = [math.nan, math.inf, -math.inf, -1.0, True, "1.0", b"1", [1, 2], object()]
+
+
+def expected_weight(rule, norm, clip_norm):
+    """What the papers say, in double precision."""
+    if isinstance(rule, AutomaticClip):
+        return 1 / (norm + rule.stability) if norm + rule.stability else 0.0
+    weight = min(1.0, clip_norm / norm) if norm else 1.0
+    return weight / clip_norm if rule.normalize else weight
+
+
+@all_rules
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_weights_are_those_of_the_papers(rule, dtype):
+    state = rule.initial_state()
+    norms = [n for n in NORMS if n == 0 or n > 1e-38]
+    found = rule.weights(tf.constant(norms, dtype), state)
+    assert found.dtype == dtype
+    clip_norm = float(rule.clip_norm(state))
+    expected = [expected_weight(rule, n, clip_norm) for n in norms]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-38)
+
+
+@all_rules
+def test_no_weighted_record_exceeds_the_sensitivity(rule):
+    state = rule.initial_state()
+    norms = np.array([*NORMS, *np.logspace(-37, 38, 2001)], np.float32)
+    weights = rule.weights(tf.constant(norms), state).numpy()
+    assert np.all(np.isfinite(weights)) and np.all(weights >= 0)
+    released = weights.astype("float64") * norms
+    assert np.all(released <= float(rule.sensitivity(state)) * (1 + 1e-6))
+
+
+@all_rules
+@pytest.mark.parametrize("norm", NOT_FINITE)
+def test_a_record_whose_norm_is_not_finite_has_weight_and_indicator_zero(rule, norm):
+    state = rule.initial_state()
+    norms = tf.constant([norm, 0.2])
+    assert rule.weights(norms, state).numpy()[0] == 0
+    assert np.all(rule.indicators(norms, state).numpy()[:1] == 0)
+
+
+@all_rules
+def test_a_zero_record_stays_zero(rule):
+    weight = rule.weights(tf.constant([0.0]), rule.initial_state()).numpy()[0]
+    assert np.isfinite(weight) and weight * 0.0 == 0
+
+
+@all_rules
+def test_an_empty_batch_has_empty_weights_and_indicators(rule):
+    state = rule.initial_state()
+    assert rule.weights(tf.zeros([0]), state).shape == [0]
+    indicators = rule.indicators(tf.zeros([0]), state, tf.zeros([0], tf.bool))
+    assert indicators.shape[0] == 0
+    assert tf.reduce_sum(indicators, axis=0).shape == [len(rule.count_stddevs(100))]
+
+
+@pytest.mark.parametrize("update", ["geometric", "linear"])
+def test_indicators_say_whether_the_norm_is_within_the_clip(update):
+    rule = QuantileClip(initial_norm=0.5, update=update)
+    norms = tf.constant([0.0, 0.49, 0.5, 0.51, 9.0])
+    found = rule.indicators(norms, tf.constant(0.5)).numpy()
+    assert found.shape == (5, 1)
+    assert found.ravel().tolist() == [0.5, 0.5, 0.5, -0.5, -0.5]
+
+
+@all_rules
+def test_indicators_are_bounded_by_one_half(rule):
+    norms = tf.constant([*NORMS, *NOT_FINITE], tf.float32)
+    found = rule.indicators(norms, rule.initial_state()).numpy()
+    assert np.all(np.abs(found) <= 0.5)
+
+
+def test_padding_gives_no_indicator_whatever_its_norm():
+    rule = QuantileClip(initial_norm=0.5)
+    present = tf.constant([True, False, True, False, False])
+    norms = tf.constant([0.1, 0.1, 2.0, 2.0, math.nan])
+    found = rule.indicators(norms, rule.initial_state(), present).numpy().ravel()
+    assert found.tolist() == [0.5, 0, -0.5, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["update/geometric", "update/linear"])
+def test_one_update_matches_the_known_answer(name):
+    case = CASES[name]
+    inputs = case["inputs"]
+    rule = QuantileClip(
+        inputs["gamma"], inputs["C"], inputs["eta"], update=name.split("/")[1]
+    )
+    state = rule.next_state(rule.initial_state(), tf.constant([inputs["b"]]))
+    assert float(state) == pytest.approx(case["expected"]["C_next"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "growth/gamma" in name])
+def test_growth_by_ten_takes_the_known_number_of_rounds(name):
+    inputs, rounds = CASES[name]["inputs"], CASES[name]["expected"]["rounds_for_x10"]
+    rule = QuantileClip(inputs["gamma"], 0.1, inputs["eta"])
+    state = rule.initial_state()
+    for _ in range(math.floor(rounds)):
+        state = rule.next_state(state, tf.zeros([1]))
+    assert float(state) < 1.0 + 1e-4
+    state = rule.next_state(state, tf.zeros([1]))
+    assert float(state) > 1.0 - 1e-4
+
+
+def test_growth_over_23_rounds():
+    rule = QuantileClip(0.5, 0.1, 0.2)
+    state = rule.initial_state()
+    for _ in range(23):
+        state = rule.next_state(state, tf.zeros([1]))
+    expected = CASES["growth/23rounds"]["expected"]["C"]
+    assert float(state) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("update", ["geometric", "linear"])
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -7.0, 7.0, 1e30])
+def test_a_state_stays_finite_and_positive_for_ever(update, fraction):
+    rule = QuantileClip(0.5, 0.1, 5.0, update=update)
+    state = rule.initial_state()
+    for _ in range(200):
+        state = rule.next_state(state, tf.constant([fraction]))
+        assert math.isfinite(float(state)) and float(state) > 0
+        weights = rule.weights(tf.constant(NORMS, tf.float32), state).numpy()
+        assert np.all(np.isfinite(weights))
+
+
+def test_a_fraction_outside_the_unit_interval_counts_as_its_end():
+    rule = QuantileClip(0.5, 0.1)
+    far = rule.next_state(rule.initial_state(), tf.constant([-3.0]))
+    end = rule.next_state(rule.initial_state(), tf.constant([0.0]))
+    assert float(far) == float(end)
+
+
+def test_the_linear_update_stops_above_zero():
+    rule = QuantileClip(0.0, 0.1, 0.2, update="linear")
+    state = rule.next_state(rule.initial_state(), tf.constant([1.0]))
+    assert 0 < float(state) < 0.1
+    back = rule.next_state(state, tf.constant([0.0]))
+    assert math.isfinite(float(back))
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_extreme_quantiles_move_one_way_only(target):
+    rule = QuantileClip(target, 1.0)
+    for fraction in (0.0, 0.3, 1.0):
+        moved = float(rule.next_state(rule.initial_state(), tf.constant([fraction])))
+        assert moved <= 1.0 if target == 0 else moved >= 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("autos")])
+def test_automatic_clip_matches_the_known_answer(name):
+    inputs, expected = CASES[name]["inputs"], CASES[name]["expected"]
+    gradient = np.array(inputs["g"], np.float32)
+    rule = AutomaticClip(inputs["gamma"])
+    weight = rule.weights(tf.constant([np.linalg.norm(gradient)]), ())
+    clipped = weight.numpy()[0] * gradient
+    np.testing.assert_allclose(clipped, expected["out"], rtol=1e-6)
+    assert np.linalg.norm(clipped) == pytest.approx(expected["norm"], rel=1e-6)
+
+
+def test_automatic_clip_without_stability_gives_unit_norms():
+    norms = tf.constant([1e-20, 1e-3, 1.0, 1e20])
+    released = AutomaticClip(0.0).weights(norms, ()) * norms
+    np.testing.assert_allclose(released.numpy(), 1.0, rtol=1e-6)
+    assert AutomaticClip(0.0).weights(tf.constant([0.0]), ()).numpy()[0] == 0
+
+
+def test_clipping_over_layers_together_matches_the_known_answer():
+    case = CASES["full_clip"]
+    flat = np.concatenate(case["inputs"]["layers"])
+    norm = tf.constant([np.linalg.norm(flat)], tf.float32)
+    weight = FixedClip(case["inputs"]["C"]).weights(norm, ()).numpy()[0]
+    np.testing.assert_allclose(weight * flat, case["expected"]["out"], rtol=1e-6)
+
+
+def test_clipping_each_record_matches_the_known_answer():
+    case = CASES["batch_vs_individual"]
+    gradients = np.array(case["inputs"]["gradients"], np.float32)
+    norms = tf.constant(np.linalg.norm(gradients, axis=1))
+    weights = FixedClip(case["inputs"]["C"]).weights(norms, ()).numpy()
+    np.testing.assert_allclose(weights @ gradients, case["expected"]["ic_sum"], 1e-6)
+
+
+def test_the_weight_a_class_keeps_matches_the_known_answer():
+    case = CASES["retained/C=0.1"]
+    rule = FixedClip(case["inputs"]["C"])
+    for name, norms in case["inputs"]["norms"].items():
+        kept = rule.weights(tf.constant(norms, tf.float32), ()).numpy().mean()
+        expected = case["expected"]["class_weight"][name]
+        assert kept == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_normalized_rule_has_sensitivity_one_and_reports_its_clip_norm():
+    for rule in (FixedClip(0.2, normalize=True), QuantileClip(0.5, 0.2, normalize=True)):
+        state = rule.initial_state()
+        assert float(rule.sensitivity(state)) == 1.0
+        assert float(rule.clip_norm(state)) == pytest.approx(0.2)
+    assert float(AutomaticClip().sensitivity(())) == 1.0
+
+
+def test_count_stddev_defaults_to_a_twentieth_of_the_records():
+    assert QuantileClip().count_stddevs(100) == (5.0,)
+    assert QuantileClip(count_stddev=3).count_stddevs(100) == (3.0,)
+    assert QuantileClip().count_stddevs(100, private=False) == (0.0,)
+    assert FixedClip(1.0).count_stddevs(100) == ()
+
+
+ARGUMENTS = [
+    (FixedClip, "norm", (0.0,)),
+    (QuantileClip, "initial_norm", (0.0,)),
+    (QuantileClip, "learning_rate", (0.0,)),
+    (QuantileClip, "target_quantile", (1.01,)),
+    (QuantileClip, "count_stddev", ()),
+    (AutomaticClip, "stability", (None,)),
+]
+
+
+@pytest.mark.parametrize(
+    "rule, name, value",
+    [(r, n, v) for r, n, more in ARGUMENTS for v in [*BAD_NUMBERS, *more]],
+)
+def test_a_bad_number_is_refused_by_name(rule, name, value):
+    with pytest.raises(ValueError, match=name):
+        rule(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes", np.bool_(True)])
+@pytest.mark.parametrize("rule", [FixedClip, QuantileClip, AutomaticClip])
+def test_normalize_must_be_a_bool(rule, value):
+    arguments = {"norm": 1.0} if rule is FixedClip else {}
+    with pytest.raises(ValueError, match="normalize"):
+        rule(normalize=value, **arguments)
+
+
+@pytest.mark.parametrize("value", ["exponential", None, 1, "Geometric"])
+def test_an_unknown_update_is_refused(value):
+    with pytest.raises(ValueError, match="update"):
+        QuantileClip(update=value)
+
+
+@pytest.mark.parametrize(
+    "value", ["quantile", b"1", None, True, False, math.nan, math.inf, -1.0, 0, [1.0]]
+)
+def test_a_clip_that_is_no_clip_is_refused(value):
+    with pytest.raises(ValueError, match="clip"):
+        as_rule(value)
+
+
+def test_an_unknown_rule_name_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'BestClip'.*QuantileClip"):
+        as_rule({"class_name": "BestClip", "config": {}})
+    with pytest.raises(ValueError):
+        as_rule({})
+
+
+def test_a_number_means_a_fixed_clip():
+    assert as_rule(2) == FixedClip(2.0)
+    assert as_rule(np.float32(0.5)) == FixedClip(0.5)
+
+
+@all_rules
+def test_a_rule_survives_its_configuration(rule):
+    config = json.loads(json.dumps(serialize_rule(rule)))
+    assert as_rule(config) == rule
+    assert type(rule)(**rule.get_config()) == rule
+    assert copy.deepcopy(rule) == rule
+
+
+@all_rules
+def test_a_rule_is_frozen_and_hashable(rule):
+    assert hash(rule) == hash(dataclasses.replace(rule))
+    name = dataclasses.fields(rule)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(rule, name, 3.0)
+
+
+@all_rules
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_rule_gives_the_same_inside_a_compiled_function(rule, jit):
+    def everything(norms, state):
+        indicators = rule.indicators(norms, state, norms < 2.0)
+        fractions = tf.reduce_sum(indicators, axis=0) / 10 + 0.5
+        return (
+            rule.weights(norms, state),
+            rule.sensitivity(state),
+            indicators,
+            rule.next_state(state, fractions),
+        )
+
+    norms = tf.constant([0.0, 1e-5, 0.5, 0.6, 1.9, 3.0, math.inf, math.nan])
+    state = rule.initial_state()
+    expected = tf.nest.flatten(everything(norms, state))
+    compiled = tf.function(everything, jit_compile=jit)
+    for a, b in zip(expected, tf.nest.flatten(compiled(norms, state)), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)

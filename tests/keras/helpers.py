@@ -1,0 +1,141 @@
+"""What the tests of the Keras optimizers share: references, models and steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
+from tfdpclip.keras import (
+    DPSGD,
+    DPAdagrad,
+    DPAdam,
+    DPAdamW,
+    DPRMSprop,
+    privatize,
+)
+
+L = tf.keras.layers
+DPNadam = privatize(tf.keras.optimizers.Nadam)
+
+OPTIMIZERS = {
+    "sgd": DPSGD,
+    "adam": DPAdam,
+    "adamw": DPAdamW,
+    "adagrad": DPAdagrad,
+    "rmsprop": DPRMSprop,
+    "nadam": DPNadam,
+}
+
+
+def numpy_weights(rule, norms, clip_norm):
+    """The weights of the papers, in double precision."""
+    norms = np.asarray(norms, np.float64)
+    with np.errstate(divide="ignore"):
+        if isinstance(rule, AutomaticClip):
+            return np.where(norms > 0, 1 / (norms + rule.stability), 0.0)
+        weights = np.minimum(1.0, clip_norm / norms)
+    if isinstance(rule, (FixedClip, QuantileClip)) and rule.normalize:
+        weights = weights / clip_norm
+    return weights
+
+
+def flat(tensors, variables=None):
+    """Tensors (None as zeros) as one vector in double precision."""
+    parts = []
+    for i, tensor in enumerate(tensors):
+        if tensor is None:
+            parts.append(np.zeros(variables[i].shape).ravel())
+        else:
+            tensor = tf.convert_to_tensor(tensor)
+            parts.append(np.ravel(tf.cast(tensor, tf.float64).numpy()))
+    return np.concatenate(parts)
+
+
+def example(nest, i):
+    """Example i of a nest of arrays, as a batch of one."""
+    return tf.nest.map_structure(lambda t: t[i : i + 1], nest)
+
+
+def gradients_one_at_a_time(loss_of, variables, count):
+    """`[count, P]`: the gradient of `loss_of(i)` for each example i alone."""
+    found = []
+    for i in range(count):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(loss_of(i))
+        found.append(flat(tape.gradient(loss, variables), variables))
+    return np.stack(found)
+
+
+def expected_sum(rule, gradients, clip_norm=None):
+    """The sum of clipped rows of `gradients`."""
+    clip_norm = float(rule.clip_norm(rule.initial_state())) or clip_norm
+    norms = np.linalg.norm(gradients, axis=1)
+    return numpy_weights(rule, norms, clip_norm) @ gradients
+
+
+def weights_of(model):
+    return flat(model.trainable_variables)
+
+
+def linear(*, units=1, inputs=2, bias=False, kernel="zeros"):
+    """One dense layer."""
+    layer = L.Dense(units, use_bias=bias, kernel_initializer=kernel)
+    return tf.keras.Sequential([tf.keras.Input((inputs,)), layer])
+
+
+def some_data(count=8, inputs=2, seed=0, outputs=1):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, inputs)).astype("float32")
+    y = rng.standard_normal((count, outputs)).astype("float32")
+    return x, y
+
+
+def private_gradients(optimizer, variables, signature, loss_of, jit=False):
+    """A compiled `f(*data)` -> what `optimizer` hands to its base class, as a vector.
+
+    For looking at the private gradient itself, whatever the optimizer does with it.
+    """
+
+    @tf.function(input_signature=signature, jit_compile=jit)
+    def compute(*data):
+        loss = loss_of(*data)
+        pairs = optimizer.compute_gradients(loss, variables)
+        return [gradient for gradient, _ in pairs]
+
+    def run(*data):
+        data = [tf.convert_to_tensor(value) for value in data]
+        return flat(compute(*data), variables)
+
+    return run
+
+
+class Recorder(tf.keras.optimizers.Optimizer):
+    """Keeps the gradients it is given, and leaves the variables alone."""
+
+    def __init__(self, learning_rate=1.0, name="Recorder", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def build(self, var_list):
+        super().build(var_list)
+        if not getattr(self, "_built", False):
+            self.seen = [
+                self.add_variable_from_reference(model_variable=v, variable_name="seen")
+                for v in var_list
+            ]
+            self._built = True
+
+    def update_step(self, gradient, variable):
+        index = self._index_dict[self._var_key(variable)]
+        self.seen[index].assign(gradient)
+
+
+DPRecorder = privatize(Recorder)
+
+
+class Roll(L.Layer):
+    """Adds the neighbour's row: mixes a batch in a way no static rule knows."""
+
+    def call(self, x):
+        return x + tf.roll(x, 1, axis=0)

@@ -226,7 +226,10 @@ def test_the_weight_a_class_keeps_matches_the_known_answer():
 
 
 def test_a_normalized_rule_has_sensitivity_one_and_reports_its_clip_norm():
-    for rule in (FixedClip(0.2, normalize=True), QuantileClip(0.5, 0.2, normalize=True)):
+    for rule in (
+        FixedClip(0.2, normalize=True),
+        QuantileClip(0.5, 0.2, normalize=True),
+    ):
         state = rule.initial_state()
         assert float(rule.sensitivity(state)) == 1.0
         assert float(rule.clip_norm(state)) == pytest.approx(0.2)

@@ -17,7 +17,7 @@ from tfdpclip import accounting, sampling
 from tfdpclip.accounting import _pld, events
 
 _Z = 1.2  # Noise standard deviation; records are in [-1, 1].
-_GRID = np.linspace(-14, 14, 20_001)
+_GRID = np.linspace(-14, 14, 8_001)
 _EPSILONS = (0.0, 0.05, 0.3, 1.0, 2.0)
 
 
@@ -54,18 +54,18 @@ def _with_replacement_sums(records, size):
 
 def _one_step(scheme, unit_sensitivity=None):
     (leaf,) = events.leaves(scheme.event(_Z, 1, sensitivity=unit_sensitivity))
-    return _pld._single(leaf, 1e-4)
+    return _pld._single(leaf, 1e-3)
 
 
 def _assert_bounds(distribution, pairs):
     """The distribution bounds every pair both ways; returns how tight it gets."""
     tightest = {}
+    bounds = distribution.get_delta_for_epsilon(list(_EPSILONS))
     for p, q in pairs:
-        for epsilon in _EPSILONS:
-            bound = distribution.get_delta_for_epsilon(epsilon)
+        for epsilon, bound in zip(_EPSILONS, bounds, strict=True):
             for one, other in ((p, q), (q, p)):
                 exact = _hockey_stick(one, other, epsilon)
-                assert exact <= bound + 1e-7
+                assert exact <= bound + 1e-6  # Of integration.
                 ratio = exact / bound if bound else 1.0
                 tightest[epsilon] = max(ratio, tightest.get(epsilon, 0))
     return tightest
@@ -220,6 +220,29 @@ class TestPoisson:
         assert sampled == accounting.epsilon(2.0, 5, sampling.FullBatch(), 1e-5)
         nearly = accounting.epsilon(2.0, 5, sampling.Poisson(1 - 1e-9), 1e-5)
         assert nearly == pytest.approx(sampled, rel=1e-4)
+
+
+class TestRounding:
+    """Unsampled Gaussians, composed numerically, against the closed form."""
+
+    @pytest.mark.parametrize("steps, z", [(10, 5), (1000, 50), (10**5, 300)])
+    @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9, 1e-10])
+    def test_never_below_the_truth(self, steps, z, delta):
+        gaussian = dp_accounting.GaussianDpEvent(float(z))
+        # A certain Poisson draw, but kept from being recognised as one.
+        event = dp_accounting.PoissonSampledDpEvent(1 - 1e-15, gaussian)
+        truth = accounting.gdp_epsilon(math.sqrt(steps) / z, delta)
+        numerical = _pld.epsilon({event: steps}, delta)
+        if numerical != math.inf:
+            assert truth * (1 - 1e-9) <= numerical <= truth * 1.05
+        assert delta < 1e-9 or numerical <= truth * 1.001
+
+    def test_deltas_below_it_are_left_to_renyi(self):
+        scheme = sampling.Poisson(0.01)
+        tiny = accounting.epsilon(1.0, 1000, scheme, 1e-14)
+        assert tiny == accounting.epsilon(1.0, 1000, scheme, 1e-14, "rdp")
+        far = accounting.delta(1.0, 1000, scheme, 30.0)
+        assert 0 < far < 1e-20
 
 
 def test_mixed_events_compose():

@@ -121,6 +121,25 @@ def test_steps_per_epoch():
     assert budget.ledger.steps == 21
 
 
+def test_a_run_that_stopped_within_a_step_goes_on_there():
+    batches = _batches(accumulation_steps=3)
+    optimizer = _Optimizer(accumulation_steps=3)
+    model = _model(optimizer)
+    budget = PrivacyBudget(math.inf, _DELTA, batches)
+    for expected in (2, 4, 7):
+        # Seven elements are two steps and a third.
+        model.fit(batches.repeat(), steps_per_epoch=7, verbose=0, callbacks=[budget])
+        assert optimizer.iterations.numpy() == expected
+        assert budget.ledger.steps == expected
+    # Another optimizer has not had the first pieces, and gets a whole step.
+    other = _Optimizer(accumulation_steps=3)
+    batches._drawer.next_element()
+    budget = PrivacyBudget(math.inf, _DELTA, batches)
+    _model(other).fit(batches.take(3), verbose=0, callbacks=[budget])
+    assert other.iterations.numpy() == 1
+    assert batches._drawer.position % 3 == 0
+
+
 def test_nothing_runs_when_nothing_fits():
     batches, optimizer = _batches(), _Optimizer(z=0.3)
     model = _model(optimizer)

@@ -31,6 +31,10 @@ _MAX_CELLS = 4_000_000
 # Privacy losses above the point where the profile falls below this count as infinite.
 _TAIL = 1e-20
 
+# Composition by fast Fourier transforms rounds. Against closed forms, from 10 to 10^7
+# steps, delta came out at most 1e-16 per step too small; twice that is taken off.
+_ROUNDING_PER_STEP = 2e-16
+
 Profile = Callable[[np.ndarray], np.ndarray]
 
 
@@ -46,7 +50,10 @@ def epsilon(
     composed = _compose(leaves, coarseness)
     if composed is None:
         return math.inf
-    return float(max(0.0, composed.get_epsilon_for_delta(delta)))
+    rounding = _rounding(leaves)
+    if not delta > 2 * rounding:
+        return math.inf
+    return float(max(0.0, composed.get_epsilon_for_delta(delta - rounding)))
 
 
 def delta(
@@ -61,7 +68,12 @@ def delta(
     composed = _compose(leaves, coarseness)
     if composed is None:
         return 1.0
-    return float(min(1.0, max(0.0, composed.get_delta_for_epsilon(epsilon))))
+    value = max(0.0, composed.get_delta_for_epsilon(epsilon)) + _rounding(leaves)
+    return float(min(1.0, value))
+
+
+def _rounding(leaves) -> float:
+    return _ROUNDING_PER_STEP * (10 + sum(leaves.values()))
 
 
 def gaussian_mu(leaves: Mapping[dp_accounting.DpEvent, int]) -> float | None:

@@ -119,7 +119,12 @@ def delta(
         return 1.0 if mu == math.inf else gdp.gdp_delta(mu, epsilon)
     if accountant == "rdp":
         return _rdp.delta(leaves, epsilon)
-    return _pld.delta(leaves, epsilon)
+    result = _pld.delta(leaves, epsilon)
+    try:
+        # Both are bounds; far out, a PLD ends at its rounding.
+        return min(result, _rdp.delta(leaves, epsilon)) if result < 1e-9 else result
+    except dp_accounting.UnsupportedEventError:
+        return result
 
 
 def event_epsilon(
@@ -159,7 +164,7 @@ def _leaves_epsilon(event, delta, accountant, coarseness):
         return _rdp.epsilon(leaves, delta)
     result = _pld.epsilon(leaves, delta, coarseness)
     if result == math.inf and all(map(_pld.noise_multiplier, leaves)):
-        # The numerical tails of a PLD exceed a very small delta. RDP has none.
+        # A delta below the rounding of a PLD. RDP has no such limit.
         try:
             return _rdp.epsilon(leaves, delta)
         except dp_accounting.UnsupportedEventError:

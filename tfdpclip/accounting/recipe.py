@@ -7,7 +7,7 @@ from typing import Any
 from tfdpclip.accounting import _validate, calibration, noise_split
 
 # The paper's choice for the noise on the unclipped count: a twentieth of the cohort.
-_COUNT_FRACTION = 1 / 20
+_COUNT_DIVISOR = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def cohort_for(
             f"clients_per_round must be at most the population, got {m} of "
             f"{population}."
         )
-    noise_split.split_noise_multiplier(z, [m * _COUNT_FRACTION])  # Is it feasible?
+    noise_split.split_noise_multiplier(z, [m / _COUNT_DIVISOR])  # Is it feasible?
 
     def spent(scale: float, people: int, how: str, coarseness: float = 1.0) -> float:
         scheme = _scheme(sampling, math.ceil(scale * m - 1e-9), people)
@@ -127,7 +127,7 @@ def cohort_for(
         ),
     )
     cohort = math.ceil(scale * m - 1e-9)
-    stddev = cohort * _COUNT_FRACTION
+    stddev = cohort / _COUNT_DIVISOR
     return CohortPlan(
         clients_per_round=cohort,
         noise_multiplier=scale * z,
@@ -195,5 +195,8 @@ def _too_small(spent, epsilon: float, start: float, population: int, m: int) -> 
                     lambda a, n=middle: spent(a, n, "rdp"), epsilon, start, middle / m
                 )
                 low, high = (low, middle) if reached is not None else (middle, high)
-            return f"{message} A population of about {high:.2g} would do."
+            # Two digits, rounded up: what is said to be enough should be.
+            unit = 10 ** (len(str(high)) - 2)
+            high = -(-int(1.05 * high) // unit) * unit
+            return f"{message} A population of about {high} would do."
     return message

@@ -15,7 +15,7 @@ from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.loss import LossParts, take_apart
-from tfdpclip.gradients.rules import Context, build_form, has_rule
+from tfdpclip.gradients.rules import Context, build_form, has_rule, outputs_of
 from tfdpclip.gradients.uses import Use, find_uses
 
 # How many bytes of materialised per-example gradients may be alive for one variable.
@@ -35,6 +35,23 @@ class _Slow:
     handles: list[tf.Tensor]
     reasons: list[str]
     coarse: bool = False
+
+
+@dataclasses.dataclass
+class _Meeting:
+    """An op at which variables meet the batch.
+
+    Attributes:
+      outputs: the outputs that its rule needs gradients at.
+      gradients: those of the summed loss, None where an output does not matter.
+    """
+
+    outputs: list[tf.Tensor]
+    gradients: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
+
+    @property
+    def reached(self) -> bool:
+        return any(gradient is not None for gradient in self.gradients)
 
 
 class PerExampleGradients:
@@ -98,10 +115,10 @@ class PerExampleGradients:
         self._loss = self.parts.per_example
         self._flows = Dataflow([self._loss], handles, flows.batch_size)
         self._refuse_float16()
-        context = Context(self._flows, self.parts.batch_size)
+        self._context = Context(self._flows, self.parts.batch_size)
         planned = self._flows.batch_size or nominal_batch_size or _ASSUMED_BATCH
         self._budget = Budget(memory, int(planned))
-        self._find(handles, context)
+        self._find(handles, self._context)
         self.isolated = self._check_isolation(check_isolation, status)
         self.norms = self._norms()
 
@@ -123,23 +140,23 @@ class PerExampleGradients:
             for handle, v in zip(handles, self.variables, strict=True)
         ]
         covered = [all(has_rule(use) for use in found) for found in uses]
-        self._outputs: dict = {}
+        self._meetings: dict[tf.Operation, _Meeting] = {}
         for found, is_covered in zip(uses, covered, strict=True):
             for use in found if is_covered else ():
-                self._outputs.setdefault(use.output.ref(), use)
-        tensors = [ref.deref() for ref in self._outputs]
-        gradients = tf.gradients(self._loss, tensors) if tensors else []
-        self._dz = dict(zip(self._outputs, gradients, strict=True))
+                if use.op not in self._meetings:
+                    outputs = [use.op.outputs[k] for k in outputs_of(use)]
+                    self._meetings[use.op] = _Meeting(outputs)
+        tensors = [t for m in self._meetings.values() for t in m.outputs]
+        gradients = iter(tf.gradients(self._loss, tensors) if tensors else [])
+        for meeting in self._meetings.values():
+            meeting.gradients = [next(gradients) for _ in meeting.outputs]
         forms: dict = {}
         self._gradients: dict[int, VariableGradient] = {}
         self._connected = [bool(found) for found in uses]
         self._slow = _Slow([], [], [])
         for i, (variable, found) in enumerate(zip(self.variables, uses, strict=True)):
-            found = (
-                [u for u in found if self._dz.get(u.output.ref()) is not None]
-                if (covered[i])
-                else found
-            )
+            if covered[i]:
+                found = [use for use in found if self._meetings[use.op].reached]
             if not found:
                 self._connected[i] = False
                 continue
@@ -148,7 +165,7 @@ class PerExampleGradients:
                 for use in found:
                     key = (use.op, use.index)
                     if key not in forms:
-                        dz = self._dz[use.output.ref()]
+                        dz = self._meetings[use.op].gradients
                         forms[key] = build_form(use, dz, context)
                 built = [forms[use.op, use.index] for use in found]
             if built is None or any(form is None for form in built):
@@ -267,7 +284,11 @@ class PerExampleGradients:
 
         def run():
             ok, conclusive, assertions = isolation.check(
-                self._loss, self._probes(), self._flows, self.parts.batch_size
+                self._loss,
+                self._probes(),
+                self._flows,
+                self.parts.batch_size,
+                self._context.claims,
             )
             with tf.control_dependencies([a for a in assertions if a is not None]):
                 # Counts down from UNCHECKED until a batch is conclusive.
@@ -288,15 +309,16 @@ class PerExampleGradients:
         names: dict = {}
         for i, gradient in self._gradients.items():
             for use, _ in gradient.parts:
-                names.setdefault(use.output.ref(), self.variables[i].name)
+                names.setdefault(use.op, self.variables[i].name)
         return [
             isolation.Probe(
-                use.output,
-                self._dz[ref],
-                f"variable {names.get(ref, 'of the model')!r}, op {use.op.name!r} "
-                f"(a {use.op.type})",
+                output,
+                dz,
+                f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
+                f"{op.type})",
             )
-            for ref, use in self._outputs.items()
+            for op, meeting in self._meetings.items()
+            for output, dz in zip(meeting.outputs, meeting.gradients, strict=True)
         ]
 
 

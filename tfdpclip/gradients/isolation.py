@@ -8,6 +8,7 @@ by exactly that power, and nothing is lost to rounding. Mixing of any kind shows
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -40,9 +41,21 @@ class Probe:
 
 
 def check(
-    per_example: tf.Tensor, probes: list[Probe], flows: Dataflow, batch_size: tf.Tensor
+    per_example: tf.Tensor,
+    probes: list[Probe],
+    flows: Dataflow,
+    batch_size: tf.Tensor,
+    claims: Sequence[tuple[Callable[[], tf.Tensor], str]] = (),
 ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Operation]]:
     """Builds the check in the current graph.
+
+    Args:
+      per_example: the losses, `[B]`.
+      probes: the tensors to test.
+      flows: the analysis of the losses.
+      batch_size: B.
+      claims: what rules took for granted: functions that build a boolean scalar, and
+        the error if it is False.
 
     Returns:
       Two boolean scalars, whether all is well and whether the batch could show it, and
@@ -70,6 +83,8 @@ def check(
             batch_size,
             sizes,
         )
+    for claim, message in claims:
+        require(claim(), message)
     floats = [s for s in leading if s.dtype.is_floating]
     inputs = tf.gradients(per_example, floats) if floats else []
     for source, gradient in zip(floats, inputs, strict=True):

@@ -23,32 +23,83 @@ from tfdpclip.gradients.uses import Use
 
 @dataclasses.dataclass
 class Context:
-    """What rules share: the analysis and B, a scalar int32 tensor."""
+    """What rules share.
+
+    Attributes:
+      flows: the analysis of the losses.
+      batch_size: B, a scalar int32 tensor.
+      claims: what rules take for granted about an op, tested on the first step:
+        functions that build a boolean scalar, and the error if it is False.
+      shared: what rules compute once for several parameters of one op.
+    """
 
     flows: Dataflow
     batch_size: tf.Tensor
+    claims: list[tuple[Callable[[], tf.Tensor], str]] = dataclasses.field(
+        default_factory=list
+    )
+    shared: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallRule:
+    """A rule for calls of one kind of function (a fused layer, say).
+
+    Attributes:
+      applies: `applies(use)`, whether this is such a call.
+      outputs: the numbers of the call's outputs that the rule needs gradients at, for
+        a use.
+      build: `build(use, gradients at the outputs, shape, context)` -> a form or None.
+    """
+
+    applies: Callable[[Use], bool]
+    outputs: Callable[[Use], list[int]]
+    build: Callable
+
+
+_CALL_RULES: list[CallRule] = []
+
+
+def register_call_rule(rule: CallRule) -> None:
+    """Adds a rule for function calls; earlier ones are asked first."""
+    _CALL_RULES.append(rule)
+
+
+def _call_rule(use: Use) -> CallRule | None:
+    if use.op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    return next((rule for rule in _CALL_RULES if rule.applies(use)), None)
 
 
 def has_rule(use: Use) -> bool:
     """Whether some rule may cover the use."""
-    return use.op.type in _RULES
+    return use.op.type in _RULES or _call_rule(use) is not None
 
 
-def build_form(use: Use, dz: tf.Tensor, context: Context) -> Form | None:
+def outputs_of(use: Use) -> list[int]:
+    """The numbers of the op's outputs that the use's rule needs gradients at."""
+    rule = _call_rule(use)
+    return [0] if rule is None else rule.outputs(use)
+
+
+def build_form(use: Use, dz: list[tf.Tensor | None], context: Context) -> Form | None:
     """The form of one use, or None if no rule covers it.
 
     Args:
       use: where the parameter meets the batch.
-      dz: the gradient of the summed loss at the op's (first) output.
+      dz: the gradients of the summed loss at the outputs named by `outputs_of`.
       context: the batch size and the analysis.
     """
-    rule = _RULES.get(use.op.type)
-    if rule is None or dz is None or use.output.shape.rank is None:
-        return None
     shape = _param_shape(use)
     if shape is None:
         return None
-    return rule(use, in_float(dz), shape, context)
+    call_rule = _call_rule(use)
+    if call_rule is not None:
+        return call_rule.build(use, dz, shape, context)
+    rule = _RULES.get(use.op.type)
+    if rule is None or dz[0] is None or use.output.shape.rank is None:
+        return None
+    return rule(use, in_float(dz[0]), shape, context)
 
 
 def in_float(tensor: tf.Tensor) -> tf.Tensor:

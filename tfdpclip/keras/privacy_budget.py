@@ -118,15 +118,15 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._z = float(optimizer.noise_multiplier)
         self._pieces = int(optimizer.accumulation_steps)
-        self._executed = 0
+        self._offset = 0
         self._longest = 1
         self._observer = batches_lib.DrawObserver() if self._check_data else None
         drawer = self._expected_drawer()
         scheme = self.sampling if drawer is None else drawer.scheme
         if drawer is not None:
             self._check_drawer(drawer)
-            # An earlier iterator may have stopped within a step.
-            drawer.align()
+            self._offset = drawer.begin(optimizer)
+        self._executed = self._offset
         self.ledger.begin(
             noise_multiplier=self._z,
             sampling=scheme,
@@ -177,7 +177,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if self._planned is not None and self._done >= self._planned:
             return  # Keras stops by itself, and everything planned was allowed.
         following = self._physical(batch + 1)
-        if self._done + self._logical(following) > self._allowed:
+        if self._done + max(1, self._logical(following)) > self._allowed:
             self.model.stop_training = True
             print(
                 f"\nPrivacyBudget: stopping after {self.ledger.steps} steps; one more "
@@ -325,11 +325,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         ours = [(d, count) for d, count in drawn if d.scheme == self._scheme]
         if self._batches is not None:
             ours = [(d, count) for d, count in ours if d is self._batches._drawer]
-        if sum(count for _, count in ours) < self._executed:
+        executed = self._executed - self._offset
+        if sum(count for _, count in ours) < executed:
             others = [d.scheme.describe() for d, _ in drawn if (d, _) not in ours]
             origin = f"by {', '.join(others)}" if others else "by something else"
             raise PrivacyMismatchError(
-                f"{self._executed} batches were trained on, but not as many were drawn "
+                f"{executed} batches were trained on, but not as many were drawn "
                 f"by the batches accounted for ({self._scheme.describe()}): the data "
                 f"of fit were drawn {origin}, or batches were reused. That step's "
                 "privacy is unknown."

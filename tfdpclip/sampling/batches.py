@@ -235,6 +235,7 @@ class _Drawer:
         # A shuffle begun by an earlier process cannot be continued, only begun anew.
         self._first_step = initial_step if seed is None else 0
         self._key = DrawKey(secrets.randbits(256) if seed is None else seed)
+        self._consumer: weakref.ref | None = None
         self._drawn: tuple[int, np.ndarray] | None = None
         self.has_labels = len(source.row_spec) > 1
         _DRAWERS.add(self)
@@ -252,9 +253,18 @@ class _Drawer:
         weight = tf.TensorSpec((self.rows,), tf.float32)
         return (*parts[:2], weight)
 
-    def align(self) -> None:
-        """Skips what is left of a logical step of which some was handed out."""
-        self.position = -(-self.position // self.pieces) * self.pieces
+    def begin(self, consumer) -> int:
+        """Returns how much of a logical step `consumer` has had already.
+
+        It is 0 unless the last run of the same consumer stopped within a step: then the
+        rest of that draw is still to come. For anyone else, the rest is skipped.
+        """
+        within = self.position % self.pieces
+        if within and (self._consumer is None or self._consumer() is not consumer):
+            self.position += self.pieces - within
+            within = 0
+        self._consumer = weakref.ref(consumer)
+        return within
 
     def next_element(self):
         step, piece = divmod(self.position, self.pieces)

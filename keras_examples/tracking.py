@@ -1,0 +1,151 @@
+"""Callbacks that follow a private training run and show how far it is."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+import tfdpclip as dpc
+
+
+class Tracker(tf.keras.callbacks.Callback):
+    """Keeps one row per epoch: test accuracy, epsilon, clip norm, gradient norms.
+
+    Put it behind `PrivacyBudget`, which provides epsilon.
+
+    Args:
+      test: Images and labels to measure the accuracy on. They are not protected.
+      unprotected: Images and labels whose gradient norms to measure, **without
+        noise**. What comes of it is in the columns that start with `unprotected_` and
+        is not covered by any privacy guarantee. None leaves these columns out.
+      quantile: Which quantile of those norms to keep.
+
+    Attributes:
+      rows: The rows, as dictionaries.
+    """
+
+    def __init__(self, test, unprotected=None, quantile: float = 0.5):
+        super().__init__()
+        self.rows: list[dict[str, float]] = []
+        self._test = tuple(map(tf.convert_to_tensor, test))
+        self._unprotected = unprotected and tuple(
+            map(tf.convert_to_tensor, unprotected)
+        )
+        self._quantile = quantile
+
+    def on_train_begin(self, logs=None):
+        del logs
+        self._correct = tf.function(self._count_correct)
+        self._norms = tf.function(self._gradient_norms)
+        self._record(0, 0.0)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._record(epoch + 1, (logs or {}).get("epsilon", float("nan")))
+
+    def _record(self, epoch, epsilon):
+        optimizer = self.model.optimizer
+        adaptive = not isinstance(optimizer.clip, dpc.AutomaticClip)
+        row = {
+            "step": int(optimizer.iterations.numpy()),
+            "epoch": epoch,
+            "epsilon": epsilon,
+            "test_accuracy": int(self._correct()) / len(self._test[0]),
+            # The automatic rule has none.
+            "clip_norm": float(optimizer.clip_norm) if adaptive else float("nan"),
+        }
+        if self._unprotected:
+            norms = self._norms().numpy()
+            low, middle, high = np.quantile(norms, [0.1, self._quantile, 0.9])
+            row["unprotected_norm_p10"] = float(low)
+            row["unprotected_norm_quantile"] = float(middle)
+            row["unprotected_norm_p90"] = float(high)
+        self.rows.append(row)
+
+    def _count_correct(self):
+        images, labels = self._test
+        predicted = tf.argmax(self.model(images, training=False), axis=1)
+        return tf.math.count_nonzero(predicted == tf.cast(labels, predicted.dtype))
+
+    def _gradient_norms(self):
+        images, labels = self._unprotected
+        loss = tf.keras.losses.sparse_categorical_crossentropy(
+            labels, self.model(images, training=True), from_logits=True
+        )
+        return dpc.gradients.per_example_norms(loss, self.model.trainable_variables)
+
+
+class Progress(tf.keras.callbacks.Callback):
+    """A progress bar on a terminal; elsewhere some ten lines in all.
+
+    Args:
+      title: What is running.
+      steps: Number of steps in the whole run.
+      tracker: Whose newest row to show; None shows progress alone.
+      accumulation_steps: Physical batches per step.
+      stream: Where to write; standard output by default.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        steps: int,
+        tracker: Tracker | None = None,
+        accumulation_steps: int = 1,
+        stream=None,
+    ):
+        super().__init__()
+        self._title = title
+        self._steps = steps
+        self._tracker = tracker
+        self._pieces = accumulation_steps
+        self._stream = stream
+
+    def on_train_begin(self, logs=None):
+        del logs
+        self._stream = self._stream or sys.stdout
+        self._batches = self._done = self._shown = 0
+        self._bar = None
+        if self._stream.isatty():
+            self._bar = tqdm.tqdm(
+                total=self._steps,
+                desc=self._title,
+                file=self._stream,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} "
+                "[{elapsed}<{remaining}]{postfix}",
+            )
+        else:
+            print(f"{self._title}:", file=self._stream, flush=True)
+
+    def on_train_batch_end(self, batch, logs=None):
+        del batch, logs
+        self._batches += 1
+        self._done = self._batches // self._pieces
+        if self._bar is not None:
+            self._bar.update(self._done - self._bar.n)
+
+    def on_epoch_end(self, epoch, logs=None):
+        del epoch, logs
+        row = self._tracker.rows[-1] if self._tracker else {}
+        parts = []
+        if row:
+            parts.append(f"accuracy {row['test_accuracy']:6.1%}")
+            parts.append(f"epsilon {row['epsilon']:.2f}")
+            if not np.isnan(row["clip_norm"]):
+                parts.append(f"clip {row['clip_norm']:.3g}")
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(parts))
+        elif self._done >= min(self._shown + self._steps / 10, self._steps):
+            self._shown = self._done
+            width = len(str(self._steps))
+            done = f"  step {self._done:{width}d} of {self._steps}"
+            print("   ".join([done, *parts]), file=self._stream, flush=True)
+
+    def on_train_end(self, logs=None):
+        del logs
+        if self._bar is not None:
+            self._bar.close()

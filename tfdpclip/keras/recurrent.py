@@ -1,0 +1,312 @@
+"""Per-example gradients of Keras's fused LSTM and GRU layers.
+
+Keras 2 runs these layers inside one function call, whose loop over time steps hides the
+matrix products from the engine. The rule here runs the layer's recurrence once more,
+forwards and backwards, from the call's inputs and the gradients at its outputs; that
+gives the gradient at every gate and step, and the weights' gradients are then ordinary
+sequences of outer products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdpclip.gradients.forms import Explicit, Form, Outer
+from tfdpclip.gradients.rules import CallRule, Context, in_float, register_call_rule
+from tfdpclip.gradients.uses import Use
+
+_WEIGHTS = ("kernel", "recurrent_kernel", "bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of Keras's fused layer: its kind and its inputs by name."""
+
+    kind: str
+    inputs: dict[str, tf.Tensor]
+    backwards: bool
+
+
+def _read_call(op: tf.Operation) -> _Call | None:
+    """What the call is, from the called function's own definition; None if foreign."""
+    try:
+        name = op.get_attr("f").name
+        definition = op.graph._get_function(name).cached_definition
+    except (AttributeError, KeyError, ValueError, TypeError):
+        return None
+    implements = definition.attr.get("api_implements")
+    kind = implements.s.decode().split("_")[0] if implements is not None else ""
+    names = [arg.name for arg in definition.signature.input_arg]
+    needed = {
+        "lstm": ["inputs", "init_h", "init_c", *_WEIGHTS],
+        "gru": ["inputs", "init_h", *_WEIGHTS],
+    }.get(kind)
+    if needed is None or names not in (needed, [*needed, "mask"]):
+        return None
+    nodes = definition.node_def
+    if not any(n.op == "Transpose" and n.input[0] == "inputs" for n in nodes):
+        return None  # time-major
+    backwards = any(n.op == "ReverseV2" for n in nodes)
+    return _Call(kind, dict(zip(names, op.inputs, strict=True)), backwards)
+
+
+def _applies(use: Use) -> bool:
+    call = _read_call(use.op)
+    return call is not None and any(
+        use.op.inputs[use.index] is call.inputs[name] for name in _WEIGHTS
+    )
+
+
+def _outputs(use: Use) -> list[int]:
+    # The last output, all outputs, and the state: (h, c) of an LSTM, h of a GRU.
+    return [0, 1, 2, 3] if _read_call(use.op).kind == "lstm" else [0, 1, 2]
+
+
+def _build(use: Use, dz, shape, context: Context) -> Form | None:
+    call = _read_call(use.op)
+    inputs = call.inputs["inputs"]
+    if inputs.shape.rank != 3 or None in (inputs.shape[2], use.op.outputs[0].shape[-1]):
+        return None
+    if use.op not in context.shared:
+        context.shared[use.op] = _Unrolled(use.op, call, dz, context)
+    unrolled = context.shared[use.op]
+    name = next(n for n in _WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
+    return unrolled.form(name, shape)
+
+
+class _Unrolled:
+    """The recurrence, run again, with the gradient at every gate and step."""
+
+    def __init__(self, op, call: _Call, dz, context: Context):
+        self._steps = call.inputs["inputs"].shape[1]
+        self._x = in_float(call.inputs["inputs"])
+        if call.backwards:
+            self._x = tf.reverse(self._x, [1])
+        self._mask = self._by_step_mask(call)
+        weights = [in_float(call.inputs[name]) for name in _WEIGHTS]
+        cell = (_LSTM if call.kind == "lstm" else _GRU)(*weights)
+        states = [in_float(call.inputs["init_h"])]
+        if call.kind == "lstm":
+            states.append(in_float(call.inputs["init_c"]))
+        by_time = tf.transpose(self._x, [1, 0, 2])
+        saved, outputs, last = _forwards(cell, by_time, self._mask, states)
+        repeats = tf.constant(1.0, self._x.dtype)
+        if self._mask is not None:
+            repeats = self._repeats(op, outputs)
+            zeroed = tf.where(self._mask, outputs, tf.zeros_like(outputs))
+            outputs = tf.where(repeats > 0, outputs, zeroed)
+        context.claims.append(self._claim(op, outputs, last))
+        seeds = self._seeds(dz, outputs, last)
+        gates = _backwards(cell, saved, self._mask, repeats, *seeds)
+        # [T, B, ...] -> [B, T, ...]
+        self._gates = [tf.transpose(gate, [1, 0, 2]) for gate in gates]
+        self._previous = tf.transpose(saved[0], [1, 0, 2])
+
+    def _by_step_mask(self, call):
+        mask = call.inputs.get("mask")
+        if mask is None:
+            return None
+        mask = tf.cast(mask, tf.bool)
+        if call.backwards:
+            mask = tf.reverse(mask, [1])
+        return tf.transpose(mask)[:, :, tf.newaxis]
+
+    def _repeats(self, op, outputs):
+        """1 if the layer repeats its output at masked steps, 0 if it puts zeros there.
+
+        The call does not say which (zero_output_for_mask), but what it put out does.
+        """
+        own = tf.transpose(in_float(op.outputs[1]), [1, 0, 2])
+        count = tf.shape(own)[0]
+        masked = tf.logical_not(self._mask[-count:])
+        blank = masked & (own == 0) & (outputs[-count:] != 0)
+        return tf.cast(tf.logical_not(tf.reduce_any(blank)), outputs.dtype)
+
+    def _claim(self, op, outputs, last):
+        """That the recurrence came out as the layer's own did."""
+
+        def claim():
+            own = in_float(op.outputs[0])
+            error = tf.reduce_max(tf.abs(own - outputs[-1]), axis=-1)
+            error += tf.reduce_max(tf.abs(in_float(op.outputs[2]) - last[0]), axis=-1)
+            tolerance = 1e-4 if op.outputs[0].dtype.size >= 4 else 0.1
+            # An example that is not finite is dropped anyway.
+            return tf.reduce_all((error <= tolerance) | ~tf.math.is_finite(error))
+
+        return claim, (
+            f"The fused recurrent layer {op.name!r} did not put out what "
+            "its per-example gradient rule computes for it. Build the layer with "
+            "unroll=True."
+        )
+
+    def _seeds(self, dz, outputs, last):
+        """The gradient at each step's output, `[T, B, U]`, and at the last state."""
+        steps = tf.shape(outputs)[0]
+        at_outputs = tf.zeros_like(outputs)
+        if dz[1] is not None:
+            given = tf.transpose(in_float(dz[1]), [1, 0, 2])
+            # Without return_sequences the layer has the last output only.
+            missing = steps - tf.shape(given)[0]
+            at_outputs += tf.pad(given, [[missing, 0], [0, 0], [0, 0]])
+        if dz[0] is not None:
+            given = in_float(dz[0])[tf.newaxis]
+            at_outputs += tf.pad(given, [[steps - 1, 0], [0, 0], [0, 0]])
+        at_states = [
+            tf.zeros_like(state) if given is None else in_float(given)
+            for state, given in zip(last, dz[2:], strict=True)
+        ]
+        return at_outputs, at_states
+
+    def form(self, name: str, shape) -> Form:
+        """The per-example gradient of one of the layer's weights."""
+        into, inner = self._gates[0], self._gates[-1]
+        if name == "kernel":
+            return self._outer(self._x, into, shape)
+        if name == "recurrent_kernel":
+            return self._outer(self._previous, inner, shape)
+        sums = [tf.reduce_sum(gate, axis=1) for gate in self._gates]
+        values = sums[0] if len(shape) == 1 else tf.stack(sums, axis=1)
+        return Explicit(values, shape)
+
+    def _outer(self, x, z, shape):
+        x = tf.ensure_shape(x, [None, self._steps, shape[0]])
+        z = tf.ensure_shape(z, [None, self._steps, shape[1]])
+        return Outer(x, z, tf.identity, shape, self._steps, ("recurrent", id(self)))
+
+
+class _LSTM:
+    """One step of an LSTM, forwards and backwards. States: h, c."""
+
+    def __init__(self, kernel, recurrent, bias):
+        self.kernel, self.recurrent, self.bias = kernel, recurrent, bias
+
+    def project(self, x):
+        return tf.tensordot(x, self.kernel, 1) + self.bias
+
+    def forward(self, projected, states):
+        h, c = states
+        z = projected + tf.matmul(h, self.recurrent)
+        i, f, g, o = tf.split(z, 4, axis=-1)
+        i, f, o = tf.sigmoid(i), tf.sigmoid(f), tf.sigmoid(o)
+        g = tf.tanh(g)
+        new_c = f * c + i * g
+        squashed = tf.tanh(new_c)
+        return [o * squashed, new_c], tf.concat([i, f, g, o, squashed], axis=-1)
+
+    def backward(self, dh, dstates, states, kept):
+        (dc,) = dstates
+        _, c = states
+        i, f, g, o, squashed = tf.split(kept, 5, axis=-1)
+        dc += dh * o * (1 - tf.square(squashed))
+        gates = tf.concat(
+            [
+                dc * g * i * (1 - i),
+                dc * c * f * (1 - f),
+                dc * i * (1 - tf.square(g)),
+                dh * squashed * o * (1 - o),
+            ],
+            axis=-1,
+        )
+        return [gates], tf.matmul(gates, self.recurrent, transpose_b=True), [dc * f]
+
+
+class _GRU:
+    """One step of a GRU whose reset gate acts after the matrix product. State: h."""
+
+    def __init__(self, kernel, recurrent, bias):
+        self.kernel, self.recurrent = kernel, recurrent
+        self.bias, self.recurrent_bias = tf.unstack(bias)
+
+    def project(self, x):
+        return tf.tensordot(x, self.kernel, 1) + self.bias
+
+    def forward(self, projected, states):
+        (h,) = states
+        inner = tf.matmul(h, self.recurrent) + self.recurrent_bias
+        xz, xr, xh = tf.split(projected, 3, axis=-1)
+        rz, rr, rh = tf.split(inner, 3, axis=-1)
+        z, r = tf.sigmoid(xz + rz), tf.sigmoid(xr + rr)
+        candidate = tf.tanh(xh + r * rh)
+        new_h = z * h + (1 - z) * candidate
+        return [new_h], tf.concat([z, r, candidate, rh], axis=-1)
+
+    def backward(self, dh, dstates, states, kept):
+        (h,) = states
+        z, r, candidate, rh = tf.split(kept, 4, axis=-1)
+        dz = dh * (h - candidate) * z * (1 - z)
+        dcandidate = dh * (1 - z) * (1 - tf.square(candidate))
+        dr = dcandidate * rh * r * (1 - r)
+        into = tf.concat([dz, dr, dcandidate], axis=-1)
+        inner = tf.concat([dz, dr, dcandidate * r], axis=-1)
+        previous = dh * z + tf.matmul(inner, self.recurrent, transpose_b=True)
+        return [into, inner], previous, []
+
+
+def _forwards(cell, x, mask, states):
+    """Runs the recurrence over `[T, B, D]`.
+
+    Returns:
+      What the way back needs, `[T, B, ...]` each: the states before each step, then
+      what the cell keeps; the outputs, `[T, B, U]`; and the last states.
+    """
+    projected = cell.project(x)
+    steps = tf.shape(projected)[0]
+    before = [tf.TensorArray(x.dtype, steps) for _ in states]
+    kept = tf.TensorArray(x.dtype, steps)
+    outputs = tf.TensorArray(x.dtype, steps)
+
+    def body(t, states, output, before, kept, outputs):
+        before = [array.write(t, s) for array, s in zip(before, states, strict=True)]
+        new, keep = cell.forward(projected[t], states)
+        out = new[0]
+        if mask is not None:
+            # A masked step repeats the output before it and leaves the states alone.
+            on = mask[t]
+            out = tf.where(on, out, output)
+            new = [tf.where(on, n, s) for n, s in zip(new, states, strict=True)]
+        return t + 1, new, out, before, kept.write(t, keep), outputs.write(t, out)
+
+    start = (tf.constant(0), states, tf.zeros_like(states[0]), before, kept, outputs)
+    _, last, _, before, kept, outputs = tf.while_loop(
+        lambda t, *_: t < steps, body, start, maximum_iterations=steps
+    )
+    saved = [array.stack() for array in before] + [kept.stack()]
+    return saved, outputs.stack(), last
+
+
+def _backwards(cell, saved, mask, repeats, at_outputs, at_states):
+    """The gradients at the gates, `[T, B, ...]` each, latest step first to last."""
+    *before, kept = saved
+    steps = tf.shape(kept)[0]
+    count = 2 if isinstance(cell, _GRU) else 1
+    gates = [tf.TensorArray(kept.dtype, steps) for _ in range(count)]
+
+    def body(t, dh, dstates, doutput, gates):
+        states, keep = [state[t] for state in before], kept[t]
+        dout = at_outputs[t] + doutput
+        if mask is None:
+            made, dh, dstates = cell.backward(dh + dout, dstates, states, keep)
+        else:
+            on = tf.cast(mask[t], keep.dtype)
+            made, new_dh, new_dstates = cell.backward(
+                on * (dh + dout), [on * d for d in dstates], states, keep
+            )
+            dh = new_dh + (1 - on) * dh
+            dstates = [
+                n + (1 - on) * d for n, d in zip(new_dstates, dstates, strict=True)
+            ]
+            doutput = repeats * (1 - on) * dout
+        gates = [array.write(t, g) for array, g in zip(gates, made, strict=True)]
+        return t - 1, dh, dstates, doutput, gates
+
+    dh, *dstates = at_states
+    start = (steps - 1, dh, dstates, tf.zeros_like(dh), gates)
+    *_, gates = tf.while_loop(
+        lambda t, *_: t >= 0, body, start, maximum_iterations=steps
+    )
+    return [array.stack() for array in gates]
+
+
+register_call_rule(CallRule(_applies, _outputs, _build))

@@ -32,7 +32,7 @@ _OPTIMIZERS = {
     "sgd": (dpc.keras.DPSGD, 0.07),
     "adam": (dpc.keras.DPAdam, 0.01),
     "adamw": (dpc.keras.DPAdamW, 0.01),
-    "adagrad": (dpc.keras.DPAdagrad, 0.1),
+    "adagrad": (dpc.keras.DPAdagrad, 0.2),
     "rmsprop": (dpc.keras.DPRMSprop, 0.005),
 }
 _CLASSES = 10

@@ -6,6 +6,9 @@ import math
 
 from absl import flags
 
+# Flags defined here belong to the program that asked for them, also in its --help.
+flags.disclaim_key_flags()
+
 
 class NumberParser(flags.ArgumentParser):
     """Parses one number in a range.
@@ -70,7 +73,7 @@ class NumberParser(flags.ArgumentParser):
         """Returns what the number must be, in words."""
         words = "a whole number" if self.integer else "a number"
         bounds = [
-            f"{bound:g} {name}" if name == "or more" else f"{name} {bound:g}"
+            f"{bound:.12g} {name}" if name == "or more" else f"{name} {bound:.12g}"
             for bound, name, _ in self._bounds
             if bound is not None
         ]

@@ -99,9 +99,12 @@ def report(run: Run) -> str:
     """Returns the report in plain words."""
     derived = run.derived
     right = round(run.last["test_accuracy"] * derived["test_size"])
+    title = "Digits, trained with differential privacy"
+    if run.statement.not_private:
+        title = "Digits, trained WITHOUT differential privacy"
     lines = [
-        "Digits, trained with differential privacy",
-        "=========================================",
+        title,
+        "=" * len(title),
         "",
         f"test accuracy   {run.last['test_accuracy']:.1%} ({right} of "
         f"{derived['test_size']} test images; guessing: {1 / run.classes:.0%})",
@@ -241,7 +244,7 @@ def _title(run: Run) -> str:
 
 def _plot_accuracy(axes, steps, run):
     values = [row["test_accuracy"] for row in run.rows]
-    axes.plot(steps, values, color=_BLUE, label="private training")
+    axes.plot(steps, values, color=_BLUE, label="this run")
     axes.annotate(
         f"{values[-1]:.1%}",
         (steps[-1], values[-1]),
@@ -307,7 +310,10 @@ def _plot_norms(axes, steps, run):
         drawn += middle + high
     if rule != "automatic":
         values = [row["clip_norm"] for row in run.rows]
-        label = "clip norm (private)" if rule == "quantile" else "clip norm (fixed)"
+        label = "clip norm (fixed)"
+        if rule == "quantile":
+            private = not run.statement.not_private
+            label = "clip norm (private)" if private else "clip norm"
         axes.plot(steps, values, color=_BLUE, linewidth=2, label=label)
         drawn += values
     positive = [value for value in drawn if value > 0 and math.isfinite(value)]
@@ -317,7 +323,7 @@ def _plot_norms(axes, steps, run):
         return
     axes.set_yscale("log")
     # The shade may go far below the lines, towards 0. Above them goes the legend.
-    axes.set_ylim(min(positive) / 10, 100 * max(positive))
+    axes.set_ylim(min(positive) / 10, 50 * max(positive))
     axes.legend(loc="upper right", fontsize=9)
 
 

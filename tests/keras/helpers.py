@@ -54,7 +54,7 @@ def flat(tensors, variables=None):
 
 def example(nest, i):
     """Example i of a nest of arrays, as a batch of one."""
-    return tf.nest.map_structure(lambda t: t[i : i + 1], nest)
+    return tf.nest.map_structure(lambda t: tf.constant(t[i : i + 1]), nest)
 
 
 def gradients_one_at_a_time(loss_of, variables, count):

@@ -1,4 +1,4 @@
-"""The noise on the gradient sum: its scale, its independence, and that it never repeats.
+"""The noise on the gradient sum: its scale and independence; it never repeats.
 
 False alarms: comparisons of standard deviations allow six standard errors
 (sd / sqrt(2 n)), which is 2e-9 each; correlations allow 6 / sqrt(n), also 2e-9.

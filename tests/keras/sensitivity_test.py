@@ -161,7 +161,7 @@ class Step:
             for variable, value in zip(self.variables, self.start, strict=True):
                 variable.assign(value)
             # The last physical batch holds the record that comes or goes, if any.
-            for part in np.split(np.arange(len(y)), [COUNT // 2, COUNT]):
+            for part in np.split(np.arange(len(y)), [COUNT // 2, COUNT - 1]):
                 self._minimize(x[part], y[part], weight[part])
             moved = flat(self.variables) - np.concatenate(
                 [v.ravel() for v in self.start]
@@ -225,9 +225,6 @@ def test_a_step_through_the_fallback_moves_by_at_most_the_sensitivity():
     check_neighbours("lstm", RULES["quantile"], LSTM_KINDS)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="one example that is not finite takes all others with it"
-)
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("kind", ["nan", "nan_label", "inf"])
 def test_the_fallback_drops_the_record_that_is_not_finite_alone(kind):

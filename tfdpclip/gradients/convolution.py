@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients.forms import (
@@ -18,9 +19,11 @@ from tfdpclip.gradients.forms import (
     sum_squares,
 )
 
-# Up to this many entries in a patch, cutting patches by a convolution with an identity
-# filter is faster than slicing (measured on CPU).
+# Patches of few channels are cut fastest by a convolution with an identity filter,
+# whose cost grows with the square of the patch; those of many channels by gathering
+# rows (measured on CPU).
 _SMALL_PATCH = 96
+_FEW_CHANNELS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +84,13 @@ class Convolution(Form):
         positions = self._positions()
         patch = math.prod(geometry.kernel) * self.big.shape[-1]
         channels = self.small.shape[-1]
-        plain = geometry.groups == 1 and not geometry.depthwise
-        if plain and 1.5 * positions * (patch + channels) < patch * channels:
-            memory = 8 * positions * positions
-            return self._chunked(Convolution._gram_norms, memory, budget)
-        if plain and self._patchwise() and budget.fits(4 * (size + positions * patch)):
-            self._kept_patches = self._patch_products()
-            return sum_squares(self._kept_patches)
+        if self._cuts_patches():
+            if 1.5 * positions * (patch + channels) < patch * channels:
+                memory = 4 * positions * (2 * positions + patch)
+                return self._chunked(Convolution._gram_norms, memory, budget)
+            if budget.fits(4 * (size + positions * patch)):
+                self._kept_patches = self._patch_products()
+                return sum_squares(self._kept_patches)
         if budget.fits(4 * size):
             self._kept = [self._product(offset) for offset in self._offsets()]
             return tf.add_n([sum_squares(product) for product in self._kept])
@@ -103,12 +106,21 @@ class Convolution(Form):
             budget.chunk(memory),
         )
 
-    def _patchwise(self) -> bool:
-        geometry = self.geometry
-        if geometry.spatial != 2 or not isinstance(geometry.padding, str):
-            return False
-        patch = math.prod(geometry.kernel) * self.big.shape[-1]
-        return patch <= _SMALL_PATCH or max(geometry.strides) > 1
+    def _cuts_patches(self) -> bool:
+        """Whether all patches can be cut at once."""
+        plain = self.geometry.groups == 1 and not self.geometry.depthwise
+        sizes = [*self.big.shape[1:-1], *self.small.shape[1:-1]]
+        return plain and (None not in sizes or self._by_identity())
+
+    def _by_identity(self) -> bool:
+        geometry, channels = self.geometry, self.big.shape[-1]
+        patch = math.prod(geometry.kernel) * channels
+        return (
+            geometry.spatial == 2
+            and isinstance(geometry.padding, str)
+            and channels < _FEW_CHANNELS
+            and patch <= _SMALL_PATCH
+        )
 
     def _product_norms(self):
         # One offset at a time, so that only one product is alive.
@@ -119,13 +131,11 @@ class Convolution(Form):
         return total
 
     def _gram_norms(self):
-        small = self._flat_small()
-        grams = [
-            tf.matmul(image, image, transpose_b=True)
-            for image in (self._flat_shift(offset) for offset in self._offsets())
-        ]
-        other = tf.matmul(small, small, transpose_b=True)
-        return gram_norms(tf.add_n(grams), other)
+        patches, small = self._patches(), self._flat_small()
+        return gram_norms(
+            tf.matmul(patches, patches, transpose_b=True),
+            tf.matmul(small, small, transpose_b=True),
+        )
 
     # The products.
 
@@ -182,40 +192,72 @@ class Convolution(Form):
         product = tf.einsum("btgc,btgu->bcgu", x, z)
         return tf.reshape(product, [self.batch_size, *self.shape[-2:]])
 
-    def _patch_products(self) -> tf.Tensor:
-        """`[B, kernel * C, U]`."""
+    def _patches(self) -> tf.Tensor:
+        """`[B, T, kernel * C]`."""
         geometry, channels = self.geometry, self.big.shape[-1]
         patch = math.prod(geometry.kernel) * channels
-        strides = [1, *geometry.strides, 1]
-        if patch <= _SMALL_PATCH:
-            identity = tf.reshape(
-                tf.eye(patch, dtype=self.big.dtype),
-                [*geometry.kernel, channels, patch],
-            )
+        if self._by_identity():
+            identity = tf.eye(patch, dtype=self.big.dtype)
             patches = tf.nn.conv2d(
                 self.big,
-                identity,
-                strides,
+                tf.reshape(identity, [*geometry.kernel, channels, patch]),
+                [1, *geometry.strides, 1],
                 geometry.padding,
                 dilations=[1, *geometry.dilations, 1],
             )
         else:
-            patches = tf.image.extract_patches(
-                self.big,
-                [1, *geometry.kernel, 1],
-                strides,
-                [1, *geometry.dilations, 1],
-                geometry.padding,
-            )
-        patches = tf.reshape(patches, [self.batch_size, -1, patch])
-        return tf.matmul(patches, self._flat_small(), transpose_a=True)
+            cells = math.prod(self.big.shape[1:-1])
+            flat = tf.reshape(self.big, [-1, cells, channels])
+            places = self._patch_cells()
+            if places.max() == cells:
+                flat = tf.pad(flat, [[0, 0], [0, 1], [0, 0]])
+            patches = tf.gather(flat, places, axis=1)
+        return tf.reshape(patches, [self.batch_size, -1, patch])
+
+    def _patch_cells(self) -> np.ndarray:
+        """The number of the image's cell behind each place of each patch.
+
+        `[positions, kernel]`; padding has the number one past the last cell.
+        """
+        geometry = self.geometry
+        image = self.big.shape[1:-1].as_list()
+        axes = []
+        for axis, size in enumerate(image):
+            out = self.small.shape[axis + 1]
+            reach = (geometry.kernel[axis] - 1) * geometry.dilations[axis] + 1
+            before = 0
+            if geometry.padding == "SAME":
+                total = max((out - 1) * geometry.strides[axis] + reach - size, 0)
+                before = total // 2
+            elif geometry.padding != "VALID":
+                before = geometry.padding[axis][0]
+            starts = np.arange(out) * geometry.strides[axis] - before
+            taps = np.arange(geometry.kernel[axis]) * geometry.dilations[axis]
+            axes.append(starts[:, np.newaxis] + taps)
+        rank = len(image)
+        number = np.zeros([1] * (2 * rank), np.int64)
+        inside = np.ones([1] * (2 * rank), bool)
+        for axis, (places, size) in enumerate(zip(axes, image, strict=True)):
+            shape = [1] * (2 * rank)
+            shape[axis], shape[rank + axis] = places.shape
+            places = places.reshape(shape)
+            number = number * size + places
+            inside = inside & (places >= 0) & (places < size)
+        cells = math.prod(image)
+        number = np.where(inside, number, cells)
+        positions = math.prod(places.shape[0] for places in axes)
+        return number.reshape(positions, -1).astype(np.int32)
+
+    def _patch_products(self) -> tf.Tensor:
+        """`[B, U, kernel * C]`."""
+        return tf.matmul(self._flat_small(), self._patches(), transpose_a=True)
 
     # What a form answers.
 
     def weighted_sum(self, weights):
         if self._kept_patches is not None:
             total = tf.tensordot(weights, self._kept_patches, 1)
-            return tf.reshape(total, self.shape)
+            return tf.reshape(tf.transpose(total), self.shape)
         if self._kept is not None:
             totals = [tf.tensordot(weights, product, 1) for product in self._kept]
             return tf.reshape(tf.stack(totals), self.shape)

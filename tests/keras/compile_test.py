@@ -1,0 +1,332 @@
+"""Ordinary compile and fit: every loss against one example at a time, noise off."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.keras.helpers import (
+    DPSGD,
+    L,
+    example,
+    expected_sum,
+    flat,
+    gradients_one_at_a_time,
+)
+from tfdpclip.clipping import FixedClip
+
+COUNT, EXPECTED = 7, 10
+RULE = FixedClip(0.3)
+
+
+def tokens(count=COUNT):
+    return np.random.default_rng(7).integers(1, 6, size=(count, 4)).astype("int32")
+
+
+def numbers(*shape, seed=0, count=COUNT):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((count, *shape)).astype("float32")
+
+
+def classes(*shape, of=3):
+    return np.random.default_rng(3).integers(of, size=(COUNT, *shape)).astype("int32")
+
+
+def mlp(units=1, activation=None, **options):
+    layers = [L.Dense(4, "tanh", **options), L.Dense(units, activation)]
+    return tf.keras.Sequential([tf.keras.Input((3,)), *layers])
+
+
+def check(
+    model,
+    loss,
+    x,
+    y,
+    *,
+    weight=None,
+    class_weight=None,
+    regulariser=None,
+    scale=1.0,
+    static=True,
+    **options,
+):
+    """One step of fit against clipped gradients of one example at a time.
+
+    Args:
+      weight: sample weights, or what `class_weight` should amount to.
+      regulariser: computes the part of the loss that is no example's.
+      scale: what each example's loss is multiplied by, for a summed loss.
+    """
+    tf.keras.utils.set_random_seed(4)
+    optimizer = DPSGD(1.0, clip=RULE, noise_multiplier=0, expected_batch_size=EXPECTED)
+    jit = options.pop("jit_compile", False)
+    model.compile(optimizer, loss, jit_compile=jit, **options)
+    start = model.get_weights()
+    variables = model.trainable_variables
+
+    def loss_of(i):
+        xi, yi = example(x, i), example(y, i)
+        wi = None if weight is None else example(weight, i)
+        predictions = model(xi, training=True)
+        value = tf.reduce_sum(model.compute_loss(xi, yi, predictions, wi))
+        return scale * (value - (regulariser() if regulariser else 0.0))
+
+    gradients = gradients_one_at_a_time(loss_of, variables, COUNT)
+    total = expected_sum(RULE, gradients) / EXPECTED
+    if regulariser:
+        with tf.GradientTape() as tape:
+            value = regulariser()
+        total = total + flat(tape.gradient(value, variables), variables)
+    model.set_weights(start)
+    before = flat(variables)
+    given = None if class_weight is not None else weight
+    if static:
+        model.train_on_batch(x, y, sample_weight=given, class_weight=class_weight)
+    else:
+        data = (x, y) if given is None else (x, y, given)
+        data = tf.data.Dataset.from_tensor_slices(data).batch(COUNT)
+        model.fit(data, verbose=0, class_weight=class_weight)
+    norms = np.linalg.norm(gradients, axis=1)
+    # Some are clipped and some are not, or the test shows little.
+    assert norms.max() > float(RULE.norm)
+    np.testing.assert_allclose(before - flat(variables), total, rtol=1e-4, atol=2e-6)
+
+
+both_shapes = pytest.mark.parametrize("static", [True, False], ids=["static", "any"])
+
+LOSSES = {
+    "mse": (1, None, lambda: numbers(1, seed=1)),
+    "mae": (2, None, lambda: numbers(2, seed=1)),
+    "huber": (1, None, lambda: numbers(1, seed=1)),
+    "log_cosh": (1, None, lambda: numbers(1, seed=1)),
+    "binary_crossentropy": (1, "sigmoid", lambda: classes(1, of=2)),
+    "hinge": (1, None, lambda: 2 * classes(1, of=2) - 1),
+    "sparse_categorical_crossentropy": (3, "softmax", lambda: classes()),
+    "categorical_crossentropy": (3, "softmax", lambda: np.eye(3)[classes()]),
+    "kl_divergence": (3, "softmax", lambda: np.eye(3)[classes()]),
+    "poisson": (1, "softplus", lambda: classes(1)),
+    "cosine_similarity": (3, None, lambda: numbers(3, seed=1)),
+}
+
+
+@both_shapes
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_by_name(name, static):
+    units, activation, labels = LOSSES[name]
+    x = 3 * numbers(3)
+    check(mlp(units, activation), name, x, labels().astype("float32"), static=static)
+
+
+@both_shapes
+@pytest.mark.parametrize("reduction", ["none", "sum", "auto", "sum_over_batch_size"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_reduction(reduction, weighted, static):
+    loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
+    weight = np.linspace(0.2, 3, COUNT, dtype=np.float32) if weighted else None
+    # A sum is taken for the mean times the public number of examples.
+    scale = EXPECTED if reduction == "sum" else 1.0
+    x, y = numbers(3), numbers(1, seed=1)
+    check(mlp(), loss, x, y, weight=weight, scale=scale, static=static)
+
+
+@both_shapes
+def test_class_weights(static):
+    y = classes()
+    by_class = {0: 0.5, 1: 2.0, 2: 1.0}
+    weight = np.array([by_class[int(c)] for c in y], np.float32)
+    loss = "sparse_categorical_crossentropy"
+    check(
+        mlp(3, "softmax"),
+        loss,
+        3 * numbers(3),
+        y,
+        weight=weight,
+        class_weight=by_class,
+        static=static,
+    )
+
+
+def two_outputs():
+    x = tf.keras.Input((3,))
+    hidden = L.Dense(4, "tanh")(x)
+    outputs = {"a": L.Dense(1, name="a")(hidden), "b": L.Dense(2, name="b")(hidden)}
+    return tf.keras.Model(x, outputs)
+
+
+@both_shapes
+@pytest.mark.parametrize("loss_weights", [None, {"a": 0.3, "b": 2.0}])
+def test_several_outputs(loss_weights, static):
+    y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
+    loss = {"a": "mse", "b": "mae"}
+    check(two_outputs(), loss, numbers(3), y, loss_weights=loss_weights, static=static)
+
+
+def test_sample_weights_for_several_outputs():
+    y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
+    one, two = np.linspace(0, 2, COUNT), np.linspace(2, 0, COUNT)
+    weight = {"a": one.astype("float32"), "b": two.astype("float32")}
+    check(two_outputs(), {"a": "mse", "b": "mae"}, numbers(3), y, weight=weight)
+
+
+def test_a_weight_of_zero_for_one_output_is_not_padding():
+    y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
+    weight = {"a": np.array([1, 0, 0, 1, 0, 1, 1], np.float32)}
+    model = two_outputs()
+    optimizer = DPSGD(1.0, clip=1e6, noise_multiplier=0, expected_batch_size=COUNT)
+    plain = tf.keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    for one, kind in ((model, optimizer), (plain, tf.keras.optimizers.SGD(1.0))):
+        one.compile(kind, {"a": "mse", "b": "mse"})
+        one.train_on_batch(numbers(3), y, sample_weight=weight)
+    for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_of_zero_take_an_example_out():
+    """Padding: whatever the data of the example."""
+    x, y = numbers(3), numbers(1, seed=1)
+    x[[1, 4]] *= 1e3
+    weight = np.array([1, 0, 1, 1, 0, 1, 1], np.float32)
+    check(mlp(), "mse", x, y, weight=weight)
+
+
+@both_shapes
+@pytest.mark.parametrize("jit", [False, True])
+def test_weight_decay_is_added_once_and_is_not_clipped(static, jit):
+    model = mlp(kernel_regularizer=tf.keras.regularizers.L1L2(0.3, 4.0))
+    kernel = model.layers[0].kernel
+
+    def regulariser():
+        return tf.reduce_sum(0.3 * tf.abs(kernel) + 4.0 * tf.square(kernel))
+
+    x, y = numbers(3), numbers(1, seed=1)
+    options = {"static": static, "jit_compile": jit}
+    check(model, "mse", x, y, regulariser=regulariser, **options)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_weight_decay_is_the_same_however_long_a_logical_step_takes(scale):
+    for k in (1, 3):
+        model = tf.keras.Sequential(
+            [tf.keras.Input((3,)), L.Dense(1, use_bias=False, kernel_regularizer="l2")]
+        )
+        kernel = model.trainable_variables[0]
+        kernel.assign(scale * tf.ones_like(kernel))
+        optimizer = DPSGD(
+            1.0,
+            clip=1e-6,
+            noise_multiplier=0,
+            expected_batch_size=3,
+            accumulation_steps=k,
+        )
+        model.compile(optimizer, "mse")
+        x = np.zeros((3, 3), np.float32)
+        model.fit(x, x[:, :1], batch_size=3 // k, verbose=0)
+        # The default L2 factor is 0.01.
+        np.testing.assert_allclose(kernel.numpy(), 0.98 * scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2", "l1_l2"])
+@both_shapes
+def test_an_activity_regulariser_belongs_to_each_example(penalty, static):
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((3,)),
+            L.Dense(4, "tanh", activity_regularizer=penalty),
+            L.Dense(1),
+        ]
+    )
+    check(model, "mse", numbers(3), numbers(1, seed=1), static=static)
+
+
+class Penalised(tf.keras.Model):
+    """Adds losses of its own: one per example, averaged or not, and one of weights."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.hidden, self.out = L.Dense(4, "tanh"), L.Dense(1)
+        self.kind = kind
+
+    def of_weights(self):
+        return tf.reduce_sum(tf.square(self.out.kernel))
+
+    def call(self, x):
+        hidden = self.hidden(x)
+        each = tf.reduce_sum(tf.square(hidden), axis=1)
+        if self.kind == "mean":
+            self.add_loss(tf.reduce_mean(each))
+        elif self.kind == "mean_scaled":
+            self.add_loss(0.5 * tf.reduce_mean(tf.square(hidden)))
+        else:
+            self.add_loss(self.of_weights())
+        return self.out(hidden)
+
+
+@both_shapes
+@pytest.mark.parametrize("kind", ["mean", "mean_scaled", "weights"])
+def test_add_loss(kind, static):
+    model = Penalised(kind)
+    model(numbers(3))
+    regulariser = model.of_weights if kind == "weights" else None
+    x, y = numbers(3), numbers(1, seed=1)
+    check(model, "mse", x, y, regulariser=regulariser, static=static)
+
+
+def sequence_model(units=1, activation=None):
+    layers = [L.Embedding(6, 3), L.Conv1D(4, 2, padding="causal", activation="tanh")]
+    head = L.Dense(units, activation)
+    return tf.keras.Sequential([tf.keras.Input((4,), dtype="int32"), *layers, head])
+
+
+@both_shapes
+@pytest.mark.parametrize("weighted", [None, "example", "step"])
+def test_sequence_losses(weighted, static):
+    shape = {"example": (COUNT, 1), "step": (COUNT, 4)}.get(weighted)
+    weight = None
+    if shape:
+        weight = np.linspace(0, 2, shape[0] * shape[1]).reshape(shape)
+        weight = weight.astype("float32")
+    model = sequence_model(3, "softmax")
+    loss = "sparse_categorical_crossentropy"
+    check(model, loss, tokens(), classes(4), weight=weight, static=static)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_loss_written_by_hand(jit):
+    def pinball(y, p):
+        return tf.reduce_mean(tf.maximum(0.7 * (y - p), 0.3 * (p - y)), axis=-1)
+
+    check(mlp(), pinball, 3 * numbers(3), numbers(1, seed=1), jit_compile=jit)
+
+
+def test_shared_and_frozen_layers():
+    shared = L.Dense(3, "tanh")
+    frozen = L.Dense(3, trainable=False)
+    layers = [tf.keras.Input((3,)), shared, frozen, shared, L.Dense(1)]
+    check(tf.keras.Sequential(layers), "mse", 2 * numbers(3), numbers(1, seed=1))
+
+
+def test_frozen_batch_normalisation():
+    norm = L.BatchNormalization(trainable=False)
+    layers = [tf.keras.Input((3,)), L.Dense(4, "tanh"), norm, L.Dense(1)]
+    check(tf.keras.Sequential(layers), "mse", 2 * numbers(3), numbers(1, seed=1))
+
+
+def test_metrics_and_weighted_metrics_are_left_alone():
+    model = mlp(3, "softmax")
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=COUNT)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    x, y = numbers(3), classes()
+    before = model.evaluate(x, y, verbose=0)
+    history = model.fit(x, y, batch_size=COUNT, verbose=0, validation_data=(x, y))
+    assert history.history["loss"][0] == pytest.approx(before[0], rel=1e-4)
+    assert history.history["accuracy"][0] == pytest.approx(before[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+def test_masked_sequences_that_end_in_one_vector():
+    layers = [L.Embedding(6, 3, mask_zero=True), L.LSTM(3), L.Dense(1)]
+    model = tf.keras.Sequential([tf.keras.Input((4,), dtype="int32"), *layers])
+    x = tokens()
+    x[:, 2:] = 0
+    check(model, "mse", x, 3 * numbers(1, seed=1))

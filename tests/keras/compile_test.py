@@ -251,6 +251,7 @@ class Penalised(tf.keras.Model):
 
     def call(self, x):
         hidden = self.hidden(x)
+        outputs = self.out(hidden)
         each = tf.reduce_sum(tf.square(hidden), axis=1)
         if self.kind == "mean":
             self.add_loss(tf.reduce_mean(each))
@@ -258,7 +259,7 @@ class Penalised(tf.keras.Model):
             self.add_loss(0.5 * tf.reduce_mean(tf.square(hidden)))
         else:
             self.add_loss(self.of_weights())
-        return self.out(hidden)
+        return outputs
 
 
 @both_shapes

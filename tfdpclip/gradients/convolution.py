@@ -15,6 +15,7 @@ from tfdpclip.gradients.forms import (
     cut_rows,
     gram_norms,
     in_chunks,
+    merge_steps,
     rows_where,
     sum_squares,
 )
@@ -172,23 +173,23 @@ class Convolution(Form):
         if not hasattr(self, "_padded_big"):
             self._padded_big = self._padded()
         shifted = self._shift(self._padded_big, offset)
-        return tf.reshape(shifted, [self.batch_size, -1, self.big.shape[-1]])
+        return merge_steps(shifted, self.batch_size, self.big.shape[-1])
 
     def _flat_small(self) -> tf.Tensor:
-        return tf.reshape(self.small, [self.batch_size, -1, self.small.shape[-1]])
+        return merge_steps(self.small, self.batch_size, self.small.shape[-1])
 
     def _product(self, offset) -> tf.Tensor:
         """`[B, C / groups, U]` (`[B, C, multiplier]` when depthwise)."""
         x, z, geometry = self._flat_shift(offset), self._flat_small(), self.geometry
         if geometry.depthwise:
             channels = self.big.shape[-1]
-            z = tf.reshape(z, [self.batch_size, -1, channels, self.shape[-1]])
+            z = tf.reshape(z, [*_steps(z), channels, self.shape[-1]])
             return tf.reduce_sum(x[..., tf.newaxis] * z, axis=1)
         if geometry.groups == 1:
             return tf.matmul(x, z, transpose_a=True)
         groups = geometry.groups
-        x = tf.reshape(x, [self.batch_size, -1, groups, self.big.shape[-1] // groups])
-        z = tf.reshape(z, [self.batch_size, -1, groups, self.small.shape[-1] // groups])
+        x = tf.reshape(x, [*_steps(x), groups, self.big.shape[-1] // groups])
+        z = tf.reshape(z, [*_steps(z), groups, self.small.shape[-1] // groups])
         product = tf.einsum("btgc,btgu->bcgu", x, z)
         return tf.reshape(product, [self.batch_size, *self.shape[-2:]])
 
@@ -205,14 +206,15 @@ class Convolution(Form):
                 geometry.padding,
                 dilations=[1, *geometry.dilations, 1],
             )
+            axes = 1
         else:
             cells = math.prod(self.big.shape[1:-1])
             flat = tf.reshape(self.big, [-1, cells, channels])
             places = self._patch_cells()
             if places.max() == cells:
                 flat = tf.pad(flat, [[0, 0], [0, 1], [0, 0]])
-            patches = tf.gather(flat, places, axis=1)
-        return tf.reshape(patches, [self.batch_size, -1, patch])
+            patches, axes = tf.gather(flat, places, axis=1), 2
+        return merge_steps(patches, self.batch_size, patch, axes)
 
     def _patch_cells(self) -> np.ndarray:
         """The number of the image's cell behind each place of each patch.
@@ -323,6 +325,10 @@ class Convolution(Form):
             self.shape,
             self.batch_size,
         )
+
+
+def _steps(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.unstack(tf.shape(tensor)[:2])
 
 
 def _size(tensor: tf.Tensor, axis: int):

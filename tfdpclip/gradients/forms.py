@@ -100,6 +100,20 @@ def sum_squares(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tensor), axis=axes) if axes else tf.square(tensor)
 
 
+def merge_steps(
+    tensor: tf.Tensor, batch_size: tf.Tensor, width: int, axes: int = 1
+) -> tf.Tensor:
+    """`[B * rows, ..., *tail]` as `[B, T, width]`, with a tail of `axes` axes.
+
+    Works for an empty batch, for which a size of -1 would be ambiguous.
+    """
+    inner = tensor.shape[1 : tensor.shape.rank - axes].as_list()
+    if None in inner:
+        inner = [tf.reduce_prod(tf.shape(tensor)[1 : tensor.shape.rank - axes])]
+    rows = tf.shape(tensor)[0] // tf.maximum(batch_size, 1)
+    return tf.reshape(tensor, [batch_size, rows * math.prod(inner), width])
+
+
 # A Gram sum is off by its rounding error, a few units in the last place of the square
 # of S = sum_t |x_t| |z_t|. Where the terms of an example cancel, that can be more than
 # the norm itself, and a norm that is too small would let the example through the clip.

@@ -52,6 +52,7 @@ class _Scale:
     over: tuple[tf.Tensor, ...] = ()
     sign: float = 1.0
     batch_divisions: int = 0
+    constants: tuple[tf.Tensor, ...] = ()
 
     def multiply(self, factor: tf.Tensor) -> _Scale:
         return dataclasses.replace(self, times=(*self.times, factor))
@@ -61,6 +62,7 @@ class _Scale:
             self,
             over=(*self.over, factor),
             batch_divisions=self.batch_divisions + by_batch,
+            constants=self.constants if by_batch else (*self.constants, factor),
         )
 
     def negate(self) -> _Scale:
@@ -111,13 +113,19 @@ def take_apart(
     for tensor, scale in walker.terms:
         entries = _rows_by_example(tensor, flows, batch_size)
         first = batch_size
-        if scale.batch_divisions > 1:
+        divisions = scale.batch_divisions
+        if flows.batch_size is not None:
+            # With a static batch size, its number of entries has become a constant.
+            entry_count = tensor.shape.num_elements()
+            constants = [tf.get_static_value(factor) for factor in scale.constants]
+            divisions += sum(value == entry_count for value in constants)
+        if divisions > 1:
             raise LossStructureError(
                 f"The term {tensor.name!r} of the loss is divided by the batch size "
                 "more than once, so its scale depends on how many examples there "
                 "happen to be. " + _FIX
             )
-        if scale.batch_divisions == 0 and nominal_batch_size is not None:
+        if divisions == 0 and nominal_batch_size is not None:
             # A sum over the batch: multiplying by the number of examples that happen
             # to be there would let each example change the others' gradients.
             first = nominal_batch_size
@@ -244,8 +252,7 @@ class _Walker:
         flow = self._flows[bottom]
         if flow.kind == DATA:
             self._refuse_scale(op, bottom)
-        by_batch = flow.kind != PUBLIC or _counts_entries(bottom, top)
-        self.visit(top, scale.divide(bottom, by_batch))
+        self.visit(top, scale.divide(bottom, by_batch=flow.kind != PUBLIC))
 
     def _refuse_scale(self, op, factor):
         raise LossStructureError(
@@ -266,17 +273,6 @@ def _check_uncoupled(tensor, flow):
             "layer.trainable = False), and so do a masked mean over the batch and an "
             "in-batch contrastive loss. " + _FIX
         )
-
-
-def _counts_entries(divisor: tf.Tensor, total: tf.Tensor) -> bool:
-    """Whether a constant is the number of entries that were summed to `total`."""
-    while total.op.type in _PASSES_ON or total.op.type in ("Mul", "Neg"):
-        total = max(total.op.inputs, key=lambda t: t.shape.num_elements() or 0)
-        if total.shape.rank:
-            break
-    source = total.op.inputs[0] if total.op.type == "Sum" else total
-    value, entries = tf.get_static_value(divisor), source.shape.num_elements()
-    return value is not None and entries is not None and float(value) == entries
 
 
 def _may_lead(tensor: tf.Tensor, flows: Dataflow) -> bool:

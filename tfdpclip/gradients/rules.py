@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.forms import Explicit, Form, Lookup, Outer
+from tfdpclip.gradients.forms import Explicit, Form, Lookup, Outer, merge_steps
 from tfdpclip.gradients.uses import Use
 
 
@@ -139,7 +139,9 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
         return tf.transpose(split, perm)
     if flow.leads and flow.rows == 1:
         return tensor[:, tf.newaxis]
-    rows = flow.rows if flow.leads and flow.rows else -1
+    rows = flow.rows if flow.leads and flow.rows else None
+    if rows is None:
+        rows = tf.shape(tensor)[0] // tf.maximum(context.batch_size, 1)
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
 
 
@@ -241,11 +243,12 @@ def _stacked(tensor, context, like, groups, group_axes, tail):
     width = math.prod(tail)
     tensor = by_example(tensor, context, like)
     if not group_axes:
-        return tf.reshape(tensor, [context.batch_size, -1, width])
-    dims = tf.shape(tensor)
-    tensor = tf.reshape(tensor, [dims[0], dims[1], groups, -1, width])
+        return merge_steps(tensor, context.batch_size, width, len(tail))
+    dims = tf.unstack(tf.shape(tensor))
+    time = math.prod(dims[2 + group_axes : len(dims) - len(tail)])
+    tensor = tf.reshape(tensor, [dims[0], dims[1], groups, time, width])
     tensor = tf.transpose(tensor, [0, 2, 1, 3, 4])
-    return tf.reshape(tensor, [context.batch_size, groups, -1, width])
+    return tf.reshape(tensor, [dims[0], groups, dims[1] * time, width])
 
 
 # Elementwise ops with broadcasting.
@@ -368,9 +371,9 @@ def _gather(use, dz, shape, context):
         return None
     width = math.prod(shape[1:])
     rows = by_example(ids, context, ids)
-    flat = tf.reshape(rows, [context.batch_size, -1])
+    flat = merge_steps(rows, context.batch_size, 1, 0)[..., 0]
     z = by_example(dz, context, ids)
-    z = tf.reshape(z, [context.batch_size, -1, width])
+    z = merge_steps(z, context.batch_size, width, len(shape) - 1)
     steps = _rows(context, ids)
     for size in ids.shape[1:].as_list():
         steps = None if steps is None or size is None else steps * size

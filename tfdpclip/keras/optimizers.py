@@ -420,9 +420,9 @@ def privatize(
     Raises:
       ValueError: if it is no such class.
 
-    >>> DPNadam = privatize(tf.keras.optimizers.Nadam)
-    >>> DPNadam(1e-3, noise_multiplier=1.0, expected_batch_size=64).name
-    'DPNadam'
+    >>> DPAdamax = privatize(tf.keras.optimizers.Adamax)
+    >>> DPAdamax(1e-3, noise_multiplier=1.0, expected_batch_size=64).name
+    'DPAdamax'
     """
     if not (
         isinstance(optimizer_class, type)
@@ -432,7 +432,7 @@ def privatize(
         raise ValueError(
             "optimizer_class must be a subclass of tf.keras.optimizers.Optimizer (not "
             "of the legacy optimizers, and not private already), got "
-            f"{optimizer_class!r}. For example privatize(tf.keras.optimizers.Nadam)."
+            f"{optimizer_class!r}. For example privatize(tf.keras.optimizers.Adamax)."
         )
     return _private_class(optimizer_class)
 

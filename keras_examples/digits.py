@@ -33,7 +33,7 @@ _OPTIMIZERS = {
     "adam": (dpc.keras.DPAdam, 0.01),
     "adamw": (dpc.keras.DPAdamW, 0.01),
     "adagrad": (dpc.keras.DPAdagrad, 0.2),
-    "rmsprop": (dpc.keras.DPRMSprop, 0.005),
+    "rmsprop": (dpc.keras.DPRMSprop, 0.01),
 }
 _CLASSES = 10
 _TEST_SHARE = 0.2

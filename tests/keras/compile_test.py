@@ -13,6 +13,7 @@ from tests.keras.helpers import (
     gradients_one_at_a_time,
 )
 from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import ExampleIsolationError
 
 COUNT, EXPECTED = 7, 10
 RULE = FixedClip(0.3)
@@ -99,7 +100,6 @@ LOSSES = {
     "huber": (1, None, lambda: numbers(1, seed=1)),
     "log_cosh": (1, None, lambda: numbers(1, seed=1)),
     "binary_crossentropy": (1, "sigmoid", lambda: classes(1, of=2)),
-    "hinge": (1, None, lambda: 2 * classes(1, of=2) - 1),
     "sparse_categorical_crossentropy": (3, "softmax", lambda: classes()),
     "categorical_crossentropy": (3, "softmax", lambda: np.eye(3)[classes()]),
     "kl_divergence": (3, "softmax", lambda: np.eye(3)[classes()]),
@@ -289,6 +289,20 @@ def test_sequence_losses(weighted, static):
     model = sequence_model(3, "softmax")
     loss = "sparse_categorical_crossentropy"
     check(model, loss, tokens(), classes(4), weight=weight, static=static)
+
+
+def test_hinge_looks_at_the_labels_of_the_whole_batch_and_is_refused():
+    """Keras turns labels 0 and 1 into -1 and 1 if no label of the batch is another."""
+    model = mlp()
+    optimizer = DPSGD(1.0, clip=RULE, noise_multiplier=0, expected_batch_size=8)
+    model.compile(optimizer, "hinge")
+    with pytest.raises(ExampleIsolationError, match="hinge"):
+        model.train_on_batch(numbers(3), 2.0 * classes(1, of=2) - 1)
+
+    def hinge(y, p):
+        return tf.reduce_mean(tf.nn.relu(1 - y * p), axis=-1)
+
+    check(mlp(), hinge, 3 * numbers(3), 2.0 * classes(1, of=2).astype("float32") - 1)
 
 
 @pytest.mark.parametrize("jit", [False, True])

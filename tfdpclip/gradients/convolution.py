@@ -16,6 +16,7 @@ from tfdpclip.gradients.forms import (
     gram_norms,
     in_chunks,
     merge_steps,
+    rows_per_example,
     rows_where,
     sum_squares,
 )
@@ -296,12 +297,12 @@ class Convolution(Form):
 
     def _by_row(self, values: tf.Tensor) -> tf.Tensor:
         """`[B]` spread over the rows of `small`, ready to multiply."""
-        rows = tf.shape(self.small)[0] // tf.maximum(self.batch_size, 1)
+        rows = rows_per_example(self.small, self.batch_size)
         spread = tf.repeat(values, rows)
         return tf.reshape(spread, [-1] + [1] * (self.small.shape.rank - 1))
 
     def part(self, start, size):
-        rows = tf.shape(self.small)[0] // tf.maximum(self.batch_size, 1)
+        rows = rows_per_example(self.small, self.batch_size)
         return Convolution(
             cut_rows(self.big, start * rows, size * rows),
             cut_rows(self.small, start * rows, size * rows),
@@ -316,7 +317,7 @@ class Convolution(Form):
         return tf.reshape(stacked, [self.batch_size, *self.shape])
 
     def keep(self, kept):
-        rows = tf.shape(self.small)[0] // tf.maximum(self.batch_size, 1)
+        rows = rows_per_example(self.small, self.batch_size)
         by_row = tf.repeat(kept, rows)
         return Convolution(
             rows_where(by_row, self.big),

@@ -110,8 +110,13 @@ def merge_steps(
     inner = tensor.shape[1 : tensor.shape.rank - axes].as_list()
     if None in inner:
         inner = [tf.reduce_prod(tf.shape(tensor)[1 : tensor.shape.rank - axes])]
-    rows = tf.shape(tensor)[0] // tf.maximum(batch_size, 1)
+    rows = rows_per_example(tensor, batch_size)
     return tf.reshape(tensor, [batch_size, rows * math.prod(inner), width])
+
+
+def rows_per_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
+    """How many rows of axis 0 an example has; 1 if there are no examples."""
+    return tf.maximum(tf.shape(tensor)[0] // tf.maximum(batch_size, 1), 1)
 
 
 # A Gram sum is off by its rounding error, a few units in the last place of the square

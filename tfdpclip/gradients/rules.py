@@ -17,7 +17,14 @@ import tensorflow as tf
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.forms import Explicit, Form, Lookup, Outer, merge_steps
+from tfdpclip.gradients.forms import (
+    Explicit,
+    Form,
+    Lookup,
+    Outer,
+    merge_steps,
+    rows_per_example,
+)
 from tfdpclip.gradients.uses import Use
 
 
@@ -141,7 +148,7 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
         return tensor[:, tf.newaxis]
     rows = flow.rows if flow.leads and flow.rows else None
     if rows is None:
-        rows = tf.shape(tensor)[0] // tf.maximum(context.batch_size, 1)
+        rows = rows_per_example(tensor, context.batch_size)
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
 
 

@@ -1,0 +1,156 @@
+"""Several physical batches make one logical step, however the data is cut up."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.keras.helpers import DPSGD, OPTIMIZERS, L, flat, some_data
+from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
+
+RULES = {
+    "fixed": FixedClip(0.4),
+    "quantile": QuantileClip(0.5, 0.4, 1.0),
+    "automatic": AutomaticClip(),
+}
+X, Y = some_data(24, 3)
+
+
+def mlp():
+    tf.keras.utils.set_random_seed(5)
+    layers = [tf.keras.Input((3,)), L.Dense(4, "tanh"), L.Dense(1)]
+    return tf.keras.Sequential(layers)
+
+
+def train(k, rule, *, kind=DPSGD, batch=None, **options):
+    """Two logical steps of 12; returns the weights and the clip norm."""
+    model = mlp()
+    optimizer = kind(
+        0.1,
+        clip=rule,
+        noise_multiplier=0,
+        expected_batch_size=12,
+        accumulation_steps=k,
+    )
+    model.compile(optimizer, "mse", **options)
+    model.fit(X, Y, batch_size=batch or 12 // k, shuffle=False, verbose=0)
+    assert int(optimizer.iterations) == 2
+    return flat(model.trainable_variables), float(optimizer.clip_norm)
+
+
+def assert_same(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-6)
+    assert found[1] == pytest.approx(expected[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("k", [2, 3, 12])
+def test_accumulation_is_one_large_batch(rule, k):
+    assert_same(train(k, rule), train(1, rule))
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("sgd", "nadam")])
+def test_accumulation_is_one_large_batch_for_every_optimizer(name):
+    kind, rule = OPTIMIZERS[name], RULES["quantile"]
+    assert_same(train(3, rule, kind=kind), train(1, rule, kind=kind))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"jit_compile": True},
+        {"steps_per_execution": 2},
+        {"steps_per_execution": 3, "jit_compile": True},
+    ],
+    ids=["jit", "several", "several_jit"],
+)
+def test_accumulation_is_the_same_in_every_mode(options):
+    assert_same(train(3, RULES["quantile"], **options), train(1, RULES["quantile"]))
+
+
+@pytest.mark.filterwarnings("ignore:Eager steps")
+def test_accumulation_is_the_same_in_eager_code():
+    model = mlp()
+    optimizer = DPSGD(
+        0.1,
+        clip=RULES["quantile"],
+        noise_multiplier=0,
+        expected_batch_size=12,
+        accumulation_steps=3,
+    )
+    loss = tf.keras.losses.MeanSquaredError(reduction="none")
+    model.compile(optimizer, loss, run_eagerly=True)
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    found = flat(model.trainable_variables), float(optimizer.clip_norm)
+    assert_same(found, train(1, RULES["quantile"]))
+
+
+@pytest.mark.parametrize("cuts", [(10, 2), (2, 10), (12, 0), (0, 12), (11, 1)])
+def test_physical_batches_need_not_be_equal(cuts):
+    model = mlp()
+    optimizer = DPSGD(
+        0.1,
+        clip=RULES["quantile"],
+        noise_multiplier=0,
+        expected_batch_size=12,
+        accumulation_steps=2,
+    )
+    signature = [tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])]
+
+    @tf.function(input_signature=signature)
+    def step(x, y):
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+        optimizer.minimize(loss, model.trainable_variables)
+
+    for start in (0, 12):
+        middle = start + cuts[0]
+        step(X[start:middle], Y[start:middle])
+        step(X[middle : start + 12], Y[middle : start + 12])
+    found = flat(model.trainable_variables), float(optimizer.clip_norm)
+    assert_same(found, train(1, RULES["quantile"]))
+
+
+def test_nothing_moves_before_the_logical_step_is_full():
+    model = mlp()
+    optimizer = DPSGD(
+        0.1,
+        momentum=0.9,
+        clip=RULES["quantile"],
+        noise_multiplier=1.0,
+        expected_batch_size=12,
+        accumulation_steps=3,
+    )
+    model.compile(optimizer, "mse")
+    start = flat(model.trainable_variables)
+    for i in range(1, 7):
+        model.train_on_batch(X[:4], Y[:4])
+        assert int(optimizer.iterations) == i // 3
+        changed = np.any(flat(model.trainable_variables) != start)
+        assert changed == (i >= 3)
+        if i < 3:
+            assert float(optimizer.clip_norm) == pytest.approx(0.4)
+
+
+def test_a_logical_step_may_span_two_calls_of_fit():
+    model = mlp()
+    optimizer = DPSGD(
+        0.1,
+        clip=RULES["quantile"],
+        noise_multiplier=0,
+        expected_batch_size=12,
+        accumulation_steps=3,
+    )
+    model.compile(optimizer, "mse")
+    for start in range(0, 24, 8):
+        stop = start + 8
+        model.fit(X[start:stop], Y[start:stop], batch_size=4, shuffle=False, verbose=0)
+    found = flat(model.trainable_variables), float(optimizer.clip_norm)
+    assert_same(found, train(1, RULES["quantile"]))
+
+
+def test_compute_gradients_says_that_it_cannot_accumulate():
+    optimizer = DPSGD(
+        clip=1.0, noise_multiplier=1.0, expected_batch_size=8, accumulation_steps=2
+    )
+    w = tf.Variable(1.0)
+    with pytest.raises(ValueError, match="minimize"):
+        optimizer.compute_gradients(w * tf.ones([2]), [w])

@@ -1,12 +1,28 @@
 """Differentially private training for TensorFlow, Keras and TFF, by clipping.
 
-``import tfdpclip as dpc`` is the documented spelling.
+``import tfdpclip as dpc`` is the documented spelling. Names are loaded when they are
+first used, so that ``tfdpclip.accounting`` does not wait for TensorFlow.
 """
 
-from tfdpclip import accounting, gradients, keras, sampling
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tfdpclip._version import __version__
-from tfdpclip.clipping import AutomaticClip, ClipRule, FixedClip, QuantileClip
-from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+
+if TYPE_CHECKING:
+    from tfdpclip import accounting, gradients, keras, sampling
+    from tfdpclip.clipping import AutomaticClip, ClipRule, FixedClip, QuantileClip
+    from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+
+_MODULES = ("accounting", "gradients", "keras", "sampling")
+_HOMES = {
+    "AutomaticClip": "tfdpclip.clipping",
+    "ClipRule": "tfdpclip.clipping",
+    "FixedClip": "tfdpclip.clipping",
+    "QuantileClip": "tfdpclip.clipping",
+    "ExampleIsolationError": "tfdpclip.gradients",
+    "LossStructureError": "tfdpclip.gradients",
+}
 
 __all__ = [
     "AutomaticClip",
@@ -21,3 +37,15 @@ __all__ = [
     "keras",
     "sampling",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tfdpclip.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,6 +1,5 @@
 """Keras optimizers, callbacks and checks for differentially private training."""
 
-from tfdpclip.keras import recurrent as _recurrent  # noqa: F401  registers its rule
 from tfdpclip.keras.isolation import check_isolation
 from tfdpclip.keras.optimizers import (
     DPSGD,

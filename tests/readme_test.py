@@ -1,0 +1,60 @@
+"""What README.md shows works."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+
+
+def test_the_first_block_is_short():
+    code = [line for line in blocks("python")[0].splitlines() if line.strip()]
+    assert 5 <= len(code) <= 10
+
+
+def test_python_blocks_run_in_order(capsys):
+    names: dict = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert int(names["optimizer"].iterations) == 1
+    assert "epsilon" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [line for block in blocks("console") for line in block.splitlines()],
+)
+def test_commands_run(command):
+    words = shlex.split(command)
+    if words[0] == "make":
+        # CI runs these targets themselves; here, that they exist.
+        makefile = (ROOT / "Makefile").read_text()
+        assert re.search(rf"^{words[1]}:", makefile, re.M)
+        return
+    assert words[0] == "python"
+    done = subprocess.run(
+        [sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accountant: pld" in done.stdout
+
+
+def test_every_private_name_in_the_table_exists():
+    import tfdpclip as dpc
+
+    table = "\n".join(line for line in README.splitlines() if line.startswith("| "))
+    found = re.findall(r"dpc\.([a-zA-Z_.]+)", table)
+    assert found
+    for name in found:
+        value = dpc
+        for part in name.split("."):
+            value = getattr(value, part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import numpy as np
@@ -114,9 +115,11 @@ class Progress(tf.keras.callbacks.Callback):
                 desc=self._title,
                 file=self._stream,
                 unit="step",
-                dynamic_ncols=True,
-                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} "
-                "[{elapsed}<{remaining}]{postfix}",
+                # Some terminals say that they are 0 wide and high.
+                ncols=min(shutil.get_terminal_size().columns, 110),
+                nrows=shutil.get_terminal_size().lines,
+                # Fits into 80 columns.
+                bar_format="{desc} {percentage:3.0f}%|{bar}| {remaining}{postfix}",
             )
         else:
             print(f"{self._title}:", file=self._stream, flush=True)

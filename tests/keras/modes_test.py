@@ -1,4 +1,4 @@
-"""Ways of running a step, and what surrounds it, against plain arithmetic; noise off."""
+"""Ways of running a step, and what surrounds it, by plain arithmetic; noise off."""
 
 import numpy as np
 import pytest
@@ -361,7 +361,7 @@ def test_the_clip_norm_can_be_read_while_training():
     model.compile(optimizer, "mse")
     seen = []
     note = tf.keras.callbacks.LambdaCallback(
-        on_batch_end=lambda *_: seen.append(float(optimizer.clip_norm))
+        on_batch_end=lambda batch, logs: seen.append(float(optimizer.clip_norm))
     )
     model.fit(X, Y, batch_size=2, verbose=0, callbacks=[note])
     assert len(seen) == 4 and len(set(seen)) > 1

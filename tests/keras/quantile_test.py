@@ -68,8 +68,8 @@ def test_the_estimate_tracks_a_log_normal_quantile(case):
     assert error < expected["abs_bound_1e9"]
 
 
-# With noise of stddev 5 in 100 on the counts the stationary error of ln C has a standard
-# deviation below 0.05, and the test allows 8 of those: a false alarm in 1e-15.
+# With noise of stddev 5 in 100 on the counts, the stationary error of ln C has a
+# standard deviation below 0.05, and the test allows 8 of those: a false alarm in 1e-15.
 
 
 @pytest.mark.parametrize("initial", [0.01, 0.9, 1.1, 100.0])

@@ -149,7 +149,9 @@ def _entries(use: Use, form: Form):
     if not use.path.isometric:
         return None
     if isinstance(form, Outer):
-        return ("outer", use.path.piece, form.layout)
+        # Where a transposition moved entries, only one and the same tensor is safe.
+        moved = use.param.ref() if use.path.moved else None
+        return ("outer", use.path.piece, form.layout, moved)
     if isinstance(form, Explicit) and (_is_renamed(use) or not use.path.moved):
         return ("explicit", use.path.piece, None if use.path.piece else 0)
     return None

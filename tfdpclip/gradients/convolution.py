@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdpclip.gradients.forms import (
     Budget,
     Form,
+    Kept,
     cut_rows,
     gram_norms,
     in_chunks,
@@ -72,8 +73,7 @@ class Convolution(Form):
         self.geometry = geometry
         self.shape = list(shape)
         self.batch_size = batch_size
-        self._kept: list[tf.Tensor] | None = None
-        self._kept_patches: tf.Tensor | None = None
+        self._kept: Kept | None = None
 
     # Costs, from static shapes.
 
@@ -86,18 +86,28 @@ class Convolution(Form):
         positions = self._positions()
         patch = math.prod(geometry.kernel) * self.big.shape[-1]
         channels = self.small.shape[-1]
+        inputs = math.prod(self.big.shape[1:]) if self._static() else 0
+        in_place = size <= 2 * (inputs + positions * channels)
         if self._cuts_patches():
             if 1.5 * positions * (patch + channels) < patch * channels:
                 memory = 4 * positions * (2 * positions + patch)
                 return self._chunked(Convolution._gram_norms, memory, budget)
-            if budget.fits(4 * (size + positions * patch)):
-                self._kept_patches = self._patch_products()
-                return sum_squares(self._kept_patches)
-        if budget.fits(4 * size):
-            self._kept = [self._product(offset) for offset in self._offsets()]
-            return tf.add_n([sum_squares(product) for product in self._kept])
+            if budget.fits(4 * positions * patch) and (
+                in_place or budget.reserve(4 * size)
+            ):
+                return self._keep_products([self._patch_products()], _from_patches)
+        if in_place or budget.reserve(4 * size):
+            products = [self._product(offset) for offset in self._offsets()]
+            return self._keep_products(products, tf.stack)
         memory = 4 * size // math.prod(geometry.kernel)
         return self._chunked(Convolution._product_norms, memory, budget)
+
+    def _keep_products(self, products, finish):
+        self._kept = Kept(products, lambda sums: tf.reshape(finish(sums), self.shape))
+        return self._kept.squared_norms()
+
+    def _static(self) -> bool:
+        return None not in (*self.big.shape[1:-1], *self.small.shape[1:-1])
 
     def _chunked(self, compute, memory, budget):
         if budget.fits(memory):
@@ -111,8 +121,7 @@ class Convolution(Form):
     def _cuts_patches(self) -> bool:
         """Whether all patches can be cut at once."""
         plain = self.geometry.groups == 1 and not self.geometry.depthwise
-        sizes = [*self.big.shape[1:-1], *self.small.shape[1:-1]]
-        return plain and (None not in sizes or self._by_identity())
+        return plain and (self._static() or self._by_identity())
 
     def _by_identity(self) -> bool:
         geometry, channels = self.geometry, self.big.shape[-1]
@@ -258,12 +267,8 @@ class Convolution(Form):
     # What a form answers.
 
     def weighted_sum(self, weights):
-        if self._kept_patches is not None:
-            total = tf.tensordot(weights, self._kept_patches, 1)
-            return tf.reshape(tf.transpose(total), self.shape)
         if self._kept is not None:
-            totals = [tf.tensordot(weights, product, 1) for product in self._kept]
-            return tf.reshape(tf.stack(totals), self.shape)
+            return self._kept.weighted_sum(weights)
         small = self.small * self._by_row(weights)
         geometry = self.geometry
         if geometry.groups == 1 and not (geometry.depthwise and geometry.spatial != 2):
@@ -317,6 +322,8 @@ class Convolution(Form):
         return tf.reshape(stacked, [self.batch_size, *self.shape])
 
     def keep(self, kept):
+        if self._kept is not None:
+            return self._kept.keep(kept)
         rows = rows_per_example(self.small, self.batch_size)
         by_row = tf.repeat(kept, rows)
         return Convolution(
@@ -326,6 +333,11 @@ class Convolution(Form):
             self.shape,
             self.batch_size,
         )
+
+
+def _from_patches(sums: list[tf.Tensor]) -> tf.Tensor:
+    """`[U, kernel * C]` -> `[kernel * C, U]`."""
+    return tf.transpose(sums[0])
 
 
 def _steps(tensor: tf.Tensor) -> tf.Tensor:

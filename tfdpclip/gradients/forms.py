@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -59,9 +60,19 @@ class Budget:
         self.limit = limit
         self.batch_size = max(1, batch_size)
 
+        self._reserved = 0.0
+
     def fits(self, bytes_per_example: float) -> bool:
-        """Whether the whole batch fits."""
+        """Whether the whole batch fits, for as long as one variable is looked at."""
         return bytes_per_example * self.batch_size <= self.limit
+
+    def reserve(self, bytes_per_example: float) -> bool:
+        """Takes room for the whole batch until the end of the step, if there is any."""
+        wanted = self._reserved + bytes_per_example * self.batch_size
+        if wanted > self.limit:
+            return False
+        self._reserved = wanted
+        return True
 
     def chunk(self, bytes_per_example: float) -> int:
         """How many examples fit at once; at least one."""
@@ -184,6 +195,34 @@ class Explicit(Form):
         return Explicit(rows_where(kept, self.values), self.shape)
 
 
+class Kept:
+    """Gradients that were built for their norms and are kept for the weighted sum.
+
+    Nothing else of the use is needed then, so that its input and the gradient at its
+    output can be freed.
+
+    Args:
+      values: tensors `[B, ...]` that hold the gradients' entries.
+      finish: turns their weighted sums, without the leading axis, into the gradient.
+    """
+
+    def __init__(self, values: list[tf.Tensor], finish: Callable):
+        self.values = values
+        self._finish = finish
+
+    def squared_norms(self) -> tf.Tensor:
+        """`[B]`."""
+        return tf.add_n([sum_squares(value) for value in self.values])
+
+    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+        """See `Form.weighted_sum`."""
+        return self._finish([tf.tensordot(weights, v, 1) for v in self.values])
+
+    def keep(self, kept: tf.Tensor) -> Kept:
+        """See `Form.keep`."""
+        return Kept([rows_where(kept, v) for v in self.values], self._finish)
+
+
 class Outer(Form):
     """Sums of outer products: g_i = sum_t x_it (outer) z_it, for each of G groups.
 
@@ -204,7 +243,7 @@ class Outer(Form):
         self.steps = steps
         self.layout = layout
         self.batch_size = tf.shape(x)[0]
-        self._kept: tf.Tensor | None = None
+        self._kept: Kept | None = None
 
     def _products(self) -> tf.Tensor:
         return tf.matmul(self.x, self.z, transpose_a=True)
@@ -220,14 +259,20 @@ class Outer(Form):
             norms = tf.reduce_sum(tf.square(x), -1) * tf.reduce_sum(tf.square(z), -1)
             return tf.reduce_sum(norms, axis=1)
         steps = self.steps or 32
-        # Multiply-adds per example. Keeping the products saves computing the weighted
-        # sum from scratch but moves them through memory.
-        work = steps * size
-        gram = groups * steps * steps * wide / groups + work
-        if gram > work + 8 * size and budget.fits(4 * size):
-            self._kept = self._products()
-            return sum_squares(self._kept)
-        if gram <= 2 * work:
+        # Multiply-adds per example of the three ways, and of moving `size` numbers
+        # through memory. Keeping the products saves the weighted sum from scratch.
+        products = steps * size
+        keeping = products + 8 * size
+        gram = groups * steps * steps * wide + products
+        building = 2 * products + 4 * size
+        # Kept products take the place of the op's input and gradient in memory.
+        in_place = size <= 2 * groups * steps * wide
+        if keeping <= min(gram, building) and (in_place or budget.reserve(4 * size)):
+            self._kept = Kept(
+                [self._products()], lambda sums: self._arrange(sums[0][tf.newaxis])[0]
+            )
+            return self._kept.squared_norms()
+        if gram <= building:
             memory = 8 * groups * steps * steps
             compute = Outer._gram_norms
         else:
@@ -256,8 +301,7 @@ class Outer(Form):
 
     def weighted_sum(self, weights):
         if self._kept is not None:
-            total = tf.tensordot(weights, self._kept, 1)
-            return self._arrange(total[tf.newaxis])[0]
+            return self._kept.weighted_sum(weights)
         rank = self.z.shape.rank
         z = self.z * tf.reshape(weights, [-1] + [1] * (rank - 1))
         if rank == 3:
@@ -284,6 +328,8 @@ class Outer(Form):
         return self._arrange(self._products())
 
     def keep(self, kept):
+        if self._kept is not None:
+            return self._kept.keep(kept)
         return Outer(
             rows_where(kept, self.x),
             rows_where(kept, self.z),

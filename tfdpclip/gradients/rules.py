@@ -152,6 +152,12 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
 
 
+def _batch_first(tensor: tf.Tensor, context: Context) -> bool:
+    """Whether axis 0 counts examples, as far as is known; the check tests the rest."""
+    axes = context.flows[tensor].axes
+    return axes is None or axes == (0,)
+
+
 def _rows(context: Context, like: tf.Tensor) -> int | None:
     flow = context.flows[like]
     return flow.rows if flow.leads else None
@@ -241,7 +247,7 @@ def _contraction(use, dz, shape, context, labels, out):
     for name in time:
         size = dz.shape[out.index(name)]
         steps = None if steps is None or size is None else steps * size
-    layout = (use.path.ops, tuple(shape), p_core, tuple(order), grouped)
+    layout = (tuple(shape), p_core, tuple(order), grouped)
     return Outer(x, z, arrange, shape, steps, layout)
 
 
@@ -263,6 +269,8 @@ def _stacked(tensor, context, like, groups, group_axes, tail):
 
 def _explicit(use, values, shape, context):
     """Sums `values`, `[N, ...]` of the output's shape, over what was broadcast."""
+    if not _batch_first(use.output, context):
+        return None
     rank = use.output.shape.rank
     padded = [1] * (rank - len(shape)) + list(shape)
     if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
@@ -306,6 +314,8 @@ def _elementwise(use, dz, shape, context):
     that its ordinary gradient is the gradient row by row.
     """
     rank = use.output.shape.rank
+    if not _batch_first(use.output, context):
+        return None
     if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
         return None
     padded = [1] * (rank - len(shape)) + list(shape)
@@ -374,7 +384,7 @@ def _gather(use, dz, shape, context):
         if axis is None or int(axis) != 0:
             return None
     ids = use.op.inputs[1]
-    if ids.shape.rank in (None, 0):
+    if ids.shape.rank in (None, 0) or not _batch_first(ids, context):
         return None
     width = math.prod(shape[1:])
     rows = by_example(ids, context, ids)

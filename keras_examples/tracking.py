@@ -136,7 +136,7 @@ class Progress(tf.keras.callbacks.Callback):
         row = self._tracker.rows[-1] if self._tracker else {}
         parts = []
         if row:
-            parts.append(f"accuracy {row['test_accuracy']:6.1%}")
+            parts.append(f"accuracy {row['test_accuracy']:5.1%}")
             parts.append(f"epsilon {row['epsilon']:.2f}")
             if not np.isnan(row["clip_norm"]):
                 parts.append(f"clip {row['clip_norm']:.3g}")

@@ -23,6 +23,7 @@ from keras_examples import digits, number_flags, tracking
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COLUMNS = ["step", "epoch", "epsilon", "test_accuracy", "clip_norm"]
+QUICK = ("--baseline_epochs=0", "--noshow_true_norms")
 UNPROTECTED = [f"unprotected_norm_{name}" for name in ("p10", "quantile", "p90")]
 
 
@@ -172,7 +173,7 @@ def test_clip_norm_comes_near_the_true_quantile(longer):
 
 
 def test_seed_repeats_the_run_and_forfeits_privacy(tmp_path):
-    arguments = ("--seed=5", "--epochs=2", "--baseline_epochs=0")
+    arguments = ("--seed=5", "--epochs=1", *QUICK)
     one, two = (Output(tmp_path / name, *arguments) for name in ("one", "two"))
     for column in one.columns:
         # Threads may add in another order.
@@ -183,9 +184,7 @@ def test_seed_repeats_the_run_and_forfeits_privacy(tmp_path):
 
 
 def test_infinite_epsilon_is_no_privacy(tmp_path):
-    output = Output(
-        tmp_path, "--epsilon=inf", "--epochs=2", "--baseline_epochs=0", "--seed=1"
-    )
+    output = Output(tmp_path, "--epsilon=inf", "--epochs=2", "--seed=1", *QUICK)
     assert output.config["derived"]["noise_multiplier"] == 0
     assert output.config["result"]["epsilon"] == "inf"
     assert "Privacy: not private" in output.words
@@ -193,9 +192,7 @@ def test_infinite_epsilon_is_no_privacy(tmp_path):
 
 
 def test_nothing_unprotected_is_measured_if_not_wanted(tmp_path):
-    output = Output(
-        tmp_path, "--noshow_true_norms", "--epochs=1", "--baseline_epochs=0"
-    )
+    output = Output(tmp_path, "--epochs=1", *QUICK)
     assert output.columns == COLUMNS
     assert "WITHOUT noise" not in output.words
     assert "without privacy" not in output.words
@@ -206,8 +203,8 @@ def test_accumulation_changes_no_step_count(tmp_path):
         tmp_path,
         "--accumulation_steps=3",
         "--epochs=1",
-        "--baseline_epochs=0",
         "--optimizer=adam",
+        *QUICK,
     )
     assert output.history["step"] == [0, 6]
     assert output.config["derived"]["physical_batch_size"] < 256
@@ -333,7 +330,7 @@ def test_command_line(tmp_path):
         command = [sys.executable, "-m", "keras_examples.digits", *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    done = run("--epochs=1", "--baseline_epochs=0", f"--output_dir={tmp_path}")
+    done = run("--epochs=1", f"--output_dir={tmp_path}", *QUICK)
     assert done.returncode == 0, done.stderr
     assert "differential privacy" in done.stdout
     assert (tmp_path / "digits.png").exists()

@@ -124,9 +124,10 @@ class VariableGradient:
         """
         total, params, seeds = None, [], []
         for use, form in self.parts:
+            dtype = form.dtype
             if kept is not None:
                 form = form.keep(kept)
-            part = form.weighted_sum(weights)
+            part = form.weighted_sum(tf.cast(weights, dtype))
             if _is_renamed(use):
                 part = tf.reshape(part, self.variable.shape)
                 total = part if total is None else total + part

@@ -19,6 +19,7 @@ from tfdpclip.gradients.forms import (
     merge_steps,
     rows_per_example,
     rows_where,
+    scaled,
     sum_squares,
 )
 
@@ -74,6 +75,10 @@ class Convolution(Form):
         self.shape = list(shape)
         self.batch_size = batch_size
         self._kept: Kept | None = None
+
+    @property
+    def dtype(self):
+        return self.small.dtype
 
     # Costs, from static shapes.
 
@@ -138,15 +143,17 @@ class Convolution(Form):
         total = tf.zeros([self.batch_size], tf.float32)
         for offset in self._offsets():
             with tf.control_dependencies([total]):
-                total += sum_squares(self._product(offset))
+                total += tf.cast(sum_squares(self._product(offset)), tf.float32)
         return total
 
     def _gram_norms(self):
-        patches, small = self._patches(), self._flat_small()
-        return gram_norms(
+        patches, patch_size = scaled(self._patches())
+        small, small_size = scaled(self._flat_small())
+        squares = gram_norms(
             tf.matmul(patches, patches, transpose_b=True),
             tf.matmul(small, small, transpose_b=True),
         )
+        return squares * tf.square(patch_size * small_size)
 
     # The products.
 

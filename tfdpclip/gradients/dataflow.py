@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from tfdpclip.gradients.sizes import size_flow
 from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE, Flow, transfer
 
 _ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
@@ -56,6 +57,8 @@ class Dataflow:
         self.batch_size = batch_size or _static_batch(outputs[0], self.ops)
         self._leaf_kinds = _classify_leaves(self.graph, self.ops, self.batch_size)
         self.sources: list[tf.Tensor] = []
+        # Floating tensors through which no gradient reaches the sources.
+        self.converted: list[tf.Tensor] = []
         for op in self.ops:
             self._visit(op)
 
@@ -81,12 +84,11 @@ class Dataflow:
             if leaf is not None:
                 flow = self._leaf(output, leaf)
             elif op.type in _SIZES:
-                dynamic = any(f.kind != PUBLIC for f in inputs)
-                flow = Flow(SIZE if dynamic else PUBLIC)
+                flow = size_flow(op, output, inputs)
             elif all(f.kind == PUBLIC for f in inputs):
                 flow = Flow()
             elif all(f.kind != DATA for f in inputs):
-                flow = self._shaped(op, output)
+                flow = self._shaped(op, output, inputs)
             else:
                 flow = transfer(op, output, inputs, self.batch_size)
             if op.type not in _SIZES:
@@ -101,6 +103,9 @@ class Dataflow:
                     trained=(trained and passes) or output.ref() in self._handles,
                 )
             self._flows[output.ref()] = flow
+            if flow.leads and output.dtype.is_floating and not flow.trained:
+                if leaf is None and _starts_gradients(op):
+                    self.converted.append(output)
 
     def _leaf(self, output: tf.Tensor, is_data: bool) -> Flow:
         if not is_data or output.dtype in (tf.resource, tf.variant):
@@ -110,13 +115,23 @@ class Dataflow:
         self.sources.append(output)
         return Flow(DATA, (0,), 1) if output.shape.rank else Flow(DATA, ())
 
-    def _shaped(self, op: tf.Operation, output: tf.Tensor) -> Flow:
+    def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""
         if op.type not in _SHAPERS or output.shape.rank is None:
-            return Flow(SIZE, None if output.shape.rank is None else ())
+            flow = size_flow(op, output, inputs)
+            return flow if output.shape.rank is not None else Flow(SIZE, None)
         if output.shape.rank and output.shape[0] in (None, self.batch_size):
             return Flow(DATA, (0,), 1)
         return Flow(SIZE)
+
+
+def _starts_gradients(op: tf.Operation) -> bool:
+    """Whether gradients at the op's output do not pass on to floating inputs."""
+    if op.type in ("Sign", "Floor", "Ceil", "Rint", "Round", "StopGradient"):
+        return True
+    return bool(op.inputs) and not any(
+        t.dtype.is_floating for t in op.inputs if t.op.type != "Const"
+    )
 
 
 def _ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:

@@ -232,7 +232,11 @@ class PerExampleGradients:
             sums[i] = gradient.weighted_sum(weights, kept)
         slow = self._slow.variables
         if slow and kept is None and not self._slow.coarse:
-            found = tf.gradients(self._loss, self._slow.handles, grad_ys=weights)
+            found = tf.gradients(
+                self._loss,
+                self._slow.handles,
+                grad_ys=tf.cast(weights, self._loss.dtype),
+            )
         elif slow:
             # Autodiff would round the sum over examples to the layer's coarse type.
             every = tf.ones_like(weights, tf.bool) if kept is None else kept
@@ -343,6 +347,10 @@ def _status_of(variable: tf.Variable, loss: tf.Tensor) -> tf.Variable | None:
                 )
         except ValueError:
             return None
+    else:
+        # Another graph, though perhaps of the same name, is to be checked, too.
+        with tf.init_scope():
+            kept[key].assign(isolation.UNCHECKED)
     return kept[key]
 
 

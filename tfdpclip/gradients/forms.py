@@ -27,6 +27,11 @@ class Form(abc.ABC):
     shape: list[int]
     batch_size: tf.Tensor
 
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> tf.DType:
+        """The type it computes in."""
+
     @abc.abstractmethod
     def squared_norms(self, budget: Budget) -> tf.Tensor:
         """`[B]`."""
@@ -91,7 +96,7 @@ def in_chunks(compute, batch_size: tf.Tensor, chunk: int) -> tf.Tensor:
 
     def body(i, out):
         start = tf.minimum(i * size, batch_size - size)
-        values = compute(start, size)
+        values = tf.cast(compute(start, size), tf.float32)
         places = (start + offsets)[:, tf.newaxis]
         return i + 1, tf.tensor_scatter_nd_update(out, places, values)
 
@@ -152,6 +157,20 @@ def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return tf.where(squares < floor, floor, squares)
 
 
+def scaled(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each example divided by its largest entry, and that entry, `[B]`.
+
+    A product of two norms neither overflows nor, worse, underflows early then: an
+    example whose small gradient meets a huge input must not be taken for zero.
+    """
+    axes = list(range(1, tensor.shape.rank))
+    size = tf.reduce_max(tf.abs(tensor), axis=axes)
+    usable = tf.math.is_finite(size) & (size > 0)
+    safe = tf.where(usable, size, tf.ones_like(size))
+    shape = [-1] + [1] * (tensor.shape.rank - 1)
+    return tensor / tf.reshape(safe, shape), safe
+
+
 def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     mask = tf.reshape(kept, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
@@ -178,6 +197,10 @@ class Explicit(Form):
         self.values = values
         self.shape = list(shape)
         self.batch_size = tf.shape(values)[0]
+
+    @property
+    def dtype(self):
+        return self.values.dtype
 
     def squared_norms(self, budget):
         return sum_squares(self.values)
@@ -245,6 +268,10 @@ class Outer(Form):
         self.batch_size = tf.shape(x)[0]
         self._kept: Kept | None = None
 
+    @property
+    def dtype(self):
+        return self.z.dtype
+
     def _products(self) -> tf.Tensor:
         return tf.matmul(self.x, self.z, transpose_a=True)
 
@@ -254,10 +281,12 @@ class Outer(Form):
         wide = (self.x.shape[-1] or 1) + (self.z.shape[-1] or 1)
         if self.steps == 1:
             x, z = self._squeezed()
-            if groups == 1:
-                return sum_squares(x) * sum_squares(z)
+            x, x_size = scaled(x)
+            z, z_size = scaled(z)
             norms = tf.reduce_sum(tf.square(x), -1) * tf.reduce_sum(tf.square(z), -1)
-            return tf.reduce_sum(norms, axis=1)
+            if norms.shape.rank == 2:
+                norms = tf.reduce_sum(norms, axis=1)
+            return norms * tf.square(x_size * z_size)
         steps = self.steps or 32
         # Multiply-adds per example of the three ways, and of moving `size` numbers
         # through memory. Keeping the products saves the weighted sum from scratch.
@@ -292,9 +321,12 @@ class Outer(Form):
         return self.x[:, 0], self.z[:, 0]
 
     def _gram_norms(self):
-        x = tf.matmul(self.x, self.x, transpose_b=True)
-        z = tf.matmul(self.z, self.z, transpose_b=True)
-        return gram_norms(x, z)
+        x, x_size = scaled(self.x)
+        z, z_size = scaled(self.z)
+        squares = gram_norms(
+            tf.matmul(x, x, transpose_b=True), tf.matmul(z, z, transpose_b=True)
+        )
+        return squares * tf.square(x_size * z_size)
 
     def _product_norms(self):
         return sum_squares(self._products())
@@ -370,6 +402,10 @@ class Lookup(Form):
         self.shape = list(shape)
         self.steps = steps
         self.batch_size = tf.shape(ids)[0]
+
+    @property
+    def dtype(self):
+        return self.z.dtype
 
     def squared_norms(self, budget):
         if self.steps == 1:

@@ -85,11 +85,11 @@ def check(
         )
     for claim, message in claims:
         require(claim(), message)
-    floats = [s for s in leading if s.dtype.is_floating]
+    floats = [s for s in leading if s.dtype.is_floating] + flows.converted
     inputs = tf.gradients(per_example, floats) if floats else []
     for source, gradient in zip(floats, inputs, strict=True):
         if gradient is not None:
-            probes = [*probes, Probe(source, gradient, f"the input {source.name!r}")]
+            probes = [*probes, Probe(source, gradient, f"the data at {source.name!r}")]
     tensors = [probe.tensor for probe in probes]
     again = tf.gradients(
         per_example, tensors, grad_ys=tf.cast(scales, per_example.dtype)

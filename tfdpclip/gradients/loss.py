@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
-from tfdpclip.gradients.transfers import DATA, PUBLIC
+from tfdpclip.gradients.sizes import static_number
+from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE
 
 _FIX = (
     "Give one loss per example instead: compile with "
@@ -46,23 +48,28 @@ class LossParts:
 
 @dataclasses.dataclass
 class _Scale:
-    """A public factor, kept as numerators and denominators so that B / B is 1."""
+    """A public factor, kept as numerators and denominators so that B / B is 1.
+
+    Attributes:
+      times: the numerators.
+      over: the denominators.
+      sign: 1 or -1.
+      power: the factor's power of the batch size B: -1 for a mean, 0 for a sum.
+    """
 
     times: tuple[tf.Tensor, ...] = ()
     over: tuple[tf.Tensor, ...] = ()
     sign: float = 1.0
-    batch_divisions: int = 0
-    constants: tuple[tf.Tensor, ...] = ()
+    power: int = 0
 
-    def multiply(self, factor: tf.Tensor) -> _Scale:
-        return dataclasses.replace(self, times=(*self.times, factor))
-
-    def divide(self, factor: tf.Tensor, by_batch: bool) -> _Scale:
+    def multiply(self, factor: tf.Tensor, power: int) -> _Scale:
         return dataclasses.replace(
-            self,
-            over=(*self.over, factor),
-            batch_divisions=self.batch_divisions + by_batch,
-            constants=self.constants if by_batch else (*self.constants, factor),
+            self, times=(*self.times, factor), power=self.power + power
+        )
+
+    def divide(self, factor: tf.Tensor, power: int) -> _Scale:
+        return dataclasses.replace(
+            self, over=(*self.over, factor), power=self.power - power
         )
 
     def negate(self) -> _Scale:
@@ -113,19 +120,15 @@ def take_apart(
     for tensor, scale in walker.terms:
         entries = _rows_by_example(tensor, flows, batch_size)
         first = batch_size
-        divisions = scale.batch_divisions
-        if flows.batch_size is not None:
-            # With a static batch size, its number of entries has become a constant.
-            entry_count = tensor.shape.num_elements()
-            constants = [tf.get_static_value(factor) for factor in scale.constants]
-            divisions += sum(value == entry_count for value in constants)
-        if divisions > 1:
+        power = scale.power + _constant_power(tensor, scale, flows)
+        if power not in (0, -1):
             raise LossStructureError(
-                f"The term {tensor.name!r} of the loss is divided by the batch size "
-                "more than once, so its scale depends on how many examples there "
-                "happen to be. " + _FIX
+                f"The term {tensor.name!r} of the loss is scaled with the batch size "
+                f"to the power {power}, where a mean over the batch has -1 and a sum "
+                "0: its scale would depend on how many examples there happen to be. "
+                + _FIX
             )
-        if divisions == 0 and nominal_batch_size is not None:
+        if power == 0 and nominal_batch_size is not None:
             # A sum over the batch: multiplying by the number of examples that happen
             # to be there would let each example change the others' gradients.
             first = nominal_batch_size
@@ -147,6 +150,12 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
             break
         shared.append(tf.cast(b, tf.float32))
         loss = a
+    _, scale = _Walker(flows)._peel(loss, _Scale())
+    if scale.times or scale.over:
+        raise LossStructureError(
+            f"The loss per example {loss.name!r} is scaled with the batch size; pass "
+            "the examples' own losses. The optimizer divides by expected_batch_size."
+        )
     flow = flows[loss]
     _check_uncoupled(loss, flow)
     if flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}:
@@ -166,7 +175,10 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
     per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
     mask = _weights_mask(loss, flows, batch_size) if flow.leads else None
     return LossParts(
-        per_example, mask, tf.add_n(shared) if shared else None, batch_size
+        per_example,
+        _any_present([mask]),
+        tf.add_n(shared) if shared else None,
+        batch_size,
     )
 
 
@@ -194,7 +206,8 @@ class _Walker:
             self._shared.append((tensor, scale))
         elif flow.leads:
             _check_uncoupled(tensor, flow)
-            self.terms.append((tensor, scale))
+            rest, scale = self._peel(tensor, scale)
+            self.terms.append((rest, scale))
         elif flow.axes is None and _may_lead(tensor, self._flows):
             # An op the analysis does not know came before. That axis 0 counts examples
             # is tested when the step runs (`isolation.py`).
@@ -211,8 +224,7 @@ class _Walker:
         elif op.type == "Neg":
             self.visit(op.inputs[0], scale.negate())
         elif op.type == "L2Loss":
-            half = tf.square(op.inputs[0]) / 2
-            self.visit(half, scale)
+            self.visit(tf.square(op.inputs[0]) / 2, scale)
         elif op.type in _PASSES_ON:
             self.visit(op.inputs[0], scale)
         elif tensor.shape.rank == 0 and op.type == "Mul":
@@ -225,6 +237,34 @@ class _Walker:
                 f"{op.type}) combines them in a way that cannot be taken apart. " + _FIX
             )
 
+    def _peel(self, tensor, scale):
+        """Takes factors that depend on the batch size out of a `[B, ...]` tensor."""
+        while True:
+            op = tensor.op
+            if op.type not in ("Mul", *_DIVISIONS):
+                return tensor, scale
+            a, b = op.inputs
+            if op.type == "Mul" and self._flows[a].kind == SIZE:
+                a, b = b, a
+            if b.shape.rank != 0 or self._flows[b].kind != SIZE:
+                return tensor, scale
+            power = self._power(b, op)
+            scale = (
+                scale.multiply(b, power) if op.type == "Mul" else scale.divide(b, power)
+            )
+            tensor = a
+
+    def _power(self, factor, op) -> int:
+        power = self._flows[factor].power
+        if power is None:
+            raise LossStructureError(
+                f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends "
+                "on the batch size other than by a power of it: the scale of every "
+                "example's gradient would depend on how many there happen to be. "
+                + _FIX
+            )
+        return power
+
     def _reduction(self, op, scale):
         source = op.inputs[0]
         if op.type == "Mean":
@@ -236,7 +276,7 @@ class _Walker:
                 {int(a) % rank for a in axes.reshape(-1)} if axes is not None else ()
             )
             by_batch = flow.axes is None or bool(set(flow.axes) & set(reduced))
-            scale = scale.divide(count, by_batch)
+            scale = scale.divide(count, int(by_batch))
         self.visit(source, scale)
 
     def _product(self, op, scale):
@@ -245,14 +285,14 @@ class _Walker:
             a, b = b, a
         if self._flows[b].kind == DATA:
             self._refuse_scale(op, b)
-        self.visit(a, scale.multiply(b))
+        self.visit(a, scale.multiply(b, self._power(b, op)))
 
     def _quotient(self, op, scale):
         top, bottom = op.inputs
         flow = self._flows[bottom]
         if flow.kind == DATA:
             self._refuse_scale(op, bottom)
-        self.visit(top, scale.divide(bottom, by_batch=flow.kind != PUBLIC))
+        self.visit(top, scale.divide(bottom, self._power(bottom, op)))
 
     def _refuse_scale(self, op, factor):
         raise LossStructureError(
@@ -273,6 +313,25 @@ def _check_uncoupled(tensor, flow):
             "layer.trainable = False), and so do a masked mean over the batch and an "
             "in-batch contrastive loss. " + _FIX
         )
+
+
+def _constant_power(tensor: tf.Tensor, scale: _Scale, flows: Dataflow) -> int:
+    """The power of B that has become constants, where B is static."""
+    if flows.batch_size in (None, 0, 1):
+        return 0
+    counts = {float(flows.batch_size), float(tensor.shape.num_elements() or 0)}
+
+    def is_count(factor, inverse=False):
+        if flows[factor].kind != PUBLIC or factor.op.type == "RealDiv" and not inverse:
+            return False
+        value = static_number(factor)
+        if value is None or value == 0:
+            return False
+        return any(np.isclose(1 / value if inverse else value, c, 1e-6) for c in counts)
+
+    power = sum(is_count(factor) for factor in scale.times)
+    power -= sum(is_count(factor, inverse=True) for factor in scale.times)
+    return power - sum(is_count(factor) for factor in scale.over)
 
 
 def _may_lead(tensor: tf.Tensor, flows: Dataflow) -> bool:
@@ -306,7 +365,7 @@ def _entries_per_row(tensor) -> tf.Tensor:
     return tf.reduce_prod(tf.shape(tensor)[1:])
 
 
-def _weights_mask(tensor, flows, batch_size) -> tf.Tensor | None:
+def _weights_mask(tensor, flows, batch_size) -> _Mask | None:
     """Which examples have a weight other than 0, if the term is weighted.
 
     A term that Keras was given no weights for is weighted by the constant 1: all its
@@ -328,13 +387,21 @@ def _weights_mask(tensor, flows, batch_size) -> tf.Tensor | None:
             return None
         if flows[a].kind != DATA:
             if a.op.type == "Const" and a.shape.rank == 0 and _is_one(a):
-                return tf.ones([batch_size], tf.bool)
+                return _Mask(tf.ones([batch_size], tf.bool), True)
             tensor = b
             continue
         if not flows[a].leads or flows[a].minor:
             return None
         nonzero = tf.reshape(tf.not_equal(a, tf.zeros([], a.dtype)), [batch_size, -1])
-        return tf.reduce_any(nonzero, axis=1)
+        return _Mask(tf.reduce_any(nonzero, axis=1), "weighted_loss" in op.name)
+
+
+@dataclasses.dataclass
+class _Mask:
+    """Which examples a term gives a weight, and whether that is Keras's doing."""
+
+    present: tf.Tensor
+    from_keras: bool
 
 
 def _is_one(tensor: tf.Tensor) -> bool:
@@ -343,10 +410,18 @@ def _is_one(tensor: tf.Tensor) -> bool:
 
 
 def _any_present(masks) -> tf.Tensor | None:
-    masks = [mask for mask in masks if mask is not None]
-    if not masks:
+    """Which examples some term gives a weight; None if nothing is known of weights.
+
+    Keras's weights tell padding from examples for every term, also for an activity
+    regulariser, which has no weights. Any other factor of a loss (a label, say) is a
+    weight only if every term has one.
+    """
+    found = [mask for mask in masks if mask is not None]
+    if len(found) < len(masks):
+        found = [mask for mask in found if mask.from_keras]
+    if not found:
         return None
-    present = masks[0]
-    for mask in masks[1:]:
-        present = tf.logical_or(present, mask)
+    present = found[0].present
+    for mask in found[1:]:
+        present = tf.logical_or(present, mask.present)
     return present

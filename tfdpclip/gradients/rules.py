@@ -25,6 +25,7 @@ from tfdpclip.gradients.forms import (
     merge_steps,
     rows_per_example,
 )
+from tfdpclip.gradients.transfers import explicit_equation
 from tfdpclip.gradients.uses import Use
 
 
@@ -184,11 +185,10 @@ def _batch_matmul(use, dz, shape, context):
 
 
 def _einsum(use, dz, shape, context):
-    equation = use.op.get_attr("equation").decode().replace(" ", "")
-    if "..." in equation or "->" not in equation or len(use.op.inputs) != 2:
+    equation = explicit_equation(use.op)
+    if equation is None or len(use.op.inputs) != 2:
         return None
-    left, right = equation.split("->")
-    return _contraction(use, dz, shape, context, left.split(","), right)
+    return _contraction(use, dz, shape, context, *equation)
 
 
 def _contraction(use, dz, shape, context, labels, out):
@@ -204,6 +204,18 @@ def _contraction(use, dz, shape, context, labels, out):
     if batch not in out:
         return None
     x = in_float(source)
+    # An axis of size 1 of the input that the parameter broadcasts is none of its own.
+    lone = [
+        i
+        for i, name in enumerate(x_labels)
+        if name != batch
+        and name in p_labels
+        and source.shape[i] == 1
+        and shape[p_labels.index(name)] != 1
+    ]
+    if lone:
+        x = tf.squeeze(x, axis=lone)
+        x_labels = "".join(n for i, n in enumerate(x_labels) if i not in lone)
     # Broadcast axes of size 1 of the parameter are no axes of its gradient.
     kept = [i for i, d in enumerate(shape) if d != 1 or p_labels[i] == batch]
     p_core = "".join(p_labels[i] for i in kept)

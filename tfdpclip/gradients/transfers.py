@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import string
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -24,6 +25,9 @@ class Flow:
         r mod B) instead of slowest.
       coupled: the op at which the examples of a batch were combined, or None.
       trained: whether the value depends on a variable of interest.
+      power: of a number of kind SIZE, its power of the batch size; None if it depends
+        on that size in another way. 0 for what does not depend on it.
+      dims: of a vector of sizes, the powers of its entries.
     """
 
     kind: int = PUBLIC
@@ -32,6 +36,8 @@ class Flow:
     minor: bool = False
     coupled: tf.Operation | None = None
     trained: bool = False
+    power: int | None = 0
+    dims: tuple | None = None
 
     @property
     def leads(self) -> bool:
@@ -65,6 +71,11 @@ _KEEPS_ROWS = frozenset(
 _REDUCTIONS = frozenset(
     "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm".split()
 )
+# What has as many entries as the data of the whole batch say: a mask's, for one.
+_DATA_SHAPED = frozenset(
+    """Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 DynamicPartition
+    ListDiff""".split()
+)
 _LAST_AXIS = frozenset("Softmax LogSoftmax".split())
 _SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 
@@ -72,6 +83,8 @@ _SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 def transfer(op, output, inputs, batch_size) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
     rank = output.shape.rank
+    if op.type in _DATA_SHAPED:
+        return Flow(DATA, None, coupled=op)
     if any(f.kind == DATA and f.axes is None for f in inputs) or rank is None:
         return Flow(DATA, None)
     rule = _TRANSFERS.get(op.type)
@@ -339,11 +352,38 @@ def _batch_matmul(op, output, inputs, batch_size) -> Flow:
 
 
 def _einsum(op, output, inputs, batch_size) -> Flow:
+    equation = explicit_equation(op)
+    return Flow(DATA, None) if equation is None else _labelled(op, *equation, inputs)
+
+
+def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
+    """An Einsum's labels for each input and the output, without ellipses.
+
+    None where they cannot be told from the static ranks.
+    """
     equation = op.get_attr("equation").decode().replace(" ", "")
-    if "..." in equation or "->" not in equation:
-        return Flow(DATA, None)
+    if "->" not in equation:
+        return None
     left, right = equation.split("->")
-    return _labelled(op, left.split(","), right, inputs)
+    labels, wide = [], 0
+    for names, tensor in zip(left.split(","), op.inputs, strict=True):
+        if "..." in names:
+            if tensor.shape.rank is None:
+                return None
+            wide = max(wide, tensor.shape.rank - len(names.replace("...", "")))
+        labels.append(names)
+    free = [c for c in string.ascii_letters if c not in equation][:wide]
+
+    def expand(names, count):
+        return names.replace("...", "".join(free[len(free) - count :]))
+
+    expanded = [
+        expand(names, (tensor.shape.rank or 0) - len(names.replace("...", "")))
+        if "..." in names
+        else names
+        for names, tensor in zip(labels, op.inputs, strict=True)
+    ]
+    return expanded, expand(right, wide)
 
 
 def _labelled(op, labels, out_labels, inputs) -> Flow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -294,6 +295,17 @@ class PrivateOptimizer:
                 "without jit_compile to see which variable and op are to blame."
             )
         return super().finalize_variable_values(var_list)
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        if save_type == "savedmodel" and int(self.iterations) > 0:
+            warnings.warn(
+                "Keras does not read an optimizer's state back from a SavedModel: the "
+                "clip norm would start afresh, and the number of steps from 0, so that "
+                "the privacy spent would be counted too low. Save to a .keras file, or "
+                "use tf.train.Checkpoint.",
+                stacklevel=2,
+            )
+        return super()._trackable_children(save_type, **kwargs)
 
     def _per_example(self, loss, var_list, tape):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,0 +1,128 @@
+"""Numbers that depend on the batch's size alone, and how.
+
+A factor of a loss may be divided by the number of examples: that makes a mean. A factor
+that depends on that number in any other way would let one example's presence rescale
+everybody's gradient. So every size carries its power of B.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE, Flow
+
+_SAME = frozenset(
+    "Cast Identity Reshape Squeeze ExpandDims EnsureShape StopGradient".split()
+)
+_QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
+
+
+def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
+    """The flow of an output that is a size, or a vector of sizes.
+
+    `Flow.power` is the power of B of a number, None if it is none; `Flow.dims` the
+    powers of a vector's entries.
+    """
+    if op.type in ("Shape", "Size", "Rank", "ShapeN"):
+        return _shape(op, output, inputs)
+    known = [f for f in inputs if f.kind == SIZE]
+    first = inputs[0]
+    if op.type in _SAME:
+        return _number(first.power) if first.dims is None else _vector(first.dims)
+    if op.type == "StridedSlice" and first.dims is not None:
+        return _slice(op, output, first.dims)
+    if op.type == "Unpack" and first.dims is not None:
+        return _number(first.dims[output.value_index])
+    if op.type == "Pack" and output.shape.rank == 1:
+        return _vector(tuple(f.power for f in inputs))
+    if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
+        return _number(None if None in first.dims else sum(first.dims))
+    if op.type in ("Maximum", "Minimum") and len(known) == 1:
+        return _number(known[0].power)
+    powers = [f.power if f.dims is None else None for f in inputs]
+    if None in powers:
+        return _number(None)
+    if op.type == "Mul":
+        return _number(sum(powers))
+    if op.type in _QUOTIENTS:
+        return _number(powers[0] - powers[1])
+    if op.type in ("Reciprocal", "Inv"):
+        return _number(-powers[0])
+    if op.type == "Neg":
+        return _number(powers[0])
+    return _number(None)
+
+
+def _number(power: int | None) -> Flow:
+    return Flow(PUBLIC) if power == 0 else Flow(SIZE, power=power)
+
+
+def _vector(dims: tuple) -> Flow:
+    return Flow(SIZE if any(d != 0 for d in dims) else PUBLIC, power=None, dims=dims)
+
+
+def _shape(op, output, inputs) -> Flow:
+    flow = inputs[output.value_index] if op.type == "ShapeN" else inputs[0]
+    source = op.inputs[output.value_index if op.type == "ShapeN" else 0]
+    if op.type == "Rank" or flow.kind == PUBLIC:
+        return Flow()
+    if flow.kind != DATA or source.shape.rank is None:
+        return Flow(SIZE, power=None)
+    # Of a tensor that nothing is known of, the batch is taken to be on axis 0, as it
+    # is everywhere; that is tested when the step runs.
+    axes = (0,) if flow.axes is None else flow.axes
+    dims = tuple(int(axis in axes) for axis in range(source.shape.rank))
+    return _number(sum(dims)) if op.type == "Size" else _vector(dims)
+
+
+def _slice(op, output, dims) -> Flow:
+    bounds = [tf.get_static_value(op.inputs[i]) for i in (1, 2, 3)]
+    if any(bound is None for bound in bounds):
+        return Flow(SIZE, power=None)
+    begin, end, step = (int(bound[0]) for bound in bounds)
+    if op.get_attr("shrink_axis_mask") & 1:
+        return _number(dims[begin])
+    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+        return Flow(SIZE, power=None)
+    cut = slice(
+        None if op.get_attr("begin_mask") & 1 else begin,
+        None if op.get_attr("end_mask") & 1 else end,
+        step,
+    )
+    return _vector(dims[cut])
+
+
+def static_number(tensor: tf.Tensor) -> float | None:
+    """The value of a constant number, through a few ops more than TensorFlow folds."""
+    value = _static(tensor)
+    return (
+        None if value is None or np.size(value) != 1 else float(np.reshape(value, ()))
+    )
+
+
+def _static(tensor: tf.Tensor):
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return value
+    op = tensor.op
+    if op.type == "StridedSlice":
+        parts = [_static(t) for t in op.inputs]
+        if any(p is None for p in parts) or not op.get_attr("shrink_axis_mask") & 1:
+            return None
+        return parts[0][int(parts[1][0])]
+    if op.type in _SAME:
+        return _static(op.inputs[0])
+    if op.type in ("Mul", "Maximum", *_QUOTIENTS):
+        a, b = (_static(t) for t in op.inputs)
+        if a is None or b is None:
+            return None
+        if op.type == "Mul":
+            return a * b
+        if op.type == "Maximum":
+            return np.maximum(a, b)
+        return a / b if b != 0 else None
+    if op.type == "Prod":
+        inner = _static(op.inputs[0])
+        return None if inner is None else np.prod(inner)
+    return None

@@ -116,6 +116,15 @@ class ClipRule(abc.ABC):
         """The current clip norm, for reports: a float32 scalar."""
         return self.sensitivity(state)
 
+    def __str__(self) -> str:
+        """The rule with the settings that differ from the defaults."""
+        given = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
     def get_config(self) -> dict[str, Any]:
         """The settings, such that ``type(rule)(**rule.get_config()) == rule``."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -37,9 +37,12 @@ from tfdpclip.accounting.noise_split import (
     split_noise_multiplier,
 )
 from tfdpclip.accounting.recipe import CohortPlan, cohort_for
+from tfdpclip.accounting.rounds import BudgetExceededError, RoundBudget
 from tfdpclip.accounting.statement import PrivacyStatement
 
 __all__ = [
+    "BudgetExceededError",
+    "RoundBudget",
     "CohortPlan",
     "Ledger",
     "NeighboringRelation",

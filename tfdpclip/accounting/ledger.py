@@ -133,6 +133,39 @@ class Ledger:
         self.notes: list[str] = []
         self.reserved = 0
 
+    @classmethod
+    def open(
+        cls,
+        ledger: Ledger | str | os.PathLike[str] | None,
+        delta: float,
+        accountant: str = "pld",
+    ) -> Ledger:
+        """A ledger from what callers may give: itself, its file, or nothing.
+
+        Args:
+          ledger: A ledger; the path of its file, continued if it exists; or None for
+            a new one in memory.
+          delta: The delta that it must be kept for.
+          accountant: The accountant that it must be kept for.
+
+        Raises:
+          PrivacyMismatchError: If it is kept for others.
+          ValueError: If the file is not a ledger.
+        """
+        if ledger is None:
+            return cls(delta, accountant)
+        if not isinstance(ledger, cls):
+            path = pathlib.Path(ledger)
+            if not path.exists():
+                return cls(delta, accountant, path)
+            return cls.load(path, delta=delta, accountant=accountant)
+        if (ledger.delta, ledger.accountant) != (delta, accountant):
+            raise PrivacyMismatchError(
+                f"The ledger is kept for delta = {ledger.delta:g} and accountant "
+                f"{ledger.accountant!r}, not for {delta:g} and {accountant!r}."
+            )
+        return ledger
+
     @property
     def steps(self) -> int:
         """Steps recorded so far."""

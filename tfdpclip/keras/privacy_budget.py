@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import pathlib
 from typing import Any
 
 import tensorflow as tf
@@ -93,7 +92,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 'accountant="gdp" approximates sampling and cannot keep a budget; use '
                 '"pld".'
             )
-        self.ledger = _open_ledger(ledger, self.delta, accountant)
+        self.ledger = Ledger.open(ledger, self.delta, accountant)
         self._check_data = check_data
         self._allow_change = allow_change
         self._running_optimizer = None
@@ -360,22 +359,6 @@ def _private_optimizer(optimizer: Any) -> Any:
             f"{type(optimizer).__name__} has no {', '.join(missing)}."
         )
     return optimizer
-
-
-def _open_ledger(ledger, delta, accountant) -> Ledger:
-    if ledger is None:
-        return Ledger(delta, accountant)
-    if not isinstance(ledger, Ledger):
-        path = pathlib.Path(ledger)
-        if not path.exists():
-            return Ledger(delta, accountant, path)
-        return Ledger.load(path, delta=delta, accountant=accountant)
-    if (ledger.delta, ledger.accountant) != (delta, accountant):
-        raise PrivacyMismatchError(
-            f"The ledger is kept for delta = {ledger.delta:g} and accountant "
-            f"{ledger.accountant!r}, not for {delta:g} and {accountant!r}."
-        )
-    return ledger
 
 
 def _first_seed(optimizer, drawer) -> int | None:

@@ -1,0 +1,105 @@
+"""Federated rounds cannot exceed their budget or draw another way than accounted."""
+
+import math
+
+import pytest
+
+from tfdpclip import accounting
+from tfdpclip.accounting import BudgetExceededError, PrivacyMismatchError, RoundBudget
+from tfdpclip.sampling import FixedSize, Poisson
+
+CLIENTS = [f"client {i}" for i in range(200)]
+
+
+def budget_for(rounds, scheme=None, noise_multiplier=1.0, **options):
+    scheme = scheme or Poisson(0.1)
+    epsilon = accounting.epsilon(noise_multiplier, rounds, scheme, 1e-5, unit="client")
+    return RoundBudget(
+        epsilon * 1.0001, 1e-5, scheme.cohorts(CLIENTS), noise_multiplier, **options
+    )
+
+
+@pytest.mark.parametrize("scheme", [Poisson(0.1), FixedSize(20, len(CLIENTS))])
+def test_exactly_the_affordable_rounds_run(scheme):
+    budget = budget_for(7, scheme)
+    assert budget.rounds_left == 7
+    for done in range(7):
+        with budget.round() as cohort:
+            assert set(cohort) <= set(CLIENTS)
+            assert budget.rounds == done + 1
+    assert budget.rounds_left == 0
+    with pytest.raises(BudgetExceededError, match="7 rounds cost"), budget.round():
+        pytest.fail("a round ran beyond the budget")
+    assert budget.rounds == 7
+    assert budget.epsilon <= budget.epsilon_budget
+
+
+def test_the_cohort_is_drawn_by_the_accounted_scheme_and_never_twice():
+    cohorts = Poisson(0.1).cohorts(CLIENTS, seed=3)
+    budget = RoundBudget(math.inf, 1e-5, cohorts, 1.0)
+    drawn = []
+    for _ in range(4):
+        with budget.round() as cohort:
+            drawn.append(cohort)
+    assert drawn == [cohorts(i) for i in range(4)]
+    assert len({tuple(cohort) for cohort in drawn}) == 4
+
+
+def test_a_round_that_fails_counts_and_is_drawn_afresh():
+    budget = budget_for(5)
+    with pytest.raises(KeyError), budget.round() as first:
+        raise KeyError("a client vanished")
+    assert budget.rounds == 1
+    with budget.round() as second:
+        assert second != first
+
+
+def test_a_resumed_run_continues_the_count(tmp_path):
+    path = tmp_path / "ledger.json"
+    budget = budget_for(6, ledger=path)
+    for _ in range(4):
+        with budget.round():
+            pass
+    again = budget_for(6, ledger=path)
+    assert (again.rounds, again.rounds_left) == (4, 2)
+
+
+def test_a_crash_within_a_round_counts_it(tmp_path):
+    path = tmp_path / "ledger.json"
+    budget = budget_for(6, ledger=path)
+    budget.round().__enter__()  # and the process dies
+    assert budget_for(6, ledger=path).rounds == 1
+
+
+def test_other_settings_are_refused(tmp_path):
+    path = tmp_path / "ledger.json"
+    with budget_for(6, ledger=path).round():
+        pass
+    with pytest.raises(PrivacyMismatchError):
+        budget_for(6, noise_multiplier=2.0, ledger=path)
+    with pytest.raises(PrivacyMismatchError):
+        budget_for(6, scheme=Poisson(0.2), ledger=path)
+
+
+def test_the_statement_names_everything():
+    budget = budget_for(3)
+    with budget.round():
+        pass
+    text = str(budget.statement)
+    for word in ("client", "Poisson", "add", "pld", "1e-05"):
+        assert word in text, text
+
+
+@pytest.mark.parametrize("cohorts", [None, Poisson(0.1), CLIENTS])
+def test_cohorts_of_no_scheme_are_refused(cohorts):
+    with pytest.raises(ValueError, match="cohorts must come from a sampling scheme"):
+        RoundBudget(1.0, 1e-5, cohorts, 1.0)
+
+
+def test_seeded_or_noiseless_rounds_are_not_private():
+    seeded = RoundBudget(math.inf, 1e-5, Poisson(0.1).cohorts(CLIENTS, seed=1), 1.0)
+    noiseless = RoundBudget(math.inf, 1e-5, Poisson(0.1).cohorts(CLIENTS), 0.0)
+    for budget in (seeded, noiseless):
+        with budget.round():
+            pass
+        assert "not private" in str(budget.statement)

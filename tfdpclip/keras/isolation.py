@@ -11,6 +11,10 @@ import tensorflow as tf
 from tfdpclip.gradients import ExampleIsolationError
 
 
+# What TensorFlow gives as the global seed where none was set.
+_NO_SEED = 87654321
+
+
 def check_isolation(
     model: tf.keras.Model,
     x: Any,
@@ -60,6 +64,10 @@ def check_isolation(
     state = [(v, tf.identity(v)) for v in model.non_trainable_variables]
     rng_state = [(v, tf.identity(v)) for v in _generator_states(model)]
 
+    given_seed = tf.compat.v1.get_seed(0)[0]
+    if given_seed == _NO_SEED:
+        given_seed = None
+
     def losses(inputs, labels) -> np.ndarray:
         for variable, value in (*state, *rng_state):
             variable.assign(value)
@@ -90,8 +98,9 @@ def check_isolation(
                     "GroupNormalization or LayerNormalization."
                 )
     finally:
-        for variable, value in state:
+        for variable, value in (*state, *rng_state):
             variable.assign(value)
+        tf.random.set_seed(given_seed)
 
 
 def _generator_states(model) -> list[tf.Variable]:

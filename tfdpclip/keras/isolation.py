@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdpclip.gradients import ExampleIsolationError
 
-
 # What TensorFlow gives as the global seed where none was set.
 _NO_SEED = 87654321
 

@@ -7,6 +7,7 @@ otherwise transformed before it meets the batch is handled through that transfor
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 
@@ -97,20 +98,28 @@ class VariableGradient:
                 part = tf.reshape(gradients, shape)
                 total = part if total is None else total + part
             else:
-                others.append((in_float32(use.param), gradients))
-        if others:
-            params = [param for param, _ in others]
+                others.append((use, gradients))
+        for param, root, gradients in self._by_root(others):
 
-            def pull_back(seeds):
-                return tf.convert_to_tensor(
-                    tf.gradients(params, self._handle, grad_ys=list(seeds))[0]
-                )
+            def pull_back(seeds, param=param, root=root):
+                pulled = tf.gradients(param, root, grad_ys=list(seeds))[0]
+                return tf.convert_to_tensor(pulled)
 
-            seeds = [tf.cast(g, p.dtype) for p, g in others]
+            seeds = [tf.cast(g, p.dtype) for p, g in zip(param, gradients, strict=True)]
             part = tf.vectorized_map(pull_back, seeds, fallback_to_while_loop=True)
             part = tf.reshape(part, shape)
             total = part if total is None else total + part
         return total
+
+    def _by_root(self, parts):
+        """Gathers (use, gradient) by what the parameter is to be differentiated by."""
+        roots: dict = {}
+        for use, gradient in parts:
+            param, root = in_float32(use.param, self._handle)
+            entry = roots.setdefault(root.ref(), ([], root, []))
+            entry[0].append(param)
+            entry[2].append(gradient)
+        return roots.values()
 
     def weighted_sum(
         self, weights: tf.Tensor, kept: tf.Tensor | None = None
@@ -122,7 +131,7 @@ class VariableGradient:
           kept: `[B]`, False for examples whose gradient must be replaced by zeros; None
             where every gradient is finite.
         """
-        total, params, seeds = None, [], []
+        total, others = None, []
         for use, form in self.parts:
             dtype = form.dtype
             if kept is not None:
@@ -132,11 +141,10 @@ class VariableGradient:
                 part = tf.reshape(part, self.variable.shape)
                 total = part if total is None else total + part
             else:
-                param = in_float32(use.param)
-                params.append(param)
-                seeds.append(tf.cast(part, param.dtype))
-        if params:
-            (part,) = tf.gradients(params, self._handle, grad_ys=seeds)
+                others.append((use, part))
+        for params, root, seeds in self._by_root(others):
+            seeds = [tf.cast(g, p.dtype) for p, g in zip(params, seeds, strict=True)]
+            (part,) = tf.gradients(params, root, grad_ys=seeds)
             part = tf.convert_to_tensor(part)
             total = part if total is None else total + tf.cast(part, total.dtype)
         # A variable of a coarse type gets its sum in float32: rounding it before the
@@ -174,50 +182,66 @@ def _is_renamed(use: Use) -> bool:
     return path.isometric and not path.moved and path.piece is None
 
 
-def in_float32(param: tf.Tensor) -> tf.Tensor:
-    """The parameter, computed again without casts to a coarse type.
+def in_float32(param: tf.Tensor, handle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The parameter, computed again without casts to a coarse type, and its root.
 
     A sum over examples that is rounded to bfloat16 would move by more than one
     example's clipped gradient.
+
+    Returns:
+      The parameter, and what to differentiate it by: the variable's handle, or, for a
+      variable of a coarse type itself, its value cast to float32.
     """
     if param.dtype == tf.resource or param.dtype.size >= 4:
-        return param
-    return _lift(param, {})
+        return param, handle
+    done: dict = {}
+    lifted = _lift(param, handle, done)
+    return lifted, done.get(handle.ref(), handle)
 
 
-def _lift(tensor: tf.Tensor, done: dict) -> tf.Tensor:
-    if tensor.dtype.size >= 4 or not tensor.dtype.is_floating:
+def _lift(tensor: tf.Tensor, handle: tf.Tensor, done: dict) -> tf.Tensor:
+    if tensor.dtype == tf.resource or tensor.dtype.size >= 4:
+        return tensor
+    if not tensor.dtype.is_floating:
         return tensor
     if tensor.ref() in done:
         return done[tensor.ref()]
     op = tensor.op
+    if op.type == "ReadVariableOp" and op.inputs[0] is handle:
+        if handle.ref() not in done:
+            done[handle.ref()] = tf.cast(tensor, tf.float32)
+        return done[handle.ref()]
     if op.type == "Cast":
-        lifted = tf.cast(_lift(op.inputs[0], done), tf.float32)
+        lifted = tf.cast(_lift(op.inputs[0], handle, done), tf.float32)
     elif op.type in ("Const", "ReadVariableOp"):
         lifted = tf.cast(tensor, tf.float32)
     else:
-        lifted = _emit_again(op, [_lift(t, done) for t in op.inputs], tensor)
+        inputs = [_lift(t, handle, done) for t in op.inputs]
+        lifted = _emit_again(op, inputs, tensor)
     done[tensor.ref()] = lifted
     return lifted
 
 
 def _emit_again(op, inputs, output) -> tf.Tensor:
     """`op` on inputs of another type."""
+    emit = getattr(tf.raw_ops, op.type)
+    # Some raw ops rename their inputs, but none reorders them.
+    names = list(inspect.signature(emit).parameters)
     arguments, position = {}, 0
-    for arg in op.op_def.input_arg:
+    for name, arg in zip(names, op.op_def.input_arg, strict=False):
         if arg.number_attr or arg.type_list_attr:
             count = len(op.inputs) - len(op.op_def.input_arg) + 1
-            arguments[arg.name] = inputs[position : position + count]
+            arguments[name] = inputs[position : position + count]
             position += count
         else:
-            arguments[arg.name] = inputs[position]
+            arguments[name] = inputs[position]
             position += 1
     typed = {arg.type_attr for arg in op.op_def.input_arg}
     counted = {arg.number_attr for arg in op.op_def.input_arg}
     for attr in op.op_def.attr:
         if attr.name not in typed | counted and not attr.name.startswith("_"):
             arguments[attr.name] = op.get_attr(attr.name)
-    result = getattr(tf.raw_ops, op.type)(**arguments)
+    result = emit(**arguments)
     if isinstance(result, (list, tuple)):
         return result[output.value_index]
     return result

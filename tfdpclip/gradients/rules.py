@@ -150,7 +150,24 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
     rows = flow.rows if flow.leads and flow.rows else None
     if rows is None:
         rows = rows_per_example(tensor, context.batch_size)
+        with tf.control_dependencies(_whole_examples(tensor, rows, context, like)):
+            tensor = tf.identity(tensor)
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
+
+
+def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
+    """An assertion (which XLA drops) that axis 0 divides into examples."""
+    assertion = tf.debugging.Assert(
+        tf.equal(rows * context.batch_size, tf.shape(tensor)[0]),
+        [
+            f"ExampleIsolationError: the rows of {like.name!r} cannot be told apart by "
+            "example: their number is no multiple of the number of losses. Keep the "
+            "batch on axis 0, and give one loss per example.",
+            tf.shape(tensor)[0],
+            context.batch_size,
+        ],
+    )
+    return [] if assertion is None else [assertion]
 
 
 def _batch_first(tensor: tf.Tensor, context: Context) -> bool:

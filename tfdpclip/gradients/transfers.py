@@ -7,6 +7,7 @@ import math
 import string
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 # How much a tensor's value depends on the data.
@@ -446,7 +447,28 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, tuple(a + shift for a in flow.axes), rows, flow.minor)
 
 
+def _reverse(op, output, inputs, batch_size) -> Flow:
+    axes = _constant(op.inputs[1])
+    if axes is None:
+        return Flow(DATA, None)
+    return _over_axes(op, inputs[0], [int(a) % output.shape.rank for a in axes])
+
+
+def _roll(op, output, inputs, batch_size) -> Flow:
+    axes = _constant(op.inputs[2])
+    if axes is None:
+        return Flow(DATA, None)
+    axes = [int(a) % output.shape.rank for a in np.reshape(axes, -1)]
+    return _over_axes(op, inputs[0], axes)
+
+
+def _shuffle(op, output, inputs, batch_size) -> Flow:
+    return _over_axes(op, inputs[0], [0])
+
+
 _TRANSFERS: dict[str, Callable] = {
+    "Roll": _roll,
+    "RandomShuffle": _shuffle,
     "Reshape": _reshape,
     "Transpose": _transpose,
     "ExpandDims": _expand_dims,
@@ -455,7 +477,7 @@ _TRANSFERS: dict[str, Callable] = {
     "Unpack": _unpack,
     "Split": _along(0, lambda inputs: inputs[1:]),
     "SplitV": _along(2, lambda inputs: inputs[:1]),
-    "ReverseV2": _along(1, lambda inputs: inputs[:1]),
+    "ReverseV2": _reverse,
     "StridedSlice": _strided_slice,
     "Slice": _slice,
     "GatherV2": _gather,

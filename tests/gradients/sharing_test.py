@@ -1,0 +1,725 @@
+"""Variables that are shared, transformed or used in odd places.
+
+Every case is compared with gradients taken one example at a time by the framework's own
+differentiation, for two batch sizes through one trace and for a static batch size.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import (
+    JacobianFallbackWarning,
+    PerExampleGradients,
+    clipped_sum,
+)
+
+L = tf.keras.layers
+BATCH = 5
+
+
+def randoms(*shape, seed=0):
+    values = np.random.default_rng([seed, *shape]).standard_normal(shape)
+    return tf.constant(values, tf.float32)
+
+
+def integers(*shape, below=10):
+    values = np.random.default_rng(shape).integers(below, size=shape)
+    return tf.constant(values, tf.int32)
+
+
+def variable(*shape, seed=1):
+    return tf.Variable(randoms(*shape, seed=seed))
+
+
+def squash(tensor):
+    """One loss per example that is linear in nothing."""
+    squashed = tf.tanh(tf.cast(tensor, tf.float32))
+    return tf.reduce_sum(squashed, axis=list(range(1, tensor.shape.rank)))
+
+
+def one_at_a_time(per_example, variables, *data):
+    """`[B, P]`: the reference."""
+    rows = []
+    for i in range(len(data[0])):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(per_example(*(t[i : i + 1] for t in data)))
+        rows.append(flat(tape.gradient(loss, variables), variables))
+    return np.stack(rows)
+
+
+def flat(gradients, variables):
+    parts = [
+        tf.zeros(v.shape) if g is None else tf.convert_to_tensor(g)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
+    return np.concatenate([tf.cast(p, tf.float64).numpy().ravel() for p in parts])
+
+
+def traced(per_example, variables, data, dynamic=True, jit=False, **options):
+    """`step(weights, *data)` -> norms and weighted sums."""
+    lead = None if dynamic else len(data[0])
+    specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([lead]), *specs],
+        jit_compile=jit,
+    )
+    def step(weights, *tensors):
+        gradients = PerExampleGradients(per_example(*tensors), variables, **options)
+        return gradients.norms, gradients.weighted_sum(weights)
+
+    return step
+
+
+def assert_matches(step, variables, expected, data, tolerance=1e-5):
+    count = len(data[0])
+    weights = np.linspace(-1, 2, count).astype(np.float32)
+    norms, sums = step(tf.constant(weights), *data)
+    wanted = np.linalg.norm(expected[:count], axis=1)
+    np.testing.assert_allclose(norms, wanted, rtol=tolerance)
+    total = weights.astype(np.float64) @ expected[:count]
+    worst = np.abs(total).max()
+    np.testing.assert_allclose(flat(sums, variables), total, atol=tolerance * worst)
+
+
+def compare(per_example, variables, *data, loss=None, static=True, **options):
+    """Checks the engine on `loss` (by default `per_example`) against the reference."""
+    expected = one_at_a_time(per_example, variables, *data)
+    step = traced(loss or per_example, variables, data, **options)
+    for count in (len(data[0]), 1):
+        assert_matches(step, variables, expected, [t[:count] for t in data])
+    if static:
+        step = traced(loss or per_example, variables, data, dynamic=False, **options)
+        assert_matches(step, variables, expected, data)
+
+
+X, SEQUENCE, IDS = randoms(BATCH, 3), randoms(BATCH, 6, 3), integers(BATCH, 6)
+IMAGE = randoms(BATCH, 5, 6, 2)
+
+
+def batch_of(x):
+    return tf.shape(x)[0]
+
+
+def last_axes_first(x):
+    return tf.transpose(x, [1, 0, 2])
+
+
+def splits(x, v):
+    a, b, c = tf.split(v, 3, axis=1)
+    return squash((x @ a) * (x @ b)) + squash(x @ c)
+
+
+def reused_pieces(x, v):
+    a, b, _ = tf.split(v, 3, axis=1)
+    return squash((x @ a) * (x @ a + x @ b))
+
+
+def overlapping_splits(x, v):
+    return squash(x @ tf.split(v, 3, axis=1)[0]) + squash(x @ tf.split(v, 2, axis=1)[1])
+
+
+def split_transposition(x, v):
+    a, b = tf.split(tf.transpose(v), [5, 7], axis=0)
+    return squash(tf.matmul(x, a, transpose_b=True)) * squash(x @ tf.transpose(b))
+
+
+def unstacked(x, v):
+    return tf.add_n([squash(x @ u) * (k + 1.0) for k, u in enumerate(tf.unstack(v))])
+
+
+def class_token(make):
+    def per_example(x, token, w):
+        return squash(tf.concat([make(x, token), x], 1) @ w)
+
+    return per_example
+
+
+def rbf(x, v):
+    apart = tf.math.squared_difference(x[:, :, tf.newaxis], v)
+    return squash(tf.exp(-tf.reduce_sum(apart, -1)))
+
+
+# name: (function of the data and the variables, the shapes of the variables, data).
+CASES = {
+    "layer_called_twice": (lambda x, v: squash(tf.tanh(x @ v) @ v), [(3, 3)], X),
+    "shared_over_time": (lambda x, v: squash(tf.tanh(x @ v) @ v), [(3, 3)], SEQUENCE),
+    "v_plus_its_transpose": (
+        lambda x, v: squash(x @ (v + tf.transpose(v))),
+        [(3, 3)],
+        SEQUENCE,
+    ),
+    "v_then_its_transpose": (
+        lambda x, v: squash(tf.tanh(x @ v) @ tf.transpose(v)),
+        [(3, 4)],
+        X,
+    ),
+    "transposed_product": (
+        lambda x, v: squash(tf.matmul(tf.tanh(x @ v), v, transpose_b=True)),
+        [(3, 4)],
+        X,
+    ),
+    "elementwise_square": (lambda x, v: squash(x @ (v * v)), [(3, 4)], SEQUENCE),
+    "matrix_square": (lambda x, v: squash(x @ (v @ v)), [(3, 3)], X),
+    "low_rank_product_first": (
+        lambda x, a, b: squash(x @ (a @ b)),
+        [(3, 2), (2, 5)],
+        SEQUENCE,
+    ),
+    "low_rank_beside_full": (
+        lambda x, w, a, b: squash(x @ w + (x @ a) @ b),
+        [(3, 5), (3, 2), (2, 5)],
+        X,
+    ),
+    "weight_normalisation": (
+        lambda x, g, v: squash(x @ (g * tf.nn.l2_normalize(v, 0))),
+        [(5,), (3, 5)],
+        SEQUENCE,
+    ),
+    "spectral_scaling": (lambda x, v: squash(x @ (v / tf.norm(v))), [(3, 5)], X),
+    "frozen_spectral_scaling": (
+        lambda x, v: squash(x @ (v / tf.stop_gradient(tf.norm(v)))),
+        [(3, 5)],
+        X,
+    ),
+    "split": (splits, [(3, 12)], SEQUENCE),
+    "pieces_used_twice": (reused_pieces, [(3, 12)], SEQUENCE),
+    "two_overlapping_splits": (overlapping_splits, [(3, 12)], X),
+    "split_of_a_transposition": (split_transposition, [(3, 12)], X),
+    "unstacked": (unstacked, [(3, 3, 4)], SEQUENCE),
+    "slices": (
+        lambda x, v: squash(x @ v[0]) + squash(x @ v[1, :, ::2]),
+        [(2, 3, 4)],
+        SEQUENCE,
+    ),
+    "joined_variables": (
+        lambda x, v, w: squash(x @ tf.concat([v, w], 1)),
+        [(3, 3), (3, 2)],
+        X,
+    ),
+    "stacked_variables": (
+        lambda x, v, w: squash(x @ tf.stack([v, w])[1]) + squash(x @ v),
+        [(3, 3), (3, 3)],
+        X,
+    ),
+    "reshaped": (lambda x, v: squash(x @ tf.reshape(v, [3, 8])), [(4, 6)], SEQUENCE),
+    "two_ranks": (
+        lambda x, v: squash(x @ v) + squash(x[:, 0] @ v) + squash(x * v[0]),
+        [(3, 3)],
+        SEQUENCE,
+    ),
+    "bias_of_two_ranks": (
+        lambda x, v: squash(x + v) + 2 * squash(x[:, 0] + v),
+        [(3,)],
+        SEQUENCE,
+    ),
+    "scalar": (lambda x, s: squash(x * s) + squash(x + s), [()], SEQUENCE),
+    "scalar_exponent": (lambda x, s: squash(tf.pow(tf.abs(x), s)), [()], X),
+    "temperature": (lambda x, s: squash(x / tf.exp(s)), [()], SEQUENCE),
+    "tied_embedding": (
+        lambda i, v: squash(tf.tanh(tf.gather(v, i)) @ tf.transpose(v)),
+        [(10, 3)],
+        IDS,
+    ),
+    "tied_embedding_by_handle": (
+        lambda i, v: squash(
+            tf.matmul(tf.tanh(tf.nn.embedding_lookup(v, i)), v, transpose_b=True)
+        ),
+        [(10, 3)],
+        IDS,
+    ),
+    "lookup_of_one_id_only": (
+        lambda i, v: squash(tf.gather(v, 0 * i)),
+        [(10, 3)],
+        IDS,
+    ),
+    "long_lookup_with_repeats": (
+        lambda i, v: squash(tf.gather(v, tf.tile(i, [1, 6]))),
+        [(10, 3)],
+        IDS,
+    ),
+    "lookup_in_a_reshaped_table": (
+        lambda i, v: squash(tf.gather(tf.reshape(v, [5, 6]), i % 5)),
+        [(10, 3)],
+        IDS,
+    ),
+    "mean_of_lookups": (
+        lambda i, v: squash(tf.reduce_mean(tf.gather(v, i), axis=1)),
+        [(10, 3)],
+        IDS,
+    ),
+    "class_token_broadcast": (
+        class_token(lambda x, t: tf.broadcast_to(t, [batch_of(x), 1, 3])),
+        [(1, 1, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "class_token_tiled": (
+        class_token(lambda x, t: tf.tile(t, [batch_of(x), 1, 1])),
+        [(1, 1, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "class_token_added_to_zeros": (
+        class_token(lambda x, t: t + tf.zeros([batch_of(x), 1, 1])),
+        [(1, 1, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "class_token_times_ones": (
+        class_token(lambda x, t: tf.ones_like(x[:, :1]) * t),
+        [(1, 1, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "positions": (lambda x, p: squash(x + p), [(6, 3)], SEQUENCE),
+    "positions_looked_up": (
+        lambda x, p: squash(x + tf.gather(p, tf.range(tf.shape(x)[1]))),
+        [(6, 3)],
+        SEQUENCE,
+    ),
+    "positions_tiled": (
+        lambda x, p, w: squash((x + tf.tile(p[tf.newaxis], [batch_of(x), 1, 1])) @ w),
+        [(6, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "parameter_on_the_left": (
+        lambda x, v: squash(tf.matmul(v, x, transpose_a=True)),
+        [(6, 4)],
+        SEQUENCE,
+    ),
+    "tensordot_over_time": (
+        lambda x, v: squash(tf.tensordot(x, v, [[1], [0]])),
+        [(6, 4)],
+        SEQUENCE,
+    ),
+    "heads_tiled": (
+        lambda x, v: squash(tf.tile(x[:, tf.newaxis], [1, 2, 1, 1]) @ v),
+        [(2, 3, 5)],
+        SEQUENCE,
+    ),
+    "heads_stacked": (
+        lambda x, v: squash(tf.stack([x, 2 * x], 1) @ v),
+        [(2, 3, 5)],
+        SEQUENCE,
+    ),
+    "choice_by_the_data": (
+        lambda x, v, s: squash(tf.where(x > 0, v * x, x * tf.exp(s))),
+        [(3,), ()],
+        SEQUENCE,
+    ),
+    "choice_between_variables": (
+        lambda x, v, s: squash(tf.where(x > 0, v, s) * x),
+        [(3,), ()],
+        SEQUENCE,
+    ),
+    "maximum": (lambda x, v: squash(tf.maximum(x, v)), [(3,)], SEQUENCE),
+    "radial_basis": (rbf, [(3, 3)], SEQUENCE),
+    "attention_pooling": (
+        lambda x, v: squash(tf.einsum("btd,t->bd", x, tf.nn.softmax(v))),
+        [(6,)],
+        SEQUENCE,
+    ),
+    "one_filter_at_two_scales": (
+        lambda x, k: squash(tf.nn.conv2d(x, k, 1, "SAME"))
+        + squash(tf.nn.conv2d(x, k, 2, "VALID")),
+        [(3, 3, 2, 2)],
+        IMAGE,
+    ),
+    "one_filter_twice": (
+        lambda x, k: squash(
+            tf.nn.conv2d(tf.tanh(tf.nn.conv2d(x, k, 1, "SAME")), k, 1, "SAME")
+        ),
+        [(3, 2, 2, 2)],
+        IMAGE,
+    ),
+    "filter_and_dense_kernel": (
+        lambda x, k: squash(tf.nn.conv2d(x, k, 1, "SAME")) + squash(x @ k[0, 0]),
+        [(1, 1, 2, 3)],
+        IMAGE,
+    ),
+    "filter_normalised": (
+        lambda x, k: squash(
+            tf.nn.conv2d(x, k - tf.reduce_mean(k, [0, 1, 2]), 1, "SAME")
+        ),
+        [(3, 3, 2, 2)],
+        IMAGE,
+    ),
+    "explicit_padding": (
+        lambda x, k: squash(
+            tf.nn.conv2d(x, k, [1, 2, 1, 1], [[0, 0], [2, 1], [0, 1], [0, 0]])
+        ),
+        [(3, 2, 2, 3)],
+        IMAGE,
+    ),
+    "explicit_padding_by_depth": (
+        lambda x, k: squash(
+            tf.nn.depthwise_conv2d(x, k, [1] * 4, [[0, 0], [2, 1], [0, 1], [0, 0]])
+        ),
+        [(3, 2, 2, 2)],
+        IMAGE,
+    ),
+}
+
+
+def check(case, no_fallback=True, **options):
+    per_example, shapes, data = case
+    variables = [variable(*shape, seed=i) for i, shape in enumerate(shapes)]
+    with warnings.catch_warnings():
+        if no_fallback:
+            warnings.simplefilter("error", JacobianFallbackWarning)
+        compare(lambda x: per_example(x, *variables), variables, data, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharing_matches_one_example_at_a_time(name):
+    check(CASES[name])
+
+
+def einsum(equation):
+    def per_example(x, v):
+        if equation.startswith("t"):
+            x = last_axes_first(x)
+        out = tf.tanh(tf.einsum(equation, x, v))
+        batch = equation.split("->")[1].index("b")
+        return tf.reduce_sum(out, [i for i in range(out.shape.rank) if i != batch])
+
+    return per_example
+
+
+EINSUMS = {
+    "tbd,df->tbf": (3, 4),
+    "btd,df->bf": (3, 4),
+    "btd,tf->bdf": (6, 4),
+    "btd,td->b": (6, 3),
+    "btd,tdf->bf": (6, 3, 4),
+    "btd,tf->bf": (6, 4),
+    "btd,ef->btdef": (2, 3),
+    "btd,df->fbt": (3, 4),
+    "btd,d->bt": (3,),
+    "btd,->btd": (),
+    "btd,hdk->bhtk": (2, 3, 4),
+}
+
+
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_any_einsum_of_data_and_a_parameter_has_a_rule(equation):
+    check((einsum(equation), [EINSUMS[equation]], SEQUENCE), static=False)
+
+
+def loop(x, v):
+    return squash(
+        tf.while_loop(
+            lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ v)), (0, x)
+        )[1]
+    )
+
+
+def by_function(x, v):
+    return squash(tf.function(lambda x: tf.tanh(x @ v))(x))
+
+
+FALLBACKS = {
+    "loop": (loop, [(3, 3)], X),
+    "function": (by_function, [(3, 3)], X),
+    "map": (
+        lambda x, v: tf.map_fn(lambda e: tf.reduce_sum(tf.tanh(e @ v)), x),
+        [(3, 3)],
+        SEQUENCE,
+    ),
+    "branch": (
+        lambda x, v, w: squash(
+            tf.cond(tf.reduce_sum(v) > 0, lambda: x @ v, lambda: x @ w)
+        ),
+        [(3, 3), (3, 3)],
+        X,
+    ),
+    "diagonal_of_the_data": (
+        lambda x, v: squash(tf.einsum("bdd,df->bf", x[:, :3], v)),
+        [(3, 4)],
+        SEQUENCE,
+    ),
+    "summed_label_of_the_parameter": (
+        lambda x, v: tf.tanh(tf.einsum("btd,de->b", x, v)),
+        [(3, 4)],
+        SEQUENCE,
+    ),
+    "gather_nd": (
+        lambda i, v: squash(tf.gather_nd(v, i[..., tf.newaxis])),
+        [(10, 3)],
+        IDS,
+    ),
+    "lookup_along_another_axis": (
+        lambda i, v: tf.reduce_sum(tf.tanh(tf.gather(v, i % 3, axis=1)), [0, 2]),
+        [(10, 3)],
+        IDS,
+    ),
+    "half_of_a_model": (
+        lambda x, v, w: loop(x @ w, v),
+        [(3, 3), (3, 3)],
+        X,
+    ),
+    "shared_with_an_ordinary_layer": (
+        lambda x, v: loop(x, v) + squash(x @ v),
+        [(3, 3)],
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_what_has_no_rule_falls_back_and_warns(name):
+    with pytest.warns(JacobianFallbackWarning, match="Jacobian"):
+        check(FALLBACKS[name], no_fallback=False, static=False)
+
+
+@pytest.mark.xfail(strict=True, reason="an ellipsis has no rule: correct, but slow")
+def test_an_einsum_with_an_ellipsis_has_a_rule():
+    check((lambda x, v: squash(tf.einsum("...d,df->...f", x, v)), [(3, 4)], SEQUENCE))
+
+
+@pytest.mark.xfail(strict=True, reason="tf.repeat has no rule: correct, but slow")
+def test_a_repeated_class_token_has_a_rule():
+    make = class_token(lambda x, t: tf.repeat(t, batch_of(x), axis=0))
+    check((make, [(1, 1, 3), (3, 3)], SEQUENCE))
+
+
+@pytest.mark.xfail(strict=True, reason="data of size 1 along the parameter's heads")
+def test_per_head_weights_meet_broadcast_data():
+    per_example = lambda x, v: squash(x[:, tf.newaxis] @ v)  # noqa: E731
+    check((per_example, [(2, 3, 5)], SEQUENCE))
+
+
+@pytest.mark.xfail(strict=True, reason="joined by the types of the ops on the way only")
+def test_two_transpositions_of_one_variable_are_told_apart():
+    def per_example(x, v):
+        one = tf.reshape(tf.transpose(v, [1, 0, 2]), [3, 9])
+        other = tf.reshape(tf.transpose(v, [2, 1, 0]), [3, 9])
+        return squash(x @ one) + 2 * squash(x @ other)
+
+    check((per_example, [(3, 3, 3)], X))
+
+
+# The batch on axis 1: as many steps as, and more steps than, examples.
+def over_time_major(act):
+    def per_example(x, v):
+        return tf.reduce_sum(tf.tanh(act(last_axes_first(x), v)), [0, 2])
+
+    return per_example
+
+
+TIME_MAJOR = {
+    "bias": over_time_major(lambda x, v: x + v),
+    "scale": over_time_major(lambda x, v: x * v),
+    "quotient": over_time_major(lambda x, v: x / v),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="rows of axis 0 are taken for examples")
+@pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
+@pytest.mark.parametrize("name", TIME_MAJOR)
+def test_time_major_elementwise_parameters_are_right_or_refused(name, steps):
+    right_or_refused((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
+
+
+@pytest.mark.xfail(strict=True, reason="rows of axis 0 are taken for examples")
+def test_time_major_lookups_are_right_or_refused():
+    def per_example(i, v):
+        return tf.reduce_sum(tf.tanh(tf.gather(v, tf.transpose(i))), [0, 2])
+
+    right_or_refused((per_example, [(10, 3)], integers(BATCH, 2 * BATCH)))
+
+
+@pytest.mark.parametrize("steps", [1, BATCH, 2 * BATCH])
+def test_time_major_matrix_products_are_right_or_refused(steps):
+    dense = L.Dense(4)
+    data = randoms(BATCH, steps, 3)
+    dense.build(data.shape)
+
+    def per_example(x):
+        return tf.reduce_sum(tf.tanh(dense(last_axes_first(x))), [0, 2])
+
+    variables = dense.trainable_variables
+    try:
+        compare(per_example, variables, data, static=False)
+    except (tf.errors.InvalidArgumentError, ValueError):
+        return
+
+
+@pytest.mark.xfail(strict=True, reason="rows of axis 0 are taken for examples")
+def test_a_parameter_before_the_batch_axis_is_right_or_refused():
+    per_example = lambda x, v: tf.reduce_sum(tf.tanh(x * v), [0, 1])  # noqa: E731
+    right_or_refused((per_example, [(1, BATCH, 1)], randoms(BATCH)))
+
+
+def right_or_refused(case):
+    """An error must say why; TensorFlow's own about shapes does not."""
+    try:
+        check(case, no_fallback=False)
+    except (tf.errors.InvalidArgumentError, ValueError) as error:
+        assert "xample" in str(error)
+
+
+class Block(L.Layer):
+    """A pre-activation transformer block."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = L.MultiHeadAttention(2, 3)
+        self.first, self.second = L.LayerNormalization(), L.LayerNormalization()
+        self.wide, self.narrow = L.Dense(9, "gelu"), L.Dense(6)
+
+    def call(self, x):
+        x = self.first(x + self.attend(x, x, use_causal_mask=True))
+        return self.second(x + self.narrow(self.wide(x)))
+
+
+def transformer():
+    tokens = tf.keras.Input([6], dtype="int32")
+    hidden = L.Embedding(10, 6, mask_zero=True)(tokens)
+    hidden = hidden + L.Embedding(6, 6)(tf.range(6))
+    hidden = Block()(Block()(hidden))
+    return tf.keras.Model(tokens, L.Dense(10)(hidden))
+
+
+def attention(**call):
+    def build():
+        layer = L.MultiHeadAttention(2, 3, output_shape=5)
+        return layer, lambda x: squash(layer(x, x, **call))
+
+    return build
+
+
+def masked_attention():
+    layer = L.MultiHeadAttention(2, 3)
+    return layer, lambda x: squash(
+        layer(x, x, attention_mask=x[:, tf.newaxis, :, 0] > -0.5)
+    )
+
+
+def cross_attention():
+    layer = L.MultiHeadAttention(2, 3)
+    return layer, lambda x: squash(layer(x, tf.concat([x, x[:, :2]], 1)))
+
+
+def of(make, **call):
+    def build():
+        layer = make()
+        return layer, lambda x: squash(layer(x, **call))
+
+    return build
+
+
+LAYERS = {
+    "self_attention": (attention(), SEQUENCE),
+    "causal_attention": (attention(use_causal_mask=True), SEQUENCE),
+    "causal_as_long_as_the_batch": (
+        attention(use_causal_mask=True),
+        randoms(BATCH, BATCH, 3),
+    ),
+    "masked_attention": (masked_attention, SEQUENCE),
+    "cross_attention": (cross_attention, SEQUENCE),
+    "transformer": (of(transformer), IDS),
+    "frozen_normalisation": (of(L.BatchNormalization, training=False), IMAGE),
+    "locally_connected": (of(lambda: L.LocallyConnected2D(2, 2)), IMAGE),
+    "one_layer_in_two_places": (
+        of(
+            lambda: tf.keras.Sequential(
+                [dense := L.Dense(3, "tanh"), L.LayerNormalization(), dense]
+            )
+        ),
+        SEQUENCE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_share_match_one_example_at_a_time(name):
+    build, data = LAYERS[name]
+    tf.keras.utils.set_random_seed(1)
+    layer, per_example = build()
+    per_example(data)
+    for v in layer.trainable_variables:
+        v.assign_add(0.1 * randoms(*v.shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JacobianFallbackWarning)
+        compare(per_example, layer.trainable_variables, data)
+
+
+def test_convolutional_recurrence_falls_back_and_warns():
+    layer = L.ConvLSTM2D(2, 2)
+    data = randoms(3, 2, 3, 3, 2)
+    layer(data)
+    with pytest.warns(JacobianFallbackWarning, match="conv_lst"):
+        compare(
+            lambda x: squash(layer(x)), layer.trainable_variables, data, static=False
+        )
+
+
+def test_a_variable_used_per_example_and_in_a_regulariser():
+    v, w = variable(3, 3), variable(3, 3, seed=2)
+    regulariser = lambda: tf.nn.l2_loss(v @ w)  # noqa: E731
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        loss = tf.reduce_mean(squash(tf.tanh(x @ v) @ w)) + regulariser()
+        gradients = PerExampleGradients(loss, [v, w])
+        ones = tf.ones_like(gradients.norms)
+        return (
+            gradients.norms,
+            gradients.weighted_sum(ones),
+            gradients.shared_gradients(),
+        )
+
+    expected = one_at_a_time(lambda x: squash(tf.tanh(x @ v) @ w), [v, w], X)
+    norms, sums, shared = step(X)
+    np.testing.assert_allclose(norms, np.linalg.norm(expected, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(flat(sums, [v, w]), expected.sum(0), rtol=1e-4)
+    with tf.GradientTape() as tape:
+        value = regulariser()
+    np.testing.assert_array_equal(
+        flat(shared, [v, w]), flat(tape.gradient(value, [v, w]), [v, w])
+    )
+
+
+def test_variables_without_a_gradient_give_zeros():
+    """Unused, behind a stopped gradient, behind an integer, or in an unused branch."""
+    used, unused, stopped = variable(3, 3), variable(2, 2), variable(3, 3)
+    rounded, zeroed = variable(3), variable(3, 2)
+    variables = [unused, used, stopped, rounded, zeroed]
+
+    def per_example(x):
+        hidden = x @ used + tf.stop_gradient(x @ stopped)
+        _ = x @ zeroed
+        steps = tf.cast(tf.cast(x * rounded, tf.int32), tf.float32)
+        return squash(hidden + steps)
+
+    expected = one_at_a_time(per_example, variables, X)
+    step = traced(per_example, variables, [X])
+    assert_matches(step, variables, expected, [X])
+    _, sums = step(tf.ones([BATCH]), X)
+    for v, total in zip(variables, sums, strict=True):
+        assert total.shape == v.shape
+        assert bool(tf.reduce_any(total != 0)) == (v is used)
+
+
+def test_only_the_variables_asked_for_count():
+    """Frozen layers: their gradients are in no norm and no sum."""
+    first, second = variable(3, 3), variable(3, 3, seed=2)
+    for chosen in ([first], [second]):
+        compare(lambda x: squash(tf.tanh(x @ first) @ second), chosen, X, static=False)
+
+
+def test_the_clipped_sum_never_exceeds_its_bound_with_shared_variables():
+    table, scale = variable(10, 3), variable()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.int32)])
+    def step(i):
+        hidden = tf.tanh(tf.gather(table, i)) * scale
+        loss = squash(tf.matmul(hidden, table, transpose_b=True))
+        return clipped_sum(loss, [table, scale], FixedClip(0.5))
+
+    for i in range(BATCH):
+        sums, _ = step(IDS[i : i + 1])
+        total = np.linalg.norm(flat(sums, [table, scale]))
+        assert total <= 0.5 * (1 + 1e-5)

@@ -36,10 +36,10 @@ demo: $(READY)
 	@$(PY) -m keras_examples.digits $(ARGS)
 
 test: lint
-	@$(PY) -m pytest -m 'not slow' $(ARGS)
+	@$(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 
 test-all: lint
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 $(ARGS)
 
 bench: $(READY)
 	@$(PY) -m benchmarks.step_time $(ARGS)

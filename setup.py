@@ -15,6 +15,7 @@ TEST = [
     "psutil>=5.9",
     "pytest>=8.2",
     "pytest-timeout>=2.2",
+    "pytest-xdist>=3.6",
     *EXAMPLES,
 ]
 DEV = [*TEST, "ruff>=0.6"]

@@ -104,7 +104,6 @@ def test_noise_is_in_no_checkpoint(tmp_path):
     assert any("kept" in n for n in names)
 
 
-@pytest.mark.xfail(strict=True, reason="the generator's state is copied")
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda noise: pickle.loads(pickle.dumps(noise))]
 )
@@ -122,9 +121,6 @@ def test_a_shallow_copy_continues_the_one_stream():
     assert not np.array_equal(drawn, other.sample([5], 1.0).numpy())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="TensorFlow seeds its generator with 32 bits of entropy"
-)
 def test_the_state_comes_from_the_operating_systems_entropy(monkeypatch):
     """With os.urandom pinned the streams agree, so nothing weaker is the source."""
     asked = []

@@ -82,13 +82,11 @@ def test_the_norm_runs_over_all_variables(eager):
 @pytest.mark.parametrize(
     "clip, weight, expected",
     [
-        (1e5, 1.0, [0.90, 1.20, 0.30]),
         (200.0, 1.0, [0.90, 1.20, 0.30]),
         (40.0, 1.0, [0.235339, 0.313786, 0.078446]),
         (10.0, 1.0, [0.058835, 0.078446, 0.019612]),
         (10.0, 0.18, [0.058835, 0.078446, 0.019612]),
         (40.0, 0.18, [0.162, 0.216, 0.054]),
-        (200.0, 0.18, [0.162, 0.216, 0.054]),
     ],
 )
 def test_one_example_of_a_linear_model(clip, weight, expected):
@@ -123,7 +121,6 @@ def test_four_examples_of_a_linear_model(weights, expected, reduction):
 @pytest.mark.parametrize(
     "clip, expected",
     [
-        (1e5, [0.49, 0.56, 0.19]),
         (200.0, [0.49, 0.56, 0.19]),
         (1.0, [0.005828, 0.001036, 0.003867]),
     ],

@@ -15,6 +15,7 @@ from tests.keras.helpers import (
     flat,
     gradients_one_at_a_time,
     linear,
+    mostly_slow,
     some_data,
 )
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
@@ -57,9 +58,9 @@ def tensor_loss(model, x, y, kind):
     return tf.reduce_mean(each) if kind == "scalar" else each
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("kind", ["scalar", "vector"])
-@pytest.mark.parametrize("tape", [False, True])
+@pytest.mark.parametrize("tape", mostly_slow([True], [True, False]))
 @pytest.mark.parametrize("shape", [8, None])
 def test_a_custom_loop(jit, kind, tape, shape):
     model, optimizer = mlp(), DPSGD(1.0, **CONFIGURATION)
@@ -126,7 +127,7 @@ def test_run_eagerly():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", mostly_slow([2], [1, 2, 3]))
 def test_steps_per_execution_and_jit_change_nothing(steps, jit):
     results = []
     for options in ({}, {"steps_per_execution": steps, "jit_compile": jit}):
@@ -152,9 +153,11 @@ def test_a_short_last_batch_counts_as_it_is():
     assert first is not model
 
 
-@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "nadam"])
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["graph", "jit"])
-def test_what_follows_the_gradient_is_the_base_classes_own(name, options):
+@pytest.mark.parametrize(
+    "name", mostly_slow(["adamw", "rmsprop"], [n for n in OPTIMIZERS if n != "nadam"])
+)
+@pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
+def test_what_follows_the_gradient_is_the_base_classes_own(name, jit):
     """Gradients far within the clip: private and plain training are the same."""
     plain_class = OPTIMIZERS[name].__mro__[2]
     results = []
@@ -163,7 +166,7 @@ def test_what_follows_the_gradient_is_the_base_classes_own(name, options):
         (plain_class, {}),
     ):
         model = mlp()
-        model.compile(kind(0.1, **arguments), "mse", **options)
+        model.compile(kind(0.1, **arguments), "mse", jit_compile=jit)
         for _ in range(3):
             model.train_on_batch(X, Y)
         results.append(flat(model.trainable_variables))
@@ -267,7 +270,7 @@ def test_one_coarse_example_stays_within_the_clip(policy):
         assert np.linalg.norm(flat(optimizer.seen)) <= 1e-3 * (1 + slack)
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("k", [1, 2])
 def test_float64(jit, k):
     tf.keras.mixed_precision.set_global_policy("float64")

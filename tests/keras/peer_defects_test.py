@@ -13,6 +13,7 @@ from tests.keras.helpers import (
     L,
     flat,
     linear,
+    mostly_slow,
     some_data,
 )
 from tfdpclip import accounting
@@ -46,7 +47,7 @@ def test_the_noise_is_scaled_by_the_clip_that_clipped_not_by_the_next_one():
     assert np.std(noise) == pytest.approx(expected, rel=6 / math.sqrt(80_000))
 
 
-@pytest.mark.parametrize("start", [0.1, 0.9, 1.1, 10.0])
+@pytest.mark.parametrize("start", [0.1, 10.0])
 def test_the_clip_norm_does_not_run_away_from_the_median(start):
     """All norms are 1: feedback of the wrong sign leaves for 0 or for infinity."""
     model = linear(inputs=1)
@@ -107,7 +108,7 @@ def dense_model():
 MODELS = {"dense": dense_model, "conv": conv_model, "embedding": lookup_model}
 
 
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_an_empty_batch_is_a_step_of_noise(make, static, jit):
@@ -134,7 +135,7 @@ def test_an_empty_batch_is_a_step_of_noise(make, static, jit):
     assert 0 < abs(moved) <= 0.1 + 1e-6
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", mostly_slow(["quantile", "automatic"], RULES))
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_one_example_that_is_not_finite_spoils_nothing(rule, bad):
     x, y = some_data(8)
@@ -143,7 +144,9 @@ def test_one_example_that_is_not_finite_spoils_nothing(rule, bad):
     updates = []
     for rows in (np.arange(8), others):
         model = linear(kernel="ones")
-        optimizer = DPSGD(1.0, clip=rule, noise_multiplier=0, expected_batch_size=8)
+        optimizer = DPSGD(
+            1.0, clip=RULES[rule], noise_multiplier=0, expected_batch_size=8
+        )
         model.compile(optimizer, "mse")
         model.train_on_batch(x[rows], y[rows])
         updates.append((model.get_weights()[0], float(optimizer.clip_norm)))
@@ -152,7 +155,9 @@ def test_one_example_that_is_not_finite_spoils_nothing(rule, bad):
 
 
 # The base library's own Nadam divides by zero on its first step.
-@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "nadam"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["adam"], [n for n in OPTIMIZERS if n != "nadam"])
+)
 def test_a_batch_of_nothing_but_nan_leaves_finite_weights(name):
     model = linear(kernel="ones")
     optimizer = OPTIMIZERS[name](

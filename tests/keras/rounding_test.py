@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras.helpers import L, flat
+from tests.keras.helpers import L, flat, mostly_slow
 from tfdpclip.clipping import AutomaticClip, FixedClip
 from tfdpclip.gradients import clipped_sum
 
@@ -41,7 +41,7 @@ USES = {"sequence": dense_sequence, "twice": dense_twice, "conv": convolution}
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 def test_a_gradient_that_cancels_does_not_escape_the_clip(use, jit):
     """Two large parts of one record's gradient nearly cancel; what is left is clipped.
 
@@ -125,13 +125,7 @@ COARSE = {
 
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "gru" else [])
-        for name in COARSE
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(["dense", "embedding", "lstm"], COARSE))
 def test_the_sum_over_many_examples_is_not_rounded_to_bfloat16(name):
     """1000 equal clipped records add up to 1000 C, and one more adds C."""
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")

@@ -86,7 +86,8 @@ class Dataflow:
             elif op.type in _SIZES:
                 flow = size_flow(op, output, inputs)
             elif all(f.kind == PUBLIC for f in inputs):
-                flow = Flow()
+                batched = trained and self._repeats_for_batch(op, output)
+                flow = Flow(DATA, (0,), 1) if batched else Flow()
             elif all(f.kind != DATA for f in inputs):
                 flow = self._shaped(op, output, inputs)
             else:
@@ -114,6 +115,18 @@ class Dataflow:
             return Flow(DATA, None)
         self.sources.append(output)
         return Flow(DATA, (0,), 1) if output.shape.rank else Flow(DATA, ())
+
+    def _repeats_for_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
+        """Whether a parameter is repeated once for each of a static batch's examples.
+
+        A guess from the shapes; whether it is right is tested when the step runs.
+        """
+        if op.type not in ("Tile", "BroadcastTo") or (self.batch_size or 0) < 2:
+            return False
+        before, after = op.inputs[0].shape, output.shape
+        if before.rank is None or not after.rank or after[0] != self.batch_size:
+            return False
+        return before.rank < after.rank or before[0] == 1
 
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""

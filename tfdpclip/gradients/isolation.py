@@ -121,31 +121,25 @@ def _separates(probe, scaled, scales, usable, flows, batch_size):
     rank = first.shape.rank
     length = tf.shape(first)[axis]
     rows = length // tf.maximum(batch_size, 1)
-    divides = tf.equal(rows * batch_size, length)
-
-    def compare():
-        expected, kept = _spread(scales, rows, flow), _spread(usable, rows, flow)
-        shape = [1] * axis + [-1] + [1] * (rank - axis - 1)
-        expected, kept = tf.reshape(expected, shape), tf.reshape(kept, shape)
-        a = tf.cast(first, tf.float32) * expected
-        b = tf.cast(scaled, tf.float32)
-        finite = tf.math.is_finite(a) & tf.math.is_finite(b) & kept
-        error = tf.reduce_max(tf.where(finite, tf.abs(a - b), 0.0))
-        size = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0))
-        others = [i for i in range(rank) if i != axis]
-        by_row = tf.reduce_any(finite & (a != 0), axis=others)
-        if flow.leads and flow.minor:
-            by_example = tf.transpose(tf.reshape(by_row, [-1, batch_size]))
-        else:
-            by_example = tf.reshape(by_row, [batch_size, -1])
-        reached = tf.math.count_nonzero(tf.reduce_any(by_example, axis=1))
-        return error <= _TOLERANCE * size, reached >= 2
-
-    return tf.cond(divides, compare, lambda: (tf.constant(False), tf.constant(True)))
-
-
-def _spread(values, rows, flow) -> tf.Tensor:
-    """One value per example -> one per row."""
-    if flow.leads and flow.minor:
-        return tf.tile(values, [rows])
-    return tf.repeat(values, rows)
+    whole = tf.equal(rows * batch_size, length)
+    # Which example each row belongs to; anything in range where rows are left over.
+    row = tf.range(length)
+    minor = flow.leads and flow.minor
+    example = row % tf.maximum(batch_size, 1) if minor else row // tf.maximum(rows, 1)
+    example = tf.minimum(example, batch_size - 1)
+    shape = [1] * axis + [-1] + [1] * (rank - axis - 1)
+    expected = tf.reshape(tf.gather(scales, example), shape)
+    kept = tf.reshape(tf.gather(usable, example), shape)
+    a = tf.cast(first, tf.float32) * expected
+    b = tf.cast(scaled, tf.float32)
+    finite = tf.math.is_finite(a) & tf.math.is_finite(b) & kept
+    error = tf.reduce_max(tf.where(finite, tf.abs(a - b), 0.0))
+    size = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0))
+    others = [i for i in range(rank) if i != axis]
+    by_row = tf.reduce_any(finite & (a != 0), axis=others)
+    reached = tf.math.unsorted_segment_max(
+        tf.cast(by_row, tf.int32), example, batch_size
+    )
+    telling = tf.math.count_nonzero(reached > 0) >= 2
+    good = tf.logical_and(whole, error <= _TOLERANCE * size)
+    return good, tf.logical_or(telling, tf.logical_not(whole))

@@ -170,6 +170,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
             f"The loss {loss.name!r} has {flow.rows} entries for each example, so that "
             "an entry is not an example. Reshape it to [batch, entries per example]."
         )
+    _check_static_size(loss, flows)
     batch_size = tf.shape(loss)[0]
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
     per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
@@ -207,7 +208,15 @@ class _Walker:
         elif flow.leads:
             _check_uncoupled(tensor, flow)
             rest, scale = self._peel(tensor, scale)
-            self.terms.append((rest, scale))
+            penalty = self._penalty(rest)
+            if penalty is None:
+                self.terms.append((rest, scale))
+                return
+            # A regulariser inside the mean is no example's own: set it aside.
+            rest_of, shared, sign = penalty
+            count = scale.multiply(tf.size(rest), 1)
+            self._shared.append((shared, count if sign > 0 else count.negate()))
+            self.visit(rest_of, scale)
         elif flow.axes is None and _may_lead(tensor, self._flows):
             # An op the analysis does not know came before. That axis 0 counts examples
             # is tested when the step runs (`isolation.py`).
@@ -237,22 +246,43 @@ class _Walker:
                 f"{op.type}) combines them in a way that cannot be taken apart. " + _FIX
             )
 
+    def _penalty(self, tensor):
+        """(the rest, a scalar of the variables alone, its sign) of their sum."""
+        if tensor.op.type not in ("AddV2", "Add", "Sub"):
+            return None
+        a, b = tensor.op.inputs
+        if tensor.op.type != "Sub" and a.shape.rank == 0:
+            a, b = b, a
+        flow = self._flows[b]
+        if b.shape.rank != 0 or flow.kind != PUBLIC or not flow.trained:
+            return None
+        return a, b, -1 if tensor.op.type == "Sub" else 1
+
     def _peel(self, tensor, scale):
-        """Takes factors that depend on the batch size out of a `[B, ...]` tensor."""
+        """Takes factors that depend on the batch size out of a `[B, ...]` tensor.
+
+        Where that size is static, it may be any constant.
+        """
         while True:
             op = tensor.op
             if op.type not in ("Mul", *_DIVISIONS):
                 return tensor, scale
             a, b = op.inputs
-            if op.type == "Mul" and self._flows[a].kind == SIZE:
+            if op.type == "Mul" and a.shape.rank == 0:
                 a, b = b, a
-            if b.shape.rank != 0 or self._flows[b].kind != SIZE:
+            if b.shape.rank != 0 or not self._is_factor(b):
                 return tensor, scale
             power = self._power(b, op)
             scale = (
                 scale.multiply(b, power) if op.type == "Mul" else scale.divide(b, power)
             )
             tensor = a
+
+    def _is_factor(self, tensor) -> bool:
+        flow = self._flows[tensor]
+        if flow.kind == PUBLIC and not flow.trained:
+            return self._flows.batch_size is not None and static_number(tensor) != 1
+        return flow.kind == SIZE
 
     def _power(self, factor, op) -> int:
         power = self._flows[factor].power
@@ -332,6 +362,16 @@ def _constant_power(tensor: tf.Tensor, scale: _Scale, flows: Dataflow) -> int:
     power = sum(is_count(factor) for factor in scale.times)
     power -= sum(is_count(factor, inverse=True) for factor in scale.times)
     return power - sum(is_count(factor) for factor in scale.over)
+
+
+def _check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
+    sizes = {source.shape[0] for source in flows.sources if flows[source].leads}
+    if sizes and None not in sizes and loss.shape[0] not in (None, *sizes):
+        raise LossStructureError(
+            f"The loss {loss.name!r} has {loss.shape[0]} entries, but the data have "
+            f"{' or '.join(str(size) for size in sorted(sizes))} examples: an entry is "
+            "not an example. Reshape it to [batch, entries per example]."
+        )
 
 
 def _may_lead(tensor: tf.Tensor, flows: Dataflow) -> bool:

@@ -1,0 +1,461 @@
+"""Examples that reach each other's gradients are refused; ordinary models are not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.layers_test import LAYERS as ORDINARY
+from tests.gradients.layers_test import head, images
+from tests.gradients.sharing_test import (
+    IDS,
+    SEQUENCE,
+    Block,
+    flat,
+    integers,
+    randoms,
+    squash,
+    transformer,
+    variable,
+)
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    PerExampleGradients,
+    clipped_sum,
+    per_example_norms,
+)
+
+L = tf.keras.layers
+# Divisible in as many ways as mixing may need.
+X, W = randoms(4, 3), variable(3, 5)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::tfdpclip.gradients.JacobianFallbackWarning"
+)
+
+
+def norms_of(per_example, variables, *data, dynamic=True, when="always", jit=False):
+    lead = None if dynamic else len(data[0])
+    specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
+
+    @tf.function(input_signature=specs, jit_compile=jit)
+    def step(*tensors):
+        loss = per_example(*tensors)
+        return per_example_norms(loss, variables, check_isolation=when)
+
+    return step(*data)
+
+
+def assert_refused(per_example, variables, *data, **options):
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
+        norms_of(per_example, variables, *data, **options)
+    own = isinstance(caught.value, (ExampleIsolationError, LossStructureError))
+    if not own:
+        assert "ExampleIsolationError" in str(caught.value)
+
+
+def dense(x):
+    return x @ W
+
+
+def two_by_two(h):
+    """Rows 2k and 2k + 1 get their sum."""
+    pairs = tf.reduce_sum(tf.reshape(h, [-1, 2, 5]), 1)
+    return tf.repeat(pairs, 2, axis=0)
+
+
+MIXING = {
+    "rolled": lambda x: squash(tf.roll(dense(x), 1, axis=0)),
+    "rolled_before": lambda x: squash(dense(tf.roll(x, 1, axis=0))),
+    "reversed": lambda x: squash(dense(x) + tf.reverse(dense(x), [0])),
+    "reversed_before": lambda x: squash(dense(tf.reverse(x, [0]))),
+    "reversed_by_slices": lambda x: squash(dense(x)[::-1]),
+    "less_the_mean": lambda x: squash(dense(x) - tf.reduce_mean(dense(x), 0)),
+    "data_less_the_mean": lambda x: squash(
+        dense(x - tf.reduce_mean(x, 0, keepdims=True))
+    ),
+    "softmax_over_the_batch": lambda x: squash(tf.nn.softmax(dense(x), axis=0)),
+    "in_batch_negatives": lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.range(tf.shape(x)[0]), tf.matmul(dense(x), dense(x), transpose_b=True)
+    ),
+    "products_of_examples": lambda x: squash(
+        tf.matmul(dense(x), dense(x), transpose_b=True)
+    ),
+    "covariance": lambda x: squash(dense(x @ tf.matmul(x, x, transpose_a=True))),
+    "cumulative": lambda x: squash(tf.cumsum(dense(x))),
+    "cumulative_product": lambda x: squash(tf.math.cumprod(dense(x))),
+    "sorted": lambda x: squash(tf.sort(dense(x), axis=0)),
+    "permuted_by_the_data": lambda x: squash(
+        tf.gather(dense(x), tf.argsort(dense(x)[:, 0]))
+    ),
+    "permuted": lambda x: squash(tf.gather(dense(x), [1, 0, 3, 2])),
+    "best_example": lambda x: squash(
+        dense(x) + tf.gather(dense(x), tf.argmax(dense(x)[:, 0]))
+    ),
+    "first_example": lambda x: squash(dense(x) + dense(x)[:1]),
+    "neighbours": lambda x: squash(
+        tf.concat([dense(x)[1:] - dense(x)[:-1], dense(x)[:1]], 0)
+    ),
+    "in_pairs": lambda x: squash(two_by_two(dense(x))),
+    "minor_for_major": lambda x: squash(
+        tf.reshape(tf.transpose(dense(x)), [tf.shape(x)[0], 5])
+    ),
+    "normalised_over_the_batch": lambda x: squash(
+        tf.math.l2_normalize(dense(x), axis=0)
+    ),
+    "normalised_altogether": lambda x: squash(tf.math.l2_normalize(dense(x))),
+    "by_the_maximum": lambda x: squash(dense(x) / tf.reduce_max(tf.abs(dense(x)), 0)),
+    "stopped_statistic": lambda x: squash(
+        dense(x) / tf.stop_gradient(tf.math.reduce_std(dense(x)))
+    ),
+    "stopped_roll": lambda x: squash(
+        dense(x) * tf.stop_gradient(tf.roll(dense(x), 1, 0))
+    ),
+    "partitioned": lambda x: squash(
+        tf.concat(tf.dynamic_partition(dense(x), tf.cast(x[:, 0] > 0, tf.int32), 2), 0)
+    ),
+    "mixed_up": lambda x: squash(dense(0.5 * x + 0.5 * tf.random.shuffle(x))),
+    "transposed_twice": lambda x: squash(
+        tf.transpose(tf.transpose(dense(x)) @ (1.0 + tf.eye(tf.shape(x)[0])))
+    ),
+    "losses_rolled": lambda x: squash(dense(x)) + tf.roll(squash(dense(x)), 1, 0),
+    "losses_by_rank": lambda x: (
+        squash(dense(x)) * tf.cast(tf.argsort(squash(dense(x))), tf.float32)
+    ),
+    "scan": lambda x: squash(tf.scan(lambda a, b: tf.tanh(a + b), dense(x))),
+}
+# What only differentiation through the statistic could show.
+INVISIBLE = {
+    "losses_by_rank": "the ranks of the losses have no gradient",
+}
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            n,
+            marks=pytest.mark.xfail(strict=True, reason=INVISIBLE[n])
+            if n in INVISIBLE
+            else (),
+        )
+        for n in MIXING
+    ],
+)
+def test_mixing_of_any_kind_is_refused(name, dynamic):
+    assert_refused(MIXING[name], [W], X, dynamic=dynamic)
+
+
+def of_scalars(name):
+    return lambda x: tf.reduce_mean(MIXING[name](x))
+
+
+@pytest.mark.parametrize(
+    "name", ["rolled", "less_the_mean", "in_batch_negatives", "in_pairs", "mixed_up"]
+)
+def test_a_mean_of_mixed_losses_is_refused(name):
+    assert_refused(of_scalars(name), [W], X)
+
+
+def layered(layer, *, training=True):
+    layer.build((None, 5))
+    variables = [W, *layer.trainable_variables]
+    return lambda x: squash(layer(dense(x), training=training)), variables
+
+
+class Attend(L.Layer):
+    """Attention over axis 0."""
+
+    def build(self, shape):
+        self.attention = L.MultiHeadAttention(1, 2)
+
+    def call(self, x):
+        x = tf.transpose(x, [1, 0, 2])
+        return tf.transpose(self.attention(x, x), [1, 0, 2])
+
+
+def test_batch_normalisation_in_training_is_refused_by_name():
+    for rank in (2, 4):
+        layer = L.BatchNormalization()
+        layer.build([None, *[3] * (rank - 2), 5])
+        lift = lambda h, r=rank: tf.reshape(h, [-1, *[1] * (r - 2), 5])  # noqa: E731
+
+        def per_example(x, layer=layer, lift=lift):
+            return squash(layer(lift(dense(x)) * tf.ones([1] * 0), training=True))
+
+        with pytest.raises(ExampleIsolationError, match="ormalisation"):
+            norms_of(per_example, [W, *layer.trainable_variables], X)
+
+
+def test_sequences_whose_batch_is_elsewhere_are_refused():
+    data = randoms(4, 6, 3)
+    attend = Attend()
+    attend(data)
+    kernel = variable(3, 3, 5)
+    cases = {
+        "attention": (lambda x: squash(attend(x)), attend.trainable_variables),
+        "reshape": (lambda x: squash(dense(tf.reshape(x, [6, -1, 3]))), [W]),
+        "reinterpreted": (
+            lambda x: squash(tf.reshape(tf.transpose(dense(x), [1, 0, 2]), [-1, 6, 5])),
+            [W],
+        ),
+        "softmax": (lambda x: squash(tf.nn.softmax(dense(x), axis=0)), [W]),
+        "einsum": (
+            lambda x: squash(tf.einsum("btd,ctd->bct", dense(x), dense(x))),
+            [W],
+        ),
+    }
+    for per_example, variables in cases.values():
+        assert_refused(per_example, variables, data)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        norms_of(
+            lambda x: squash(
+                tf.transpose(
+                    tf.nn.conv1d(tf.transpose(x, [1, 0, 2]), kernel, 1, "SAME"),
+                    [1, 0, 2],
+                )
+            ),
+            [kernel],
+            data,
+        )
+
+
+def test_mixing_of_integer_features_is_refused():
+    table = variable(10, 3)
+    ids = integers(4)
+    for per_example in (
+        lambda i: squash(tf.roll(tf.one_hot(i, 10), 1, axis=0) @ table),
+        lambda i: squash(tf.gather(tf.one_hot(i, 10), [1, 0, 3, 2]) @ table),
+        lambda i: squash(tf.gather(table, tf.gather(i, [1, 0, 3, 2]))),
+        lambda i: squash(
+            tf.gather(tf.sign(tf.cast(i - 4, tf.float32)), [1, 0, 3, 2])[:, tf.newaxis]
+            @ table[:1]
+        ),
+    ):
+        assert_refused(per_example, [table], ids)
+
+
+def test_the_error_names_the_variable_and_the_op():
+    mixing = lambda x: squash(dense(x) + tf.gather(dense(x), [1, 0, 3, 2]))  # noqa: E731
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Variable.*MatMul"):
+        norms_of(mixing, [W], X)
+
+
+PERMUTED = MIXING["permuted"]
+
+
+def test_first_checks_once_and_never_does_not():
+    assert_refused(PERMUTED, [W], X, when="first")
+    assert norms_of(PERMUTED, [W], X, when="never").shape == [4]
+    with pytest.raises(ValueError, match="check_isolation"):
+        norms_of(PERMUTED, [W], X, when="sometimes")
+
+
+def test_a_batch_that_proves_nothing_does_not_settle_the_first_check():
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        return per_example_norms(MIXING["in_pairs"](x), [W])
+
+    step(X[:0])
+    step(tf.zeros([4, 3]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        step(X)
+
+
+def test_a_second_function_of_the_same_name_is_checked_too():
+    def make(mix):
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def step(x):
+            h = dense(x)
+            other = tf.gather(h, [1, 0, 3, 2]) if mix else tf.tanh(h)
+            return per_example_norms(squash(h + other), [W])
+
+        return step
+
+    make(False)(X)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        make(True)(X)
+
+
+def test_compiled_code_drops_everybody_where_it_cannot_raise():
+    @tf.function(jit_compile=True)
+    def step(x):
+        loss = MIXING["permuted"](x)
+        return clipped_sum(loss, [W], FixedClip(1.0), check_isolation="always")
+
+    sums, _ = step(X)
+    np.testing.assert_array_equal(sums[0], tf.zeros_like(W))
+
+
+# No false alarms.
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_layers_pass(name):
+    """For batches of several sizes, of one and of none, with an example of NaN."""
+    shape, layers = ORDINARY[name]
+    tf.keras.utils.set_random_seed(3)
+    x, _ = images(*shape, batch=8)
+    model = head(*layers())
+    model(x)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, *shape])])
+    def step(x):
+        loss = squash(model(x, training=True))
+        gradients = PerExampleGradients(
+            loss, model.trainable_variables, check_isolation="always"
+        )
+        return gradients.norms, gradients.isolated
+
+    bad = tf.tensor_scatter_nd_update(x, [[1]], [tf.fill(shape, np.nan)])
+    recurrent = any(word in name for word in ("lstm", "gru", "rnn", "bidirectional"))
+    for batch in (x, x[:3], x[:1], bad if not recurrent else x, 1e-6 * x, 1e3 * x):
+        norms, isolated = step(batch)
+        assert norms.shape == [len(batch)] and bool(isolated)
+
+
+RANDOM = {
+    "dropout": lambda: [L.Dense(6), L.Dropout(0.5), L.Dense(5)],
+    "spatial_dropout": lambda: [L.Dense(6), L.SpatialDropout1D(0.5), L.Dense(5)],
+    "gaussian_noise": lambda: [L.Dense(6), L.GaussianNoise(1.0), L.Dense(5)],
+    "gaussian_dropout": lambda: [L.Dense(6), L.GaussianDropout(0.5), L.Dense(5)],
+    "alpha_dropout": lambda: [L.Dense(6, "selu"), L.AlphaDropout(0.3), L.Dense(5)],
+    "attention_dropout": lambda: [L.Dense(6), Dropped(), L.Dense(5)],
+    "recurrent_dropout": lambda: [L.LSTM(3, dropout=0.3, unroll=True)],
+    "transformer_block": lambda: [L.Dense(6), Block()],
+    "standardised": lambda: [L.Normalization(mean=0.5, variance=2.0), L.Dense(4)],
+    "unit_norm": lambda: [L.Dense(4), L.UnitNormalization()],
+    "sorted_features": lambda: [L.Dense(4), L.Lambda(lambda h: tf.sort(h, axis=-1))],
+    "best_features": lambda: [
+        L.Dense(6),
+        L.Lambda(lambda h: tf.math.top_k(h, 2).values),
+    ],
+    "rolled_in_time": lambda: [L.Dense(4), L.Lambda(lambda h: tf.roll(h, 1, axis=1))],
+    "reversed_in_time": lambda: [L.Dense(4), L.Lambda(lambda h: h[:, ::-1])],
+    "patches": lambda: [
+        L.Reshape((4, 3, 1)),
+        L.Lambda(
+            lambda h: tf.image.extract_patches(
+                h, [1, 2, 2, 1], [1, 1, 1, 1], [1, 1, 1, 1], "VALID"
+            )
+        ),
+        L.Dense(3),
+    ],
+    "resized": lambda: [
+        L.Reshape((4, 3, 1)),
+        L.Conv2D(2, 2),
+        L.Resizing(5, 5),
+        L.Conv2D(2, 2),
+    ],
+    "cumulative_in_time": lambda: [L.Dense(4), L.Lambda(lambda h: tf.cumsum(h, 1))],
+    "random_scale": lambda: [
+        L.Lambda(lambda h: h * tf.random.uniform(tf.shape(h)[:1])[:, None, None]),
+        L.Dense(4),
+    ],
+}
+
+
+class Dropped(L.Layer):
+    def __init__(self):
+        super().__init__()
+        self.attention = L.MultiHeadAttention(2, 3, dropout=0.4)
+
+    def call(self, x, training=None):
+        return x + self.attention(x, x, training=training)
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_and_odd_layers_pass(name, dynamic):
+    tf.keras.utils.set_random_seed(2)
+    data = randoms(8, 4, 3)
+    model = head(*RANDOM[name]())
+    model(data)
+    options = {"dynamic": dynamic}
+    per_example = lambda x: squash(model(x, training=True))  # noqa: E731
+    norms = norms_of(per_example, model.trainable_variables, data, **options)
+    assert np.all(norms.numpy() > 0)
+
+
+def test_a_transformer_and_its_lengths_pass():
+    model = transformer()
+    norms_of(lambda i: squash(model(i)), model.trainable_variables, IDS)
+    norms_of(lambda i: squash(model(i)), model.trainable_variables, IDS, dynamic=False)
+
+
+def test_positions_of_a_dynamic_length_pass():
+    """Also where there are as many steps as examples."""
+    positions, kernel = variable(8, 3), variable(3, 4)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 3])])
+    def step(x):
+        where = tf.range(tf.shape(x)[1])
+        loss = squash((x + tf.gather(positions, where)) @ kernel)
+        return per_example_norms(loss, [positions, kernel], check_isolation="always")
+
+    for steps in (4, 6, 8):
+        x = randoms(4, steps, 3)
+        one = [step(x[i : i + 1])[0] for i in range(4)]
+        np.testing.assert_allclose(step(x), one, rtol=1e-5)
+
+
+def test_a_batch_as_long_as_the_other_axes_passes():
+    """B = T = D, static: nothing tells the axes apart but the graph."""
+    data = randoms(4, 4, 4)
+    v, positions = variable(4, 4), variable(4, 4, seed=5)
+    table = tf.constant(randoms(4, 4, seed=7))
+    for per_example in (
+        lambda x: squash(x @ v + positions),
+        lambda x: squash((x + tf.constant(table.numpy())) @ v),
+        lambda x: squash(x @ v + tf.zeros([4, 4])),
+        lambda x: squash(tf.linalg.band_part(tf.ones([4, 4]), -1, 0) @ x @ v),
+        lambda x: squash(tf.matmul(x @ v, x, transpose_b=True)),
+    ):
+        norms_of(per_example, [v], data, dynamic=False)
+        norms_of(per_example, [v], data)
+
+
+def test_two_views_of_each_example_pass():
+    """A model run on both halves at once, as siamese networks do."""
+    v = variable(3, 4)
+
+    def per_example(x):
+        both = tf.tanh(tf.concat([x, x[:, ::-1]], 0) @ v)
+        left, right = tf.split(both, 2, axis=0)
+        return tf.reduce_sum(left * right, 1)
+
+    try:
+        norms = norms_of(per_example, [v], X)
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        assert "Isolation" in str(error)
+        return
+    expected = [norms_of(per_example, [v], X[i : i + 1])[0] for i in range(4)]
+    np.testing.assert_allclose(norms, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense_3d", "conv2d_same", "layer_norm", "lstm"])
+def test_ordinary_layers_pass_when_compiled(name):
+    shape, layers = ORDINARY[name]
+    x, _ = images(*shape)
+    model = head(*layers())
+    model(x)
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        return clipped_sum(
+            squash(model(x)),
+            model.trainable_variables,
+            FixedClip(1.0),
+            check_isolation="always",
+        )
+
+    sums, _ = step(x)
+    assert np.any(flat(sums, model.trainable_variables) != 0)
+
+
+def test_large_and_tiny_examples_side_by_side_pass():
+    model = head(L.Dense(6, "tanh"), L.LayerNormalization(), L.Dense(5))
+    data = SEQUENCE * tf.constant([1e-6, 1.0, 1e4, 0.0, 30.0])[:, None, None]
+    model(data)
+    norms_of(lambda x: squash(model(x)), model.trainable_variables, data)

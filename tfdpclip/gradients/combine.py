@@ -225,7 +225,7 @@ def _lift(tensor: tf.Tensor, handle: tf.Tensor, done: dict) -> tf.Tensor:
 def _emit_again(op, inputs, output) -> tf.Tensor:
     """`op` on inputs of another type."""
     emit = getattr(tf.raw_ops, op.type)
-    # Some raw ops rename their inputs, but none reorders them.
+    # Some raw ops rename their inputs or attributes, but none reorders them.
     names = list(inspect.signature(emit).parameters)
     arguments, position = {}, 0
     for name, arg in zip(names, op.op_def.input_arg, strict=False):
@@ -236,11 +236,18 @@ def _emit_again(op, inputs, output) -> tf.Tensor:
         else:
             arguments[name] = inputs[position]
             position += 1
-    typed = {arg.type_attr for arg in op.op_def.input_arg}
-    counted = {arg.number_attr for arg in op.op_def.input_arg}
-    for attr in op.op_def.attr:
-        if attr.name not in typed | counted and not attr.name.startswith("_"):
-            arguments[attr.name] = op.get_attr(attr.name)
+    inferred = {
+        name for arg in op.op_def.input_arg for name in (arg.type_attr, arg.number_attr)
+    }
+    attrs = [
+        attr.name
+        for attr in op.op_def.attr
+        if attr.name not in inferred and not attr.name.startswith("_")
+    ]
+    free = [n for n in names if n not in (*arguments, *attrs, "name")]
+    for attr in attrs:
+        name = attr if attr in names else free.pop(0)
+        arguments[name] = op.get_attr(attr)
     result = emit(**arguments)
     if isinstance(result, (list, tuple)):
         return result[output.value_index]

@@ -317,12 +317,11 @@ class PerExampleGradients:
         return [
             isolation.Probe(
                 output,
-                dz,
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
                 f"{op.type})",
             )
             for op, meeting in self._meetings.items()
-            for output, dz in zip(meeting.outputs, meeting.gradients, strict=True)
+            for output in meeting.outputs
         ]
 
 

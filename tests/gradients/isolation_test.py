@@ -229,7 +229,6 @@ def test_mixing_of_integer_features_is_refused():
         assert_refused(per_example, [table], ids)
 
 
-@pytest.mark.xfail(strict=True, reason="no gradient reaches the ids")
 def test_permuted_ids_are_refused():
     table = variable(10, 3)
     permuted = lambda i: squash(tf.gather(table, tf.gather(i, [1, 0, 3, 2])))  # noqa: E731
@@ -450,12 +449,9 @@ def test_two_views_of_each_example_pass():
     np.testing.assert_allclose(norms, expected, rtol=1e-5)
 
 
-SYMBOLIC = pytest.mark.xfail(strict=True, reason="a gradient that XLA does not have")
-
-
 @pytest.mark.parametrize(
     "name",
-    ["dense_3d", "conv2d_same", "layer_norm", pytest.param("lstm", marks=SYMBOLIC)],
+    ["dense_3d", "conv2d_same", "layer_norm", "lstm"],
 )
 def test_ordinary_layers_pass_when_compiled(name):
     shape, layers = ORDINARY[name]

@@ -146,12 +146,7 @@ def assert_exact_sums(step, variables, data):
     return expected
 
 
-RENAMED = pytest.mark.xfail(strict=True, reason="Squeeze is not emitted again")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=RENAMED if n == "centred" else ()) for n in FORMS]
-)
+@pytest.mark.parametrize("name", list(FORMS))
 def test_coarse_activations_have_exact_norms_and_sums(name):
     per_example, variables, data = typed(name, tf.bfloat16)
     data = tf.concat([data] * 3, 0)
@@ -177,12 +172,11 @@ BF16_MODELS = {
     "lstm": (lambda: [L.Embedding(10, 4), L.LSTM(3), L.Dense(2)], IDS),
     "transformer": (lambda: [L.Dense(6), Block()], SEQUENCE),
 }
-ALARM = pytest.mark.xfail(strict=True, reason="the isolation check is too strict")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=ALARM if n == "transformer" else ()) for n in BF16_MODELS],
+    list(BF16_MODELS),
 )
 def test_mixed_bfloat16_models_have_exact_norms_and_sums(name):
     layers, data = BF16_MODELS[name]

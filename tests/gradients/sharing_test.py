@@ -658,6 +658,25 @@ LAYERS = {
 }
 
 
+ALONE = pytest.mark.xfail(strict=True, reason="refused as if it were coupled")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self_attention",
+        "frozen_normalisation",
+        "locally_connected",
+        pytest.param("one_layer_in_two_places", marks=ALONE),
+    ],
+)
+def test_a_static_batch_of_one(name):
+    build, data = LAYERS[name]
+    layer, per_example = build()
+    per_example(data)
+    compare(per_example, layer.trainable_variables, data[:1], dynamic=False)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_that_share_match_one_example_at_a_time(name):
     build, data = LAYERS[name]
@@ -669,6 +688,43 @@ def test_layers_that_share_match_one_example_at_a_time(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
         compare(per_example, layer.trainable_variables, data)
+
+
+RECURRENT = {"lstm": L.LSTM, "gru": L.GRU}
+
+
+def encoder_decoder(kind, first):
+    encoder = kind(3, return_state=True)
+    decoder = kind(3, return_sequences=True)
+
+    def per_example(x):
+        start = [tf.tile(first, [batch_of(x), 1])] * (2 if kind is L.LSTM else 1)
+        last, *states = encoder(x, initial_state=start)
+        return squash(last) + squash(decoder(tf.tanh(x) * 2, initial_state=states))
+
+    return per_example, [encoder, decoder]
+
+
+def in_three_places(kind, first):
+    layer = kind(3, return_sequences=True)
+
+    def per_example(x):
+        once = squash(layer(layer(x), mask=x[..., 0] > -0.3) * layer(x[:, ::-1]))
+        return once + 0.1 * squash(x @ layer.cell.kernel) + squash(first * x)
+
+    return per_example, [layer]
+
+
+@pytest.mark.parametrize("make", [encoder_decoder, in_three_places])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_fused_recurrent_layers_share_weights_and_states(kind, make):
+    first = variable(1, 3)
+    per_example, layers = make(RECURRENT[kind], first)
+    per_example(SEQUENCE)
+    variables = [first, *(v for layer in layers for v in layer.trainable_variables)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JacobianFallbackWarning)
+        compare(per_example, variables, SEQUENCE)
 
 
 @pytest.mark.slow

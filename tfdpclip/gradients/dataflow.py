@@ -98,9 +98,11 @@ class Dataflow:
                     or output.dtype.is_complex
                     or output.dtype in (tf.resource, tf.variant)
                 )
+                # A single example has no other to be combined with.
+                mixed = None if self.batch_size == 1 else flow.coupled or coupled
                 flow = dataclasses.replace(
                     flow,
-                    coupled=flow.coupled or coupled,
+                    coupled=mixed,
                     trained=(trained and passes) or output.ref() in self._handles,
                 )
             self._flows[output.ref()] = flow

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients import fallback, isolation
+from tfdpclip.gradients.backward import gradients_at
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
@@ -147,7 +148,7 @@ class PerExampleGradients:
                     outputs = [use.op.outputs[k] for k in outputs_of(use)]
                     self._meetings[use.op] = _Meeting(outputs)
         tensors = [t for m in self._meetings.values() for t in m.outputs]
-        gradients = iter(tf.gradients(self._loss, tensors) if tensors else [])
+        gradients = iter(gradients_at(self._loss, tensors))
         for meeting in self._meetings.values():
             meeting.gradients = [next(gradients) for _ in meeting.outputs]
         forms: dict = {}

@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdpclip.gradients.backward import in_xla
+
 
 class Form(abc.ABC):
     """The gradients of one use, for every example.
@@ -471,18 +473,3 @@ class Lookup(Form):
 
     def keep(self, kept):
         return Lookup(self.ids, rows_where(kept, self.z), self.shape, self.steps)
-
-
-def in_xla() -> bool:
-    """Whether the code being traced will be compiled by XLA."""
-    context = tf.compat.v1.get_default_graph()._get_control_flow_context()
-    while context is not None:
-        if context.IsXLAContext():
-            return True
-        context = context.outer_context
-    graph = tf.compat.v1.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)
-    if outer is None or not hasattr(outer, "as_default"):
-        return False
-    with outer.as_default():
-        return in_xla()

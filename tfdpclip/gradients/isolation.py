@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfdpclip.gradients.backward import gradients_at
 from tfdpclip.gradients.dataflow import Dataflow
 
 UNCHECKED, PASSED, FAILED = 0, 1, 2
@@ -88,10 +89,8 @@ def check(
     tensors = [probe.tensor for probe in probes]
     # Both gradients are built here, so that they add up in the same order: in coarse
     # types another order is another result.
-    plain = tf.gradients(per_example, tensors)
-    again = tf.gradients(
-        per_example, tensors, grad_ys=tf.cast(scales, per_example.dtype)
-    )
+    plain = gradients_at(per_example, tensors)
+    again = gradients_at(per_example, tensors, tf.cast(scales, per_example.dtype))
     for probe, first, scaled in zip(probes, plain, again, strict=True):
         if first is None or scaled is None:
             continue

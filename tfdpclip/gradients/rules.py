@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdpclip.gradients.backward import CALLS
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError
@@ -74,7 +75,7 @@ def register_call_rule(rule: CallRule) -> None:
 
 
 def _call_rule(use: Use) -> CallRule | None:
-    if use.op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+    if use.op.type not in CALLS:
         return None
     return next((rule for rule in _CALL_RULES if rule.applies(use)), None)
 

@@ -172,7 +172,8 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
     rank = output.shape.rank
     if rank and flow.rows is not None and batch_size:
         lead = output.shape[0]
-        if lead is not None and lead % batch_size == 0 and lead > 0:
+        whole = lead is not None and lead % batch_size == 0 and lead > 0
+        if whole and (not flow.minor or lead == flow.rows * batch_size):
             return Flow(DATA, (0,), lead // batch_size, flow.minor)
     if before is not None and after and flow.rows is not None:
         if (flow.rows * before) % after == 0:
@@ -322,6 +323,9 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         axes = tuple(a + axis for a in indices.axes)
         return Flow(DATA, axes, indices.rows if axis == 0 else None, indices.minor)
     if params.kind == DATA and params.axes == (0,):
+        if axis == 0 and indices.kind != DATA:
+            # Picks or permutes examples.
+            return Flow(DATA, None, coupled=op)
         if batch_dims >= 1 or (axis != 0 and indices.kind != DATA):
             return params
     return Flow(DATA, None)

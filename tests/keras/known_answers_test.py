@@ -56,20 +56,7 @@ def test_gradients_within_the_clip_are_averaged(eager):
 
 
 @eager_warns
-@pytest.mark.parametrize(
-    "eager",
-    [
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the factor 0.5 is taken for one over the batch size",
-            ),
-        ),
-        True,
-    ],
-    ids=["graph", "eager"],
-)
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_gradients_beyond_the_clip_are_scaled_to_it(eager):
     v = tf.Variable([0.0, 0.0])
 

@@ -290,6 +290,18 @@ def test_float64(jit, k):
         tf.keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.parametrize("name", mostly_slow(["LSTM"], ["LSTM", "GRU"]))
+def test_recurrent_layers_under_jit(name):
+    tf.keras.utils.set_random_seed(5)
+    layers = [tf.keras.Input((4, 3)), getattr(L, name)(3), L.Dense(1)]
+    model = tf.keras.Sequential(layers)
+    model.compile(DPSGD(1.0, **CONFIGURATION), "mse", jit_compile=True)
+    x = np.random.default_rng(0).standard_normal((8, 4, 3)).astype("float32")
+    expected = clipped_mean(model, x)
+    close(moved(model, lambda: model.train_on_batch(x, Y)), expected)
+
+
 def test_compute_gradients_and_apply_gradients_are_one_step():
     model, optimizer = mlp(), DPAdam(0.1, **CONFIGURATION)
     twin, other = mlp(), DPAdam(0.1, **CONFIGURATION)

@@ -151,7 +151,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
         shared.append(tf.cast(b, tf.float32))
         loss = a
     _, scale = _Walker(flows)._peel(loss, _Scale())
-    if scale.times or scale.over:
+    if scale.power != 0:
         raise LossStructureError(
             f"The loss per example {loss.name!r} is scaled with the batch size; pass "
             "the examples' own losses. The optimizer divides by expected_batch_size."
@@ -352,15 +352,16 @@ def _constant_power(tensor: tf.Tensor, scale: _Scale, flows: Dataflow) -> int:
     counts = {float(flows.batch_size), float(tensor.shape.num_elements() or 0)}
 
     def is_count(factor, inverse=False):
-        if flows[factor].kind != PUBLIC or factor.op.type == "RealDiv" and not inverse:
-            return False
-        value = static_number(factor)
+        value = static_number(factor) if flows[factor].kind == PUBLIC else None
         if value is None or value == 0:
             return False
         return any(np.isclose(1 / value if inverse else value, c, 1e-6) for c in counts)
 
-    power = sum(is_count(factor) for factor in scale.times)
-    power -= sum(is_count(factor, inverse=True) for factor in scale.times)
+    # A literal factor is the caller's own number, whatever it happens to equal; a
+    # literal divisor may be a size that was folded.
+    computed = [factor for factor in scale.times if factor.op.type != "Const"]
+    power = sum(is_count(factor) for factor in computed)
+    power -= sum(is_count(factor, inverse=True) for factor in computed)
     return power - sum(is_count(factor) for factor in scale.over)
 
 

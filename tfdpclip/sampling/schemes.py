@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +26,11 @@ NeighboringRelation = dp_accounting.NeighboringRelation
 # Probability per step that a default capacity is exceeded. What an overflow costs is
 # accounted for; this makes it too small to see.
 _DEFAULT_OVERFLOW = 1e-10
+
+
+def _drawing(module: str) -> Any:
+    """The module that draws, which imports this one, and which may need TensorFlow."""
+    return importlib.import_module(f"tfdpclip.sampling.{module}")
 
 
 class SamplingScheme(abc.ABC):
@@ -96,18 +102,14 @@ class SamplingScheme(abc.ABC):
 
         See `tfdpclip.sampling.Batches` for the options and guarantees.
         """
-        from tfdpclip.sampling import batches
-
-        return batches.Batches(self, data, **options)
+        return _drawing("batches").Batches(self, data, **options)
 
     def cohorts(self, client_ids: Any, *, seed: int | None = None) -> Cohorts:
         """Draws the clients of each federated round.
 
         See `tfdpclip.sampling.Cohorts`.
         """
-        from tfdpclip.sampling import cohorts
-
-        return cohorts.Cohorts(self, client_ids, seed=seed)
+        return _drawing("cohorts").Cohorts(self, client_ids, seed=seed)
 
     def accounts_for(self, drawn: SamplingScheme) -> bool:
         """Returns whether accounting for this scheme is about what `drawn` draws."""

@@ -55,21 +55,31 @@ class _Scale:
       over: the denominators.
       sign: 1 or -1.
       power: the factor's power of the batch size B: -1 for a mean, 0 for a sum.
+      given: the caller's own constants, (factor, whether it divides), in which a
+        static batch size may hide.
     """
 
     times: tuple[tf.Tensor, ...] = ()
     over: tuple[tf.Tensor, ...] = ()
     sign: float = 1.0
     power: int = 0
+    given: tuple[tuple[tf.Tensor, bool], ...] = ()
 
     def multiply(self, factor: tf.Tensor, power: int) -> _Scale:
         return dataclasses.replace(
-            self, times=(*self.times, factor), power=self.power + power
+            self,
+            times=(*self.times, factor),
+            power=self.power + power,
+            given=(*self.given, (factor, False)),
         )
 
-    def divide(self, factor: tf.Tensor, power: int) -> _Scale:
+    def divide(self, factor: tf.Tensor, power: int, counted: bool = False) -> _Scale:
+        given = () if counted else ((factor, True),)
         return dataclasses.replace(
-            self, over=(*self.over, factor), power=self.power - power
+            self,
+            over=(*self.over, factor),
+            power=self.power - power,
+            given=(*self.given, *given),
         )
 
     def negate(self) -> _Scale:
@@ -306,7 +316,7 @@ class _Walker:
                 {int(a) % rank for a in axes.reshape(-1)} if axes is not None else ()
             )
             by_batch = flow.axes is None or bool(set(flow.axes) & set(reduced))
-            scale = scale.divide(count, int(by_batch))
+            scale = scale.divide(count, int(by_batch), counted=True)
         self.visit(source, scale)
 
     def _product(self, op, scale):
@@ -357,12 +367,15 @@ def _constant_power(tensor: tf.Tensor, scale: _Scale, flows: Dataflow) -> int:
             return False
         return any(np.isclose(1 / value if inverse else value, c, 1e-6) for c in counts)
 
-    # A literal factor is the caller's own number, whatever it happens to equal; a
-    # literal divisor may be a size that was folded.
-    computed = [factor for factor in scale.times if factor.op.type != "Const"]
-    power = sum(is_count(factor) for factor in computed)
-    power -= sum(is_count(factor, inverse=True) for factor in computed)
-    return power - sum(is_count(factor) for factor in scale.over)
+    power = 0
+    for factor, divides in scale.given:
+        # A literal factor is the caller's own number, whatever it happens to equal; a
+        # literal divisor may be a size that was folded.
+        if divides:
+            power -= is_count(factor)
+        elif factor.op.type != "Const":
+            power += is_count(factor) - is_count(factor, inverse=True)
+    return power
 
 
 def _check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:

@@ -11,7 +11,15 @@ from tfdpclip._version import __version__
 
 if TYPE_CHECKING:
     from tfdpclip import accounting, gradients, keras, sampling
-    from tfdpclip.clipping import AutomaticClip, ClipRule, FixedClip, QuantileClip
+    from tfdpclip.clipping import (
+        AutomaticClip,
+        ClipRule,
+        FixedClip,
+        LayerwiseClip,
+        PublicNormClip,
+        QuantileClip,
+        ScaledClip,
+    )
     from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 
 _MODULES = ("accounting", "gradients", "keras", "sampling")
@@ -19,7 +27,10 @@ _HOMES = {
     "AutomaticClip": "tfdpclip.clipping",
     "ClipRule": "tfdpclip.clipping",
     "FixedClip": "tfdpclip.clipping",
+    "LayerwiseClip": "tfdpclip.clipping",
+    "PublicNormClip": "tfdpclip.clipping",
     "QuantileClip": "tfdpclip.clipping",
+    "ScaledClip": "tfdpclip.clipping",
     "ExampleIsolationError": "tfdpclip.gradients",
     "LossStructureError": "tfdpclip.gradients",
 }
@@ -29,8 +40,11 @@ __all__ = [
     "ClipRule",
     "ExampleIsolationError",
     "FixedClip",
+    "LayerwiseClip",
     "LossStructureError",
+    "PublicNormClip",
     "QuantileClip",
+    "ScaledClip",
     "__version__",
     "accounting",
     "gradients",

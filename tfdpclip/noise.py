@@ -106,6 +106,10 @@ class GaussianNoise:
             )
         ]
 
+    def seed_pair(self) -> tf.Tensor:
+        """Two fresh int32, `[2]`, for `tf.random.stateless_*` within one step."""
+        return tf.bitcast(self._generator.uniform_full_int([2], tf.uint32), tf.int32)
+
     def _standard_normal(self, count: int) -> tf.Tensor:
         half = (count + 1) // 2
         bits = [self._generator.uniform_full_int([half], tf.uint32) for _ in range(2)]

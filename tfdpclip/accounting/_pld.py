@@ -179,7 +179,7 @@ def _sampling_rate(event) -> float:
     return 1.0
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def _single(event, discretization):
     """Returns the privacy loss distribution of one step."""
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):

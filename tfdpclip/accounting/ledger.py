@@ -322,6 +322,10 @@ class Ledger:
             assumptions.append(
                 "records were drawn as declared; the draws were not observed"
             )
+        if any(phase.unit == "group" and not phase.observed for phase in self.phases):
+            assumptions.append(
+                "the other records keep their groups when one record comes or goes"
+            )
         assumptions += self.notes
         if self.reserved:
             assumptions.append(

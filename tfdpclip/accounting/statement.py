@@ -59,10 +59,19 @@ class PrivacyStatement:
             ("unit", self.unit),
             ("sampling", "; then ".join(self.sampling)),
             ("steps", str(self.steps)),
-            ("noise", "; then ".join(f"{z:.6g}" for z in self.noise_multipliers)),
+            ("noise", _noise_in_words(self.noise_multipliers)),
             ("clip", "; then ".join(self.clips)),
             ("accountant", _ACCOUNTANTS.get(self.accountant, self.accountant)),
         ]
         lines += [f"  {name + ':':<12} {text}" for name, text in rows if text]
         lines += [f"  assuming     {text}" for text in self.assumptions]
         return "\n".join(lines)
+
+
+def _noise_in_words(multipliers: tuple[float, ...]) -> str:
+    if len(multipliers) <= 4:
+        return "; then ".join(f"{z:.6g}" for z in multipliers)
+    return (
+        f"{multipliers[0]:.6g} first, {multipliers[-1]:.6g} last, least "
+        f"{min(multipliers):.6g}, in {len(multipliers)} phases"
+    )

@@ -80,12 +80,17 @@ class VariableGradient:
         memory = 4 * (sum(sizes) + math.prod(self.variable.shape))
 
         def compute(start, size):
-            parts = [(use, form.part(start, size)) for use, form in self.parts]
-            return sum_squares(self._gradients(parts))
+            return sum_squares(self.gradients(start, size))
 
         if budget.fits(memory):
             return sum_squares(self._gradients(self.parts))
         return in_chunks(compute, batch_size, budget.chunk(memory))
+
+    def gradients(self, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """The gradients of some examples, `[size, *variable.shape]`."""
+        return self._gradients(
+            [(use, form.part(start, size)) for use, form in self.parts]
+        )
 
     def _gradients(self, parts) -> tf.Tensor:
         """`[b, *variable.shape]`, through whatever transforms the variable."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.fallback import not_a_number
-from tfdpclip.gradients.forms import sum_squares
+from tfdpclip.gradients.forms import Budget, sum_squares
 from tfdpclip.gradients.loss import LossParts
+from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.records import RecordGradients, column_of
 
 
 class EagerIsolationWarning(UserWarning):
     """Eager code leaves no graph in which to test that examples are isolated."""
 
 
-class EagerGradients:
+class EagerGradients(RecordGradients):
     """The slow path for eager code: a vectorised Jacobian of the loss vector.
 
     Provides what `PerExampleGradients` provides. Without a graph a scalar loss cannot
@@ -29,6 +29,7 @@ class EagerGradients:
       loss: `[B]`, or `[B, ...]`, which is averaged over the trailing axes.
       variables: trainable variables.
       tape: the tape that recorded `loss`.
+      perturbation: as for `PerExampleGradients`.
 
     Raises:
       LossStructureError: if the loss is a scalar or the tape is missing.
@@ -39,6 +40,7 @@ class EagerGradients:
         loss: tf.Tensor,
         variables: Sequence[tf.Variable],
         tape: tf.GradientTape | None,
+        perturbation: tuple[float, tf.Tensor] | None = None,
     ):
         if loss.shape.rank == 0:
             raise LossStructureError(
@@ -65,7 +67,7 @@ class EagerGradients:
             with tape:
                 loss = tf.reduce_mean(tf.reshape(loss, [loss.shape[0], -1]), axis=1)
         found = tape.jacobian(loss, self.variables)
-        self.connected = [g is not None for g in found]
+        self._connected = [g is not None for g in found]
         self._found = [
             tf.zeros([loss.shape[0], *v.shape], v.dtype)
             if g is None
@@ -74,27 +76,63 @@ class EagerGradients:
         ]
         self.parts = LossParts(loss, None, None, tf.shape(loss)[0])
         self.isolated = tf.constant(True)
-        squares = [tf.cast(sum_squares(g), tf.float32) for g in self._found]
-        self.norms = tf.sqrt(tf.add_n(squares))
+        self.norms = self.record_norms()
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
             raise ValueError(not_a_number(self.variables))
+        if perturbation is not None:
+            shapes = [
+                v.shape if connected else None
+                for v, connected in zip(self.variables, self._connected, strict=True)
+            ]
+            # Everything is in memory anyway.
+            self.perturbation = Perturbation(*perturbation, shapes, Budget(2**62, 1))
+
+    def _batch_size(self) -> tf.Tensor:
+        return self.parts.batch_size
+
+    @property
+    def connected(self) -> list[bool]:
+        return list(self._connected)
+
+    def mask(self, values: tf.Tensor) -> tf.Tensor:
+        """`values` with 0 for padding where a perturbation would make it noise."""
+        if self.perturbation is None:
+            return values
+        kept = self.present if values.shape.rank == 1 else self.present[:, tf.newaxis]
+        return tf.where(kept, values, tf.zeros_like(values))
 
     @property
     def present(self) -> tf.Tensor:
         """Which examples are real: an example with loss 0 and gradient 0 is padding."""
         return tf.logical_or(self.norms != 0, self.parts.per_example != 0)
 
-    def clipped_sum(self, rule: ClipRule, state: Any) -> list[tf.Tensor]:
-        """The clipped gradients of all examples, summed, for each variable."""
-        weights = rule.weights(self.norms, state)
-        sums = []
-        for gradient in self._found:
-            shape = [-1] + [1] * (gradient.shape.rank - 1)
-            kept = tf.reshape(tf.math.is_finite(self.norms), shape)
-            finite = tf.where(kept, gradient, tf.zeros_like(gradient))
-            sums.append(tf.tensordot(tf.cast(weights, gradient.dtype), finite, 1))
-        return sums
+    def _plain_squares(self) -> list[tf.Tensor]:
+        return [tf.cast(sum_squares(g), tf.float32) for g in self._found]
 
-    def shared_gradients(self) -> list[None]:
-        """None: a loss per example has no shared terms that could be told apart."""
-        return [None] * len(self.variables)
+    def _squares(self) -> list[tf.Tensor]:
+        if self.perturbation is None:
+            return self._plain_squares()
+        squares = self.perturbation.squared_norms(
+            lambda start, size: self._found, self.parts.batch_size
+        )
+        return tf.unstack(squares, axis=1)
+
+    def weighted_sum(
+        self, weights: tf.Tensor, assignment: Sequence[int] | None = None
+    ) -> list[tf.Tensor]:
+        """As `PerExampleGradients.weighted_sum`."""
+        finite = tf.math.is_finite(self.norms)
+        columns, sums = [], []
+        for i, gradient in enumerate(self._found):
+            column = column_of(weights, assignment, i)
+            columns.append(tf.where(finite, column, tf.zeros_like(column)))
+            kept = tf.reshape(finite, [-1] + [1] * (gradient.shape.rank - 1))
+            kept = tf.where(kept, gradient, tf.zeros_like(gradient))
+            sums.append(tf.tensordot(tf.cast(columns[i], gradient.dtype), kept, 1))
+        if self.perturbation is None:
+            return sums
+        added = self.perturbation.weighted_sum(columns)
+        return [
+            total + tf.cast(part, total.dtype) if connected else total
+            for total, part, connected in zip(sums, added, self._connected, strict=True)
+        ]

@@ -16,6 +16,8 @@ from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.loss import LossParts, take_apart
+from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.records import RecordGradients, column_of
 from tfdpclip.gradients.rules import Context, build_form, has_rule, outputs_of
 from tfdpclip.gradients.uses import Use, find_uses
 
@@ -55,7 +57,7 @@ class _Meeting:
         return any(gradient is not None for gradient in self.gradients)
 
 
-class PerExampleGradients:
+class PerExampleGradients(RecordGradients):
     """The per-example gradients of a loss that was computed in a graph.
 
     Nothing is run here; tensors are added to the current graph. One backward pass gives
@@ -80,6 +82,8 @@ class PerExampleGradients:
       check_isolation: "first" (the first time the graph runs), "always" or "never".
       status: a scalar int32 variable that keeps the outcome of the "first" check
         (`isolation.UNCHECKED`, ...); made here if None.
+      perturbation: k, and a seed `[2]` for this step: k * N(0, I) is added to every
+        example's gradient before clipping. None for none.
 
     Raises:
       LossStructureError: if the loss cannot be taken apart.
@@ -95,6 +99,7 @@ class PerExampleGradients:
         memory: int = DEFAULT_MEMORY,
         check_isolation: str = "first",
         status: tf.Variable | None = None,
+        perturbation: tuple[float, tf.Tensor] | None = None,
     ):
         if check_isolation not in ("first", "always", "never"):
             raise ValueError(
@@ -121,7 +126,18 @@ class PerExampleGradients:
         self._budget = Budget(memory, int(planned))
         self._find(handles, self._context)
         self.isolated = self._check_isolation(check_isolation, status)
-        self.norms = self._norms()
+        self._per_variable = self._plain_squares()
+        self.norms = super().record_norms()
+        if perturbation is not None:
+            shapes = [
+                v.shape if connected else None
+                for v, connected in zip(self.variables, self._connected, strict=True)
+            ]
+            self.perturbation = Perturbation(*perturbation, shapes, self._budget)
+            squares = self.perturbation.squared_norms(
+                self.materialized, self.parts.batch_size
+            )
+            self._perturbed = tf.unstack(squares, num=len(shapes), axis=1)
 
     def _refuse_float16(self):
         for op in self._flows.ops:
@@ -152,6 +168,7 @@ class PerExampleGradients:
         for meeting in self._meetings.values():
             meeting.gradients = [next(gradients) for _ in meeting.outputs]
         forms: dict = {}
+        self._place = {id(v): i for i, v in enumerate(self.variables)}
         self._gradients: dict[int, VariableGradient] = {}
         self._connected = [bool(found) for found in uses]
         self._slow = _Slow([], [], [])
@@ -188,21 +205,55 @@ class PerExampleGradients:
         """Whether each variable can receive a gradient at all."""
         return list(self._connected)
 
-    def _norms(self) -> tf.Tensor:
+    def _batch_size(self) -> tf.Tensor:
+        return self.parts.batch_size
+
+    def _plain_squares(self) -> list[tf.Tensor]:
         squares = [g.squared_norms(self._budget) for g in self._gradients.values()]
         if self._slow.variables:
-            squares.append(
-                fallback.squared_norms(
-                    self._loss,
-                    self._slow.variables,
-                    self._slow.handles,
-                    self.parts.batch_size,
-                    self._budget,
-                )
+            found = fallback.squared_norms(
+                self._loss,
+                self._slow.variables,
+                self._slow.handles,
+                self.parts.batch_size,
+                self._budget,
             )
-        if not squares:
-            return tf.zeros([self.parts.batch_size], tf.float32)
-        return tf.sqrt(tf.add_n([tf.cast(square, tf.float32) for square in squares]))
+            squares += tf.unstack(found, num=len(self._slow.variables), axis=1)
+        return [tf.cast(square, tf.float32) for square in squares]
+
+    def _squares(self) -> list[tf.Tensor]:
+        return self._per_variable if self.perturbation is None else self._perturbed
+
+    def _columns(self, assignment: Sequence[int]) -> list[int]:
+        if self.perturbation is not None:
+            return list(assignment)
+        slow = [self._place[id(v)] for v in self._slow.variables]
+        return [assignment[i] for i in (*self._gradients, *slow)]
+
+    def materialized(
+        self, start: tf.Tensor | int = 0, size: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """Some examples' gradients, `[size, *shape]` for each variable.
+
+        Args:
+          start: the first example.
+          size: how many; the whole batch by default.
+        """
+        size = self.parts.batch_size if size is None else size
+        found: list = [None] * len(self.variables)
+        for i, gradient in self._gradients.items():
+            found[i] = gradient.gradients(start, size)
+        if self._slow.variables:
+            indices = start + tf.range(size)
+            parts = fallback.jacobian(
+                self._loss, self._slow.variables, self._slow.handles, indices
+            )
+            for variable, part in zip(self._slow.variables, parts, strict=True):
+                found[self._place[id(variable)]] = part
+        return [
+            tf.zeros([size, *v.shape], v.dtype) if part is None else part
+            for v, part in zip(self.variables, found, strict=True)
+        ]
 
     @property
     def present(self) -> tf.Tensor:
@@ -213,58 +264,81 @@ class PerExampleGradients:
         """
         return _real_examples(self.parts, self.norms)
 
-    def weighted_sum(self, weights: tf.Tensor) -> list[tf.Tensor]:
-        """sum_i weights_i g_i for each variable; `weights` is `[B]`.
+    def weighted_sum(
+        self, weights: tf.Tensor, assignment: Sequence[int] | None = None
+    ) -> list[tf.Tensor]:
+        """sum_i weights_i g_i for each variable.
 
         Examples whose norm is not finite contribute zeros, whatever their weight.
+
+        Args:
+          weights: `[B]`, or `[B, L]` with a column for each group.
+          assignment: the column of each variable.
         """
-        finite = tf.math.is_finite(self.norms)
-        weights = tf.where(finite, weights, tf.zeros_like(weights))
+        norms = self.norms if self.perturbation is None else self.record_norms()
+        finite = tf.math.is_finite(norms)
+        kept = finite if assignment is None else finite[:, tf.newaxis]
+        weights = tf.where(kept, weights, tf.zeros_like(weights))
+        columns = [
+            column_of(weights, assignment, i) for i in range(len(self.variables))
+        ]
         sums = tf.cond(
             tf.reduce_all(finite),
-            lambda: self._sums(weights, None),
-            lambda: self._sums(weights, finite),
+            lambda: self._sums(columns, None),
+            lambda: self._sums(columns, finite),
         )
-        return list(sums)
+        if self.perturbation is None:
+            return list(sums)
+        added = self.perturbation.weighted_sum(columns)
+        return [
+            total + tf.cast(part, total.dtype) if connected else total
+            for total, part, connected in zip(sums, added, self._connected, strict=True)
+        ]
 
-    def _sums(self, weights, kept):
+    def _sums(self, columns, kept):
         sums: list = [None] * len(self.variables)
         for i, gradient in self._gradients.items():
-            sums[i] = gradient.weighted_sum(weights, kept)
-        slow = self._slow.variables
-        if slow and kept is None and not self._slow.coarse:
-            found = tf.gradients(
-                self._loss,
-                self._slow.handles,
-                grad_ys=tf.cast(weights, self._loss.dtype),
-            )
-        elif slow:
-            # Autodiff would round the sum over examples to the layer's coarse type.
-            every = tf.ones_like(weights, tf.bool) if kept is None else kept
-            found = fallback.masked_sums(
-                self._loss, slow, self._slow.handles, weights, every
-            )
-        else:
-            found = []
-        position = {id(v): i for i, v in enumerate(self.variables)}
-        for variable, total in zip(slow, found, strict=True):
-            if total is not None:
-                sums[position[id(variable)]] = tf.convert_to_tensor(total)
+            sums[i] = gradient.weighted_sum(columns[i], kept)
+        groups: dict = {}
+        for variable, handle in zip(
+            self._slow.variables, self._slow.handles, strict=True
+        ):
+            weights = columns[self._place[id(variable)]]
+            found = groups.setdefault(weights.ref(), (weights, [], []))
+            found[1].append(variable)
+            found[2].append(handle)
+        for weights, variables, handles in groups.values():
+            found = self._slow_sums(weights, variables, handles, kept)
+            for variable, total in zip(variables, found, strict=True):
+                if total is not None:
+                    sums[self._place[id(variable)]] = tf.convert_to_tensor(total)
         return [
             tf.zeros(v.shape, v.dtype) if total is None else total
             for v, total in zip(self.variables, sums, strict=True)
         ]
 
-    def clipped_sum(self, rule: ClipRule, state: Any) -> list[tf.Tensor]:
-        """The clipped gradients of all examples, summed, for each variable."""
-        weights = rule.weights(self.norms, state)
-        return self.weighted_sum(self.mask(weights))
+    def _slow_sums(self, weights, variables, handles, kept):
+        if kept is None and not self._slow.coarse:
+            seeds = tf.cast(weights, self._loss.dtype)
+            return tf.gradients(self._loss, handles, grad_ys=seeds)
+        # Autodiff would round the sum over examples to the layer's coarse type.
+        every = tf.ones_like(weights, tf.bool) if kept is None else kept
+        return fallback.masked_sums(self._loss, variables, handles, weights, every)
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
-        """`values`, `[B]`, with 0 for padding, and 0 for all if isolation failed."""
+        """`values` with 0 for padding, and 0 for all if isolation failed.
+
+        Args:
+          values: `[B]` or `[B, L]`.
+        """
         kept = self.isolated
-        if self.parts.present is not None:
-            kept = tf.logical_and(kept, self.parts.present)
+        present = self.parts.present
+        if self.perturbation is not None:
+            # Padding that has no gradient would be clipped noise, of norm C.
+            present = self.present
+        if present is not None:
+            kept = tf.logical_and(kept, present)
+            kept = kept if values.shape.rank == 1 else kept[:, tf.newaxis]
         return tf.where(kept, values, tf.zeros_like(values))
 
     def shared_gradients(self) -> list[tf.Tensor | None]:
@@ -417,7 +491,8 @@ def clipped_sum(
 
     Returns:
       The sums, one dense tensor per variable of its shape (zeros for a variable that
-      the loss does not depend on), and the norms, `[B]`.
+      the loss does not depend on), and the norms, `[B]`. A rule with groups is bound to
+      the variables here if it is not bound yet.
 
     >>> from tfdpclip.clipping import FixedClip
     >>> w = tf.Variable([1.0, 1.0])

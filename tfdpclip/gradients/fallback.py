@@ -68,7 +68,7 @@ def squared_norms(
     batch_size: tf.Tensor,
     budget: Budget,
 ) -> tf.Tensor:
-    """`[B]`, summed over `variables`.
+    """`[B, V]`: one column for each of the V `variables`.
 
     A value that is not a number in one example's backward pass reaches every other's
     here, because each differentiates the whole batch. Nothing can then be said about
@@ -78,13 +78,15 @@ def squared_norms(
 
     def compute(start, size):
         gradients = jacobian(per_example, variables, handles, start + tf.range(size))
-        return tf.add_n([tf.cast(sum_squares(g), tf.float32) for g in gradients])
+        squares = [tf.cast(sum_squares(g), tf.float32) for g in gradients]
+        return tf.stack(squares, axis=1)
 
     memory = _bytes_per_example(variables)
     if budget.fits(memory):
         squares = compute(tf.constant(0), batch_size)
     else:
-        squares = in_chunks(compute, batch_size, budget.chunk(memory))
+        chunk, width = budget.chunk(memory), len(variables)
+        squares = in_chunks(compute, batch_size, chunk, width)
     numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
     assertion = tf.debugging.Assert(numbers, [not_a_number(variables)])
     with tf.control_dependencies([] if assertion is None else [assertion]):

@@ -86,8 +86,12 @@ class Budget:
         return max(1, int(self.limit // max(1.0, bytes_per_example)))
 
 
-def in_chunks(compute, batch_size: tf.Tensor, chunk: int) -> tf.Tensor:
+def in_chunks(
+    compute, batch_size: tf.Tensor, chunk: int, width: int | None = None
+) -> tf.Tensor:
     """`compute(start, size)` -> `[size]` over the batch, `chunk` examples at a time.
+
+    With a `width`, `compute` returns `[size, width]`.
 
     The last chunk is moved back to end with the batch, so that every chunk has the same
     size, as XLA needs; what it computes twice is equal.
@@ -95,6 +99,7 @@ def in_chunks(compute, batch_size: tf.Tensor, chunk: int) -> tf.Tensor:
     size = tf.minimum(chunk, tf.maximum(batch_size, 1))
     count = tf.where(batch_size > 0, (batch_size + size - 1) // size, 0)
     offsets = tf.range(size)
+    tail = [] if width is None else [width]
 
     def body(i, out):
         start = tf.minimum(i * size, batch_size - size)
@@ -105,8 +110,8 @@ def in_chunks(compute, batch_size: tf.Tensor, chunk: int) -> tf.Tensor:
     _, out = tf.while_loop(
         lambda i, out: i < count,
         body,
-        (tf.constant(0), tf.zeros([batch_size], tf.float32)),
-        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
+        (tf.constant(0), tf.zeros([batch_size, *tail], tf.float32)),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, *tail])),
         parallel_iterations=1,
     )
     return out

@@ -10,6 +10,12 @@ from tfdpclip.keras.optimizers import (
     privatize,
 )
 from tfdpclip.keras.privacy_budget import PrivacyBudget
+from tfdpclip.keras.private_state import PrivateStateWarning
+from tfdpclip.keras.public_data import (
+    PublicBatchStatistics,
+    PublicGradientNorms,
+    public_gradient_norms,
+)
 
 __all__ = [
     "DPSGD",
@@ -18,6 +24,10 @@ __all__ = [
     "DPAdamW",
     "DPRMSprop",
     "PrivacyBudget",
+    "PrivateStateWarning",
+    "PublicBatchStatistics",
+    "PublicGradientNorms",
     "check_isolation",
     "privatize",
+    "public_gradient_norms",
 ]

@@ -7,11 +7,13 @@ import math
 import os
 from typing import Any
 
+import dp_accounting
 import tensorflow as tf
 
 from tfdpclip.accounting import _validate, calibration
 from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
+from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.sampling import batches as batches_lib
 from tfdpclip.sampling.schemes import SamplingScheme
 
@@ -39,6 +41,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       (arrays, another scheme or rate, cached batches, other accumulation) is refused,
       at the start of training where it can be seen then and after its first execution
       at the latest.
+    * Where the noise multiplier follows a schedule, every step is counted with its own
+      (an execution of several steps with the least of them), as phases of the ledger.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
       have run are counted.
 
@@ -115,7 +119,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         self._settle(optimizer)
         self._optimizer = optimizer
-        self._z = float(optimizer.noise_multiplier)
+        self._noise = NoisePlan(optimizer)
         self._pieces = int(optimizer.accumulation_steps)
         self._offset = 0
         self._longest = 1
@@ -126,18 +130,23 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._check_drawer(drawer)
             self._offset = drawer.begin(optimizer)
         self._executed = self._offset
+        self._phase = {
+            "sampling": scheme,
+            "unit": getattr(optimizer, "unit", "example"),
+            "clip": str(optimizer.clip),
+            "seed": _first_seed(optimizer, drawer),
+            "observed": self._check_data,
+        }
+        iterations = int(optimizer.iterations.numpy())
+        self._z = self._noise.least(iterations, 1)
+        if self._noise.scheduled and self.ledger.phases:
+            self._z = self.ledger.phases[-1].noise_multiplier
         self.ledger.begin(
-            noise_multiplier=self._z,
-            sampling=scheme,
-            unit=getattr(optimizer, "unit", "example"),
-            clip=str(optimizer.clip),
-            seed=_first_seed(optimizer, drawer),
-            observed=self._check_data,
-            change=self._allow_change,
+            noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._scheme = scheme
         self._count_begun_epoch(drawer)
-        self._count_unseen(int(optimizer.iterations.numpy()))
+        self._count_unseen(iterations)
         self._plan()
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -148,13 +157,18 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             if self._count_unseen(iterations):
                 self._plan()
             self._iterations = iterations
-        if float(self._optimizer.noise_multiplier) != self._z:
+        if not self._noise.scheduled and (
+            float(self._optimizer.noise_multiplier) != self._z
+        ):
             raise PrivacyMismatchError(
                 f"noise_multiplier changed from {self._z} to "
                 f"{self._optimizer.noise_multiplier} during training; change it "
                 "between two calls of fit, with allow_change=True."
             )
-        self._reserve(self._logical(self._physical(batch)))
+        needed = self._logical(self._physical(batch))
+        if needed:
+            self._follow(self._noise.least(iterations, needed))
+        self._reserve(needed)
 
     def on_train_batch_end(self, batch, logs=None):
         del logs
@@ -203,13 +217,42 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         if self.epsilon == math.inf:
             self._allowed = math.inf
-        elif self._planned and self.ledger.epsilon(more=self._planned) <= self.epsilon:
+        elif self._planned and self._epsilon_after(self._planned) <= self.epsilon:
             self._allowed = self._planned
+        elif self._noise.scheduled:
+            self._allowed = calibration.most_steps(self._epsilon_after, self.epsilon)
         else:
             self._allowed = self.ledger.steps_left(self.epsilon)
         first = self._logical(self._physical(0))
         if self._allowed < max(first, 1):
             raise ValueError(self._nothing_fits(max(first, 1)))
+
+    def _epsilon_after(self, more: int, coarseness: float = 1.0) -> float:
+        """Epsilon after `more` steps, each with the noise planned for it."""
+        if not self._noise.scheduled:
+            return self.ledger.epsilon(more=more)
+        start = int(self._optimizer.iterations.numpy())
+        # Where an execution begins is not known; its least noise is what counts.
+        width = max(1, self._logical(self._steps_per_execution()))
+        event = dp_accounting.ComposedDpEvent(
+            [
+                self.ledger.event(),
+                *(
+                    self._scheme.event(z, steps, unit=self._phase["unit"])
+                    for z, steps in self._noise.segments(start, more, width)
+                ),
+            ]
+        )
+        return calibration._leaves_epsilon(
+            event, self.delta, self.ledger.accountant, coarseness
+        )
+
+    def _follow(self, z: float) -> None:
+        """Opens a phase where the noise schedule has moved."""
+        if z == self._z:
+            return
+        self._z = z
+        self.ledger.begin(noise_multiplier=z, change=True, **self._phase)
 
     def _nothing_fits(self, wanted: int) -> str:
         spent = self.ledger.epsilon()
@@ -250,12 +293,16 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if missing <= 0:
             return
         # A hundredth of the run at a time: few writes, little lost in a crash.
-        ahead = max(missing, (self._planned or 0) // 100)
+        ahead = missing
+        if not self._noise.scheduled:
+            ahead = max(missing, (self._planned or 0) // 100)
         room = self._allowed - self._done - self.ledger.reserved
         self.ledger.reserve(int(max(missing, min(ahead, room))))
 
     def _count_unseen(self, iterations: int) -> int:
         unseen = max(0, iterations - self.ledger.steps)
+        if unseen:
+            self._follow(self._noise.least(iterations - unseen, unseen))
         self.ledger.add_unseen(unseen)
         return unseen
 
@@ -303,6 +350,18 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         ]
 
     def _check_drawer(self, drawer) -> None:
+        if self._phase_unit() == "group" and not drawer.independent_groups:
+            raise PrivacyMismatchError(
+                "One record more would move the others to other groups, and so change "
+                "every clipped group of its step. Draw with scheme.batches(data, "
+                f"accumulation_steps={drawer.pieces}, independent_groups=True)."
+            )
+        if drawer.by_group and self._phase_unit() != "group":
+            raise PrivacyMismatchError(
+                "The batches were drawn with independent_groups=True, which drops "
+                'records of a full group; that is accounted for with unit="batch" and '
+                "accumulation_steps above 1 only."
+            )
         if drawer.pieces != self._pieces:
             raise PrivacyMismatchError(
                 f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
@@ -318,6 +377,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"{drawer.scheme.describe()} of {drawer.source.size} records expects "
                 f"{expected:.6g} per step."
             )
+
+    def _phase_unit(self) -> str:
+        return getattr(self._optimizer, "unit", "example")
 
     def _check_draws(self) -> None:
         drawn = self._observer.drawn()

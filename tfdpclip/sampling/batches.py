@@ -13,7 +13,13 @@ import tensorflow as tf
 
 from tfdpclip.accounting import _validate
 from tfdpclip.sampling import sources
-from tfdpclip.sampling.schemes import DrawKey, SamplingScheme
+from tfdpclip.sampling.schemes import (
+    DrawKey,
+    FullBatch,
+    NeighboringRelation,
+    Poisson,
+    SamplingScheme,
+)
 
 # Every drawer alive, so that a callback can see which of them feeds a training run.
 _DRAWERS: weakref.WeakSet[_Drawer] = weakref.WeakSet()
@@ -50,6 +56,11 @@ class Batches(tf.data.Dataset):
         as in Keras.
       physical_batch_size: Rows per element. By default, enough for the scheme.
       accumulation_steps: Elements per logical step; the optimizer needs the same.
+      independent_groups: For clipping per group (``unit="batch"`` with accumulation)
+        where records are added or removed: every drawn record goes to a uniformly
+        random one of the elements of its step, whoever else was drawn, so that a
+        record more changes one group only. By default elements are filled one after
+        the other.
       steps: Logical steps per iteration; `scheme.steps_per_epoch` by default.
       initial_step: Number of the first logical step, to go on after a restart.
       seed: Fixes the draws. For experiments only.
@@ -83,6 +94,7 @@ class Batches(tf.data.Dataset):
         *,
         physical_batch_size: int | None = None,
         accumulation_steps: int = 1,
+        independent_groups: bool = False,
         steps: int | None = None,
         initial_step: int = 0,
         seed: int | None = None,
@@ -96,6 +108,10 @@ class Batches(tf.data.Dataset):
             seed = _validate.integer("seed", seed)
         source = sources.open_source(data)
         wanted = scheme._capacity(source.size)
+        by_group = independent_groups and accumulation_steps > 1
+        if by_group:
+            wanted = _group_capacity(scheme, source.size, accumulation_steps)
+            wanted *= accumulation_steps
         if physical_batch_size is None:
             physical_batch_size = -(-wanted // accumulation_steps)
         else:
@@ -103,7 +119,8 @@ class Batches(tf.data.Dataset):
                 "physical_batch_size", physical_batch_size, minimum=1
             )
         capacity = physical_batch_size * accumulation_steps
-        drawn = scheme._for_data(source.size, capacity)
+        # What a group cannot hold is the group's affair: it is clipped as one.
+        drawn = scheme if by_group else scheme._for_data(source.size, capacity)
         _check_capacity(drawn, source.size, capacity, wanted, physical_batch_size)
         if steps is None:
             steps = scheme.steps_per_epoch(source.size)
@@ -121,7 +138,13 @@ class Batches(tf.data.Dataset):
             )
 
         self._drawer = _Drawer(
-            drawn, source, physical_batch_size, accumulation_steps, initial_step, seed
+            drawn,
+            source,
+            physical_batch_size,
+            accumulation_steps,
+            initial_step,
+            seed,
+            by_group,
         )
         self._steps = steps
         dataset = tf.data.Dataset.from_generator(
@@ -168,6 +191,11 @@ class Batches(tf.data.Dataset):
     def accumulation_steps(self) -> int:
         """Elements per logical step."""
         return self._drawer.pieces
+
+    @property
+    def independent_groups(self) -> bool:
+        """Whether a record more, or another one, changes one element of a step only."""
+        return self._drawer.independent_groups
 
     @property
     def steps_per_epoch(self) -> int:
@@ -224,7 +252,10 @@ class _Passes:
 class _Drawer:
     """Hands out physical batches one after the other, whoever asks."""
 
-    def __init__(self, scheme, source, rows, pieces, initial_step, seed):
+    def __init__(
+        self, scheme, source, rows, pieces, initial_step, seed, by_group=False
+    ):
+        self.by_group = by_group
         self.scheme = scheme
         self.source = source
         self.rows = rows
@@ -239,6 +270,12 @@ class _Drawer:
         self._drawn: tuple[int, np.ndarray] | None = None
         self.has_labels = len(source.row_spec) > 1
         _DRAWERS.add(self)
+
+    @property
+    def independent_groups(self) -> bool:
+        relation = self.scheme.neighboring_relation
+        replaced = relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
+        return self.by_group or self.pieces == 1 or replaced
 
     @property
     def signature(self):
@@ -266,14 +303,24 @@ class _Drawer:
         self._consumer = weakref.ref(consumer)
         return within
 
+    def _divided(self, indices, step) -> list[np.ndarray]:
+        """The records of each element of a step."""
+        if not self.by_group:
+            starts = range(0, self.pieces * self.rows, self.rows)
+            return [indices[start : start + self.rows] for start in starts]
+        rng = self._key.rng(step - self._first_step, purpose=1)
+        indices = rng.permutation(indices)
+        group = rng.integers(0, self.pieces, len(indices))
+        return [indices[group == piece][: self.rows] for piece in range(self.pieces)]
+
     def next_element(self):
         step, piece = divmod(self.position, self.pieces)
         if self._drawn is None or self._drawn[0] != step:
             indices = self.scheme._draw(
                 self._key, self.source.size, step - self._first_step
             )
-            self._drawn = (step, indices)
-        indices = self._drawn[1][piece * self.rows : (piece + 1) * self.rows]
+            self._drawn = (step, self._divided(indices, step))
+        indices = self._drawn[1][piece]
         parts = self.source.take(indices, self.rows)
         weight = np.zeros(self.rows, np.float32)
         weight[: len(indices)] = 1.0
@@ -298,6 +345,21 @@ class DrawObserver:
         """Returns each drawer that handed out elements, and how many."""
         counts = [(d, d.delivered - self._before.get(d, 0)) for d in _DRAWERS]
         return [(drawer, count) for drawer, count in counts if count > 0]
+
+
+def _group_capacity(scheme, population: int, groups: int) -> int:
+    """Rows that a group exceeds less than once in 10^10 steps."""
+    rate = getattr(scheme, "rate", None)
+    if getattr(scheme, "capacity", None) is not None or (
+        rate is None and not isinstance(scheme, FullBatch)
+    ):
+        raise ValueError(
+            "independent_groups is for Poisson(rate) without a capacity, and for "
+            f"FullBatch. In {scheme.describe()}, replacing a record changes one group anyway."
+        )
+    return Poisson((1.0 if rate is None else rate) / groups).default_capacity(
+        population
+    )
 
 
 def _check_capacity(scheme, population, capacity, wanted, rows):

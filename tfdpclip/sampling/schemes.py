@@ -158,9 +158,10 @@ class DrawKey:
 
     entropy: int
 
-    def rng(self, step: int) -> np.random.Generator:
-        """Returns the generator of one step."""
-        sequence = np.random.SeedSequence(self.entropy, spawn_key=(step,))
+    def rng(self, step: int, purpose: int | None = None) -> np.random.Generator:
+        """Returns the generator of one step, or of one purpose within it."""
+        place = (step,) if purpose is None else (step, purpose)
+        sequence = np.random.SeedSequence(self.entropy, spawn_key=place)
         return np.random.Generator(np.random.PCG64(sequence))
 
 

@@ -9,40 +9,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# Bounds of an adaptive clip norm: far outside any useful value, so that they only
+from tfdpclip.clipping import checks
+from tfdpclip.clipping.checks import Schedule
+
+# Bounds of a clip norm that moves: far outside any useful value, so that they only
 # keep a runaway estimate finite and positive in float32.
 _SMALLEST_NORM = 1e-12
 _LARGEST_NORM = 1e12
-
-
-def check_positive(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises if it is not finite and above 0."""
-    number = _as_float(name, value)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
-    return number
-
-
-def check_non_negative(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises if it is not finite and at least 0."""
-    number = _as_float(name, value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be a finite number, 0 or above, got {value!r}.")
-    return number
-
-
-def _as_float(name: str, value: Any) -> float:
-    if isinstance(value, (bool, str, bytes)):
-        raise ValueError(f"{name} must be a number, got {value!r}.")
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a number, got {value!r}.") from error
 
 
 class ClipRule(abc.ABC):
@@ -58,7 +37,25 @@ class ClipRule(abc.ABC):
       ``0 * inf`` is not 0; `tfdpclip.gradients` does.
     * Every indicator is in [-1/2, 1/2] and depends on its own record and on the state
       alone.
+    * Where a rule clips L groups of variables, the parts of a weighted record, group h
+      divided by ``noise_scales(state)[h]``, have a joint L2 norm of at most 1. Noise of
+      stddev z_g times ``noise_scales(state)[h]`` on group h therefore makes the sum a
+      Gaussian mechanism of noise multiplier z_g.
     """
+
+    @property
+    def assignment(self) -> tuple[int, ...] | None:
+        """The group, 0 to L - 1, of each variable; None for a rule without groups."""
+        return None
+
+    def bind(self, names: Sequence[str]) -> ClipRule:
+        """This rule for variables of these names; only rules with groups differ.
+
+        Args:
+          names: the variables' names, such as "dense/kernel", in order.
+        """
+        del names
+        return self
 
     @abc.abstractmethod
     def initial_state(self) -> Any:
@@ -66,11 +63,21 @@ class ClipRule(abc.ABC):
 
     @abc.abstractmethod
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        """The factor for each record, `[B]`, from the records' norms, `[B]`."""
+        """The factor for each record, `[B]`, from the records' norms, `[B]`.
+
+        For a rule with L groups both are `[B, L]`: norms and factors of each group.
+        """
 
     @abc.abstractmethod
     def sensitivity(self, state: Any) -> tf.Tensor:
-        """The largest L2 norm of one weighted record: a float32 scalar."""
+        """The largest L2 norm of one weighted record: a float32 scalar.
+
+        For a rule with L groups, of its part in each group, `[L]`.
+        """
+
+    def noise_scales(self, state: Any) -> tf.Tensor:
+        """The noise stddev on the sum at noise multiplier 1: a scalar, or `[L]`."""
+        return self.sensitivity(state)
 
     def indicators(
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
@@ -119,15 +126,34 @@ class ClipRule(abc.ABC):
     def __str__(self) -> str:
         """The rule with the settings that differ from the defaults."""
         given = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            f"{name}={checks.in_words(value)}"
+            for name, value, default in self._settings()
+            if isinstance(value, Schedule) or value != default
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
+    __repr__ = __str__
+
+    def _settings(self):
+        for field in dataclasses.fields(self):
+            default = field.default
+            if default is dataclasses.MISSING and (
+                field.default_factory is not dataclasses.MISSING
+            ):
+                default = field.default_factory()
+            yield field.name, getattr(self, field.name), default
+
     def get_config(self) -> dict[str, Any]:
         """The settings, such that ``type(rule)(**rule.get_config()) == rule``."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: checks.as_config(value) for name, value, _ in self._settings()}
+
+    def __eq__(self, other: Any) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self.get_config() == other.get_config()
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.get_config(), sort_keys=True, default=str))
 
 
 def _saturating_weights(
@@ -141,7 +167,7 @@ def _saturating_weights(
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FixedClip(ClipRule):
     """Clips every record to one fixed norm: weight min(1, C/n).
 
@@ -153,7 +179,7 @@ class FixedClip(ClipRule):
     one record.
 
     Args:
-      norm: the clip norm C, above 0.
+      norm: the clip norm C, above 0, or a Keras schedule of the step that gives it.
       normalize: whether to divide the clipped record by C.
 
     Raises:
@@ -163,29 +189,32 @@ class FixedClip(ClipRule):
     [1.0, 0.5]
     """
 
-    norm: float
+    norm: float | Schedule
     normalize: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "norm", check_positive("norm", self.norm))
-        object.__setattr__(self, "normalize", _check_bool("normalize", self.normalize))
+        object.__setattr__(self, "norm", checks.check_setting("norm", self.norm))
+        checks.check_bool("normalize", self.normalize)
 
     def initial_state(self) -> Any:
-        return ()
+        return tf.constant(0) if isinstance(self.norm, Schedule) else ()
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        norms = tf.convert_to_tensor(norms)
-        clip_norm = tf.constant(self.norm, norms.dtype)
-        return _saturating_weights(norms, clip_norm, self.normalize)
+        return _saturating_weights(norms, self.clip_norm(state), self.normalize)
 
     def sensitivity(self, state: Any) -> tf.Tensor:
-        return tf.constant(1.0 if self.normalize else self.norm, tf.float32)
+        return tf.constant(1.0) if self.normalize else self.clip_norm(state)
+
+    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
+        return state + 1 if isinstance(self.norm, Schedule) else state
 
     def clip_norm(self, state: Any) -> tf.Tensor:
-        return tf.constant(self.norm, tf.float32)
+        if not isinstance(self.norm, Schedule):
+            return tf.constant(self.norm, tf.float32)
+        return _in_range(checks.value_at(self.norm, state))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class QuantileClip(ClipRule):
     """Follows a quantile of the record norms, estimated privately.
 
@@ -203,7 +232,8 @@ class QuantileClip(ClipRule):
     on the data only through the noised fraction.
 
     Args:
-      target_quantile: q, the fraction of records to leave unclipped, in [0, 1].
+      target_quantile: q, the fraction of records to leave unclipped, in [0, 1], or a
+        Keras schedule of the step that gives it.
       initial_norm: the clip norm of the first step, above 0.
       learning_rate: the step of the update, above 0.
       count_stddev: the noise stddev on the sum of the bits, above 0 (or exactly 0, for
@@ -221,7 +251,7 @@ class QuantileClip(ClipRule):
     0.1041
     """
 
-    target_quantile: float = 0.5
+    target_quantile: float | Schedule = 0.5
     initial_norm: float = 0.1
     learning_rate: float = 0.2
     count_stddev: float | None = None
@@ -229,53 +259,59 @@ class QuantileClip(ClipRule):
     normalize: bool = False
 
     def __post_init__(self):
-        quantile = _as_float("target_quantile", self.target_quantile)
-        if not (0 <= quantile <= 1):
-            raise ValueError(
-                f"target_quantile must be in [0, 1], got {self.target_quantile!r}."
-            )
+        quantile = checks.check_setting(
+            "target_quantile", self.target_quantile, checks.check_fraction
+        )
         object.__setattr__(self, "target_quantile", quantile)
         for name in ("initial_norm", "learning_rate"):
-            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+            number = checks.check_positive(name, getattr(self, name))
+            object.__setattr__(self, name, number)
         if self.count_stddev is not None:
-            stddev = check_non_negative("count_stddev", self.count_stddev)
+            stddev = checks.check_non_negative("count_stddev", self.count_stddev)
             object.__setattr__(self, "count_stddev", stddev)
         if self.update not in ("geometric", "linear"):
             raise ValueError(
                 f"update must be 'geometric' or 'linear', got {self.update!r}."
             )
-        object.__setattr__(self, "normalize", _check_bool("normalize", self.normalize))
+        checks.check_bool("normalize", self.normalize)
 
-    def initial_state(self) -> tf.Tensor:
-        return tf.constant(self.initial_norm, tf.float32)
+    def initial_state(self) -> Any:
+        clip_norm = tf.constant(self.initial_norm, tf.float32)
+        scheduled = isinstance(self.target_quantile, Schedule)
+        return (clip_norm, tf.constant(0)) if scheduled else clip_norm
 
-    def weights(self, norms: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
-        return _saturating_weights(norms, state, self.normalize)
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        return _saturating_weights(norms, self.clip_norm(state), self.normalize)
 
-    def sensitivity(self, state: tf.Tensor) -> tf.Tensor:
-        state = tf.convert_to_tensor(state)
-        return tf.ones_like(state) if self.normalize else state
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        clip_norm = self.clip_norm(state)
+        return tf.ones_like(clip_norm) if self.normalize else clip_norm
 
     def indicators(
-        self, norms: tf.Tensor, state: tf.Tensor, present: tf.Tensor | None = None
+        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
     ) -> tf.Tensor:
         norms = tf.convert_to_tensor(norms)
+        norms = norms[:, tf.newaxis] if norms.shape.rank == 1 else norms
         counted = tf.math.is_finite(norms)
         if present is not None:
-            counted = tf.logical_and(counted, present)
-        within = norms <= tf.cast(state, norms.dtype)
+            counted = tf.logical_and(counted, present[:, tf.newaxis])
+        within = norms <= tf.cast(self.clip_norm(state), norms.dtype)
         bits = tf.where(within, 0.5, -0.5)
-        return tf.where(counted, bits, tf.zeros_like(bits))[:, tf.newaxis]
+        return tf.where(counted, bits, tf.zeros_like(bits))
 
-    def next_state(self, state: tf.Tensor, fractions: tf.Tensor) -> tf.Tensor:
-        state = tf.convert_to_tensor(state)
-        fraction = tf.reshape(tf.cast(fractions, state.dtype), [])
-        error = tf.clip_by_value(fraction, 0.0, 1.0) - self.target_quantile
+    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
+        clip_norm = self.clip_norm(state)
+        fractions = tf.reshape(tf.cast(fractions, tf.float32), tf.shape(clip_norm))
+        quantile = self.target_quantile
+        if isinstance(quantile, Schedule):
+            quantile = tf.clip_by_value(checks.value_at(quantile, state[1]), 0.0, 1.0)
+        error = tf.clip_by_value(fractions, 0.0, 1.0) - quantile
         if self.update == "geometric":
-            state = state * tf.exp(-self.learning_rate * error)
+            moved = clip_norm * tf.exp(-self.learning_rate * error)
         else:
-            state = state - self.learning_rate * error
-        return tf.clip_by_value(state, _SMALLEST_NORM, _LARGEST_NORM)
+            moved = clip_norm - self.learning_rate * error
+        moved = _in_range(moved)
+        return (moved, state[1] + 1) if isinstance(state, (tuple, list)) else moved
 
     def count_stddevs(
         self, records_per_step: float, private: bool = True
@@ -284,13 +320,20 @@ class QuantileClip(ClipRule):
             return (self.count_stddev,)
         if not private:
             return (0.0,)
-        return (check_positive("records_per_step", records_per_step) / 20,)
+        return (checks.check_positive("records_per_step", records_per_step) / 20,)
 
-    def clip_norm(self, state: tf.Tensor) -> tf.Tensor:
-        return tf.convert_to_tensor(state)
+    def clip_norm(self, state: Any) -> tf.Tensor:
+        clip_norm = state[0] if isinstance(state, (tuple, list)) else state
+        return tf.convert_to_tensor(clip_norm)
 
 
-@dataclasses.dataclass(frozen=True)
+def _in_range(clip_norm: tf.Tensor) -> tf.Tensor:
+    """A clip norm that can be divided by; the smallest where it is not a number."""
+    number = tf.where(tf.math.is_nan(clip_norm), 0.0, clip_norm)
+    return tf.clip_by_value(number, _SMALLEST_NORM, _LARGEST_NORM)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AutomaticClip(ClipRule):
     """Scales every record to nearly unit norm: weight 1 / (n + stability).
 
@@ -315,9 +358,9 @@ class AutomaticClip(ClipRule):
     normalize: bool = False
 
     def __post_init__(self):
-        stability = check_non_negative("stability", self.stability)
+        stability = checks.check_non_negative("stability", self.stability)
         object.__setattr__(self, "stability", stability)
-        object.__setattr__(self, "normalize", _check_bool("normalize", self.normalize))
+        checks.check_bool("normalize", self.normalize)
 
     def initial_state(self) -> Any:
         return ()
@@ -329,43 +372,3 @@ class AutomaticClip(ClipRule):
 
     def sensitivity(self, state: Any) -> tf.Tensor:
         return tf.constant(1.0, tf.float32)
-
-
-def _check_bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
-    return value
-
-
-_RULES = {rule.__name__: rule for rule in (FixedClip, QuantileClip, AutomaticClip)}
-
-
-def as_rule(clip: Any) -> ClipRule:
-    """The rule meant by `clip`: a rule, a clip norm, or a rule's serialised form.
-
-    Raises:
-      ValueError: if `clip` is none of these.
-
-    >>> as_rule(1.5)
-    FixedClip(norm=1.5, normalize=False)
-    """
-    if isinstance(clip, ClipRule):
-        return clip
-    if isinstance(clip, dict):
-        name = clip.get("class_name")
-        if name not in _RULES:
-            raise ValueError(
-                f"clip names an unknown rule {name!r}; known: {', '.join(_RULES)}."
-            )
-        return _RULES[name](**clip.get("config", {}))
-    if isinstance(clip, (str, bytes)) or clip is None or isinstance(clip, bool):
-        raise ValueError(
-            f"clip must be a clip norm or a clip rule, got {clip!r}. For example "
-            "clip=1.0, clip=dpc.QuantileClip() or clip=dpc.AutomaticClip()."
-        )
-    return FixedClip(check_positive("clip", clip))
-
-
-def serialize_rule(rule: ClipRule) -> dict[str, Any]:
-    """A JSON-able form of `rule` that `as_rule` turns back into it."""
-    return {"class_name": type(rule).__name__, "config": rule.get_config()}

@@ -1,0 +1,276 @@
+"""Groups of variables that are clipped on their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdpclip.clipping import checks
+
+# None: one group per layer. "variable": one per variable. A number: that many groups
+# of layers of similar norm. Otherwise patterns, named patterns, or a function of the
+# variable's name.
+GroupSpec = None | int | str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any]
+
+_EXAMPLE = "groups=['embedding', 'block_.*', '.*']"
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which variable belongs to which group.
+
+    Attributes:
+      names: the groups' names, L of them.
+      assignment: the index of its group for each variable.
+      members: the variables' names, each with its group's index, in order.
+    """
+
+    names: tuple[str, ...]
+    assignment: tuple[int, ...]
+    members: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def as_mapping(self) -> dict[str, list[str]]:
+        """Group names with the names of their variables."""
+        found: dict[str, list[str]] = {name: [] for name in self.names}
+        for member, index in zip(self.members, self.assignment, strict=True):
+            found[self.names[index]].append(member)
+        return found
+
+
+def layer_of(name: str) -> str:
+    """The layer's name in a variable's name.
+
+    >>> layer_of("block_1/dense/kernel:0")
+    'block_1/dense'
+    """
+    return _bare(name).rpartition("/")[0] or _bare(name)
+
+
+def check_spec(groups: Any) -> None:
+    """Raises if `groups` cannot say which variables belong together.
+
+    Raises:
+      ValueError: if so.
+    """
+    if groups is None or callable(groups):
+        return
+    if isinstance(groups, bool):
+        raise ValueError(_not_groups(groups))
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"groups must be 1 or more, got {groups}.")
+        return
+    if isinstance(groups, str):
+        if groups not in ("layer", "variable"):
+            raise ValueError(
+                f"groups must be 'layer', 'variable' or a list of names, got "
+                f"{groups!r}. For one group of this name and one of the rest: "
+                f"groups=[{groups!r}, '.*']."
+            )
+        return
+    patterns = groups.values() if isinstance(groups, Mapping) else groups
+    if not isinstance(groups, (Mapping, Sequence)) or not len(groups):
+        raise ValueError(_not_groups(groups))
+    for pattern in patterns:
+        for part in _parts(pattern):
+            if not isinstance(part, (str, re.Pattern)):
+                raise ValueError(_not_groups(groups))
+            try:
+                re.compile(part)
+            except re.error as error:
+                raise ValueError(
+                    f"groups has {part!r}, which is no regular expression: {error}."
+                ) from error
+
+
+def make_groups(
+    groups: GroupSpec, names: Sequence[str], norms: Mapping[str, float] | None = None
+) -> Groups:
+    """Sorts variables into groups.
+
+    Args:
+      groups: how to, see `LayerwiseClip`.
+      names: the variables' names, in order.
+      norms: public gradient norms by layer, for a number of groups.
+
+    Raises:
+      ValueError: if a variable has no group, or a group no variable.
+    """
+    names = tuple(_bare(name) for name in names)
+    if not names:
+        raise ValueError("There are no variables to group.")
+    if groups is None or groups == "layer":
+        labels = [layer_of(name) for name in names]
+    elif groups == "variable":
+        # Names need not be unique; every variable is to have a group of its own.
+        labels = [
+            f"{name}#{i}" if name in names[:i] else name for i, name in enumerate(names)
+        ]
+    elif callable(groups):
+        labels = [str(groups(name)) for name in names]
+    elif isinstance(groups, int):
+        labels = _similar(groups, names, norms)
+    else:
+        labels = _matched(groups, names)
+    order = tuple(dict.fromkeys(labels))
+    if isinstance(groups, Mapping):
+        order = tuple(groups)
+    places = {label: i for i, label in enumerate(order)}
+    return Groups(order, tuple(places[label] for label in labels), names)
+
+
+def by_group(name: str, values: Any, groups: Groups) -> list[float]:
+    """One number per group, from a mapping or a sequence.
+
+    Args:
+      name: the argument's name, for errors.
+      values: by group name, or by layer name (norms of layers in one group are joined:
+        the root of the sum of squares), or in the groups' order.
+      groups: the groups.
+
+    Raises:
+      ValueError: if a group has no number.
+    """
+    if not isinstance(values, Mapping):
+        values = list(values)
+        if len(values) != len(groups):
+            raise ValueError(
+                f"{name} has {len(values)} entries for {len(groups)} groups: "
+                f"{', '.join(groups.names)}."
+            )
+        return [
+            checks.check_non_negative(f"{name}[{i}]", v) for i, v in enumerate(values)
+        ]
+    found = []
+    for group, members in groups.as_mapping().items():
+        layers = dict.fromkeys(layer_of(member) for member in members)
+        if group in values:
+            numbers = [values[group]]
+        elif all(layer in values for layer in layers):
+            numbers = [values[layer] for layer in layers]
+        else:
+            raise ValueError(
+                f"{name} says nothing about group {group!r}; it has "
+                f"{', '.join(map(repr, values))}."
+            )
+        checked = [checks.check_non_negative(f"{name}[{group!r}]", v) for v in numbers]
+        found.append(math.sqrt(math.fsum(v * v for v in checked)))
+    return found
+
+
+def _bare(name: str) -> str:
+    return name.split(":")[0]
+
+
+def _parts(pattern: Any) -> list[Any]:
+    if isinstance(pattern, (str, re.Pattern)) or not isinstance(pattern, Sequence):
+        return [pattern]
+    return list(pattern)
+
+
+def _matched(groups: Any, names: Sequence[str]) -> list[str]:
+    if isinstance(groups, Mapping):
+        patterns = {label: _parts(part) for label, part in groups.items()}
+    else:
+        patterns = {}
+        for entry in groups:
+            parts = _parts(entry)
+            label = "+".join(getattr(p, "pattern", p) for p in parts)
+            patterns[label] = parts
+    labels: list[str | None] = [None] * len(names)
+    for label, parts in patterns.items():
+        for part in parts:
+            hits = [i for i, name in enumerate(names) if _named(part, name)]
+            if not hits:
+                hits = [i for i, name in enumerate(names) if re.search(part, name)]
+            if not hits:
+                raise ValueError(
+                    f"groups has {getattr(part, 'pattern', part)!r}, which matches no "
+                    f"variable; the variables are {', '.join(names)}."
+                )
+            for i in hits:
+                labels[i] = labels[i] or label
+    missing = [name for name, label in zip(names, labels, strict=True) if not label]
+    if missing:
+        raise ValueError(
+            f"groups leaves out {', '.join(missing)}. End with '.*' to put all other "
+            f"variables in one group: {_EXAMPLE}."
+        )
+    empty = [label for label in patterns if label not in labels]
+    if empty:
+        raise ValueError(
+            f"groups has {empty[0]!r}, all of whose variables belong to groups named "
+            "before it."
+        )
+    return labels
+
+
+def _named(part: Any, name: str) -> bool:
+    return isinstance(part, str) and (name == part or name.startswith(f"{part}/"))
+
+
+def _similar(count: int, names: Sequence[str], norms: Any) -> list[str]:
+    """Joins layers of similar norm: least squares of the logarithms."""
+    layers = list(dict.fromkeys(layer_of(name) for name in names))
+    if count == 1:
+        return ["all"] * len(names)
+    if count > len(layers):
+        raise ValueError(f"groups={count}, but there are only {len(layers)} layers.")
+    if norms is None:
+        raise ValueError(
+            f"groups={count} puts layers of similar gradient norm together, so it "
+            "needs their norms on public data: "
+            "norms=dpc.keras.public_gradient_norms(model, x, y)."
+        )
+    per_layer = make_groups(None, names)
+    sizes = np.array(by_group("norms", norms, per_layer))
+    floor = sizes.max() * 1e-6 if sizes.max() > 0 else 1.0
+    values = np.log(np.maximum(sizes, floor))
+    order = np.argsort(values, kind="stable")
+    cuts = _partition(values[order], count)
+    label_of = {}
+    for place, cluster in zip(order, cuts, strict=True):
+        label_of[per_layer.names[place]] = f"norms_{cluster}"
+    return [label_of[layer_of(name)] for name in names]
+
+
+def _partition(values: np.ndarray, count: int) -> list[int]:
+    """The cluster of each of the sorted `values`: exact one-dimensional k-means."""
+    size = len(values)
+    sums = np.concatenate([[0], np.cumsum(values)])
+    squares = np.concatenate([[0], np.cumsum(values**2)])
+
+    def spread(start, end):
+        total = sums[end] - sums[start]
+        return squares[end] - squares[start] - total * total / (end - start)
+
+    best = np.full((count + 1, size + 1), np.inf)
+    cut = np.zeros((count + 1, size + 1), int)
+    best[0, 0] = 0
+    for k in range(1, count + 1):
+        for end in range(k, size + 1):
+            options = [best[k - 1, s] + spread(s, end) for s in range(k - 1, end)]
+            choice = int(np.argmin(options))
+            best[k, end], cut[k, end] = options[choice], choice + k - 1
+    clusters, end = [0] * size, size
+    for k in range(count, 0, -1):
+        start = cut[k, end]
+        clusters[start:end] = [k - 1] * (end - start)
+        end = start
+    return clusters
+
+
+def _not_groups(groups: Any) -> str:
+    return (
+        "groups must be None (one per layer), 'variable', a number, a list of names or "
+        f"regular expressions, a mapping or a function, got {groups!r}. For example "
+        f"{_EXAMPLE}."
+    )

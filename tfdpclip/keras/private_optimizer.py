@@ -1,0 +1,511 @@
+"""What makes a Keras optimizer private."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip.clipping import (
+    ClipRule,
+    GroupedRule,
+    Groups,
+    QuantileClip,
+    as_rule,
+    check_non_negative,
+    check_positive,
+    check_setting,
+    serialize_rule,
+    value_at,
+)
+from tfdpclip.clipping.checks import Schedule, as_config
+from tfdpclip.clipping.groups import by_group
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    PerExampleGradients,
+)
+from tfdpclip.gradients.eager import EagerGradients
+from tfdpclip.gradients.engine import DEFAULT_MEMORY
+from tfdpclip.gradients.isolation import FAILED, UNCHECKED
+from tfdpclip.gradients.whole import WholeGradient
+from tfdpclip.keras import private_state
+from tfdpclip.keras.bound_rule import BoundRule
+from tfdpclip.noise import GaussianNoise
+
+
+class _Transient:
+    """What must not be saved: plain attributes here are invisible to checkpoints."""
+
+    def __init__(self):
+        self.issued: list = []
+        self.sums: list[tf.Variable] | None = None
+        self.places: dict[int, int] = {}
+        self.counts: tf.Variable | None = None
+        self.filled: tf.Variable | None = None
+        self.status: tf.Variable | None = None
+
+
+class PrivateOptimizer:
+    """What `privatize` adds to a Keras optimizer class. Not for use on its own."""
+
+    def __init__(
+        self,
+        *args: Any,
+        clip: float | ClipRule | None = None,
+        noise_multiplier: float | Schedule | None = None,
+        expected_batch_size: float | None = None,
+        accumulation_steps: int = 1,
+        unit: str = "example",
+        perturbation: float = 0.0,
+        check_isolation: str = "first",
+        gradient_memory: int = DEFAULT_MEMORY,
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        if unit not in ("example", "batch"):
+            raise ValueError(f"unit must be 'example' or 'batch', got {unit!r}.")
+        self._check_missing(noise_multiplier, expected_batch_size, unit)
+        rule = QuantileClip() if clip is None else as_rule(clip)
+        noise_multiplier = check_setting(
+            "noise_multiplier", noise_multiplier, check_non_negative
+        )
+        if expected_batch_size is not None:
+            expected_batch_size = check_positive(
+                "expected_batch_size", expected_batch_size
+            )
+        if (
+            isinstance(accumulation_steps, bool)
+            or not isinstance(accumulation_steps, int)
+            or accumulation_steps < 1
+        ):
+            raise ValueError(
+                f"accumulation_steps must be an integer, 1 or above, got "
+                f"{accumulation_steps!r}."
+            )
+        if check_isolation not in ("first", "always", "never"):
+            raise ValueError(
+                "check_isolation must be 'first', 'always' or 'never', got "
+                f"{check_isolation!r}."
+            )
+        check_positive("gradient_memory", gradient_memory)
+        perturbation = check_non_negative("perturbation", perturbation)
+        noise = GaussianNoise(seed)
+        divisor = accumulation_steps if unit == "batch" else expected_batch_size
+        settings = (noise_multiplier, float(divisor))
+        bound = None
+        if not isinstance(rule, GroupedRule):
+            bound = BoundRule(rule, *settings)
+        super().__init__(*args, **kwargs)
+        self._rule = rule
+        self._bound: BoundRule | None = None
+        self._noise_setting = noise_multiplier
+        self._expected_batch_size = expected_batch_size
+        self._accumulation_steps = accumulation_steps
+        self._divisor = float(divisor)
+        self._unit = unit
+        self._perturbation = perturbation
+        self._check_isolation = check_isolation
+        self._gradient_memory = int(gradient_memory)
+        self._seed = seed
+        self._noise = noise
+        self._transient = _Transient()
+        if bound is not None:
+            self._bind(bound)
+
+    def _bind(self, bound: BoundRule) -> None:
+        self._bound = bound
+        with tf.init_scope():
+            self._clip_state = [
+                tf.Variable(part, trainable=False, name=f"clip_state_{i}")
+                for i, part in enumerate(tf.nest.flatten(bound.rule.initial_state()))
+            ]
+        self._variables.extend(self._clip_state)
+
+    def _check_missing(self, noise_multiplier, expected_batch_size, unit):
+        needed = [("noise_multiplier", noise_multiplier)]
+        if unit == "example":
+            needed.append(("expected_batch_size", expected_batch_size))
+        missing = [name for name, value in needed if value is None]
+        if missing:
+            raise ValueError(
+                f"{type(self).__name__} needs {' and '.join(missing)}, for example "
+                f"{type(self).__name__}(learning_rate=0.1, noise_multiplier=1.1, "
+                "expected_batch_size=256)."
+            )
+
+    # Settings and state, read only: changing them in the middle of a run would make
+    # what was accounted untrue.
+
+    @property
+    def clip(self) -> ClipRule:
+        """The clip rule; it knows its groups once the optimizer is built."""
+        return self._rule if self._bound is None else self._bound.rule
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the number the accountant gets; the current one of a schedule."""
+        return self.noise_multiplier_at(self.iterations)
+
+    @property
+    def noise_schedule(self) -> Schedule | None:
+        """The schedule that z follows, if it does."""
+        scheduled = isinstance(self._noise_setting, Schedule)
+        return self._noise_setting if scheduled else None
+
+    def noise_multiplier_at(self, step: int) -> float:
+        """z of step `step`, counted from 0."""
+        with tf.init_scope():
+            return float(value_at(self._noise_setting, step))
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """z_g: the sum of group h gets stddev z_g times ``clip.noise_scales``[h]."""
+        with tf.init_scope():
+            return float(self._bound_rule.gradient_noise_multiplier(self.iterations))
+
+    @property
+    def count_stddevs(self) -> tuple[float, ...]:
+        """The noise stddev on each sum of the clip rule's indicators."""
+        return self._bound_rule.count_stddevs
+
+    @property
+    def expected_batch_size(self) -> float | None:
+        """The public expected number of examples in one logical step."""
+        return self._expected_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many physical batches make one logical step."""
+        return self._accumulation_steps
+
+    @property
+    def seed(self) -> int | None:
+        """The noise's seed; a run with a seed is not private."""
+        return self._seed
+
+    @property
+    def unit(self) -> str:
+        """What is clipped, for the accountant: "example", "batch" or "group"."""
+        if self._unit == "batch" and self._accumulation_steps > 1:
+            return "group"
+        return self._unit
+
+    @property
+    def perturbation(self) -> float:
+        """k of the Gaussian that is added to each record before clipping."""
+        return self._perturbation
+
+    @property
+    def clip_state(self) -> Any:
+        """The clip rule's current state."""
+        flat = [tf.convert_to_tensor(part) for part in self._clip_state]
+        return tf.nest.pack_sequence_as(self._bound_rule.rule.initial_state(), flat)
+
+    @property
+    def clip_norm(self) -> tf.Tensor:
+        """The current clip norm, a float32 scalar; see `clip_norms` for groups."""
+        return self._bound_rule.rule.clip_norm(self.clip_state)
+
+    @property
+    def clip_norms(self) -> dict[str, float]:
+        """The current clip norm of each group of variables."""
+        rule = self._bound_rule.rule
+        if not isinstance(rule, GroupedRule):
+            return {"all": float(self.clip_norm)}
+        norms = rule.clip_norms(self.clip_state).numpy().tolist()
+        return dict(zip(rule.layout.names, norms, strict=True))
+
+    @property
+    def _bound_rule(self) -> BoundRule:
+        if self._bound is None:
+            raise ValueError(
+                f"{self._rule} does not know the variables before the first step. Call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        return self._bound
+
+    @property
+    def public_layout(self) -> Groups:
+        """The groups whose gradient norms the clip rule takes from public data.
+
+        Raises:
+          ValueError: if the rule takes none, or has been given them.
+        """
+        rule = self.clip
+        if not hasattr(rule, "with_public_norms"):
+            raise ValueError(
+                f"clip={rule} takes nothing from public data; PublicNormClip and "
+                "ScaledClip do."
+            )
+        return rule.layout
+
+    def set_public_norms(self, norms: Any) -> None:
+        """Sets each group's gradient norm on public data.
+
+        Args:
+          norms: `[L]` in the groups' order, or by group name; finite, 0 or above. They
+            must come from public data: no noise is added to them.
+
+        Raises:
+          ValueError: if they do not fit the clip rule's groups.
+        """
+        numbers = by_group("norms", norms, self.public_layout)
+        state = self.clip.with_public_norms(self.clip_state, numbers)
+        for variable, value in zip(
+            self._clip_state, tf.nest.flatten(state), strict=True
+        ):
+            variable.assign(value)
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, such that ``from_config`` makes the same optimizer."""
+        config = super().get_config()
+        config.update(
+            clip=serialize_rule(self.clip),
+            noise_multiplier=as_config(self._noise_setting),
+            expected_batch_size=self._expected_batch_size,
+            accumulation_steps=self._accumulation_steps,
+            unit=self._unit,
+            perturbation=self._perturbation,
+            check_isolation=self._check_isolation,
+            gradient_memory=self._gradient_memory,
+            seed=self._seed,
+        )
+        return config
+
+    # Steps.
+
+    @tf.autograph.experimental.do_not_convert
+    def minimize(self, loss, var_list, tape=None):
+        """One physical batch: clip, sum and, when the logical step is full, the rest.
+
+        Args:
+          loss: the loss tensor (one loss per example, or a scalar that the engine can
+            take apart), or a callable that computes it.
+          var_list: the variables to train.
+          tape: the tape that recorded `loss`; needed in eager code only.
+        """
+        gradients = self._records(loss, var_list, tape)
+        sums, counts, shared = self._clipped(gradients)
+        if self._accumulation_steps == 1:
+            self._finish(gradients, sums, counts, shared)
+            return
+        kept = self._transient
+        places = [kept.places[id(v)] for v in gradients.variables]
+        for place, part in zip(places, sums, strict=True):
+            total = kept.sums[place]
+            total.assign_add(tf.cast(part, total.dtype))
+        kept.counts.assign_add(counts)
+        filled = kept.filled.assign_add(1, read_value=True)
+
+        def finish():
+            totals = [tf.convert_to_tensor(kept.sums[place]) for place in places]
+            self._finish(gradients, totals, tf.convert_to_tensor(kept.counts), shared)
+            for total in (*kept.sums, kept.counts, kept.filled):
+                total.assign(tf.zeros_like(total))
+            return tf.constant(True)
+
+        tf.cond(filled >= self._accumulation_steps, finish, lambda: tf.constant(False))
+
+    @tf.autograph.experimental.do_not_convert
+    def compute_gradients(self, loss, var_list, tape=None):
+        """The private gradients of one logical step, for `apply_gradients`.
+
+        The clip norm moves here. Use `minimize` with `accumulation_steps` above 1.
+        """
+        if self._accumulation_steps != 1:
+            raise ValueError(
+                "compute_gradients cannot accumulate. Call optimizer.minimize(loss, "
+                "variables, tape=tape) for each physical batch instead."
+            )
+        gradients = self._records(loss, var_list, tape)
+        return self._release(gradients, *self._clipped(gradients))
+
+    def apply_gradients(self, grads_and_vars, name=None, **kwargs):
+        """Applies gradients that this optimizer made private; refuses all others."""
+        grads_and_vars = list(grads_and_vars)
+        issued = {id(gradient) for gradient in self._transient.issued}
+        if any(g is not None and id(g) not in issued for g, _ in grads_and_vars):
+            raise ValueError(
+                f"{type(self).__name__}.apply_gradients got gradients that it did not "
+                "make private: they would be applied without clipping and noise. Call "
+                "optimizer.minimize(loss, variables, tape=tape) instead of "
+                "tape.gradient and apply_gradients. (A LossScaleOptimizer around this "
+                "optimizer also causes this; it would scale gradients before the clip: "
+                "use mixed_bfloat16, which needs none.)"
+            )
+        self._transient.issued = []
+        return super().apply_gradients(grads_and_vars, name=name, **kwargs)
+
+    def finalize_variable_values(self, var_list):
+        """Runs at the end of `fit`; raises if compiled steps found a broken batch."""
+        status = self._transient.status
+        if status is not None and tf.executing_eagerly() and int(status) == FAILED:
+            raise ExampleIsolationError(
+                "An example's gradient depends on other examples (found on the first "
+                "step, inside code compiled by XLA, which cannot raise). No example "
+                "contributed to this run: the weights hold noise only. Run once "
+                "without jit_compile to see which variable and op are to blame."
+            )
+        return super().finalize_variable_values(var_list)
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        if save_type == "savedmodel" and int(self.iterations) > 0:
+            warnings.warn(
+                "Keras does not read an optimizer's state back from a SavedModel: the "
+                "clip norm would start afresh, and the number of steps from 0, so that "
+                "the privacy spent would be counted too low. Save to a .keras file, or "
+                "use tf.train.Checkpoint.",
+                stacklevel=2,
+            )
+        return super()._trackable_children(save_type, **kwargs)
+
+    def _records(self, loss, var_list, tape):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not support several replicas ("
+                f"{replicas} here): each would clip and add noise on its own."
+            )
+        if callable(loss):
+            tape = tf.GradientTape() if tape is None else tape
+            with tape:
+                loss = loss()
+        if callable(var_list):
+            var_list = var_list()
+        var_list = tf.nest.flatten(var_list)
+        if not var_list:
+            raise ValueError(
+                "There is nothing to train: the model has no trainable variables."
+            )
+        with tf.init_scope():
+            self.build(var_list)
+        self._check_public_norms()
+        perturbation = None
+        if self._perturbation > 0:
+            perturbation = (self._perturbation, self._noise.seed_pair())
+        if isinstance(loss, tf.__internal__.EagerTensor):
+            if self._unit == "batch":
+                raise ValueError(
+                    'unit="batch" needs a graph, in which it sees what layers keep of '
+                    "private batches: compile without run_eagerly=True, or put the "
+                    "step into a tf.function."
+                )
+            return EagerGradients(loss, var_list, tape, perturbation)
+        loss = tf.convert_to_tensor(loss)
+        if self._unit == "batch":
+            private_state.keep_public(loss)
+            return WholeGradient(loss, var_list, perturbation)
+        # Every trace builds a graph of its own, which is to be checked.
+        with tf.init_scope():
+            self._transient.status.assign(UNCHECKED)
+        records = PerExampleGradients(
+            loss,
+            var_list,
+            nominal_batch_size=self._divisor / self._accumulation_steps,
+            memory=self._gradient_memory,
+            check_isolation=self._check_isolation,
+            status=self._transient.status,
+            perturbation=perturbation,
+        )
+        private_state.keep_public(loss)
+        return records
+
+    def _check_public_norms(self) -> None:
+        rule = self._bound_rule.rule
+        if not hasattr(rule, "knows_norms"):
+            return
+        with tf.init_scope():
+            state = self.clip_state
+            if not tf.executing_eagerly() or bool(rule.knows_norms(state)):
+                return
+        raise ValueError(
+            f"{type(rule).__name__} does not know the gradient norms of public data. "
+            "Add dpc.keras.PublicGradientNorms((public_x, public_y)) to the callbacks "
+            "of fit, or call optimizer.set_public_norms(norms), or give them to the "
+            "rule."
+        )
+
+    def _clipped(self, records):
+        """The clipped sums, the sums of indicators and the shared gradients."""
+        rule, state = self._bound_rule.rule, self.clip_state
+        norms = records.record_norms(rule.assignment)
+        sums = records.clipped_sum(rule, state, norms)
+        indicators = rule.indicators(norms, state, records.present)
+        indicators = tf.where(records.isolated, indicators, 0.0)
+        return sums, tf.reduce_sum(indicators, axis=0), records.shared_gradients()
+
+    def _finish(self, gradients, sums, counts, shared):
+        released = self._release(gradients, sums, counts, shared)
+        self.apply_gradients(released)
+
+    def _release(self, gradients, sums, counts, shared):
+        """Noise with the clip that was applied, divide, and only then adapt."""
+        rule, state = self._bound_rule.rule, self.clip_state
+        multiplier = self._bound_rule.gradient_noise_multiplier(self.iterations)
+        stddevs = multiplier * rule.noise_scales(state)
+        if rule.assignment is None:
+            stddevs = [stddevs] * len(gradients.variables)
+        else:
+            columns = tf.unstack(stddevs)
+            stddevs = [columns[column] for column in rule.assignment]
+        drawn = [i for i, c in enumerate(gradients.connected) if c]
+        noise = self._noise.sample_all(
+            [gradients.variables[i].shape for i in drawn],
+            [stddevs[i] for i in drawn],
+            [sums[i].dtype for i in drawn],
+        )
+        noisy = {i: sums[i] + part for i, part in zip(drawn, noise, strict=True)}
+        released = []
+        for i, (variable, extra) in enumerate(
+            zip(gradients.variables, shared, strict=True)
+        ):
+            private = None
+            if i in noisy:
+                private = tf.cast(noisy[i] / self._divisor, variable.dtype)
+            if extra is not None:
+                extra = tf.convert_to_tensor(extra)
+                private = extra if private is None else private + extra
+            released.append((private, variable))
+        self._adapt(state, counts)
+        self._transient.issued = [g for g, _ in released if g is not None]
+        return released
+
+    def _adapt(self, state, counts):
+        if not self._clip_state:
+            return
+        bound = self._bound_rule
+        stddevs = tf.constant(bound.count_stddevs, tf.float32)
+        if bound.count_stddevs:
+            counts += self._noise.sample([len(bound.count_stddevs)], 1.0) * stddevs
+        fractions = tf.clip_by_value(counts / self._divisor + 0.5, 0, 1)
+        new = tf.nest.flatten(bound.rule.next_state(state, fractions))
+        for variable, value in zip(self._clip_state, new, strict=True):
+            variable.assign(value)
+
+    def build(self, var_list):
+        """Makes the variables; the un-noised sums among them are never saved."""
+        super().build(var_list)
+        if self._bound is None:
+            rule = self._rule.bind([v.name for v in var_list])
+            self._bind(BoundRule(rule, self._noise_setting, self._divisor))
+        elif self._bound.rule.assignment is not None:
+            self._bound.check_names([v.name for v in var_list])
+        kept = self._transient
+        if kept.status is not None:
+            return
+        with tf.init_scope():
+            kept.status = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)
+            if self._accumulation_steps == 1:
+                return
+            kept.sums = [
+                tf.Variable(
+                    tf.zeros(v.shape, v.dtype if v.dtype.size >= 4 else tf.float32),
+                    trainable=False,
+                )
+                for v in var_list
+            ]
+            kept.places = {id(v): i for i, v in enumerate(var_list)}
+            zeros = tf.zeros([len(self._bound.count_stddevs)], tf.float32)
+            kept.counts = tf.Variable(zeros, trainable=False)
+            kept.filled = tf.Variable(0, trainable=False)

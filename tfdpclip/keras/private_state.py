@@ -1,0 +1,173 @@
+"""What a model keeps of its training batches, besides what its gradients say."""
+
+from __future__ import annotations
+
+import warnings
+
+import tensorflow as tf
+
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_CALLS = (
+    "If",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "While",
+)
+# What a variable's public copy is called, as an attribute of the variable.
+PUBLIC_COPY = "_tfdpclip_public_copy"
+
+
+class PrivateStateWarning(UserWarning):
+    """A layer keeps something of the training data."""
+
+
+@tf.autograph.experimental.do_not_convert
+def keep_public(loss: tf.Tensor) -> None:
+    """Puts public statistics back into layers that collect them from training batches.
+
+    Batch normalisation writes averages of its training batches into the model, without
+    noise. This reverts what was written for `loss`, right after it was written.
+
+    Args:
+      loss: the loss, in the graph that computed it.
+
+    Raises:
+      ValueError: if a layer has no public statistics to go back to.
+    """
+    statistics, others = _written(loss)
+    missing = [v for v in statistics if getattr(v, PUBLIC_COPY, None) is None]
+    if missing:
+        raise ValueError(
+            f"{_named(missing)} would hold averages of private batches, without noise: "
+            "they are saved with the model. Let them come from public data: "
+            "model.fit(..., callbacks=[dpc.keras.PublicBatchStatistics(public_x)]), "
+            "or, in a loop of your own, "
+            "dpc.keras.PublicBatchStatistics(public_x).attach(model). Or do without: "
+            "model = dpc.keras.convert_batchnorm(model)."
+        )
+    for variable in statistics:
+        variable.assign(getattr(variable, PUBLIC_COPY))
+    if others:
+        warnings.warn(
+            f"{_named(others)} is assigned values that depend on the batch. If it is "
+            "saved with the model, or used in other steps, it releases private data "
+            "without noise.",
+            PrivateStateWarning,
+            stacklevel=2,
+        )
+
+
+def _named(variables) -> str:
+    return ", ".join(v.name for v in variables[:4]) + (
+        f" and {len(variables) - 4} more" if len(variables) > 4 else ""
+    )
+
+
+def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
+    """Running statistics, and other variables, that the loss's graph writes data to."""
+    graph = loss.graph
+    owners = _owners(graph)
+    statistics: dict[int, tf.Variable] = {}
+    others: dict[int, tf.Variable] = {}
+    seen: dict = {}
+    for op in graph.get_operations():
+        if op is loss.op:
+            break
+        if op.type in _ASSIGNMENTS:
+            handles, values = [op.inputs[0]], op.inputs[1:]
+        elif op.type in _CALLS and _assigns_within(op):
+            handles = [t for t in op.inputs if t.dtype == tf.resource]
+            values = [t for t in op.inputs if t.dtype != tf.resource]
+        else:
+            continue
+        for handle in handles:
+            variable = owners.get(handle.ref())
+            if variable is None or variable.trainable or _is_metric(variable):
+                continue
+            if any(_from_data(value, graph, seen) for value in values):
+                averaged = variable.aggregation == tf.VariableAggregation.MEAN
+                kind = statistics if averaged else others
+                kind[id(variable)] = variable
+    return list(statistics.values()), list(others.values())
+
+
+def _owners(graph) -> dict:
+    """The variable behind each resource that the graph captured and read.
+
+    What is only written cannot be told from a metric's total, and cannot be used.
+    """
+    variables = {}
+    outer = graph
+    while outer is not None:
+        for variable in getattr(outer, "_watched_variables", ()):
+            variables[id(variable.handle)] = variable
+        outer = getattr(outer, "outer_graph", None)
+    owners = {}
+    for external, internal in getattr(graph, "captures", ()):
+        at = graph.outer_graph
+        while id(external) not in variables and hasattr(at, "captures"):
+            # A capture of a capture: loops and branches.
+            found = [e for e, i in at.captures if i is external]
+            if not found:
+                break
+            external, at = found[0], at.outer_graph
+        if id(external) in variables:
+            owners[internal.ref()] = variables[id(external)]
+    return owners
+
+
+def _is_metric(variable: tf.Variable) -> bool:
+    return (
+        variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.SUM
+    )
+
+
+def _assigns_within(op: tf.Operation) -> bool:
+    """Whether a called function assigns to any variable."""
+    pending = [op.get_attr(a).name for a in _function_attrs(op)]
+    known: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in known:
+            continue
+        known.add(name)
+        function = op.graph._get_function(name)
+        if function is None:
+            return True
+        definition = getattr(function, "cached_definition", None) or (
+            function.definition
+        )
+        for node in definition.node_def:
+            if node.op in _ASSIGNMENTS:
+                return True
+            for attr in node.attr.values():
+                if attr.WhichOneof("value") == "func":
+                    pending.append(attr.func.name)
+    return False
+
+
+def _function_attrs(op: tf.Operation) -> list[str]:
+    return [a.name for a in op.op_def.attr if a.type == "func"]
+
+
+def _from_data(tensor: tf.Tensor, graph, seen: dict) -> bool:
+    """Whether a tensor depends on anything but variables, constants and randomness."""
+    pending, visited = [tensor], set()
+    captured = {internal.ref() for _, internal in getattr(graph, "captures", ())}
+    while pending:
+        current = pending.pop()
+        if current.ref() in visited or current.dtype == tf.resource:
+            continue
+        visited.add(current.ref())
+        op = current.op
+        if op.type.startswith(("IteratorGetNext", "OptionalGetValue")):
+            return True
+        if op.type == "Placeholder":
+            if current.ref() in captured or current.dtype != tf.resource:
+                return True
+            continue
+        if op.type == "ReadVariableOp":
+            continue
+        pending.extend(op.inputs)
+    return False

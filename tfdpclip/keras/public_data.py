@@ -1,0 +1,289 @@
+"""Callbacks that take from public data what must not be taken from private data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.accounting import _validate
+from tfdpclip.clipping import layer_of
+from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.keras.private_state import PUBLIC_COPY
+
+
+def _batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
+    """(x, y, sample_weight) from arrays, (x, y) or a data set of batches."""
+    if not isinstance(data, tf.data.Dataset):
+        data = tf.data.Dataset.from_tensor_slices(data).batch(batch_size)
+    for element in data:
+        yield tf.keras.utils.unpack_x_y_sample_weight(element)
+
+
+def _check_data(data: Any) -> Any:
+    if data is None or isinstance(data, (str, bytes, int, float)):
+        raise ValueError(
+            f"data must be arrays or a tf.data.Dataset of batches, got {data!r}."
+        )
+    return data
+
+
+class PublicBatchStatistics(tf.keras.callbacks.Callback):
+    """Gives batch normalisation the statistics of public data.
+
+    Training with ``unit="batch"`` may normalise by the private batch, because the whole
+    batch is what is clipped. But the layers also write running averages of the batches
+    into the model, without noise. With this callback, they hold statistics of public
+    data at every moment: each training step puts the public ones back, and they are
+    recomputed with the current weights before every evaluation, at the end of every
+    epoch and at the end of training. Without it, `fit` refuses such a model.
+
+    *Formal guarantees*: what a layer's moving mean and variance hold depends on the
+    weights and on `data` alone.
+
+    Args:
+      data: public inputs: an array, (x, y), or a `tf.data.Dataset` of batches. In a
+        training pass over them, the statistics of all examples are pooled.
+      batch_size: for arrays.
+
+    Raises:
+      ValueError: if `data` is no data, or the model has no batch normalisation.
+    """
+
+    def __init__(self, data: Any, batch_size: int = 256):
+        super().__init__()
+        self._data = _check_data(data)
+        self._batch_size = _validate.integer("batch_size", batch_size, minimum=1)
+        self._attached: tf.keras.Model | None = None
+        self._current: int | None = None
+
+    def attach(self, model: tf.keras.Model) -> PublicBatchStatistics:
+        """For loops without `fit`: marks the model's statistics and computes them."""
+        _build(model, self._data, self._batch_size)
+        if self._attached is not model:
+            self._forward = tf.function(lambda x: model(x, training=True))
+        self._attached = model
+        layers = self._layers()
+        if not layers:
+            raise ValueError(
+                f"{model.name} has no BatchNormalization layer that trains; "
+                "PublicBatchStatistics has nothing to do."
+            )
+        for layer in layers:
+            for variable in (layer.moving_mean, layer.moving_variance):
+                if getattr(variable, PUBLIC_COPY, None) is None:
+                    copy = tf.Variable(variable, trainable=False)
+                    setattr(variable, PUBLIC_COPY, copy)
+        self.update()
+        return self
+
+    def update(self) -> None:
+        """Recomputes the statistics with the current weights."""
+        layers = self._layers()
+        totals = [[0.0, 0.0] for _ in layers]
+        count = 0
+        momenta = [layer.momentum for layer in layers]
+        try:
+            for layer in layers:
+                layer.momentum = 0.0  # The averages become those of one batch.
+            for x, _, _ in _batches(self._data, self._batch_size):
+                size = len(tf.nest.flatten(x)[0])
+                if size == 0:
+                    continue
+                self._forward(x)
+                count += size
+                for total, layer in zip(totals, layers, strict=True):
+                    mean = layer.moving_mean.numpy().astype(np.float64)
+                    variance = layer.moving_variance.numpy().astype(np.float64)
+                    total[0] += size * mean
+                    total[1] += size * (variance + mean**2)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+        if count == 0:
+            raise ValueError("data of PublicBatchStatistics has no examples.")
+        for (first, second), layer in zip(totals, layers, strict=True):
+            mean = first / count
+            variance = np.maximum(second / count - mean**2, 0.0)
+            for variable, value in (
+                (layer.moving_mean, mean),
+                (layer.moving_variance, variance),
+            ):
+                variable.assign(value.astype(variable.dtype.as_numpy_dtype))
+                getattr(variable, PUBLIC_COPY).assign(variable)
+
+    def on_train_begin(self, logs=None):
+        del logs
+        self.attach(self.model)
+        self._current = self._iterations()
+
+    def on_test_begin(self, logs=None):
+        del logs
+        self._refresh()
+
+    def on_epoch_end(self, epoch, logs=None):
+        del epoch, logs
+        self._refresh()
+
+    def on_train_end(self, logs=None):
+        del logs
+        self._refresh()
+
+    def _iterations(self) -> int:
+        return int(self.model.optimizer.iterations.numpy())
+
+    def _refresh(self) -> None:
+        if self._attached is not self.model:
+            self.attach(self.model)
+        elif self._current != self._iterations():
+            self.update()
+        self._current = self._iterations()
+
+    def _layers(self) -> list[tf.keras.layers.BatchNormalization]:
+        found = self._attached._flatten_layers(include_self=False)
+        kind = tf.keras.layers.BatchNormalization
+        return [layer for layer in found if isinstance(layer, kind) and layer.trainable]
+
+
+class _NormMeter:
+    """Mean per-example gradient norms of a compiled model."""
+
+    def __init__(self, model: tf.keras.Model, assignment: list[int]):
+        if model.optimizer is None:
+            raise ValueError("Compile the model first: its loss is needed.")
+        self._model = model
+        self._assignment = assignment
+        self._measure = tf.function(self._graph, reduce_retracing=True)
+
+    def _graph(self, x, y, sample_weight):
+        # Inference mode: in training mode batch normalisation mixes examples.
+        predicted = self._model(x, training=False)
+        loss = self._model.compute_loss(x, y, predicted, sample_weight)
+        gradients = PerExampleGradients(loss, self._model.trainable_variables)
+        norms = gradients.record_norms(self._assignment)
+        counted = tf.cast(gradients.present, norms.dtype)[:, tf.newaxis]
+        return tf.reduce_sum(norms * counted, 0), tf.reduce_sum(counted)
+
+    def __call__(self, data: Any, batch_size: int) -> np.ndarray:
+        # Computing the loss adds to the model's own metrics.
+        metrics = [v for metric in self._model.metrics for v in metric.variables]
+        before = [v.numpy() for v in metrics]
+        total, count = 0.0, 0.0
+        for x, y, sample_weight in _batches(data, batch_size):
+            sums, present = self._measure(x, y, sample_weight)
+            total = total + sums.numpy().astype(np.float64)
+            count += float(present)
+        for variable, value in zip(metrics, before, strict=True):
+            variable.assign(value)
+        if count == 0:
+            raise ValueError("data has no examples to measure gradient norms on.")
+        if not np.isfinite(total).all():
+            raise ValueError(
+                "The gradient norms on the public data are not finite: look for NaN "
+                "or infinite values there, or for weights that have diverged."
+            )
+        return total / count
+
+
+def public_gradient_norms(
+    model: tf.keras.Model, data: Any, batch_size: int = 64
+) -> dict[str, float]:
+    """Mean per-example gradient norm of each layer, on public data.
+
+    The numbers carry no noise: never run this on private data for a clip rule.
+
+    Args:
+      model: a compiled model.
+      data: public (x, y), or a `tf.data.Dataset` of batches.
+      batch_size: for arrays.
+
+    Returns:
+      e_h for each layer with trainable variables, by layer name, for `norms` of
+      `LayerwiseClip` and `PublicNormClip`.
+
+    Raises:
+      ValueError: if the model is not compiled, or a norm is not finite.
+    """
+    _check_data(data)
+    _build(model, data, batch_size)
+    layers = [layer_of(v.name) for v in model.trainable_variables]
+    names = list(dict.fromkeys(layers))
+    meter = _NormMeter(model, [names.index(layer) for layer in layers])
+    return dict(zip(names, meter(data, batch_size).tolist(), strict=True))
+
+
+def _build(model: tf.keras.Model, data: Any, batch_size: int) -> None:
+    if not model.built:
+        x, _, _ = next(_batches(data, batch_size))
+        model(x, training=False)
+
+
+class PublicGradientNorms(tf.keras.callbacks.Callback):
+    """Measures gradient norms on public data for `PublicNormClip` and `ScaledClip`.
+
+    Nguyen et al. (2023), section 3.3: at the start of training and after every epoch.
+    Gradients are taken in inference mode, where batch normalisation uses the statistics
+    in the model, which `PublicBatchStatistics` keeps public (put it first).
+
+    Args:
+      data: public (x, y), or a `tf.data.Dataset` of batches.
+      every: "epoch", or a number of steps.
+      batch_size: for arrays.
+
+    Raises:
+      ValueError: if an argument is out of range, or the optimizer's clip rule has no
+        use for public norms.
+    """
+
+    def __init__(self, data: Any, every: str | int = "epoch", batch_size: int = 64):
+        super().__init__()
+        self._data = _check_data(data)
+        self._batch_size = _validate.integer("batch_size", batch_size, minimum=1)
+        if every != "epoch":
+            every = _validate.integer("every", every, minimum=1)
+        self._every = every
+        self._meter: _NormMeter | None = None
+
+    @property
+    def norms(self) -> dict[str, float]:
+        """The norms measured last, by group."""
+        return dict(self._norms)
+
+    def on_train_begin(self, logs=None):
+        del logs
+        model = self.model
+        optimizer = model.optimizer
+        if not hasattr(optimizer, "set_public_norms"):
+            raise ValueError(
+                "PublicGradientNorms needs an optimizer of dpc.keras, with "
+                "clip=dpc.PublicNormClip() or clip=dpc.ScaledClip()."
+            )
+        _build(model, self._data, self._batch_size)
+        optimizer.build(model.trainable_variables)
+        layout = optimizer.public_layout
+        self._names = layout.names
+        self._meter = _NormMeter(model, list(layout.assignment))
+        self.update()
+
+    def update(self) -> None:
+        """Measures, and hands the norms to the optimizer."""
+        norms = self._meter(self._data, self._batch_size)
+        self._norms = dict(zip(self._names, norms.tolist(), strict=True))
+        self.model.optimizer.set_public_norms(norms)
+        self._measured_at = int(self.model.optimizer.iterations.numpy())
+
+    def on_epoch_begin(self, epoch, logs=None):
+        del logs
+        if self._every == "epoch" and epoch > 0:
+            self.update()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        del batch, logs
+        if self._every == "epoch":
+            return
+        if int(self.model.optimizer.iterations.numpy()) - self._measured_at >= (
+            self._every
+        ):
+            self.update()

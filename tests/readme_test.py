@@ -1,4 +1,4 @@
-"""What README.md shows works."""
+"""What README.md and docs/ show works."""
 
 import pathlib
 import re
@@ -12,8 +12,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
 
 
 def test_the_first_block_is_short():
@@ -29,9 +32,30 @@ def test_python_blocks_run_in_order(capsys):
     assert "epsilon" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_of_docs_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks("python", page.read_text())
+    assert found
+    names: dict = {}
+    for block in found:
+        exec(compile(block, page.name, "exec"), names)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in (ROOT / "README.md", *PAGES):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
+
+
 @pytest.mark.parametrize(
     "command",
-    [line for block in blocks("console") for line in block.splitlines()],
+    [
+        line
+        for text in (README, *(page.read_text() for page in PAGES))
+        for block in blocks("console", text)
+        for line in block.splitlines()
+    ],
 )
 def test_commands_run(command):
     words = shlex.split(command)
@@ -51,7 +75,8 @@ def test_commands_run(command):
 def test_every_private_name_in_the_table_exists():
     import tfdpclip as dpc
 
-    table = "\n".join(line for line in README.splitlines() if line.startswith("| "))
+    text = "\n".join([README, *(page.read_text() for page in PAGES)])
+    table = "\n".join(line for line in text.splitlines() if line.startswith("| "))
     found = re.findall(r"dpc\.([a-zA-Z_.]+)", table)
     assert found
     for name in found:

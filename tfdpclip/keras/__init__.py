@@ -1,6 +1,7 @@
 """Keras optimizers, callbacks and checks for differentially private training."""
 
 from tfdpclip.keras.isolation import check_isolation
+from tfdpclip.keras.normalization import FrozenBatchNormalization, convert_batchnorm
 from tfdpclip.keras.optimizers import (
     DPSGD,
     DPAdagrad,
@@ -16,6 +17,7 @@ from tfdpclip.keras.public_data import (
     PublicGradientNorms,
     public_gradient_norms,
 )
+from tfdpclip.keras.transfer import TrainableCounts, film
 
 __all__ = [
     "DPSGD",
@@ -23,11 +25,15 @@ __all__ = [
     "DPAdam",
     "DPAdamW",
     "DPRMSprop",
+    "FrozenBatchNormalization",
     "PrivacyBudget",
     "PrivateStateWarning",
     "PublicBatchStatistics",
     "PublicGradientNorms",
+    "TrainableCounts",
     "check_isolation",
+    "convert_batchnorm",
+    "film",
     "privatize",
     "public_gradient_norms",
 ]

@@ -1,0 +1,238 @@
+"""Batch normalisation: with frozen statistics, or turned into group normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+_L = tf.keras.layers
+_BATCHNORM_BASE = _L.BatchNormalization.__mro__[1]
+# Fewer elements than this have no statistics worth dividing by: with one element in a
+# group every input is mapped to the offset, with two to plus or minus the scale.
+_LEAST_PER_GROUP = 16
+
+
+@tf.keras.saving.register_keras_serializable("tfdpclip")
+class FrozenBatchNormalization(tf.keras.layers.BatchNormalization):
+    """Batch normalisation by its moving statistics, also while training.
+
+    Scale and offset train; mean and variance neither adapt nor depend on the batch,
+    so that the examples of a batch stay apart. `film` turns every
+    `BatchNormalization` of a model into this class, which is saved and loaded as such.
+
+    *Formal guarantees*: the output for an example does not depend on other examples,
+    and nothing is written to the moving statistics, whatever `training` says.
+
+    Takes the arguments of `tf.keras.layers.BatchNormalization`.
+
+    >>> layer = FrozenBatchNormalization(epsilon=0.0)
+    >>> layer(tf.constant([[5.0], [7.0]]), training=True).numpy().ravel().tolist()
+    [5.0, 7.0]
+    """
+
+    def call(self, inputs, training=None, mask=None):
+        del training, mask  # the mask matters to the statistics of a batch only
+        return super().call(inputs, training=False)
+
+
+def check_built(model):
+    if not isinstance(model, tf.keras.Model):
+        raise ValueError(f"model must be a Keras model, got {type(model).__name__}.")
+    if not model.built:
+        raise ValueError(
+            f"model {model.name!r} has no variables yet: call it on a batch, or "
+            "model.build(input_shape), and load its weights first."
+        )
+
+
+def check_batchnorm(layer):
+    """The kinds of batch normalisation that cannot be frozen from outside."""
+    known = (_L.BatchNormalization, FrozenBatchNormalization)
+    if isinstance(layer, _BATCHNORM_BASE) and type(layer) not in known:
+        raise ValueError(
+            f"model has a layer {layer.name!r} of class {type(layer).__name__}, a "
+            "variant of BatchNormalization whose statistics may depend on the batch, "
+            "so that examples would not be apart. Build the model with "
+            "tf.keras.layers.BatchNormalization or GroupNormalization in its place."
+        )
+
+
+def freeze_statistics(layer):
+    if type(layer) is _L.BatchNormalization:
+        # The class, not an attribute of the object, so that saving keeps it.
+        object.__setattr__(layer, "__class__", FrozenBatchNormalization)
+
+
+def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model:
+    """A copy of `model` with GroupNormalization for every BatchNormalization.
+
+    Batch normalisation combines the examples of a batch, so that clipping each example
+    protects nobody; group normalisation (Wu and He, 2018) does not. Scales, offsets and
+    all other weights are copied. The outputs are not the same: the moving statistics
+    have no counterpart, and the model needs training. Layers keep their names.
+
+    Args:
+      model: a built functional or Sequential model, nested ones included.
+      groups: the largest number of groups, 1 or above. A layer gets the largest number
+        up to that which divides its channels and leaves 16 elements (channels times
+        positions) in a group, so that a group has statistics.
+
+    Returns:
+      A new model, not compiled; `model` is not changed.
+
+    Raises:
+      ValueError: if the model is not built, is subclassed or hides a batch
+        normalisation inside a layer of its own, has none at all, or if `groups` is not
+        a positive integer.
+
+    >>> model = tf.keras.Sequential([
+    ...     tf.keras.Input((8, 8, 3)), tf.keras.layers.Conv2D(48, 3),
+    ...     tf.keras.layers.BatchNormalization(name="bn")])
+    >>> convert_batchnorm(model).get_layer("bn").groups
+    24
+    """
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
+    check_built(model)
+    if not any(_is_batchnorm(layer) for layer in model._flatten_layers()):
+        raise ValueError("model has no BatchNormalization: use it as it is.")
+    return _convert(model, groups, set())
+
+
+def _is_batchnorm(layer) -> bool:
+    return isinstance(layer, _BATCHNORM_BASE)
+
+
+def _convert(model, groups, seen):
+    if not _can_convert(model):
+        raise ValueError(
+            f"model {model.name!r} is a subclass of tf.keras.Model, whose structure "
+            "only its code knows: write tf.keras.layers.GroupNormalization(groups) for "
+            "BatchNormalization() there."
+        )
+    pairs: list[tuple] = []
+
+    def clone(layer):
+        if id(layer) in seen:
+            raise ValueError(
+                f"model: the layer {layer.name!r} is in more than one model, and would "
+                "become two. Build the model with GroupNormalization instead."
+            )
+        seen.add(id(layer))
+        new = _clone_layer(layer, groups, seen)
+        pairs.append((layer, new))
+        return new
+
+    converted = tf.keras.models.clone_model(model, clone_function=clone)
+    if not converted.built and model.built:
+        converted.build(model.input_shape)
+    for old, new in pairs:
+        if _is_batchnorm(old):
+            new.trainable = old.trainable
+            for name in ("gamma", "beta"):
+                if getattr(old, name, None) is not None:
+                    getattr(new, name).assign(getattr(old, name))
+        elif not _can_convert(old):  # which would have copied its own
+            _copy(old, new)
+    converted._trainable = model._trainable
+    return converted
+
+
+def _can_convert(layer) -> bool:
+    return isinstance(layer, tf.keras.Sequential) or (
+        isinstance(layer, tf.keras.Model) and layer._is_graph_network
+    )
+
+
+def _clone_layer(layer, groups, seen):
+    if _is_batchnorm(layer):
+        return _group_normalization(layer, groups)
+    if _can_convert(layer):
+        return _convert(layer, groups, seen)
+    if any(_is_batchnorm(part) for part in layer._flatten_layers()):
+        raise ValueError(
+            f"model: the layer {layer.name!r} (a {type(layer).__name__}) has a "
+            "BatchNormalization inside, where it cannot be replaced from outside. "
+            "Build that layer with tf.keras.layers.GroupNormalization instead."
+        )
+    try:
+        return type(layer).from_config(layer.get_config())
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"model: the layer {layer.name!r} (a {type(layer).__name__}) cannot be "
+            "made again from its get_config(). Give the class a get_config that "
+            "returns all arguments of its constructor."
+        ) from error
+
+
+def _group_normalization(layer, groups):
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    shape = layer.input_spec.ndim, layer.input_spec.axes
+    if len(axes) != 1:
+        raise ValueError(
+            f"model: {layer.name!r} normalises over axes {axes}; only one is supported."
+        )
+    axis = axes[0] % shape[0]
+    channels = int(shape[1][axis])
+    return _L.GroupNormalization(
+        groups=_fitting_groups(channels, groups, _positions(layer, axis)),
+        axis=axis,
+        epsilon=layer.epsilon,
+        center=layer.center,
+        scale=layer.scale,
+        beta_initializer=layer.beta_initializer,
+        gamma_initializer=layer.gamma_initializer,
+        beta_regularizer=layer.beta_regularizer,
+        gamma_regularizer=layer.gamma_regularizer,
+        beta_constraint=layer.beta_constraint,
+        gamma_constraint=layer.gamma_constraint,
+        name=layer.name,
+        dtype=layer.dtype_policy if hasattr(layer, "dtype_policy") else layer.dtype,
+    )
+
+
+def _positions(layer, axis) -> int:
+    """How many positions an example has in each channel; enough if not known."""
+    rank = layer.input_spec.ndim
+    try:
+        shapes = [node.input_shapes for node in layer._inbound_nodes]
+        sizes = [
+            [n for i, n in enumerate(shape) if i not in (0, axis)] for shape in shapes
+        ]
+    except (AttributeError, TypeError):
+        sizes = []
+    known = [int(np.prod(s)) for s in sizes if len(s) == rank - 2 and None not in s]
+    if rank == 2:
+        return 1
+    return min(known, default=_LEAST_PER_GROUP)
+
+
+def _fitting_groups(channels: int, groups: int, positions: int) -> int:
+    fitting = [
+        k
+        for k in range(1, min(groups, channels) + 1)
+        if channels % k == 0 and channels // k * positions >= _LEAST_PER_GROUP
+    ]
+    return max(fitting, default=1)
+
+
+def _copy(old, new):
+    """Weights and what trains, part by part: orders differ where parts are frozen."""
+    parts: Sequence = list(
+        zip(old._flatten_layers(), new._flatten_layers(), strict=True)
+    )
+    for source, target in parts:
+        target.trainable = source._trainable
+    for source, target in parts:
+        theirs = source._trainable_weights + source._non_trainable_weights
+        ours = target._trainable_weights + target._non_trainable_weights
+        if [v.shape for v in theirs] != [v.shape for v in ours]:
+            raise ValueError(
+                f"model: the layer {source.name!r} (a {type(source).__name__}) has "
+                "other variables when it is made again from its get_config(): "
+                "let `build` make them all."
+            )
+        for variable, value in zip(ours, theirs, strict=True):
+            variable.assign(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfdpclip._version import __version__
 
 if TYPE_CHECKING:
-    from tfdpclip import accounting, gradients, keras, sampling
+    from tfdpclip import accounting, gradients, keras, sampling, testing
     from tfdpclip.clipping import (
         AutomaticClip,
         ClipRule,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 
-_MODULES = ("accounting", "gradients", "keras", "sampling")
+_MODULES = ("accounting", "gradients", "keras", "sampling", "testing")
 _HOMES = {
     "AutomaticClip": "tfdpclip.clipping",
     "ClipRule": "tfdpclip.clipping",
@@ -50,6 +50,7 @@ __all__ = [
     "gradients",
     "keras",
     "sampling",
+    "testing",
 ]
 
 

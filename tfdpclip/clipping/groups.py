@@ -54,20 +54,20 @@ def layer_of(name: str) -> str:
     return _bare(name).rpartition("/")[0] or _bare(name)
 
 
-def check_spec(groups: Any) -> None:
-    """Raises if `groups` cannot say which variables belong together.
+def normalized(groups: Any) -> GroupSpec:
+    """`groups` in the form in which it is kept, equal to itself after saving.
 
     Raises:
-      ValueError: if so.
+      ValueError: if it cannot say which variables belong together.
     """
     if groups is None or callable(groups):
-        return
+        return groups
     if isinstance(groups, bool):
         raise ValueError(_not_groups(groups))
     if isinstance(groups, int):
         if groups < 1:
             raise ValueError(f"groups must be 1 or more, got {groups}.")
-        return
+        return groups
     if isinstance(groups, str):
         if groups not in ("layer", "variable"):
             raise ValueError(
@@ -75,20 +75,34 @@ def check_spec(groups: Any) -> None:
                 f"{groups!r}. For one group of this name and one of the rest: "
                 f"groups=[{groups!r}, '.*']."
             )
-        return
-    patterns = groups.values() if isinstance(groups, Mapping) else groups
+        return groups
     if not isinstance(groups, (Mapping, Sequence)) or not len(groups):
         raise ValueError(_not_groups(groups))
-    for pattern in patterns:
-        for part in _parts(pattern):
-            if not isinstance(part, (str, re.Pattern)):
-                raise ValueError(_not_groups(groups))
-            try:
-                re.compile(part)
-            except re.error as error:
-                raise ValueError(
-                    f"groups has {part!r}, which is no regular expression: {error}."
-                ) from error
+    if isinstance(groups, Mapping):
+        return {str(name): _pattern(part, groups) for name, part in groups.items()}
+    return [_pattern(part, groups) for part in groups]
+
+
+def _pattern(pattern: Any, groups: Any) -> str | list[str]:
+    if isinstance(pattern, (list, tuple)) and pattern:
+        return [_pattern(part, groups) for part in pattern]
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        flags = pattern.flags & ~re.UNICODE
+        letters = "".join(
+            letter
+            for letter, flag in zip("imsx", (re.I, re.M, re.S, re.X), strict=True)
+            if flags & flag
+        )
+        return f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
+    if not isinstance(pattern, str):
+        raise ValueError(_not_groups(groups))
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"groups has {pattern!r}, which is no regular expression: {error}."
+        ) from error
+    return pattern
 
 
 def make_groups(
@@ -171,9 +185,7 @@ def _bare(name: str) -> str:
 
 
 def _parts(pattern: Any) -> list[Any]:
-    if isinstance(pattern, (str, re.Pattern)) or not isinstance(pattern, Sequence):
-        return [pattern]
-    return list(pattern)
+    return [pattern] if isinstance(pattern, str) else list(pattern)
 
 
 def _matched(groups: Any, names: Sequence[str]) -> list[str]:
@@ -183,8 +195,7 @@ def _matched(groups: Any, names: Sequence[str]) -> list[str]:
         patterns = {}
         for entry in groups:
             parts = _parts(entry)
-            label = "+".join(getattr(p, "pattern", p) for p in parts)
-            patterns[label] = parts
+            patterns["+".join(parts)] = parts
     labels: list[str | None] = [None] * len(names)
     for label, parts in patterns.items():
         for part in parts:
@@ -193,12 +204,12 @@ def _matched(groups: Any, names: Sequence[str]) -> list[str]:
                 hits = [i for i, name in enumerate(names) if re.search(part, name)]
             if not hits:
                 raise ValueError(
-                    f"groups has {getattr(part, 'pattern', part)!r}, which matches no "
-                    f"variable; the variables are {', '.join(names)}."
+                    f"groups has {part!r}, which matches no variable; the variables "
+                    f"are {', '.join(names)}."
                 )
             for i in hits:
-                labels[i] = labels[i] or label
-    missing = [name for name, label in zip(names, labels, strict=True) if not label]
+                labels[i] = label if labels[i] is None else labels[i]
+    missing = [n for n, label in zip(names, labels, strict=True) if label is None]
     if missing:
         raise ValueError(
             f"groups leaves out {', '.join(missing)}. End with '.*' to put all other "
@@ -214,7 +225,7 @@ def _matched(groups: Any, names: Sequence[str]) -> list[str]:
 
 
 def _named(part: Any, name: str) -> bool:
-    return isinstance(part, str) and (name == part or name.startswith(f"{part}/"))
+    return name == part or name.startswith(f"{part}/")
 
 
 def _similar(count: int, names: Sequence[str], norms: Any) -> list[str]:

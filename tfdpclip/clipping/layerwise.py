@@ -15,8 +15,8 @@ from tfdpclip.clipping.groups import (
     Groups,
     GroupSpec,
     by_group,
-    check_spec,
     make_groups,
+    normalized,
 )
 from tfdpclip.clipping.rules import AutomaticClip, ClipRule, FixedClip, QuantileClip
 from tfdpclip.clipping.serialization import as_rule, serialize_rule
@@ -53,8 +53,9 @@ class GroupedRule(ClipRule):
         return self.layout.assignment
 
     def bind(self, names: Sequence[str]) -> GroupedRule:
-        bound = dataclasses.replace(self)
         layout = make_groups(self.groups, names, getattr(self, "norms", None))
+        groups = layout.as_mapping() if callable(self.groups) else self.groups
+        bound = dataclasses.replace(self, groups=groups)
         object.__setattr__(bound, "_layout", layout)
         bound._check_bound()
         return bound
@@ -63,16 +64,12 @@ class GroupedRule(ClipRule):
         """Raises if the settings do not fit the groups."""
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        groups = self.groups
-        if callable(groups):
-            if "_layout" not in self.__dict__:
-                raise ValueError(
-                    "groups is a function, which cannot be saved before the variables "
-                    "are known. Use names or regular expressions."
-                )
-            config["groups"] = self.layout.as_mapping()
-        return config
+        if callable(self.groups):
+            raise ValueError(
+                "groups is a function, which cannot be saved before the variables are "
+                "known. Use names or regular expressions."
+            )
+        return self._identity()
 
     @abc.abstractmethod
     def noise_scales(self, state: Any) -> tf.Tensor:
@@ -131,8 +128,9 @@ class LayerwiseClip(GroupedRule):
     norms: Mapping[str, float] | None = None
 
     def __post_init__(self):
-        check_spec(self.groups)
+        object.__setattr__(self, "groups", normalized(self.groups))
         _check_allocation(self.allocation)
+        object.__setattr__(self, "norms", _numbers("norms", self.norms))
         rule = self.rule
         if isinstance(rule, Mapping) and "class_name" not in rule:
             rule = {str(key): _flat("rule", part) for key, part in rule.items()}
@@ -172,8 +170,8 @@ class LayerwiseClip(GroupedRule):
         elementwise = type(first) in (FixedClip, QuantileClip, AutomaticClip)
         return first if elementwise and all(r == first for r in others) else None
 
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
+    def _identity(self) -> dict[str, Any]:
+        config = super()._identity()
         if isinstance(self.rule, dict):
             config["rule"] = {k: serialize_rule(r) for k, r in self.rule.items()}
         elif isinstance(self.rule, tuple):
@@ -252,20 +250,21 @@ class _PublicRule(GroupedRule):
     def _base(self) -> ClipRule:
         raise NotImplementedError
 
-    def _given(self) -> Any:
+    @property
+    def given(self) -> Any:
         """Public numbers among the settings, or None to wait for the callback."""
         raise NotImplementedError
 
     def _check_bound(self) -> None:
-        if self._given() is not None:
+        if self.given is not None:
             self._numbers()
 
     def _numbers(self) -> list[float]:
         name = "multipliers" if isinstance(self, ScaledClip) else "norms"
-        return by_group(name, self._given(), self.layout)
+        return by_group(name, self.given, self.layout)
 
     def initial_state(self) -> Any:
-        if self._given() is None:
+        if self.given is None:
             numbers = tf.fill([len(self.layout)], UNKNOWN)
         else:
             numbers = tf.constant(self._numbers(), tf.float32)
@@ -331,22 +330,23 @@ class PublicNormClip(_PublicRule):
     floor: float = 1e-3
 
     def __post_init__(self):
-        check_spec(self.groups)
+        object.__setattr__(self, "groups", normalized(self.groups))
         _check_allocation(self.allocation)
         _check_floor(self.floor)
         if self.master_norm is not None:
             rule = _flat("master_norm", self.master_norm)
             object.__setattr__(self, "master_norm", rule)
-        _check_numbers("norms", self.norms)
+        object.__setattr__(self, "norms", _numbers("norms", self.norms))
 
     def _base(self) -> ClipRule:
         return FixedClip(1.0) if self.master_norm is None else self.master_norm
 
-    def _given(self) -> Any:
+    @property
+    def given(self) -> Any:
         return self.norms
 
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
+    def _identity(self) -> dict[str, Any]:
+        config = super()._identity()
         if self.master_norm is not None:
             config["master_norm"] = serialize_rule(self.master_norm)
         return config
@@ -425,7 +425,7 @@ class ScaledClip(_PublicRule):
     floor: float = 1e-3
 
     def __post_init__(self):
-        check_spec(self.groups)
+        object.__setattr__(self, "groups", normalized(self.groups))
         if isinstance(self.groups, int) and self.groups > 1:
             raise ValueError(
                 "groups must not be a number here: layers of similar norm get similar "
@@ -433,16 +433,18 @@ class ScaledClip(_PublicRule):
             )
         _check_floor(self.floor)
         object.__setattr__(self, "norm", _flat("norm", self.norm))
-        _check_numbers("multipliers", self.multipliers, positive=True)
+        numbers = _numbers("multipliers", self.multipliers, checks.check_positive)
+        object.__setattr__(self, "multipliers", numbers)
 
     def _base(self) -> ClipRule:
         return self.norm
 
-    def _given(self) -> Any:
+    @property
+    def given(self) -> Any:
         return self.multipliers
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "norm": serialize_rule(self.norm)}
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "norm": serialize_rule(self.norm)}
 
     def with_public_norms(self, state: Any, norms: Any) -> Any:
         norms = tf.cast(norms, tf.float32)
@@ -492,17 +494,15 @@ def _check_floor(floor: Any) -> None:
         raise ValueError(f"floor must be at most 1, got {floor!r}.")
 
 
-def _check_numbers(name: str, numbers: Any, positive: bool = False) -> None:
+def _numbers(name: str, numbers: Any, check=checks.check_non_negative) -> Any:
+    """Numbers per group as a dict or list of floats, or None."""
     if numbers is None:
-        return
-    if isinstance(numbers, (str, bytes)) or not isinstance(
-        numbers, (Mapping, Sequence)
-    ):
+        return None
+    if isinstance(numbers, Mapping):
+        return {str(k): check(f"{name}[{k!r}]", v) for k, v in numbers.items()}
+    if isinstance(numbers, (str, bytes)) or not hasattr(numbers, "__len__"):
         raise ValueError(
             f"{name} must be one number per group, by name or in order, got "
             f"{numbers!r}."
         )
-    check = checks.check_positive if positive else checks.check_non_negative
-    items = numbers.items() if isinstance(numbers, Mapping) else enumerate(numbers)
-    for key, value in items:
-        check(f"{name}[{key!r}]", value)
+    return [check(f"{name}[{i}]", v) for i, v in enumerate(numbers)]

@@ -145,15 +145,18 @@ class ClipRule(abc.ABC):
 
     def get_config(self) -> dict[str, Any]:
         """The settings, such that ``type(rule)(**rule.get_config()) == rule``."""
+        return self._identity()
+
+    def _identity(self) -> dict[str, Any]:
         return {name: checks.as_config(value) for name, value, _ in self._settings()}
 
     def __eq__(self, other: Any) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return self.get_config() == other.get_config()
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash(json.dumps(self.get_config(), sort_keys=True, default=str))
+        return hash(json.dumps(self._identity(), sort_keys=True, default=str))
 
 
 def _saturating_weights(

@@ -76,7 +76,7 @@ class EagerGradients(RecordGradients):
         ]
         self.parts = LossParts(loss, None, None, tf.shape(loss)[0])
         self.isolated = tf.constant(True)
-        self.norms = self.record_norms()
+        self.norms = tf.sqrt(tf.add_n(self._plain_squares()))
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
             raise ValueError(not_a_number(self.variables))
         if perturbation is not None:

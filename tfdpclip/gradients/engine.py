@@ -127,7 +127,7 @@ class PerExampleGradients(RecordGradients):
         self._find(handles, self._context)
         self.isolated = self._check_isolation(check_isolation, status)
         self._per_variable = self._plain_squares()
-        self.norms = super().record_norms()
+        self.norms = self._plain_norms()
         if perturbation is not None:
             shapes = [
                 v.shape if connected else None
@@ -220,6 +220,11 @@ class PerExampleGradients(RecordGradients):
             )
             squares += tf.unstack(found, num=len(self._slow.variables), axis=1)
         return [tf.cast(square, tf.float32) for square in squares]
+
+    def _plain_norms(self) -> tf.Tensor:
+        if not self._per_variable:
+            return tf.zeros([self.parts.batch_size], tf.float32)
+        return tf.sqrt(tf.add_n(self._per_variable))
 
     def _squares(self) -> list[tf.Tensor]:
         return self._per_variable if self.perturbation is None else self._perturbed

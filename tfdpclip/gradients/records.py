@@ -71,6 +71,9 @@ class RecordGradients(abc.ABC):
         Args:
           assignment: the group, 0 to L - 1, of each variable, for `[B, L]` norms; None
             for `[B]`. A record that is not finite in any group is infinite in all.
+
+        These are upper bounds: what squares lose to underflow is added, so that a rule
+        that scales small records up cannot scale up what was not seen.
         """
         squares = self._squares()
         if not squares:
@@ -78,13 +81,20 @@ class RecordGradients(abc.ABC):
             if assignment is not None:
                 shape.append(max(assignment) + 1)
             return tf.zeros(shape, tf.float32)
+        sizes = [math.prod(v.shape) for v in self.variables]
         total = tf.add_n(squares)
         if assignment is None:
-            return tf.sqrt(total)
+            return tf.sqrt(total + _LOST_SQUARE * sum(sizes))
         columns: list[list[tf.Tensor]] = [[] for _ in range(max(assignment) + 1)]
         for column, square in zip(self._columns(assignment), squares, strict=True):
             columns[column].append(square)
-        norms = [tf.add_n(c) if c else tf.zeros_like(total) for c in columns]
+        lost = [0.0] * len(columns)
+        for column, size in zip(assignment, sizes, strict=True):
+            lost[column] += _LOST_SQUARE * size
+        norms = [
+            (tf.add_n(c) if c else tf.zeros_like(total)) + hidden
+            for c, hidden in zip(columns, lost, strict=True)
+        ]
         norms = tf.sqrt(tf.stack(norms, axis=1))
         infinite = tf.fill(tf.shape(norms), tf.constant(math.inf))
         return tf.where(tf.math.is_finite(total)[:, tf.newaxis], norms, infinite)
@@ -109,6 +119,10 @@ class RecordGradients(abc.ABC):
         norms = self.record_norms(rule.assignment) if norms is None else norms
         weights = rule.weights(norms, state)
         return self.weighted_sum(self.mask(weights), rule.assignment)
+
+
+# The square of a float32 below 1.1e-19 is lost, so each entry hides up to this much.
+_LOST_SQUARE = 1.2e-38
 
 
 def column_of(

@@ -32,6 +32,11 @@ class BoundRule:
         scheduled = isinstance(noise_multiplier, Schedule)
         private = scheduled or noise_multiplier > 0
         self.count_stddevs = tuple(rule.count_stddevs(records, private))
+        if scheduled and 0 in self.count_stddevs:
+            raise ValueError(
+                "count_stddev is 0, an exact count, but noise_multiplier follows a "
+                "schedule, so the run is meant to be private."
+            )
         with tf.init_scope():
             first = float(value_at(noise_multiplier, 0))
         self._split = 0.0
@@ -39,12 +44,13 @@ class BoundRule:
             self._split = accounting.split_noise_multiplier(first, self.count_stddevs)
 
     def gradient_noise_multiplier(self, step: Any) -> Any:
-        """z_g at `step`: not a number where the counts are too precise for z there."""
+        """z_g at `step`; NaN where z is negative or the counts are too precise."""
         if not isinstance(self._setting, Schedule):
             return self._split
         z = value_at(self._setting, step)
         spent = math.fsum((2 * s) ** -2 for s in self.count_stddevs)
         # The square root of a negative number makes the step release nothing at all.
+        z = tf.where(z >= 0, z, math.nan)
         return z / tf.sqrt(1.0 - spent * z**2)
 
     def check_names(self, names: list[str]) -> None:

@@ -118,6 +118,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "they run; give a number, so that the budget can be kept."
             )
         self._settle(optimizer)
+        if self.model.built:
+            optimizer.build(self.model.trainable_variables)
         self._optimizer = optimizer
         self._noise = NoisePlan(optimizer)
         self._pieces = int(optimizer.accumulation_steps)

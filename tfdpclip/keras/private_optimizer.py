@@ -238,6 +238,11 @@ class PrivateOptimizer:
                 f"clip={rule} takes nothing from public data; PublicNormClip and "
                 "ScaledClip do."
             )
+        if rule.given is not None:
+            raise ValueError(
+                f"clip={rule} has been given its numbers. Leave them out to take them "
+                "from public data."
+            )
         return rule.layout
 
     def set_public_norms(self, norms: Any) -> None:

@@ -84,10 +84,11 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         layers = self._layers()
         totals = [[0.0, 0.0] for _ in layers]
         count = 0
-        momenta = [layer.momentum for layer in layers]
+        before = [(layer.momentum, layer.fused) for layer in layers]
         try:
             for layer in layers:
                 layer.momentum = 0.0  # The averages become those of one batch.
+                layer.fused = False  # Fused variances are not those of the batch.
             for x, _, _ in _batches(self._data, self._batch_size):
                 size = len(tf.nest.flatten(x)[0])
                 if size == 0:
@@ -100,8 +101,8 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
                     total[0] += size * mean
                     total[1] += size * (variance + mean**2)
         finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
+            for layer, (momentum, fused) in zip(layers, before, strict=True):
+                layer.momentum, layer.fused = momentum, fused
         if count == 0:
             raise ValueError("data of PublicBatchStatistics has no examples.")
         for (first, second), layer in zip(totals, layers, strict=True):

@@ -1,0 +1,25 @@
+"""Tests of privacy for your own models and pipelines: use them in your own suite."""
+
+from tfdpclip.testing.auditing import (
+    AuditReport,
+    audit,
+    audit_keras,
+    many_runs_lower_bound,
+    one_run_lower_bound,
+)
+from tfdpclip.testing.isolation import assert_isolated
+from tfdpclip.testing.noise import NoiseReport, assert_noise
+from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
+
+__all__ = [
+    "AuditReport",
+    "NoiseReport",
+    "SensitivityReport",
+    "assert_isolated",
+    "assert_noise",
+    "assert_sensitivity",
+    "audit",
+    "audit_keras",
+    "many_runs_lower_bound",
+    "one_run_lower_bound",
+]

@@ -1,0 +1,203 @@
+"""Is what a step adds Gaussian noise of the stddev that it claims, and fresh?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+from tfdpclip.testing.probe import Probe, as_batches, check_model, fresh_noise
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseReport:
+    """What the noise of a step looked like.
+
+    Attributes:
+      stddevs: measured over claimed, for each variable.
+      correlation: the largest correlation found, in standard errors.
+      normality: the smallest p-value of the tests of shape.
+      draws: numbers drawn.
+    """
+
+    stddevs: dict[str, float]
+    correlation: float
+    normality: float
+    draws: int
+
+    def __str__(self) -> str:
+        low, high = min(self.stddevs.values()), max(self.stddevs.values())
+        return (
+            f"stddev {low:.4g} to {high:.4g} of what is claimed, largest correlation "
+            f"{self.correlation:.2g} standard errors, least p-value of the shape "
+            f"{self.normality:.2g}, in {self.draws} draws"
+        )
+
+
+def assert_noise(
+    model: tf.keras.Model,
+    batch: Any,
+    *,
+    steps: int = 8,
+    false_alarm: float = 1e-6,
+) -> NoiseReport:
+    """Checks the noise that arrives at the optimizer's update.
+
+    Runs the model's own training step several times from one state on a batch whose
+    records all have weight 0, so that what is released is noise alone, and tests
+
+    * the stddev of each variable against the claim (chi-squared);
+    * the shape: Kolmogorov-Smirnov over all draws, and the counts beyond 3 and 4
+      stddevs;
+    * independence: correlation between steps, between halves of a variable, between
+      variables, and with the noise of a copy of the optimizer made from its config, as
+      after a restart;
+    * that no number is drawn twice (which finds replayed or tied noise).
+
+    Args:
+      model: a built model compiled with a private optimizer; not changed.
+      batch: (x, y), arrays, of one logical step. Losses that depend on the weights
+        alone (regularisers) are measured and taken off.
+      steps: how often to draw, 4 or above.
+      false_alarm: the probability that sound noise fails, all tests together.
+
+    Returns:
+      What was measured.
+
+    Raises:
+      AssertionError: if a test fails.
+      ValueError: if an argument is out of range, or the model has fewer than 100
+        trainable scalars, too few to tell.
+    """
+    optimizer = check_model(model)
+    z_g = float(optimizer.gradient_noise_multiplier)
+    if not z_g > 0:
+        raise ValueError("noise_multiplier is 0: there is no noise to test.")
+    if steps < 4:
+        raise ValueError(f"steps must be 4 or above, got {steps}.")
+    pieces = optimizer.accumulation_steps
+    x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+    size = len(tf.nest.flatten(x)[0])
+    batches = as_batches((x, y, np.zeros(size, np.float32)), pieces)
+    probe = Probe(model)
+    claimed = _claimed(optimizer, probe.variables, z_g)
+    drawn = [probe(batches).gradients for _ in range(steps)]
+    if sum(g.size for g in drawn[0]) < 100:
+        raise ValueError("The model has too few trainable scalars to test noise on.")
+    # A copy with a source of its own, as a new process would have.
+    restarted = Probe(model, fresh_noise())(batches).gradients
+    # Regularisers release the same in every step, without noise.
+    mean = [np.mean([g[i] for g in drawn], 0) for i in range(len(drawn[0]))]
+    constant = [
+        m if _is_constant(m, s, steps) else np.zeros_like(m)
+        for m, s in zip(mean, claimed, strict=True)
+    ]
+    scaled = [
+        np.concatenate(
+            [
+                ((g - c) / s).ravel().astype(np.float64)
+                for g, c, s in zip(step, constant, claimed, strict=True)
+            ]
+        )
+        for step in (*drawn, restarted)
+    ]
+    names = [v.name for v in probe.variables]
+    sizes = [int(np.prod(v.shape)) for v in probe.variables]
+    return _judge(names, sizes, scaled, false_alarm)
+
+
+def _claimed(optimizer, variables, z_g) -> list[float]:
+    rule = optimizer.clip
+    scales = np.atleast_1d(rule.noise_scales(optimizer.clip_state).numpy())
+    assignment = rule.assignment or (0,) * len(variables)
+    divisor = optimizer.expected_batch_size
+    if optimizer.unit != "example":
+        divisor = optimizer.accumulation_steps
+    return [z_g * float(scales[group]) / divisor for group in assignment]
+
+
+def _is_constant(mean, stddev, steps) -> bool:
+    """Whether a mean is far more than noise: a term that carries none."""
+    spread = np.sqrt(np.mean(np.square(mean.astype(np.float64))))
+    return spread > 10 * stddev / math.sqrt(steps)
+
+
+def _judge(names, sizes, scaled, false_alarm) -> NoiseReport:
+    steps, restarted = scaled[:-1], scaled[-1]
+    everything = np.concatenate(steps)
+    bounds = np.cumsum([0, *sizes])
+    pairs = _pairs(steps, restarted, bounds)
+    tests = len(sizes) + len(pairs) + 4
+    level = false_alarm / tests
+    ratios = {}
+    for i, name in enumerate(names):
+        values = np.concatenate([step[bounds[i] : bounds[i + 1]] for step in steps])
+        if not np.any(values):
+            raise AssertionError(f"{name} gets no noise at all.")
+        squares = float(np.sum(values**2))
+        low, high = stats.chi2.ppf([level / 2, 1 - level / 2], values.size)
+        ratios[f"{i}: {name}"] = math.sqrt(squares / values.size)
+        if not low <= squares <= high:
+            raise AssertionError(
+                f"The noise on {name} has {math.sqrt(squares / values.size):.4g} times "
+                "the stddev it should have."
+            )
+    rounded = everything.astype(np.float32)
+    # 32 bits each: a few coincidences are to be expected.
+    repeats = rounded.size - np.unique(rounded).size
+    expected = rounded.size**2 / 2**25
+    if repeats > stats.poisson.ppf(1 - level, max(expected, 1e-3)) + 3:
+        raise AssertionError(f"{repeats} of {rounded.size} noise values occur twice.")
+    worst = 0.0
+    for what, first, second in pairs:
+        errors = _correlation(first, second)
+        worst = max(worst, abs(errors))
+        if abs(errors) > stats.norm.isf(level / 2):
+            raise AssertionError(
+                f"The noise of {what} is correlated ({errors:.3g} standard errors)."
+            )
+    shape = [stats.kstest(everything, "norm").pvalue]
+    for bound in (3.0, 4.0):
+        beyond = int(np.sum(np.abs(everything) > bound))
+        expected_share = 2 * stats.norm.sf(bound)
+        shape.append(stats.binomtest(beyond, everything.size, expected_share).pvalue)
+    if min(shape) < level:
+        raise AssertionError(
+            "The noise is not Gaussian: p-values of the whole and of the tails beyond "
+            f"3 and 4 stddevs are {', '.join(f'{p:.2g}' for p in shape)}."
+        )
+    return NoiseReport(ratios, worst, min(shape), everything.size)
+
+
+def _pairs(steps, restarted, bounds):
+    """What must not be correlated: (words, first, second)."""
+    pairs = [
+        (f"steps {i} and {i + 1}", a, b)
+        for i, (a, b) in enumerate(zip(steps, steps[1:], strict=False))
+    ]
+    pairs.append(("the first step and a restarted run", steps[0], restarted))
+    half = steps[0].size // 2
+    joined = [np.concatenate([s[:half] for s in steps])]
+    joined.append(np.concatenate([s[half : 2 * half] for s in steps]))
+    pairs.append(("the halves of the gradient", *joined))
+    spans = list(zip(bounds, bounds[1:], strict=False))
+    for (a, b), (c, d) in zip(spans, spans[1:], strict=False):
+        width = min(b - a, d - c)
+        if width * len(steps) >= 50:
+            pairs.append(
+                (
+                    "neighbouring variables",
+                    np.concatenate([s[a : a + width] for s in steps]),
+                    np.concatenate([s[c : c + width] for s in steps]),
+                )
+            )
+    return pairs
+
+
+def _correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """In standard errors of independent unit normals."""
+    return float(np.dot(first, second) / math.sqrt(first.size))

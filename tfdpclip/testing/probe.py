@@ -1,0 +1,204 @@
+"""Runs the real training step of a compiled model and catches what it releases."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.noise import GaussianNoise
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """What one logical step released.
+
+    Attributes:
+      gradients: what was handed to the optimizer's update, an array per variable.
+      clip_state: the clip rule's state after the step, one flat array.
+      iterations: logical steps that were taken.
+    """
+
+    gradients: tuple[np.ndarray, ...]
+    clip_state: np.ndarray
+    iterations: int
+
+    def flat(self) -> np.ndarray:
+        """All gradients in one vector, in float64."""
+        return np.concatenate([g.ravel().astype(np.float64) for g in self.gradients])
+
+
+class DialledNoise:
+    """Stands in for a noise source: `level` times the stddev that was asked for.
+
+    At level 0 a step releases its un-noised sums; what it releases more at level 1 is
+    the stddev of the noise as it arrives, whatever is done to it on the way.
+
+    Args:
+      selected: which draws, in the order in which the step asks for them, the level
+        applies to; the others are zero. None for all.
+    """
+
+    def __init__(self):
+        with tf.init_scope():
+            self.level = tf.Variable(0.0, trainable=False)
+        self.seed = None
+        self._seed = np.random.default_rng().integers(0, 2**31, 2, np.int32)
+
+    def sample(self, shape, stddev, dtype=tf.float32) -> tf.Tensor:
+        """`level * stddev`, in every entry."""
+        return self.sample_all([shape], [stddev], [dtype])[0]
+
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence | None = None
+    ) -> list[tf.Tensor]:
+        """As `GaussianNoise.sample_all`."""
+        dtypes = dtypes or [tf.float32] * len(shapes)
+        return [
+            tf.fill(shape, tf.cast(self.level * tf.cast(stddev, tf.float32), dtype))
+            for shape, stddev, dtype in zip(shapes, stddevs, dtypes, strict=True)
+        ]
+
+    def seed_pair(self) -> tf.Tensor:
+        """The same perturbation in every run, so that neighbours can be compared."""
+        return tf.constant(self._seed)
+
+
+class Probe:
+    """One logical step of a compiled model, as often as wanted, from one state.
+
+    The model's own `train_step` runs, compiled as `fit` would compile it. Its weights
+    are not updated: what would update them is caught instead.
+
+    Args:
+      model: a built, compiled model with an optimizer of `dpc.keras`.
+      noise: a noise source to use instead of the optimizer's own; None keeps that.
+
+    Raises:
+      ValueError: if the model is not compiled with a private optimizer.
+    """
+
+    def __init__(self, model: tf.keras.Model, noise: Any = None):
+        optimizer = check_model(model)
+        self._model = model
+        self._optimizer = optimizer
+        self.variables = list(model.trainable_variables)
+        with tf.init_scope():
+            self._caught = [
+                tf.Variable(tf.zeros(v.shape, tf.float32), trainable=False)
+                for v in self.variables
+            ]
+        self._places = {id(v): i for i, v in enumerate(self.variables)}
+        self._noise = noise
+        self._step = tf.function(
+            model.train_step, jit_compile=getattr(model, "_jit_compile", None) or None
+        )
+
+    def _catch(self, grads_and_vars):
+        for gradient, variable in grads_and_vars:
+            self._caught[self._places[id(variable)]].assign(
+                tf.cast(gradient, tf.float32)
+            )
+        return self._optimizer.iterations.assign_add(1)
+
+    def __call__(self, batches: Sequence[Any]) -> Release:
+        """One logical step on its physical batches, from the model's present state."""
+        optimizer = self._optimizer
+        for caught in self._caught:
+            caught.assign(tf.zeros_like(caught))
+        with self._restored(), self._caught_updates():
+            before = int(optimizer.iterations.numpy())
+            for batch in batches:
+                self._step(batch)
+            steps = int(optimizer.iterations.numpy()) - before
+            state = [
+                np.ravel(part.numpy())
+                for part in tf.nest.flatten(optimizer.clip_state)
+                if part.dtype.is_floating
+            ]
+            gradients = tuple(caught.numpy() for caught in self._caught)
+        state = np.concatenate(state) if state else np.zeros(0)
+        return Release(gradients, state.astype(np.float64), steps)
+
+    @contextlib.contextmanager
+    def _caught_updates(self):
+        optimizer = self._optimizer
+        own = optimizer._noise
+        optimizer._internal_apply_gradients = self._catch
+        if self._noise is not None:
+            optimizer._noise = self._noise
+        try:
+            yield
+        finally:
+            del optimizer._internal_apply_gradients
+            optimizer._noise = own
+
+    @contextlib.contextmanager
+    def _restored(self):
+        model = self._model
+        kept = [*model.variables, *self._optimizer.variables]
+        kept += [v for metric in model.metrics for v in metric.variables]
+        before = [v.numpy() for v in kept]
+        try:
+            yield
+        finally:
+            for variable, value in zip(kept, before, strict=True):
+                variable.assign(value)
+
+
+def check_model(model: tf.keras.Model) -> Any:
+    """The model's private optimizer.
+
+    Raises:
+      ValueError: if it has none.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise ValueError(
+            "model must be compiled with a private optimizer, such as "
+            f"dpc.keras.DPSGD(...), got {type(optimizer).__name__}."
+        )
+    if not model.built:
+        raise ValueError(
+            "model has no variables yet: call it on a batch first, model(x)."
+        )
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def fresh_noise() -> GaussianNoise:
+    """A new noise source with entropy of its own."""
+    return GaussianNoise()
+
+
+def as_batches(batch: Any, pieces: int) -> list[tuple[Any, Any, np.ndarray]]:
+    """Arrays as `pieces` physical batches (x, y, weight).
+
+    Raises:
+      ValueError: if the number of examples is no multiple of `pieces`, or 0.
+    """
+    x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+    x = tf.nest.map_structure(np.asarray, x)
+    y = tf.nest.map_structure(np.asarray, y)
+    size = len(tf.nest.flatten(x)[0])
+    if size == 0 or size % pieces:
+        raise ValueError(
+            f"batch has {size} examples, which cannot be cut into {pieces} equal "
+            "physical batches (accumulation_steps of the optimizer)."
+        )
+    weight = np.ones(size, np.float32) if weight is None else np.asarray(weight)
+    rows = size // pieces
+    cut = [slice(i * rows, (i + 1) * rows) for i in range(pieces)]
+    return [
+        (
+            tf.nest.map_structure(lambda a, s=s: a[s], x),
+            tf.nest.map_structure(lambda a, s=s: a[s], y),
+            weight[s].astype(np.float32),
+        )
+        for s in cut
+    ]

@@ -1,0 +1,197 @@
+"""Does one record move a step by more than its noise hides?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import accounting
+from tfdpclip.testing.probe import DialledNoise, Probe, Release, as_batches, check_model
+
+# Rounding of a float32 step, and of the linearised clip update.
+_TOLERANCE = 0.02
+# Where the noise is set. The clip rule's update is not linear in its noise (fractions
+# are clamped), so it is looked at from both sides, close to 0.
+_NEAR = 0.01
+_LEVELS = (0.0, 1.0, _NEAR, -_NEAR)
+
+
+@dataclasses.dataclass(frozen=True)
+class SensitivityReport:
+    """The worst neighbour that was found.
+
+    Attributes:
+      distance: how far it moved the release, in standard deviations of the noise.
+      limit: how far the claimed noise multiplier allows.
+      record: its index in the batch, and what was done to it.
+      tried: the number of neighbours.
+    """
+
+    distance: float
+    limit: float
+    record: str
+    tried: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.record} moves the release by {self.distance:.4g} standard "
+            f"deviations of its noise; noise_multiplier allows {self.limit:.4g} "
+            f"({self.tried} neighbours tried)"
+        )
+
+
+def assert_sensitivity(
+    model: tf.keras.Model,
+    batch: Any,
+    *,
+    records: Iterable[int] | None = None,
+    extremes: bool = True,
+) -> SensitivityReport:
+    """Checks a whole training step on neighbouring batches, with the noise frozen.
+
+    The model's own training step runs on a batch, and on the same batch without one
+    record. What is compared is what the step hands to the optimizer's update and the
+    clip rule's next state, in units of the noise that really arrives there: that is
+    measured, by turning the frozen noise up. A step is one Gaussian mechanism of noise
+    multiplier z if, and only if, no record moves that by more than 1 / z.
+
+    What this finds: sums that were not clipped, or clipped to something else than the
+    noise is scaled by; noise that is missing, too small, or added after the update;
+    division by the number of records that happened to be there; padding that counts;
+    counts without noise; a NaN that gets through; a different course for a record more.
+
+    What it cannot find: noise that is not random (`assert_noise`), and records that
+    are drawn otherwise than accounted.
+
+    Args:
+      model: a built model compiled with a private optimizer; not changed.
+      batch: (x, y) or (x, y, sample_weight), arrays, of one logical step.
+      records: the indices of records to remove; by default up to 8, evenly spread.
+      extremes: whether to try each record also scaled by 1000, and not a number
+        (floating-point inputs only).
+
+    Returns:
+      The worst neighbour.
+
+    Raises:
+      AssertionError: if a record moves the release by more than 1 / z (2 / z where
+        batches or groups are clipped), or changes which noise is drawn.
+      ValueError: if an argument is out of range or the step is not private.
+
+    >>> import tfdpclip as dpc
+    >>> model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    >>> model.compile(dpc.keras.DPSGD(0.1, clip=1.0, noise_multiplier=2.0,
+    ...                               expected_batch_size=8), "mse")
+    >>> x, y = np.ones((8, 4), np.float32), np.arange(8.0, dtype=np.float32)
+    >>> round(assert_sensitivity(model, (x, y)).limit, 6)
+    0.5
+    """
+    optimizer = check_model(model)
+    z = float(optimizer.noise_multiplier)
+    if not z > 0:
+        raise ValueError(
+            "noise_multiplier is 0, so there is no guarantee to test. Use a copy of "
+            "the model with the noise that it is meant to have."
+        )
+    factor = accounting.sensitivity_factor(unit=optimizer.unit)
+    pieces = optimizer.accumulation_steps
+    size = len(tf.nest.flatten(batch[0])[0])
+    if records is None:
+        records = np.unique(np.linspace(0, size - 1, min(8, size)).astype(int))
+    noise = DialledNoise()
+    probe = Probe(model, noise)
+
+    def release(data, level) -> Release:
+        noise.level.assign(level)
+        return probe(as_batches(data, pieces))
+
+    worst = SensitivityReport(0.0, factor / z, "no record", 0)
+    base_x, base_y, base_weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+    if base_weight is None:
+        base_weight = np.ones(size, np.float32)
+    for index in records:
+        for change, x in _variants(base_x, int(index), extremes):
+            without = np.array(base_weight, np.float32)
+            without[index] = 0.0
+            left = np.array(base_weight, np.float32)
+            if not left[index]:
+                left[index] = 1.0
+            name = f"record {index}{change}"
+            parts = [
+                [release((x, base_y, weight), level) for level in _LEVELS]
+                for weight in (left, without)
+            ]
+            distance = _distance(parts[0], parts[1], name)
+            tried = worst.tried + 1
+            if distance > worst.distance:
+                worst = SensitivityReport(distance, factor / z, name, tried)
+            worst = dataclasses.replace(worst, tried=tried)
+    if not worst.distance <= worst.limit * (1 + _TOLERANCE):
+        raise AssertionError(f"{worst}. The step does not have the privacy it claims.")
+    return worst
+
+
+def _variants(x: Any, index: int, extremes: bool):
+    yield "", x
+    if not extremes:
+        return
+    if not all(np.issubdtype(np.asarray(a).dtype, np.floating) for a in _flat(x)):
+        return
+    for words, change in (
+        (" (times 1000)", lambda row: row * 1000),
+        (" (not a number)", lambda row: np.full_like(row, np.nan)),
+    ):
+        changed = tf.nest.map_structure(np.array, x)
+        for array in _flat(changed):
+            array[index] = change(array[index])
+        yield words, changed
+
+
+def _flat(x: Any) -> list:
+    return tf.nest.flatten(x)
+
+
+def _distance(first: list[Release], second: list[Release], name: str) -> float:
+    """Between two steps, each at all `_LEVELS`, in stddevs of the noise."""
+    steps = {release.iterations for release in (*first, *second)}
+    if len(steps) != 1:
+        raise AssertionError(f"{name} changes the number of steps taken: {steps}.")
+    gradients = [[release.flat() for release in runs] for runs in (first, second)]
+    states = [[release.clip_state for release in runs] for runs in (first, second)]
+    stddevs = [np.abs(noisy - plain) for plain, noisy, *_ in gradients]
+    size = np.maximum(np.abs(gradients[0][0]), stddevs[0])
+    settled = np.abs(stddevs[0] - stddevs[1]) <= 1e-3 * stddevs[0] + 1e-5 * size
+    if np.isfinite(size).all() and not settled.all():
+        raise AssertionError(
+            f"{name} changes the noise: its stddev is {stddevs[0][~settled][0]:.4g} "
+            f"with the record and {stddevs[1][~settled][0]:.4g} without."
+        )
+    moves = [
+        np.maximum(np.abs(above - plain), np.abs(below - plain)) / _NEAR
+        for plain, _, above, below in states
+    ]
+    return math.hypot(
+        _in_stddevs("gradient", gradients, np.minimum(*stddevs), name),
+        _in_stddevs("clip state", states, np.minimum(*moves), name),
+    )
+
+
+def _in_stddevs(kind: str, runs, stddev: np.ndarray, name: str) -> float:
+    plain, other = runs[0][0], runs[1][0]
+    if not (np.isfinite(plain).all() and np.isfinite(other).all()):
+        raise AssertionError(f"{name} makes the {kind} not finite.")
+    moved = np.abs(plain - other)
+    moved[moved <= 1e-6 * np.abs(plain)] = 0.0
+    bare = (stddev == 0) & (moved > 0)
+    if bare.any():
+        raise AssertionError(
+            f"{name} changes the {kind} where no noise is added at all (by "
+            f"{moved[bare].max():.4g})."
+        )
+    hidden = stddev > 0
+    return float(np.linalg.norm(moved[hidden] / stddev[hidden]))

@@ -118,6 +118,7 @@ def make_groups(
     Raises:
       ValueError: if a variable has no group, or a group no variable.
     """
+    groups = normalized(groups)
     names = tuple(_bare(name) for name in names)
     if not names:
         raise ValueError("There are no variables to group.")

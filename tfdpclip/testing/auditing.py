@@ -82,7 +82,7 @@ def one_run_lower_bound(
       ValueError: if an argument is out of range.
 
     >>> round(one_run_lower_bound(95, 100, 1000, 0.0), 3)
-    2.201
+    2.172
     >>> one_run_lower_bound(50, 100, 1000, 1e-5)
     0.0
     """

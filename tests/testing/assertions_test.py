@@ -1,0 +1,101 @@
+"""The assertions say what they tried, and refuse what they cannot judge."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.testing.mutations import EXAMPLES, data, model_of
+from tfdpclip import clipping, testing
+
+RULES = {
+    "fixed": 0.5,
+    "quantile": clipping.QuantileClip(initial_norm=1.5),
+    "automatic": clipping.AutomaticClip(),
+    "normalised": clipping.FixedClip(0.3, normalize=True),
+    "layerwise": clipping.LayerwiseClip(clipping.QuantileClip(initial_norm=1.0)),
+    "joint": clipping.LayerwiseClip(0.2, allocation="joint"),
+    "public": clipping.PublicNormClip(0.5, norms=[0.2, 1.0]),
+    "scaled": clipping.ScaledClip([5.0, 1.0], 0.5),
+}
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_some_record_uses_up_the_whole_sensitivity(rule, accumulation_steps):
+    model = model_of(clip=RULES[rule], accumulation_steps=accumulation_steps)
+    report = testing.assert_sensitivity(model, data())
+    assert report.limit == 2.0
+    # A bound that nobody reaches would mean noise for nothing. AUTO-S stays below 1.
+    assert report.distance == pytest.approx(2.0, rel=0.02)
+    assert "neighbours tried" in str(report)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_under_adam_and_xla(jit_compile):
+    model = model_of()
+    optimizer = dpc.keras.DPAdam(
+        0.1, clip=0.5, noise_multiplier=2.0, expected_batch_size=EXAMPLES
+    )
+    model.compile(optimizer, model.loss, jit_compile=jit_compile)
+    before = [v.numpy() for v in (*model.variables, *optimizer.variables)]
+    assert testing.assert_sensitivity(model, data()).distance <= 0.51
+    testing.assert_noise(model, data())
+    after = [v.numpy() for v in (*model.variables, *optimizer.variables)]
+    for first, second in zip(before, after, strict=False):
+        np.testing.assert_array_equal(first, second)
+    assert not isinstance(optimizer._noise, testing.sensitivity.DialledNoise), (
+        "the model must get its own noise back"
+    )
+    model.train_on_batch(*data())
+    assert int(optimizer.iterations) == 1
+
+
+def test_batches_move_by_up_to_twice_the_clip():
+    report = testing.assert_sensitivity(model_of(unit="batch", clip=0.1), data())
+    assert report.limit == 4.0 and report.distance > 2.2
+
+
+def test_integer_inputs_and_chosen_records():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype=tf.int32),
+            tf.keras.layers.Embedding(10, 16),
+            tf.keras.layers.GlobalAveragePooling1D(),
+            tf.keras.layers.Dense(2),
+        ]
+    )
+    model.compile(
+        dpc.keras.DPSGD(0.1, noise_multiplier=1.0, expected_batch_size=6, clip=0.1),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    rng = np.random.default_rng(0)
+    batch = rng.integers(0, 10, (6, 4)), rng.integers(0, 2, 6)
+    report = testing.assert_sensitivity(model, batch, records=[1, 4])
+    assert report.tried == 2
+    testing.assert_noise(model, batch, steps=12)
+
+
+def test_what_cannot_be_judged_is_refused():
+    x, y = data()
+    with pytest.raises(ValueError, match="private optimizer"):
+        model = model_of()
+        model.compile("sgd", "mse")
+        testing.assert_sensitivity(model, (x, y))
+    with pytest.raises(ValueError, match="noise_multiplier is 0"):
+        testing.assert_sensitivity(model_of(noise_multiplier=0.0), (x, y))
+    with pytest.raises(ValueError, match="noise_multiplier is 0"):
+        testing.assert_noise(model_of(noise_multiplier=0.0), (x, y))
+    with pytest.raises(ValueError, match="steps"):
+        testing.assert_noise(model_of(), (x, y), steps=1)
+    with pytest.raises(ValueError, match="accumulation_steps"):
+        model = model_of(accumulation_steps=3)
+        testing.assert_sensitivity(model, (x[:23], y[:23]))
+    with pytest.raises(ValueError, match="no variables"):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        model.compile(dpc.keras.DPSGD(noise_multiplier=1.0, expected_batch_size=20))
+        testing.assert_sensitivity(model, (x, y))
+
+
+def test_isolated_model_passes():
+    testing.assert_isolated(model_of(), *data())

@@ -1,0 +1,126 @@
+"""Lower bounds on epsilon: never above the truth, and close to it where they can be."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfdpclip as dpc
+from tfdpclip import testing
+from tfdpclip.testing import many_runs_lower_bound, one_run_lower_bound
+
+
+def randomised_response(epsilon, canaries, rng):
+    """Scores of a mechanism that is exactly epsilon-private."""
+    keep = rng.random(canaries) < 1 / (1 + math.exp(-epsilon))
+
+    def train(included):
+        return np.where(keep, included, ~included) + 0.1 * rng.random(canaries)
+
+    return train
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+def test_a_true_claim_is_refuted_no_more_often_than_stated(epsilon):
+    rng = np.random.default_rng(1)
+    refuted = 0
+    for _ in range(300):
+        train = randomised_response(epsilon, 200, rng)
+        report = testing.audit(train, 200, delta=0.0, claimed=epsilon, confidence=0.95)
+        refuted += report.refuted
+    # Binomial(300, 0.05) exceeds 40 with probability 1e-8.
+    assert refuted <= 40
+
+
+def test_bound_is_close_for_a_mechanism_as_bad_as_claimed():
+    train = randomised_response(3.0, 4000, np.random.default_rng(2))
+    report = testing.audit(train, 4000, delta=0.0, claimed=3.0)
+    assert 2.5 < report.lower_bound <= 3.2
+    assert str(report.canaries) in str(report) and "claimed: 3" in str(report)
+
+
+def test_too_small_a_claim_is_refuted():
+    train = randomised_response(3.0, 2000, np.random.default_rng(3))
+    assert testing.audit(train, 2000, delta=1e-5, claimed=1.0).refuted
+
+
+def test_one_run_bound_solves_its_equation():
+    bound = one_run_lower_bound(180, 200, 1000, 1e-6, confidence=0.99)
+    right = 1 / (1 + math.exp(-bound))
+    tail = stats.binom.sf(179, 200, right)
+    extra = max(
+        sum(stats.binom.pmf(180 - j, 200, right) for j in range(1, i + 1)) / i
+        for i in range(1, 181)
+    )
+    assert tail + 2 * 1000 * 1e-6 * extra == pytest.approx(0.01, rel=1e-5)
+    assert one_run_lower_bound(180, 200, 1000, 1e-3, 0.99) < bound
+    assert one_run_lower_bound(0, 0, 10, 0.0) == 0.0
+
+
+def test_many_runs_bound_for_gaussians():
+    rng = np.random.default_rng(4)
+    inside, outside = rng.normal(3.0, 1.0, 4000), rng.normal(0.0, 1.0, 4000)
+    bound = many_runs_lower_bound(inside, outside, 1e-5)
+    true = dpc.accounting.event_epsilon(dpc.sampling.FullBatch().event(1 / 3, 1), 1e-5)
+    assert 2.0 < bound < true
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: one_run_lower_bound(3, 2, 10, 0.0), "correct"),
+        (lambda: one_run_lower_bound(1, 20, 10, 0.0), "canaries"),
+        (lambda: one_run_lower_bound(1, 2, 10, math.nan), "delta"),
+        (lambda: one_run_lower_bound(1, 2, 10, 0.0, 1.0), "confidence"),
+        (lambda: many_runs_lower_bound([1.0] * 5, [1.0] * 30, 0.0), "with_record"),
+        (lambda: testing.audit(lambda i: i, 3, delta=0.0), "canaries"),
+        (lambda: testing.audit(lambda i: i[:-1], 20, delta=0.0), "train"),
+        (lambda: testing.audit(lambda i: i * np.nan, 20, delta=0.0), "NaN"),
+    ],
+)
+def test_bad_input_is_named(call, name):
+    with pytest.raises(ValueError, match=name):
+        call()
+
+
+def keras_audit(noise_multiplier, canaries=1000, epochs=1, **options):
+    rng = np.random.default_rng(5)
+    size = 2 * canaries
+    model = tf.keras.Sequential(
+        [tf.keras.Input((size,)), tf.keras.layers.Dense(1, use_bias=False)]
+    )
+    model.compile(
+        dpc.keras.DPSGD(
+            1e-3,
+            clip=1.0,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=100,
+            **options,
+        ),
+        "mse",
+    )
+
+    def fit(data, watch):
+        batches = dpc.sampling.FullBatch().batches(data)
+        model.optimizer._expected_batch_size = None  # known only now; for the check
+        model.fit(batches, epochs=epochs, verbose=0, callbacks=[watch])
+
+    inputs = (np.eye(size)[:canaries] * 5).astype(np.float32)
+    labels = rng.choice([-50.0, 50.0], (canaries, 1)).astype(np.float32)
+    empty = np.zeros((0, size), np.float32), np.zeros((0, 1), np.float32)
+    return testing.audit_keras(
+        model, empty, (inputs, labels), fit=fit, delta=1e-10, confidence=0.999999
+    )
+
+
+def test_keras_audit_stays_below_the_claim_and_finds_missing_noise():
+    # False alarm: 1e-6.
+    def claim(z):
+        sampling = dpc.sampling.FullBatch()
+        return dpc.accounting.epsilon(z, steps=1, sampling=sampling, delta=1e-10)
+
+    assert 0.3 < keras_audit(1.0).lower_bound <= claim(1.0)
+    # A thirtieth of the noise that z = 3 stands for: that claim is refuted.
+    assert keras_audit(0.1).lower_bound > claim(3.0)

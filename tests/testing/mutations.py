@@ -1,0 +1,572 @@
+"""Bugs planted in the library, each with the check that must find it.
+
+Every mutation is a mistake that somebody has made, or could make, in a private
+optimizer. `python -m tests.testing.mutations` writes the table of which check found it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import clipping, testing
+from tfdpclip.clipping import rules
+from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients.engine import PerExampleGradients
+from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.records import RecordGradients
+from tfdpclip.keras.bound_rule import BoundRule
+from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.noise import GaussianNoise
+
+EXAMPLES, FEATURES, CLASSES = 24, 8, 3
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+PRECISE = clipping.QuantileClip(initial_norm=1.5, count_stddev=0.6)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, FEATURES)).astype(np.float32)
+    return x, rng.integers(0, CLASSES, EXAMPLES)
+
+
+def model_of(shared=False, norm=False, **options):
+    tf.keras.utils.set_random_seed(0)
+    inputs = tf.keras.Input((FEATURES,))
+    hidden = tf.keras.layers.Dense(16, activation="relu")(inputs)
+    if shared:
+        layer = tf.keras.layers.Dense(16)
+        hidden = layer(hidden) + layer(0.9 * hidden)
+    if norm:
+        hidden = tf.keras.layers.BatchNormalization()(hidden)
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(CLASSES)(hidden))
+    settings = {"clip": 0.5, "noise_multiplier": 0.5, "expected_batch_size": EXAMPLES}
+    model.compile(dpc.keras.DPSGD(0.1, **{**settings, **options}), LOSS)
+    return model
+
+
+# Checks: each raises AssertionError, or nothing.
+
+
+def sensitivity(**options):
+    testing.assert_sensitivity(model_of(**options), data())
+
+
+def small_gradients(**options):
+    """`sensitivity`, where norms are below 1."""
+    x, y = data()
+    testing.assert_sensitivity(model_of(**options), (0.02 * x, y))
+
+
+def noise(**options):
+    testing.assert_noise(model_of(**options), data(), steps=32)
+
+
+def isolation(**options):
+    x, y = data()
+    testing.assert_isolated(model_of(norm=True, **options), x, y)
+
+
+def plain_gradient(**options):
+    """With a huge clip and no noise, a step is a step of plain SGD."""
+    options = {**options, "clip": 1e6, "noise_multiplier": 0.0}
+    model = model_of(**options)
+    x, y = data()
+    with tf.GradientTape() as tape:
+        loss = LOSS(y, model(x))
+    wanted = [
+        v - 0.1 * g
+        for v, g in zip(
+            model.trainable_variables,
+            tape.gradient(loss, model.trainable_variables),
+            strict=True,
+        )
+    ]
+    model.train_on_batch(x, y)
+    for variable, value in zip(model.trainable_variables, wanted, strict=True):
+        np.testing.assert_allclose(variable, value, rtol=1e-4, atol=1e-6)
+
+
+def accumulated_clip(**options):
+    """The clip norm moves by the fraction of all physical batches."""
+    rule = clipping.QuantileClip(0.5, initial_norm=1e-6)
+    model = model_of(clip=rule, noise_multiplier=0.0, accumulation_steps=3, **options)
+    x, y = data()
+    for part in range(3):
+        rows = slice(8 * part, 8 * part + 8)
+        # The first two batches are padding: nobody is in them.
+        weight = np.full(8, float(part == 2), np.float32)
+        model.train_on_batch(x[rows], y[rows], sample_weight=weight)
+    # 8 of 24 expected records, all above the clip norm: the fraction is 1/2 - 8/48.
+    fraction = 0.5 - 8 * 0.5 / EXAMPLES
+    wanted = 1e-6 * math.exp(-0.2 * (fraction - 0.5))
+    np.testing.assert_allclose(model.optimizer.clip_norm, wanted, rtol=1e-5)
+
+
+def follows_the_quantile(**options):
+    rule = clipping.QuantileClip(0.5, initial_norm=0.1, **options)
+    state = rule.initial_state()
+    norms = tf.constant(np.linspace(0.5, 1.5, 101), tf.float32)
+    for _ in range(60):
+        bits = rule.indicators(norms, state)
+        state = rule.next_state(state, tf.reduce_mean(bits, 0) + 0.5)
+    np.testing.assert_allclose(rule.clip_norm(state), 1.0, atol=0.05)
+
+
+def restored_clip(**options):
+    model, other = (model_of(clip=PRECISE, **options) for _ in range(2))
+    model.train_on_batch(*data())
+    other.optimizer.build(other.trainable_variables)
+    path = tf.train.Checkpoint(optimizer=model.optimizer).write("ram://clip")
+    tf.train.Checkpoint(optimizer=other.optimizer).read(path)
+    np.testing.assert_array_equal(model.optimizer.clip_norm, other.optimizer.clip_norm)
+
+
+def accounted(**options):
+    """The statement is about the noise multiplier that was given."""
+    x, y = data()
+    batches = dpc.sampling.Poisson(0.5).batches((x, y))
+    model = model_of(clip=PRECISE, expected_batch_size=EXAMPLES / 2, **options)
+    budget = dpc.keras.PrivacyBudget(1e6, 1e-5, batches)
+    model.fit(batches, verbose=0, callbacks=[budget])
+    assert budget.statement.noise_multipliers == (0.5,), budget.statement
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A bug: where it is planted, and the check that must find it."""
+
+    name: str
+    target: Any
+    attribute: str
+    bug: Any
+    check: Callable
+    options: dict = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def planted(self):
+        with mock.patch.object(self.target, self.attribute, self.bug):
+            yield
+
+    def __str__(self):
+        return self.name.replace(" ", "_")
+
+
+_release = PrivateOptimizer._release
+_adapt = PrivateOptimizer._adapt
+_sample_all = GaussianNoise.sample_all
+_init_noise = GaussianNoise.__init__
+_record_norms = RecordGradients.record_norms
+_plain_squares = PerExampleGradients._plain_squares
+_weighted_sum = PerExampleGradients.weighted_sum
+_indicators = rules.QuantileClip.indicators
+_next_state = rules.QuantileClip.next_state
+_perturbed_norms = Perturbation.squared_norms
+
+
+class _Silent:
+    """A noise source that adds nothing."""
+
+    def sample_all(self, shapes, stddevs, dtypes=None):
+        return [
+            tf.zeros(s, t or tf.float32) for s, t in zip(shapes, dtypes, strict=True)
+        ]
+
+    def sample(self, shape, stddev, dtype=tf.float32):
+        return tf.zeros(shape, dtype)
+
+
+def _no_noise_before_the_update(self, gradients, sums, counts, shared):
+    own, self._noise = self._noise, _Silent()
+    try:
+        return _release(self, gradients, sums, counts, shared)
+    finally:
+        self._noise = own
+
+
+def _actual_batch_size(self, gradients, sums, counts, shared):
+    own = self._divisor
+    real = tf.reduce_sum(tf.cast(gradients.present, tf.float32))
+    self._divisor = tf.maximum(real, 1.0)
+    try:
+        return _release(self, gradients, sums, counts, shared)
+    finally:
+        self._divisor = own
+
+
+def _divided_twice(self, gradients, sums, counts, shared):
+    """The noise is divided by the batch size before it is added to the sum."""
+    bound, own = self._bound, self._bound._split
+    bound._split = own / self._divisor
+    try:
+        return _release(self, gradients, sums, counts, shared)
+    finally:
+        bound._split = own
+
+
+def _adapt_first(self, gradients, sums, counts, shared):
+    _adapt(self, self.clip_state, counts)
+    with mock.patch.object(type(self), "_adapt", lambda *args: None):
+        return _release(self, gradients, sums, counts, shared)
+
+
+def _exact_counts(self, state, counts):
+    own, self._noise = self._noise, _Silent()
+    try:
+        _adapt(self, state, counts)
+    finally:
+        self._noise = own
+
+
+def _last_batch_counts(self, state, counts):
+    # What the last physical batch alone would have added.
+    _adapt(self, state, counts / self._accumulation_steps)
+
+
+def _fixed_entropy(self, seed=None):
+    _init_noise(self, 1234)
+    self.seed = seed
+
+
+def _same_every_step(self, shapes, stddevs, dtypes=None):
+    return [
+        tf.cast(
+            tf.random.stateless_normal(shape, [1, 2 + i]) * tf.cast(s, tf.float32), t
+        )
+        for i, (shape, s, t) in enumerate(zip(shapes, stddevs, dtypes, strict=True))
+    ]
+
+
+def _same_for_every_variable(self, shapes, stddevs, dtypes=None):
+    seed = self.seed_pair()
+    flat = [int(np.prod(shape)) for shape in shapes]
+    drawn = tf.random.stateless_normal([max(flat)], seed)
+    return [
+        tf.cast(tf.reshape(drawn[:n], shape) * tf.cast(s, tf.float32), t)
+        for n, shape, s, t in zip(flat, shapes, stddevs, dtypes, strict=True)
+    ]
+
+
+def _uniform(self, shapes, stddevs, dtypes=None):
+    found = _sample_all(self, shapes, [1.0] * len(shapes), dtypes)
+    return [
+        (tf.math.erf(n / math.sqrt(2)) * math.sqrt(3)) * tf.cast(s, n.dtype)
+        for n, s in zip(found, stddevs, strict=True)
+    ]
+
+
+def _no_bias_norms(self):
+    squares = _plain_squares(self)
+    return [
+        tf.zeros_like(s) if v.shape.rank == 1 else s
+        for s, v in zip(squares, self.variables, strict=True)
+    ]
+
+
+def _largest_variable(self, assignment=None):
+    return tf.sqrt(tf.reduce_max(tf.stack(self._squares()), axis=0))
+
+
+def _uses_apart(self):
+    self._orthogonal = True
+
+
+def _other_dropout_mask(self, assignment=None):
+    norms = _record_norms(self, assignment)
+    return norms * tf.random.uniform(tf.shape(norms), 0.3, 1.0)
+
+
+def _let_through(self, weights, assignment=None):
+    with mock.patch.object(tf.math, "is_finite", lambda t: tf.ones_like(t, tf.bool)):
+        return _weighted_sum(self, tf.ones_like(weights), assignment)
+
+
+def _padding_counted(self, norms, state, present=None):
+    return _indicators(self, norms, state, None)
+
+
+def _other_sign(self, state, fractions):
+    return _next_state(self, state, 2 * self.target_quantile - fractions)
+
+
+def _mean(self, weights, assignment=None):
+    count = tf.cast(self.parts.batch_size, tf.float32)
+    return [total / count for total in _weighted_sum(self, weights, assignment)]
+
+
+def _other_perturbation(self, gradients, batch_size):
+    own = self._seed
+    self._seed = own + 1
+    try:
+        return _perturbed_norms(self, gradients, batch_size)
+    finally:
+        self._seed = own
+
+
+LAYERWISE = {"clip": clipping.LayerwiseClip(0.25)}
+QUANTILE = {"clip": clipping.QuantileClip(initial_norm=1.5)}
+SCALED = {"clip": clipping.ScaledClip([0.3, 1.0], 0.3)}
+PUBLIC = {"clip": clipping.PublicNormClip(0.3, norms=[0.1, 1.0])}
+
+MUTATIONS = [
+    Mutation(
+        "update before noise",
+        PrivateOptimizer,
+        "_release",
+        _no_noise_before_the_update,
+        sensitivity,
+    ),
+    Mutation(
+        "actual batch size as divisor",
+        PrivateOptimizer,
+        "_release",
+        _actual_batch_size,
+        sensitivity,
+    ),
+    Mutation(
+        "noise divided by the batch size twice",
+        PrivateOptimizer,
+        "_release",
+        _divided_twice,
+        sensitivity,
+    ),
+    Mutation(
+        "clip moves before noise is scaled",
+        PrivateOptimizer,
+        "_release",
+        _adapt_first,
+        sensitivity,
+        QUANTILE,
+    ),
+    Mutation(
+        "counts without noise",
+        PrivateOptimizer,
+        "_adapt",
+        _exact_counts,
+        sensitivity,
+        QUANTILE,
+    ),
+    Mutation(
+        "noise not split between sum and count",
+        BoundRule,
+        "gradient_noise_multiplier",
+        lambda self, step: self._setting,
+        sensitivity,
+        {"clip": PRECISE},
+    ),
+    Mutation(
+        "no clipping",
+        rules.FixedClip,
+        "weights",
+        lambda self, norms, state: tf.ones_like(norms),
+        sensitivity,
+    ),
+    Mutation(
+        "clip compared with the squared norm",
+        rules.FixedClip,
+        "weights",
+        lambda self, norms, state: rules._saturating_weights(
+            norms**2, self.norm, False
+        ),
+        small_gradients,
+        {"clip": 0.05},
+    ),
+    Mutation(
+        "bias left out of the norm",
+        PerExampleGradients,
+        "_plain_squares",
+        _no_bias_norms,
+        sensitivity,
+    ),
+    Mutation(
+        "largest variable in place of all",
+        RecordGradients,
+        "record_norms",
+        _largest_variable,
+        sensitivity,
+    ),
+    Mutation(
+        "norms of a shared variable's uses added",
+        VariableGradient,
+        "_join",
+        _uses_apart,
+        sensitivity,
+        {"shared": True},
+    ),
+    Mutation(
+        "another dropout mask for norm than for sum",
+        RecordGradients,
+        "record_norms",
+        _other_dropout_mask,
+        sensitivity,
+    ),
+    Mutation(
+        "NaN let through",
+        PerExampleGradients,
+        "weighted_sum",
+        _let_through,
+        sensitivity,
+    ),
+    Mutation(
+        "padding counted",
+        rules.QuantileClip,
+        "indicators",
+        _padding_counted,
+        sensitivity,
+        {"clip": clipping.QuantileClip(initial_norm=0.5, count_stddev=0.6)},
+    ),
+    Mutation(
+        "padding perturbed",
+        PerExampleGradients,
+        "mask",
+        lambda self, values: values,
+        sensitivity,
+        {"perturbation": 5.0},
+    ),
+    Mutation(
+        "another perturbation for norm than for sum",
+        Perturbation,
+        "squared_norms",
+        _other_perturbation,
+        sensitivity,
+        {"perturbation": 5.0},
+    ),
+    Mutation(
+        "sqrt(L) missing",
+        clipping.LayerwiseClip,
+        "noise_scales",
+        lambda self, state: self.sensitivity(state),
+        sensitivity,
+        LAYERWISE,
+    ),
+    Mutation(
+        "joint noise of the largest group only",
+        clipping.LayerwiseClip,
+        "noise_scales",
+        lambda self, state: tf.fill(
+            [len(self.layout)], tf.reduce_max(self.sensitivity(state))
+        ),
+        sensitivity,
+        LAYERWISE,
+    ),
+    Mutation(
+        "scaled clip not divided back",
+        clipping.ScaledClip,
+        "noise_scales",
+        lambda self, state: tf.fill(
+            [len(self.layout)], self.norm.sensitivity(state[0])
+        ),
+        sensitivity,
+        SCALED,
+    ),
+    Mutation(
+        "public shares in the noise, not in the clip",
+        clipping.PublicNormClip,
+        "_relative",
+        lambda self, norms, state: norms,
+        sensitivity,
+        PUBLIC,
+    ),
+    Mutation(
+        "batch clipping accounted like examples",
+        dpc.accounting,
+        "sensitivity_factor",
+        lambda *args, **kwargs: 1.0,
+        sensitivity,
+        {"unit": "batch"},
+    ),
+    Mutation(
+        "no noise at all",
+        GaussianNoise,
+        "sample_all",
+        _Silent.sample_all,
+        noise,
+    ),
+    Mutation(
+        "noise a fifth too small",
+        GaussianNoise,
+        "sample_all",
+        lambda self, shapes, stddevs, dtypes=None: _sample_all(
+            self, shapes, [0.8 * s for s in stddevs], dtypes
+        ),
+        noise,
+    ),
+    Mutation(
+        "noise from a fixed state",
+        GaussianNoise,
+        "__init__",
+        _fixed_entropy,
+        noise,
+    ),
+    Mutation(
+        "the same noise in every step",
+        GaussianNoise,
+        "sample_all",
+        _same_every_step,
+        noise,
+    ),
+    Mutation(
+        "the same noise for every variable",
+        GaussianNoise,
+        "sample_all",
+        _same_for_every_variable,
+        noise,
+    ),
+    Mutation(
+        "noise that is not Gaussian", GaussianNoise, "sample_all", _uniform, noise
+    ),
+    Mutation(
+        "enlarged multiplier in the accountant",
+        PrivateOptimizer,
+        "noise_multiplier",
+        PrivateOptimizer.gradient_noise_multiplier,
+        accounted,
+    ),
+    Mutation(
+        "sign of the clip's update",
+        rules.QuantileClip,
+        "next_state",
+        _other_sign,
+        follows_the_quantile,
+    ),
+    Mutation(
+        "mean in place of the sum",
+        PerExampleGradients,
+        "weighted_sum",
+        _mean,
+        plain_gradient,
+    ),
+    Mutation(
+        "count over one physical batch",
+        PrivateOptimizer,
+        "_adapt",
+        _last_batch_counts,
+        accumulated_clip,
+    ),
+]
+
+
+def table() -> str:
+    """A Markdown table of what found what."""
+    rows = ["| planted bug | found by | what it says |", "| --- | --- | --- |"]
+    for mutation in MUTATIONS:
+        try:
+            with mutation.planted():
+                mutation.check(**mutation.options)
+            said = "**not found**"
+        except AssertionError as error:
+            said = " ".join(str(error).split())[:140]
+        rows.append(f"| {mutation.name} | `{mutation.check.__name__}` | {said} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

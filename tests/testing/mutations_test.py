@@ -1,0 +1,44 @@
+"""Planted bugs are found, and sound code passes the same checks."""
+
+import pytest
+
+from tests.testing import mutations
+from tests.testing.mutations import MUTATIONS
+
+# Checks that test noise have false alarms with probability 1e-6 each.
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_planted_bug_is_found(mutation):
+    with mutation.planted(), pytest.raises(AssertionError):
+        mutation.check(**mutation.options)
+
+
+def sound():
+    seen = []
+    for mutation in MUTATIONS:
+        case = (mutation.check, mutation.options)
+        if case not in seen:
+            seen.append(case)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("check", "options"), sound(), ids=lambda value: getattr(value, "__name__", None)
+)
+def test_sound_code_passes(check, options):
+    check(**options)
+
+
+def test_there_are_enough():
+    assert len(MUTATIONS) >= 25
+    assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_batch_normalisation_is_found_to_mix_examples():
+    with pytest.raises(AssertionError, match="example"):
+        mutations.isolation()
+
+
+def test_clip_norm_survives_a_checkpoint():
+    mutations.restored_clip()

@@ -20,10 +20,11 @@ def assert_stddev(sample, expected):
     assert np.std(sample) == pytest.approx(expected, rel=error)
 
 
+@pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 @pytest.mark.parametrize("stddev", [1e-3, 1.0, 250.0])
-def test_samples_are_normal_with_the_stddev_asked_for(stddev, dtype):
-    noise = GaussianNoise().sample([COUNT], stddev, dtype)
+def test_samples_are_normal_with_the_stddev_asked_for(stddev, dtype, hardened):
+    noise = GaussianNoise(hardened=hardened).sample([COUNT], stddev, dtype)
     assert noise.dtype == dtype
     values = noise.numpy().astype("float64") / stddev
     assert_stddev(values, 1.0)
@@ -134,3 +135,18 @@ def test_the_state_comes_from_the_operating_systems_entropy(monkeypatch):
     assert np.array_equal(a, b)
     # A 64-bit key, and a 128-bit counter.
     assert min(asked) >= 24
+
+
+def test_hardened_noise_uses_four_draws_for_each_value():
+    plain, hardened = GaussianNoise(7), GaussianNoise(7, hardened=True)
+    four = [plain.sample([5], 1.0).numpy() for _ in range(4)]
+    np.testing.assert_allclose(
+        hardened.sample([5], 1.0), 0.5 * np.sum(four, axis=0), rtol=1e-5
+    )
+    copied = copy.deepcopy(hardened), pickle.loads(pickle.dumps(hardened))
+    assert all(noise.hardened for noise in copied)
+
+
+def test_hardened_must_be_a_bool():
+    with pytest.raises(ValueError, match="hardened"):
+        GaussianNoise(hardened="yes")

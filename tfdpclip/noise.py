@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.clipping import check_non_negative
+from tfdpclip.clipping import check_bool, check_non_negative
 
 
 class GaussianNoise:
@@ -27,7 +27,10 @@ class GaussianNoise:
 
     What this is not: Philox is not a cryptographic generator, and the samples are
     floating-point numbers, whose lowest bits can give away the sum they were added to
-    (Mironov 2012).
+    (Mironov 2012). With `hardened`, every sample is half the sum of four independent
+    ones, so that an attacker who looks for the sums that are possible at all would have
+    to go through all combinations of four (Holohan and Braghin 2021, "Secure random
+    sampling in differential privacy", section 4). That costs four times the draws.
 
     Samples come from the Box-Muller transform of 32 random bits each, by vectorised
     operations, at twice the speed of the framework's own normal sampler on a CPU. They
@@ -36,12 +39,14 @@ class GaussianNoise:
     Args:
       seed: an integer makes the stream reproducible, for experiments only. A run with
         a seed is not private.
+      hardened: whether to sum four samples into one.
 
     Raises:
       ValueError: if `seed` is neither None nor an integer, 0 or above.
     """
 
-    def __init__(self, seed: int | None = None):
+    def __init__(self, seed: int | None = None, hardened: bool = False):
+        self.hardened = check_bool("hardened", hardened)
         if seed is not None:
             if isinstance(seed, bool) or not isinstance(seed, int):
                 raise ValueError(f"seed must be an integer or None, got {seed!r}.")
@@ -60,10 +65,10 @@ class GaussianNoise:
 
     def __deepcopy__(self, memo):
         # A copy of the state would draw the same noise again.
-        return GaussianNoise(self.seed)
+        return GaussianNoise(self.seed, self.hardened)
 
     def __reduce__(self):
-        return GaussianNoise, (self.seed,)
+        return GaussianNoise, (self.seed, self.hardened)
 
     def sample(self, shape, stddev, dtype=tf.float32) -> tf.Tensor:
         """N(0, stddev^2), independent entries, of `shape`.
@@ -92,13 +97,13 @@ class GaussianNoise:
         narrow = [i for i, dtype in enumerate(dtypes) if dtype != tf.float64]
         flat: list = [None] * len(shapes)
         if narrow:
-            drawn = self._standard_normal(sum(sizes[i] for i in narrow))
+            drawn = self._normal(sum(sizes[i] for i in narrow), tf.float32)
             parts = tf.split(drawn, [sizes[i] for i in narrow])
             for i, part in zip(narrow, parts, strict=True):
                 flat[i] = part
         for i, dtype in enumerate(dtypes):
             if flat[i] is None:
-                flat[i] = self._generator.normal([sizes[i]], dtype=dtype)
+                flat[i] = self._normal(sizes[i], dtype)
         return [
             tf.cast(tf.reshape(part * tf.cast(stddev, part.dtype), shape), dtype)
             for part, shape, stddev, dtype in zip(
@@ -109,6 +114,16 @@ class GaussianNoise:
     def seed_pair(self) -> tf.Tensor:
         """Two fresh int32, `[2]`, for `tf.random.stateless_*` within one step."""
         return tf.bitcast(self._generator.uniform_full_int([2], tf.uint32), tf.int32)
+
+    def _normal(self, count: int, dtype: tf.DType) -> tf.Tensor:
+        def draw():
+            if dtype == tf.float32:
+                return self._standard_normal(count)
+            return self._generator.normal([count], dtype=dtype)
+
+        if not self.hardened:
+            return draw()
+        return 0.5 * tf.add_n([draw() for _ in range(4)])
 
     def _standard_normal(self, count: int) -> tf.Tensor:
         half = (count + 1) // 2

@@ -36,6 +36,8 @@ _ARGUMENTS = """
       check_isolation: "first" (on the first step), "always" or "never": whether to test
         that no example's gradient depends on another example.
       gradient_memory: bytes of materialised per-example gradients to allow at once.
+      hardened_noise: whether each noise value is made of four, against attacks on the
+        lowest bits of floating-point numbers; costs four times the draws.
       seed: an integer makes the noise reproducible, for experiments only: the run is
         then not private, and reports say so.
 
@@ -74,8 +76,8 @@ def privatize(
     Returns:
       A subclass of it, named with DP in front, that takes the arguments of the class
       and `clip`, `noise_multiplier`, `expected_batch_size`, `accumulation_steps`,
-      `unit`, `perturbation`, `check_isolation`, `gradient_memory` and `seed` by
-      keyword.
+      `unit`, `perturbation`, `check_isolation`, `gradient_memory`, `hardened_noise` and
+      `seed` by keyword.
 
     Raises:
       ValueError: if it is no such class.

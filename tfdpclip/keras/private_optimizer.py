@@ -60,6 +60,7 @@ class PrivateOptimizer:
         perturbation: float = 0.0,
         check_isolation: str = "first",
         gradient_memory: int = DEFAULT_MEMORY,
+        hardened_noise: bool = False,
         seed: int | None = None,
         **kwargs: Any,
     ):
@@ -90,7 +91,7 @@ class PrivateOptimizer:
             )
         check_positive("gradient_memory", gradient_memory)
         perturbation = check_non_negative("perturbation", perturbation)
-        noise = GaussianNoise(seed)
+        noise = GaussianNoise(seed, hardened_noise)
         divisor = accumulation_steps if unit == "batch" else expected_batch_size
         settings = (noise_multiplier, float(divisor))
         bound = None
@@ -274,6 +275,7 @@ class PrivateOptimizer:
             perturbation=self._perturbation,
             check_isolation=self._check_isolation,
             gradient_memory=self._gradient_memory,
+            hardened_noise=self._noise.hardened,
             seed=self._seed,
         )
         return config

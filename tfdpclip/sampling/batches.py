@@ -355,7 +355,8 @@ def _group_capacity(scheme, population: int, groups: int) -> int:
     ):
         raise ValueError(
             "independent_groups is for Poisson(rate) without a capacity, and for "
-            f"FullBatch. In {scheme.describe()}, replacing a record changes one group anyway."
+            f"FullBatch. In {scheme.describe()}, replacing a record changes one group "
+            "anyway."
         )
     return Poisson((1.0 if rate is None else rate) / groups).default_capacity(
         population

@@ -18,7 +18,12 @@ from benchmarks.models import TASKS
 
 _MODELS = flags.DEFINE_list("models", list(TASKS), "Which models to time.")
 _BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["64", "256"], "Batch sizes.")
-_CLIPS = flags.DEFINE_list("clips", ["quantile"], "Of quantile, fixed, automatic.")
+_MODES = flags.DEFINE_list(
+    "modes",
+    ["quantile", "layerwise", "batch"],
+    "Of quantile, fixed, automatic, normalized, layerwise, layerwise_quantile, joint, "
+    "batch and perturbation.",
+)
 _REPEATS = flags.DEFINE_integer("repeats", 40, "Timed steps of each variant.")
 _PEERS = flags.DEFINE_bool(
     "peers", True, "Whether to time tensorflow-privacy's vectorised optimizer too."
@@ -29,10 +34,19 @@ _PEER_SECONDS = flags.DEFINE_float(
 _JIT = flags.DEFINE_bool("jit", False, "Whether to compile the steps with XLA.")
 _ADAM = flags.DEFINE_bool("adam", False, "Adam instead of SGD.")
 
-_RULES = {
-    "quantile": dpc.QuantileClip,
-    "fixed": lambda: dpc.FixedClip(1.0),
-    "automatic": dpc.AutomaticClip,
+_SETTINGS = {
+    "quantile": lambda: {"clip": dpc.QuantileClip()},
+    "fixed": lambda: {"clip": 1.0},
+    "automatic": lambda: {"clip": dpc.AutomaticClip()},
+    "normalized": lambda: {"clip": dpc.FixedClip(1.0, normalize=True)},
+    "layerwise": lambda: {"clip": dpc.LayerwiseClip(1.0)},
+    # Many groups need counts with more noise than the default.
+    "layerwise_quantile": lambda: {
+        "clip": dpc.LayerwiseClip(dpc.QuantileClip(count_stddev=100.0))
+    },
+    "joint": lambda: {"clip": dpc.LayerwiseClip(1.0, allocation="joint")},
+    "batch": lambda: {"clip": 1.0, "unit": "batch"},
+    "perturbation": lambda: {"clip": 1.0, "perturbation": 0.1},
 }
 
 
@@ -42,14 +56,14 @@ def plain_step(task, batch_size: int, jit: bool, adam: bool) -> Callable:
     return _step(task, optimizer, jit)
 
 
-def private_step(task, batch_size: int, jit: bool, adam: bool, clip: str) -> Callable:
+def private_step(task, batch_size: int, jit: bool, adam: bool, mode: str) -> Callable:
     """One Keras training step with privacy."""
     made = dpc.keras.DPAdam if adam else dpc.keras.DPSGD
     optimizer = made(
         1e-3 if adam else 0.1,
-        clip=_RULES[clip](),
         noise_multiplier=1.0,
         expected_batch_size=batch_size,
+        **_SETTINGS[mode](),
     )
     return _step(task, optimizer, jit)
 
@@ -111,7 +125,7 @@ def interleaved(
 def main(argv):
     """Prints the table, as Markdown."""
     del argv
-    columns = ["plain ms", *(f"{clip} / plain" for clip in _CLIPS.value)]
+    columns = ["plain ms", *(f"{mode} / plain" for mode in _MODES.value)]
     if _PEERS.value:
         columns.append("tensorflow-privacy / plain")
     print(f"| model | B | {' | '.join(columns)} |")
@@ -126,11 +140,11 @@ def _row(name: str, size: int) -> str:
     rng = np.random.default_rng(0)
     x, y = (tf.constant(part) for part in task.batch(rng, size))
     steps = {"plain": plain_step(task, *settings)}
-    for clip in _CLIPS.value:
-        steps[clip] = private_step(task, *settings, clip)
+    for mode in _MODES.value:
+        steps[mode] = private_step(task, *settings, mode)
     found = interleaved(steps, x, y, _REPEATS.value, {})
     cells = [f"{1e3 * found['plain']:.2f}"]
-    cells += [f"{found[clip] / found['plain']:.2f}" for clip in _CLIPS.value]
+    cells += [f"{found[mode] / found['plain']:.2f}" for mode in _MODES.value]
     if _PEERS.value:
         peers = {"plain": steps["plain"], "peer": peer_step(task, *settings)}
         peers["peer"](x, y)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from tfdpclip._version import __version__
 
 if TYPE_CHECKING:
-    from tfdpclip import accounting, gradients, keras, sampling, testing
+    from tfdpclip import (
+        accounting,
+        diagnostics,
+        federated,
+        gradients,
+        keras,
+        sampling,
+        testing,
+        tuning,
+    )
     from tfdpclip.clipping import (
         AutomaticClip,
         ClipRule,
@@ -22,7 +31,16 @@ if TYPE_CHECKING:
     )
     from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 
-_MODULES = ("accounting", "gradients", "keras", "sampling", "testing")
+_MODULES = (
+    "accounting",
+    "diagnostics",
+    "federated",
+    "gradients",
+    "keras",
+    "sampling",
+    "testing",
+    "tuning",
+)
 _HOMES = {
     "AutomaticClip": "tfdpclip.clipping",
     "ClipRule": "tfdpclip.clipping",
@@ -47,10 +65,13 @@ __all__ = [
     "ScaledClip",
     "__version__",
     "accounting",
+    "diagnostics",
+    "federated",
     "gradients",
     "keras",
     "sampling",
     "testing",
+    "tuning",
 ]
 
 

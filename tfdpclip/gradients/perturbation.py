@@ -78,7 +78,9 @@ class Perturbation:
                 if self._shapes[i] is None:
                     added.append(total)
                     continue
-                part = tf.cast(weights[i][start : start + size], tf.float32)
+                # Not a slice: XLA gives one with a dynamic end the shape of the batch.
+                part = tf.gather(weights[i], start + tf.range(size))
+                part = tf.cast(part, tf.float32)
                 part = tf.where(kept, part, tf.zeros_like(part))
                 noise = self._noise(i, start, size)
                 added.append(total + tf.tensordot(part, noise, 1))

@@ -1,0 +1,272 @@
+"""Which variable belongs to which group, and what is refused."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tfdpclip.clipping import LayerwiseClip, as_rule, layer_of, make_groups
+from tfdpclip.clipping.groups import by_group
+
+NAMES = ["embed/table:0", "d1/kernel:0", "d1/bias:0", "d2/kernel:0", "d2/bias:0"]
+BARE = tuple(name[:-2] for name in NAMES)
+
+
+def assignment(groups, names=NAMES, norms=None):
+    return make_groups(groups, names, norms).assignment
+
+
+@pytest.mark.parametrize("groups", [None, "layer"])
+def test_one_group_per_layer(groups):
+    found = make_groups(groups, NAMES)
+    assert found.names == ("embed", "d1", "d2")
+    assert found.assignment == (0, 1, 1, 2, 2)
+    assert found.members == BARE
+    assert len(found) == 3
+    assert found.as_mapping()["d1"] == ["d1/kernel", "d1/bias"]
+
+
+def test_a_variable_without_a_layer_is_a_group_of_its_own():
+    assert make_groups(None, ["w:0", "v:0", "d/w:0"]).names == ("w", "v", "d")
+
+
+def test_the_layer_is_all_of_the_name_but_the_last_part():
+    assert layer_of("a/b/kernel:0") == "a/b"
+    assert layer_of("kernel") == "kernel"
+
+
+def test_one_group_per_variable_also_where_names_repeat():
+    assert assignment("variable") == (0, 1, 2, 3, 4)
+    twice = make_groups("variable", ["d/w:0", "d/w:0", "d/w:0"])
+    assert twice.assignment == (0, 1, 2)
+    assert len(set(twice.names)) == 3
+
+
+@pytest.mark.parametrize(
+    "groups, expected",
+    [
+        (["embed", ".*"], (0, 1, 1, 1, 1)),
+        ([".*"], (0, 0, 0, 0, 0)),
+        (["d1/kernel", "d1/bias", ".*"], (2, 0, 1, 2, 2)),
+        (["bias$", "kernel$", "embed"], (2, 1, 0, 1, 0)),
+        ([["embed", "d2"], "d1"], (0, 1, 1, 0, 0)),
+        ([re.compile("^d"), "embed"], (1, 0, 0, 0, 0)),
+        (("d[12]", "embed"), (1, 0, 0, 0, 0)),
+        ({"rest": ".*/bias", "big": ["embed", "kernel"]}, (1, 1, 0, 1, 0)),
+        (lambda name: name.split("/")[1], (0, 1, 2, 1, 2)),
+        (lambda name: len(name) > 9, (0, 1, 1, 1, 1)),
+        (1, (0, 0, 0, 0, 0)),
+    ],
+)
+def test_groups_by_pattern_mapping_function_and_number(groups, expected):
+    found = LayerwiseClip(1.0, groups=groups).bind(NAMES).layout
+    by_first = {}
+    names = [by_first.setdefault(g, len(by_first)) for g in found.assignment]
+    first = {}
+    assert names == [first.setdefault(g, len(first)) for g in expected]
+    assert set(found.assignment) == set(range(len(found)))
+
+
+def test_a_mapping_keeps_its_order_and_names():
+    found = make_groups({"b": "d2", "a": ".*"}, NAMES)
+    assert found.names == ("b", "a")
+    assert found.assignment == (1, 1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("key", [0, ""])
+def test_a_mapping_may_have_a_key_that_is_false(key):
+    assert len(make_groups({key: "d1", "b": ".*"}, NAMES)) == 2
+
+
+def test_a_layer_is_found_by_its_name_before_patterns_are_tried():
+    names = ["d/kernel", "d_1/kernel", "d_10/kernel"]
+    assert assignment(["d", "d_1", "d_10"], names) == (0, 1, 2)
+
+
+def test_the_first_pattern_that_matches_wins():
+    found = make_groups(["d1/kernel", "d1", ".*"], NAMES)
+    assert found.as_mapping() == {
+        ".*": ["embed/table", "d2/kernel", "d2/bias"],
+        "d1/kernel": ["d1/kernel"],
+        "d1": ["d1/bias"],
+    }
+
+
+NORMS = {"embed": 100.0, "d1": 1.0, "d2": 1.1}
+
+
+def test_a_number_puts_layers_of_similar_norm_together():
+    assert assignment(2, norms=NORMS) in [(0, 1, 1, 1, 1), (1, 0, 0, 0, 0)]
+    three = assignment(3, norms=NORMS)
+    assert len(set(three)) == 3 and three[1] == three[2] and three[3] == three[4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_number_is_the_best_of_all_ways_to_cut_the_sorted_norms(count, seed):
+    rng = np.random.default_rng(seed)
+    values = np.exp(rng.normal(size=7))
+    names = [f"l{i}/w" for i in range(7)]
+    norms = {f"l{i}": v for i, v in enumerate(values)}
+    found = np.array(assignment(count, names, norms))
+    logs = np.log(values)
+
+    def spread(labels):
+        return sum(np.var(logs[labels == g]) * np.sum(labels == g) for g in set(labels))
+
+    order = np.argsort(logs)
+    best = np.inf
+    for cuts in itertools.combinations(range(1, 7), count - 1):
+        labels = np.empty(7, int)
+        for group, part in enumerate(np.split(order, cuts)):
+            labels[part] = group
+        best = min(best, spread(labels))
+    assert spread(found) == pytest.approx(best, rel=1e-9)
+
+
+def test_a_number_works_with_norms_of_zero():
+    zero = {"embed": 0.0, "d1": 0.0, "d2": 1.0}
+    found = assignment(2, norms=zero)
+    assert found[0] == found[1] == found[2] != found[3]
+    assert len(set(assignment(2, norms=dict.fromkeys(zero, 0.0)))) == 2
+
+
+@pytest.mark.parametrize(
+    "groups, text",
+    [
+        (0, "groups must be 1 or more"),
+        (-3, "groups must be 1 or more"),
+        (True, "groups must be None"),
+        (2.0, "groups must be None"),
+        ([], "groups must be None"),
+        ({}, "groups must be None"),
+        ([1], "groups must be None"),
+        ([[1]], "groups must be None"),
+        ({"a": 2}, "groups must be None"),
+        ("dense", r"groups=\['dense', '\.\*'\]"),
+        (["("], "groups has '\\(', which is no regular expression"),
+        ({"a": ["ok", "["]}, "groups has '\\[', which is no regular expression"),
+    ],
+)
+def test_what_cannot_be_groups_is_refused_at_once(groups, text):
+    with pytest.raises(ValueError, match=text):
+        LayerwiseClip(1.0, groups=groups)
+
+
+@pytest.mark.parametrize(
+    "groups, text",
+    [
+        (["nothing", ".*"], "groups has 'nothing', which matches no variable"),
+        ({"a": "nothing", "b": ".*"}, "groups has 'nothing', which matches no"),
+        (["d1"], "groups leaves out embed/table, d2/kernel, d2/bias"),
+        ({"a": "d1"}, "groups leaves out embed/table"),
+        ([".*", "d1"], "groups has 'd1', all of whose variables belong to groups"),
+        (9, "groups=9, but there are only 3 layers"),
+        (2, r"groups=2 .*needs their norms .*public_gradient_norms"),
+    ],
+)
+def test_groups_that_do_not_fit_the_variables_are_refused(groups, text):
+    with pytest.raises(ValueError, match=text):
+        make_groups(groups, NAMES)
+    with pytest.raises(ValueError, match=text):
+        LayerwiseClip(1.0, groups=groups).bind(NAMES)
+
+
+def test_no_variables_are_no_groups():
+    with pytest.raises(ValueError, match="no variables"):
+        make_groups(None, [])
+
+
+def test_norms_for_a_number_must_cover_every_layer():
+    with pytest.raises(ValueError, match="norms says nothing about group 'd2'"):
+        assignment(2, norms={"embed": 1.0, "d1": 2.0})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, "x", True])
+def test_norms_for_a_number_must_be_finite(bad):
+    with pytest.raises(ValueError, match="norms"):
+        assignment(2, norms={**NORMS, "d2": bad})
+
+
+def test_numbers_by_group_by_layer_and_in_order():
+    groups = make_groups({"one": ["embed", "d1"], "two": "d2"}, NAMES)
+    assert by_group("norms", {"one": 3, "two": 4}, groups) == [3.0, 4.0]
+    assert by_group("norms", np.array([3.0, 4.0]), groups) == [3.0, 4.0]
+    joined = by_group("norms", {"embed": 3.0, "d1": 4.0, "d2": 1.0}, groups)
+    assert joined == [5.0, 1.0]
+    with pytest.raises(ValueError, match="norms has 3 entries for 2 groups: one, two"):
+        by_group("norms", [1, 2, 3], groups)
+    with pytest.raises(ValueError, match="norms says nothing about group 'two'"):
+        by_group("norms", {"one": 1.0}, groups)
+    with pytest.raises(ValueError, match=r"norms\['one'\]"):
+        by_group("norms", {"one": float("nan"), "two": 1.0}, groups)
+    with pytest.raises(ValueError, match=r"norms\[1\]"):
+        by_group("norms", [1.0, -1.0], groups)
+
+
+SAVED = {
+    "none": None,
+    "variable": "variable",
+    "list": ["embed", [".*kernel", "bias"]],
+    "tuple": ("embed", ("d1", "d2")),
+    "mapping": {"a": "embed", "b": ("d1", "d2")},
+    "compiled": [re.compile("embed"), ".*"],
+    "compiled mapping": {"a": re.compile("embed"), "b": [re.compile("d.")]},
+    "number": 1,
+}
+
+
+@pytest.mark.parametrize("groups", SAVED.values(), ids=SAVED)
+def test_groups_come_back_from_json(groups):
+    rule = LayerwiseClip(1.0, groups=groups)
+    for one in (rule, rule.bind(NAMES)):
+        config = {"class_name": "LayerwiseClip", "config": one.get_config()}
+        again = as_rule(json.loads(json.dumps(config)))
+        assert again.bind(NAMES).assignment == rule.bind(NAMES).assignment
+        # A ledger compares the rule's words, and Python its equality.
+        assert again == one and hash(again) == hash(one)
+        assert str(again) == str(one)
+
+
+def test_a_pattern_with_flags_keeps_its_meaning():
+    rule = LayerwiseClip(1.0, groups=[re.compile("EMBED", re.IGNORECASE), ".*"])
+    config = json.loads(json.dumps(rule.get_config()))
+    again = LayerwiseClip(**config)
+    assert again.bind(NAMES).assignment == (0, 1, 1, 1, 1)
+
+
+def test_a_function_is_saved_as_the_groups_it_made():
+    rule = LayerwiseClip(1.0, groups=lambda name: "kernel" in name)
+    with pytest.raises(ValueError, match="groups is a function"):
+        rule.get_config()
+    bound = rule.bind(NAMES)
+    again = LayerwiseClip(**json.loads(json.dumps(bound.get_config()))).bind(NAMES)
+    assert again.layout == bound.layout
+    assert again == bound
+    assert str(again) == str(bound)
+
+
+def test_rules_with_a_function_can_be_compared_before_they_are_bound():
+    def first(name):
+        return name[0]
+
+    rule = LayerwiseClip(1.0, groups=first)
+    assert rule == LayerwiseClip(1.0, groups=first)
+    assert rule != LayerwiseClip(1.0)
+    assert hash(rule) == hash(LayerwiseClip(1.0, groups=first))
+
+
+def test_binding_again_goes_by_the_new_names():
+    rule = LayerwiseClip(1.0).bind(["a/w", "b/w"])
+    assert rule.bind(["x/w"]).layout.names == ("x",)
+    assert rule.layout.names == ("a", "b")
+
+
+def test_a_rule_that_is_not_bound_says_so():
+    rule = LayerwiseClip(1.0)
+    with pytest.raises(ValueError, match="LayerwiseClip does not know the variables"):
+        rule.layout  # noqa: B018
+    with pytest.raises(ValueError, match="LayerwiseClip does not know the variables"):
+        rule.initial_state()

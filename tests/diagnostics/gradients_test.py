@@ -1,0 +1,217 @@
+"""Norms and gradients are those of each example alone, and nothing else changes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.diagnostics.models import (
+    digits,
+    images,
+    keras_regression,
+    network,
+    regression,
+)
+from tests.keras.helpers import DPSGD, gradients_one_at_a_time
+from tfdpclip.clipping import FixedClip, LayerwiseClip, QuantileClip
+from tfdpclip.diagnostics import GradientMeter, gradient_norms
+from tfdpclip.tuning import optimal_clip
+
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+
+def alone(model, x, y, variables=None):
+    variables = model.trainable_variables if variables is None else variables
+    return gradients_one_at_a_time(
+        lambda i: LOSS(y[i : i + 1], model(x[i : i + 1])), variables, len(x)
+    )
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_norms_and_gradients(compiled):
+    model, (x, y) = network(), images(21)
+    options = {}
+    if compiled:
+        model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(True))
+    else:
+        options["loss"] = LOSS
+    meter = GradientMeter(model, **options)
+    found = meter.norms((x, y), batch_size=8)
+    expected = alone(model, x, y)
+    np.testing.assert_allclose(found.norms, np.linalg.norm(expected, axis=1), rtol=1e-5)
+    assert found.groups == ("conv", "head") and found.by_group.shape == (21, 2)
+    np.testing.assert_allclose(
+        found.by_group[:, 0], np.linalg.norm(expected[:, :40], axis=1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.linalg.norm(found.by_group, axis=1), found.norms, rtol=1e-5
+    )
+    np.testing.assert_array_equal(found.labels, y)
+    np.testing.assert_array_equal(found.correct, model(x).numpy().argmax(1) == y)
+    np.testing.assert_array_equal(found.indices, np.arange(21))
+    gradients = meter.gradients((x, y), batch_size=8)
+    np.testing.assert_allclose(gradients, expected, atol=1e-6)
+    assert "21 gradient norms" in str(found) and "not be released" in str(found)
+
+
+def test_some_variables_and_groups():
+    model, (x, y) = network(), images(10)
+    head = model.get_layer("head").trainable_variables
+    found = gradient_norms(model, (x, y), loss=LOSS, variables=head, groups="variable")
+    expected = alone(model, x, y, head)
+    np.testing.assert_allclose(found.norms, np.linalg.norm(expected, axis=1), rtol=1e-5)
+    assert found.groups == ("head/kernel", "head/bias")
+    # The closed form of a linear head: |p - y| sqrt(|h|^2 + 1).
+    body = tf.keras.Model(model.input, model.layers[-2].output)
+    h = body(x).numpy()
+    residual = tf.nn.softmax(model(x)).numpy() - np.eye(10)[y]
+    closed = np.linalg.norm(residual, axis=1) * np.sqrt((h**2).sum(1) + 1)
+    np.testing.assert_allclose(found.norms, closed, rtol=1e-4)
+
+
+def test_real_norms():
+    """Digits after 100 steps of descent: known least, median and greatest norms."""
+    x, y = digits()
+    model = keras_regression(100)
+    found = gradient_norms(model, (x[:256].astype("float32"), y[:256]))
+    expected = [0.047816, 0.580111, 4.896591]
+    got = [found.norms.min(), np.median(found.norms), found.norms.max()]
+    np.testing.assert_allclose(got, expected, rtol=1e-3)
+    meter = GradientMeter(model)
+    best = optimal_clip(meter.chunks((x[:256].astype("float32"), y[:256])), 0.5)
+    assert best.clip_norm == pytest.approx(1.55828783, rel=1e-4)
+    assert regression(100)[0].shape == (65, 10)
+
+
+def test_kinds_of_data():
+    model, (x, y) = network(), images(20)
+    model.compile("sgd", LOSS)
+    whole = gradient_norms(model, (x, y)).norms
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(6)
+    np.testing.assert_allclose(gradient_norms(model, batches).norms, whole, rtol=1e-5)
+    some = gradient_norms(model, batches, max_examples=9)
+    np.testing.assert_allclose(some.norms, whole[:9], rtol=1e-5)
+    weights = np.ones(20, "float32")
+    weights[[3, 4]] = 0
+    kept = gradient_norms(model, (x, y, weights))
+    np.testing.assert_array_equal(kept.indices, np.delete(np.arange(20), [3, 4]))
+    np.testing.assert_allclose(kept.norms, np.delete(whole, [3, 4]), rtol=1e-5)
+    onehot = np.eye(10, dtype="float32")[y]
+    model.compile("sgd", tf.keras.losses.CategoricalCrossentropy(True))
+    found = gradient_norms(model, (x, onehot))
+    np.testing.assert_array_equal(found.labels, y)
+    np.testing.assert_allclose(found.norms, whole, rtol=1e-5)
+
+
+def test_targets_that_are_no_classes():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    x = np.ones((4, 2), "float32")
+    for y in (np.full((4, 1), 0.3), np.full((4, 1), 1.0)):
+        found = gradient_norms(model, (x, y), loss=tf.keras.losses.mean_squared_error)
+        assert found.labels is None and found.correct is None
+    y = np.ones((4, 1), "int32")
+    found = gradient_norms(model, (x, y), loss=tf.keras.losses.mean_squared_error)
+    assert found.labels.tolist() == [1] * 4 and found.correct is None
+
+
+def test_a_perfectly_fitted_example_counts():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    x = np.ones((3, 2), "float32")
+    y = model(x).numpy()
+    y[0] += 1
+    found = gradient_norms(model, (x, y), loss=tf.keras.losses.mean_squared_error)
+    assert len(found) == 3 and (found.norms[1:] == 0).all() and found.norms[0] > 0
+
+
+def test_measuring_leaves_everything_as_it_was():
+    model, (x, y) = network(), images(16)
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(
+        optimizer, tf.keras.losses.SparseCategoricalCrossentropy(True), ["accuracy"]
+    )
+    model.fit(x, y, batch_size=8, verbose=0)
+    state = [
+        v.numpy()
+        for v in (
+            *model.variables,
+            *optimizer.variables,
+            *(v for m in model.metrics for v in m.variables),
+        )
+    ]
+    meter = GradientMeter(model)
+    meter.norms((x, y))
+    meter.gradients((x, y))
+    meter.signal_to_noise((x, y), 1.0, 1.0)
+    after = [
+        v.numpy()
+        for v in (
+            *model.variables,
+            *optimizer.variables,
+            *(v for m in model.metrics for v in m.variables),
+        )
+    ]
+    for a, b in zip(state, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_of_the_moment_are_used():
+    model, (x, y) = network(), images(8)
+    meter = GradientMeter(model, loss=LOSS)
+    before = meter.norms((x, y)).norms
+    for v in model.trainable_variables:
+        v.assign(2 * v + 0.1)
+    expected = np.linalg.norm(alone(model, x, y), axis=1)
+    after = meter.norms((x, y)).norms
+    np.testing.assert_allclose(after, expected, rtol=1e-5)
+    assert not np.allclose(before, after, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [FixedClip(0.5), QuantileClip(initial_norm=0.5), LayerwiseClip(0.4)],
+    ids=["fixed", "quantile", "layerwise"],
+)
+def test_signal_to_noise(clip):
+    model, (x, y) = network(), images(20)
+    found = GradientMeter(model, loss=LOSS).signal_to_noise(
+        (x, y), clip, 1.5, batch_size=10
+    )
+    gradients = alone(model, x, y)
+    parts = {"conv": slice(0, 40), "head": slice(40, None)}
+    assert found.groups == ("conv", "head") and found.signal.shape == (2, 2)
+    for k, part in enumerate(parts.values()):
+        if isinstance(clip, LayerwiseClip):
+            norms, c = np.linalg.norm(gradients[:, part], axis=1), 0.4
+            stddev = 1.5 * np.sqrt(2) * 0.4  # two groups share the budget
+        else:
+            norms, c = np.linalg.norm(gradients, axis=1), 0.5
+            stddev = 1.5 * 0.5
+        clipped = gradients[:, part] * np.minimum(1, c / norms)[:, None]
+        for step in range(2):
+            signal = np.linalg.norm(clipped[10 * step : 10 * (step + 1)].sum(0))
+            assert found.signal[step, k] == pytest.approx(signal, rel=1e-4)
+        size = gradients[:, part].shape[1]
+        assert found.noise[k] == pytest.approx(stddev * np.sqrt(size), rel=1e-5)
+    np.testing.assert_allclose(found.ratio, found.signal / found.noise)
+
+
+def test_bad_arguments():
+    model, (x, y) = network(), images(4)
+    with pytest.raises(ValueError, match="loss is missing"):
+        GradientMeter(model)
+    meter = GradientMeter(model, loss=LOSS)
+    for bad in (None, "x", 3):
+        with pytest.raises(ValueError, match="data must be"):
+            meter.norms(bad)
+    with pytest.raises(ValueError, match="data has no targets"):
+        meter.norms((x,))
+    with pytest.raises(ValueError, match="data has no examples"):
+        meter.norms((x[:0], y[:0]))
+    with pytest.raises(ValueError, match="batch_size"):
+        meter.norms((x, y), batch_size=0)
+    with pytest.raises(ValueError, match="max_examples"):
+        meter.norms((x, y), max_examples=0)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        meter.signal_to_noise((x, y), 1.0, np.nan)
+    mean = GradientMeter(model, loss=lambda y, p: tf.reduce_mean(LOSS(y, p)))
+    with pytest.raises(ValueError, match="loss must give one loss per example"):
+        mean.norms((x, y))

@@ -1,0 +1,48 @@
+"""Who imports TensorFlow Federated, and what happens without it."""
+
+import subprocess
+import sys
+
+_WITHOUT = """
+import sys
+sys.modules["tensorflow_federated"] = None
+import tfdpclip
+try:
+    import tfdpclip.federated
+except ImportError as error:
+    print(error)
+"""
+
+
+def _run(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_library_alone_does_not_import_it():
+    printed = _run(
+        "import sys, tfdpclip, tfdpclip.keras, tfdpclip.accounting, tfdpclip.sampling\n"
+        "print('tensorflow_federated' in sys.modules)"
+    )
+    assert printed.strip() == "False"
+
+
+def test_without_it_the_error_names_the_extra():
+    assert "pip install tfdpclip[tff]" in _run(_WITHOUT)
+
+
+def test_federated_does_not_import_other_privacy_libraries_itself():
+    # TensorFlow Federated does, so that only our own imports can be looked at.
+    import pathlib
+
+    import tfdpclip.federated
+
+    folder = pathlib.Path(tfdpclip.federated.__file__).parent
+    for path in folder.glob("*.py"):
+        text = path.read_text()
+        assert "tensorflow_privacy" not in text, path
+        if path.name != "_tff.py":
+            assert "import tensorflow_federated" not in text, path

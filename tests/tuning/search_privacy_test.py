@@ -1,0 +1,130 @@
+"""What a search costs: known bounds, and draws that follow their distribution."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from tfdpclip import accounting
+from tfdpclip.accounting import _rdp
+from tfdpclip.sampling import FixedSize, Poisson
+from tfdpclip.tuning import RandomStopping, TrainingPlan, search_privacy
+
+DELTA = 1e-5
+PLAN = TrainingPlan(Poisson(0.01), 2.0, 1000)
+SHAPES = [0, 0.5, 1, 3, math.inf]
+
+
+@pytest.mark.parametrize("mean", [2.0, 20.0, 300.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_stopping_agrees_with_another_implementation(shape, mean):
+    accountant = dp_accounting.rdp.RdpAccountant(_rdp.ORDERS)
+    accountant.compose(
+        dp_accounting.dp_event.RepeatAndSelectDpEvent(PLAN.event, mean, shape)
+    )
+    found = search_privacy([PLAN], DELTA, RandomStopping(mean, shape))
+    assert found.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-6)
+    assert found.epsilon > found.single_epsilon
+
+
+def test_composition_is_that_of_all_runs():
+    other = TrainingPlan(Poisson(0.02), 3.0, 500)
+    found = search_privacy([PLAN, other, PLAN], DELTA)
+    total = dp_accounting.ComposedDpEvent([PLAN.event, other.event, PLAN.event])
+    assert found.epsilon == pytest.approx(accounting.event_epsilon(total, DELTA))
+    assert found.single_epsilon < found.epsilon
+    one = search_privacy([PLAN], DELTA)
+    assert one.epsilon == pytest.approx(
+        accounting.epsilon(2.0, 1000, Poisson(0.01), DELTA)
+    )
+
+
+def test_random_stopping_covers_the_worst_of_several_plans():
+    other = TrainingPlan(Poisson(0.5), 20.0, 30)
+    search = RandomStopping(10.0)
+    alone = [search_privacy([p], DELTA, search).epsilon for p in (PLAN, other)]
+    both = search_privacy([PLAN, other], DELTA, search).epsilon
+    assert both >= max(alone)
+
+
+def test_random_stopping_is_cheaper_than_many_runs():
+    price = [
+        search_privacy([PLAN], DELTA, RandomStopping(mean, 0)).epsilon
+        for mean in (10, 1000)
+    ]
+    assert price[1] < 2 * price[0]
+    assert price[1] < search_privacy([PLAN] * 1000, DELTA).epsilon / 5
+
+
+def masses(shape, gamma, count):
+    """The distribution of Papernot and Steinke (2022), Definition 1."""
+    k = np.arange(1, count + 1)
+    if shape == 0:
+        return (1 - gamma) ** k / (k * math.log(1 / gamma))
+    log = (
+        special.gammaln(k + shape) - special.gammaln(k + 1) - special.gammaln(shape)
+    ) + k * math.log1p(-gamma)
+    return np.exp(log) / (gamma**-shape - 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+def test_draws_follow_the_distribution(shape):
+    search = RandomStopping(6.0, shape)
+    p = masses(shape, search.gamma, 2000)
+    assert p.sum() == pytest.approx(1, abs=1e-9)
+    assert (p * np.arange(1, 2001)).sum() == pytest.approx(6.0)
+    rng = np.random.default_rng(0)
+    drawn = np.bincount([search.draw(rng) for _ in range(20_000)], minlength=2002)
+    assert drawn[0] == 0
+    bins = np.append(p[:12], 1 - p[:12].sum()) * 20_000
+    seen = np.append(drawn[1:13], drawn[13:].sum())
+    # Chi-squared with 12 degrees of freedom; false alarms 1e-7.
+    assert np.sum((seen - bins) ** 2 / bins) < stats.chi2.ppf(1 - 1e-7, 12)
+
+
+def test_poisson_draws_and_fresh_entropy():
+    rng = np.random.default_rng(0)
+    drawn = [RandomStopping(3.0, math.inf).draw(rng) for _ in range(10_000)]
+    # Five and a half standard errors: false alarms 4e-8.
+    assert abs(np.mean(drawn) - 3) < 5.5 * math.sqrt(3 / 10_000)
+    # 20 equal draws in a row have a probability below 1e-30 for this mean.
+    assert len({RandomStopping(1000.0).draw() for _ in range(20)}) > 1
+
+
+def test_text():
+    text = str(search_privacy([PLAN] * 3, DELTA))
+    assert "composition of 3 runs" in text and "add or remove one record" in text
+    assert "public data" in text
+    text = str(search_privacy([PLAN], DELTA, RandomStopping(5.0)))
+    assert "nothing but the best run" in text and "geometric" in text
+
+
+def test_runs_without_noise_are_not_private():
+    bare = TrainingPlan(Poisson(0.01), 0.0, 10)
+    for search in (None, RandomStopping(5.0)):
+        found = search_privacy([PLAN, bare], DELTA, search)
+        assert found.epsilon == math.inf
+        assert "was not private: a run has no noise" in str(found)
+
+
+def test_bad_arguments():
+    for bad in (math.nan, -1.0, 0.0, 0.5, 1.0, True, "x"):
+        with pytest.raises(ValueError, match="mean"):
+            RandomStopping(bad)
+    for bad in (math.nan, -1.0, -math.inf, "x"):
+        with pytest.raises(ValueError, match="shape"):
+            RandomStopping(10.0, bad)
+    with pytest.raises(ValueError, match="plans must not be empty"):
+        search_privacy([], DELTA)
+    with pytest.raises(ValueError, match="delta"):
+        search_privacy([PLAN], math.nan)
+    with pytest.raises(ValueError, match="different neighbouring relations"):
+        search_privacy([PLAN, TrainingPlan(FixedSize(10, 1000), 2.0, 10)], DELTA)
+    with pytest.raises(ValueError, match="sampling"):
+        TrainingPlan(0.01, 1.0, 10)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        TrainingPlan(Poisson(0.01), math.nan, 10)
+    with pytest.raises(ValueError, match="steps"):
+        TrainingPlan(Poisson(0.01), 1.0, 1.5)

@@ -1,0 +1,79 @@
+"""Looking at gradients: their norms, what clipping does to them, and their geometry.
+
+Everything here is measured without noise. On private data the results are private, too,
+and must not be released; on public data they may be.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfdpclip.diagnostics.geometry import (
+    ClippingBias,
+    GradientGeometry,
+    gradient_geometry,
+)
+from tfdpclip.diagnostics.norms import (
+    NormSummary,
+    by_class,
+    plot_norms,
+    summarize_norms,
+)
+from tfdpclip.diagnostics.reweighting import (
+    ClassAccuracy,
+    RetainedWeight,
+    accuracy_difference,
+    class_accuracy,
+    class_weights,
+    plot_class_weights,
+    retained_weight,
+)
+from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
+
+if TYPE_CHECKING:
+    from tfdpclip.diagnostics.callback import GradientDiagnostics
+    from tfdpclip.diagnostics.gradients import (
+        GradientMeter,
+        GradientNorms,
+        SignalToNoise,
+        gradient_norms,
+    )
+
+# These need TensorFlow, which functions of arrays do without.
+_LAZY = {
+    "GradientDiagnostics": "callback",
+    "GradientMeter": "gradients",
+    "GradientNorms": "gradients",
+    "SignalToNoise": "gradients",
+    "gradient_norms": "gradients",
+}
+
+__all__ = [
+    "ClassAccuracy",
+    "ClippingBias",
+    "GradientDiagnostics",
+    "GradientGeometry",
+    "GradientMeter",
+    "GradientNorms",
+    "NormSummary",
+    "RetainedWeight",
+    "SignalToNoise",
+    "SymmetryScore",
+    "accuracy_difference",
+    "by_class",
+    "class_accuracy",
+    "class_weights",
+    "gradient_geometry",
+    "gradient_norms",
+    "plot_class_weights",
+    "plot_norms",
+    "retained_weight",
+    "summarize_norms",
+    "symmetry_score",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        home = importlib.import_module(f"tfdpclip.diagnostics.{_LAZY[name]}")
+        return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

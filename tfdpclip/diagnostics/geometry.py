@@ -1,0 +1,252 @@
+"""The shape of the distribution of gradients, and what clipping it does to progress.
+
+After Chen, Wu and Hong (2020), "Understanding Gradient Clipping in Private SGD: A
+Geometric Perspective". With f the mean loss, a gradient is grad f + xi; where the
+distribution of xi is symmetric, clipping slows progress but does not mislead it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdpclip.accounting import _validate
+from tfdpclip.diagnostics import symmetry
+from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippingBias:
+    """What clipping at one norm does to progress along the mean gradient.
+
+    With v the mean gradient and phi(xi) = <v, clip(v + xi)>, progress is E phi(xi).
+
+    Attributes:
+      clip_norm: the clip norm c.
+      progress: E phi(xi); below 0, clipped descent climbs.
+      symmetric_progress: the same under the symmetrised distribution, which is xi or
+        -xi with probability 1/2 each.
+      bias: progress - symmetric_progress: the part due to asymmetry.
+      wasserstein: the bound on |bias| of Theorem 5: the Wasserstein distance between
+        the distribution and its symmetrised form, with |phi(a) - phi(b)| for the
+        distance of a and b. Exact, since it is that of the values of phi.
+      small_residuals: P(|xi| < c/4).
+      guaranteed: the bound below symmetric_progress of Theorem 2: |v| min(|v|, 3c/4)
+        times small_residuals.
+      fraction_clipped: the fraction of gradients above c.
+    """
+
+    clip_norm: float
+    progress: float
+    symmetric_progress: float
+    bias: float
+    wasserstein: float
+    small_residuals: float
+    guaranteed: float
+    fraction_clipped: float
+
+    def row(self) -> dict[str, float]:
+        """The numbers as columns of a table."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientGeometry:
+    """Gradients as far as their geometry goes. Not to be released, as the gradients.
+
+    Attributes:
+      norms: `[n]`, the gradients' norms.
+      inner: `[n]`, inner products with the mean gradient.
+      mean_norm: the norm of the mean gradient.
+      projections: `[k, n, 2]`, the gradients under k random projections to the plane,
+        with independent N(0, 1/2) entries: norms stay the same on average.
+      means: `[k, 2]`, the mean gradient under the same projections.
+    """
+
+    norms: np.ndarray
+    inner: np.ndarray
+    mean_norm: float
+    projections: np.ndarray
+    means: np.ndarray
+
+    @property
+    def cosines(self) -> np.ndarray:
+        """`[n]`, the cosine of each gradient with the mean; 0 where one is 0."""
+        scale = self.norms * self.mean_norm
+        safe = np.where(scale > 0, scale, 1.0)
+        return np.where(scale > 0, np.clip(self.inner / safe, -1, 1), 0.0)
+
+    @property
+    def residual_norms(self) -> np.ndarray:
+        """`[n]`, |xi|: the distance of each gradient from the mean."""
+        squares = self.norms**2 - 2 * self.inner + self.mean_norm**2
+        return np.sqrt(np.maximum(squares, 0.0))
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """`[k, n, 2]`, the projections of the gradients less the mean."""
+        return self.projections - self.means[:, None]
+
+    def symmetry(
+        self, permutations: int = 999, *, most: int = 1000, seed: int = 0
+    ) -> list[SymmetryScore]:
+        """How symmetric the projected residuals are, for each projection.
+
+        Args:
+          permutations: number of random changes of sign for the p-value.
+          most: use no more than this many examples (a random choice of them).
+          seed: for the choice and the signs.
+
+        Returns:
+          One score for each projection.
+        """
+        return [
+            symmetry_score(r, permutations, most=most, seed=seed)
+            for r in self.residuals
+        ]
+
+    def clipping_bias(self, clip_norm: float) -> ClippingBias:
+        """What clipping at `clip_norm` does to progress, in the full space.
+
+        Raises:
+          ValueError: if `clip_norm` is not a finite number above 0.
+        """
+        return _bias(
+            self.norms, self.inner, self.mean_norm, self.residual_norms, clip_norm
+        )
+
+    def projected_clipping_bias(self, clip_norm: float) -> list[ClippingBias]:
+        """The same in each of the random planes, where the pictures are.
+
+        Raises:
+          ValueError: if `clip_norm` is not a finite number above 0.
+        """
+        found = []
+        for g, v in zip(self.projections, self.means, strict=True):
+            norms, residuals = (np.linalg.norm(x, axis=1) for x in (g, g - v))
+            size = float(np.linalg.norm(v))
+            found.append(_bias(norms, g @ v, size, residuals, clip_norm))
+        return found
+
+    def summary(self, clip_norm: float, permutations: int = 999) -> dict[str, float]:
+        """One row of a table: cosines, symmetry and bias at a clip norm."""
+        scores = self.symmetry(permutations)
+        bias = self.clipping_bias(clip_norm)
+        cosines = self.cosines
+        return {
+            "count": len(self.norms),
+            "mean_gradient_norm": self.mean_norm,
+            "cosine_mean": float(cosines.mean()),
+            "cosine_negative": float(np.mean(cosines < 0)),
+            "asymmetry": float(np.mean([s.score for s in scores])),
+            "p_value_median": float(np.median([s.p_value for s in scores])),
+            **bias.row(),
+        }
+
+    def plot(
+        self, path: Any = None, *, title: str = "Gradients", public: bool = False
+    ) -> Figure:
+        """Draws the projected gradients, one panel each, and the cosines.
+
+        As Figures 1 to 3 of Chen et al. (2020). Needs matplotlib.
+
+        Args:
+          path: where to save the picture; None for not saving it.
+          title: a title.
+          public: whether the data are public.
+
+        Returns:
+          The figure.
+        """
+        from tfdpclip.diagnostics import _plots
+
+        return _plots.geometry(self, path, title, public)
+
+
+def gradient_geometry(
+    gradients: Any, *, projections: int = 4, seed: int = 0
+) -> GradientGeometry:
+    """Measures the geometry of gradients, in two passes over them.
+
+    *Formal guarantees*: none of privacy: computed from gradients without noise.
+
+    Args:
+      gradients: an array `[n, D]`, or a function that returns an iterator over chunks
+        `[b, D]`, such as `GradientMeter.chunks` gives.
+      projections: number of random projections to the plane.
+      seed: for the projections.
+
+    Returns:
+      The geometry.
+
+    Raises:
+      ValueError: if there are no gradients, or one is not finite.
+
+    >>> rng = np.random.default_rng(0)
+    >>> found = gradient_geometry(rng.standard_normal((500, 20)) + 3)
+    >>> bool(found.cosines.min() > 0)
+    True
+    """
+    count = _validate.integer("projections", projections, 1)
+    read = _reader(gradients)
+    total, examples = 0.0, 0
+    for chunk in read():
+        if not np.all(np.isfinite(chunk)):
+            raise ValueError("gradients has entries that are not finite.")
+        total = total + np.sum(chunk, axis=0, dtype=np.float64)
+        examples += len(chunk)
+    if not examples:
+        raise ValueError("gradients has no examples.")
+    mean = total / examples
+    rng = np.random.default_rng(_validate.integer("seed", seed))
+    matrices = rng.standard_normal((len(mean), 2 * count), np.float32) / np.sqrt(2)
+    parts: list[tuple[np.ndarray, ...]] = []
+    for chunk in read():
+        chunk = np.asarray(chunk, np.float64)
+        norms = np.sqrt(np.einsum("ij,ij->i", chunk, chunk))
+        parts.append((norms, chunk @ mean, chunk @ matrices))
+    norms, inner, flat = (np.concatenate(p) for p in zip(*parts, strict=True))
+    if len(norms) != examples:
+        raise ValueError("gradients: the function gave other chunks the second time.")
+    projected = flat.reshape(examples, count, 2).transpose(1, 0, 2)
+    means = (mean @ matrices).reshape(count, 2)
+    return GradientGeometry(norms, inner, float(np.linalg.norm(mean)), projected, means)
+
+
+def _reader(gradients) -> Callable[[], Iterable[np.ndarray]]:
+    if callable(gradients):
+        return gradients
+    whole = np.asarray(gradients, np.float64)
+    if whole.ndim != 2:
+        raise ValueError(
+            f"gradients must be [n, D], one gradient per row, got {whole.shape}."
+        )
+    return lambda: iter([whole])
+
+
+def _bias(norms, inner, mean_norm, residuals, clip_norm) -> ClippingBias:
+    c = _validate.positive("clip_norm", clip_norm)
+    squared = mean_norm**2
+    here = inner * c / np.maximum(norms, c)
+    # v - xi = 2 v - g is the mirror image of g.
+    mirrored = np.sqrt(np.maximum(4 * squared - 4 * inner + norms**2, 0.0))
+    there = (2 * squared - inner) * c / np.maximum(mirrored, c)
+    both = np.concatenate([here, there])
+    progress, symmetric = float(here.mean()), float(both.mean())
+    small = float(np.mean(residuals < c / 4))
+    return ClippingBias(
+        clip_norm=c,
+        progress=progress,
+        symmetric_progress=symmetric,
+        bias=progress - symmetric,
+        wasserstein=symmetry.wasserstein(here, both),
+        small_residuals=small,
+        guaranteed=mean_norm * min(mean_norm, 0.75 * c) * small,
+        fraction_clipped=float(np.mean(norms > c)),
+    )

@@ -1,0 +1,282 @@
+"""Clipping as re-weighting: which examples and classes it favours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdpclip.accounting import _validate
+from tfdpclip.diagnostics.norms import check_labels, check_norms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class RetainedWeight:
+    """How much of each class's gradients several clip norms retain.
+
+    Attributes:
+      clip_norms: `[K]`.
+      classes: `[S]`, the classes, ascending.
+      counts: `[S]`, examples in each.
+      weight: `[K, S]`, the mean over a class of min(1, C / |g|).
+      relative: `[K, S]`, the same divided by the largest class value at the baseline
+        clip norm. It exceeds 1 for clip norms above the baseline.
+      share: `[K, S]`, each class's share of the sum of the clipped norms.
+      fraction_clipped: `[K, S]`, the fraction of a class that is clipped.
+    """
+
+    clip_norms: np.ndarray
+    classes: np.ndarray
+    counts: np.ndarray
+    weight: np.ndarray
+    relative: np.ndarray
+    share: np.ndarray
+    fraction_clipped: np.ndarray
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary for each clip norm and class, for CSV files or pandas."""
+        return [
+            {
+                "clip_norm": float(c),
+                "class": label.item(),
+                "count": int(self.counts[k]),
+                "weight": float(self.weight[i, k]),
+                "relative": float(self.relative[i, k]),
+                "share": float(self.share[i, k]),
+                "fraction_clipped": float(self.fraction_clipped[i, k]),
+            }
+            for i, c in enumerate(self.clip_norms)
+            for k, label in enumerate(self.classes)
+        ]
+
+
+def retained_weight(norms: Any, clip_norm: float) -> np.ndarray:
+    """What clipping leaves of each example: min(1, C / |g|).
+
+    Rehn et al. (2025), Appendix C.4.
+
+    Args:
+      norms: `[n]` gradient norms. The paper takes those of the head alone:
+        ``GradientMeter(model, variables=head.trainable_variables)``.
+      clip_norm: the clip norm C.
+
+    Returns:
+      `[n]`: 1 for a gradient of zero, 0 for one that is not finite, since it is
+      dropped.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    >>> retained_weight([0.0, 0.5, 4.0], 1.0).tolist()
+    [1.0, 1.0, 0.25]
+    """
+    norms = check_norms(norms)
+    clip_norm = _validate.positive("clip_norm", clip_norm)
+    weights = clip_norm / np.maximum(norms, clip_norm)
+    return np.where(np.isfinite(norms), weights, 0.0)
+
+
+def class_weights(
+    norms: Any,
+    labels: Any,
+    clip_norms: Sequence[float],
+    *,
+    baseline: float = 1.0,
+    baseline_norms: Any = None,
+    baseline_labels: Any = None,
+) -> RetainedWeight:
+    """What several clip norms retain of each class.
+
+    Rehn et al. (2025), Appendix C.4 and Figure 4: values are divided by that of the
+    class that keeps most at the baseline clip norm.
+
+    *Formal guarantees*: none of privacy: computed from gradients without noise.
+
+    Args:
+      norms: `[n]` gradient norms.
+      labels: `[n]` classes.
+      clip_norms: `[K]`, each above 0.
+      baseline: the clip norm of the baseline.
+      baseline_norms: the norms for the baseline, if they are another model's (the
+        paper trains one for each clip norm); `norms` by default.
+      baseline_labels: their classes; `labels` by default.
+
+    Returns:
+      The weights, by clip norm and class.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    >>> found = class_weights([0.5, 1.0, 4.0], [0, 0, 1], [0.1, 1.0])
+    >>> found.relative.round(3).tolist()
+    [[0.15, 0.025], [1.0, 0.25]]
+    """
+    norms = check_norms(norms)
+    labels = check_labels(labels, len(norms))
+    if not hasattr(clip_norms, "__iter__"):
+        clip_norms = [clip_norms]
+    clip_norms = np.array([_validate.positive("clip_norms", c) for c in clip_norms])
+    if not norms.size or not clip_norms.size:
+        raise ValueError("norms and clip_norms must not be empty.")
+    other = norms if baseline_norms is None else check_norms(baseline_norms)
+    names = labels
+    if baseline_norms is not None:
+        given = labels if baseline_labels is None else baseline_labels
+        names = check_labels(given, len(other))
+    best = _class_means(retained_weight(other, baseline), names)[1].max()
+    classes, counts = np.unique(labels, return_counts=True)
+    kept = [retained_weight(norms, c) for c in clip_norms]
+    weight = np.stack([_class_means(w, labels)[1] for w in kept])
+    finite = np.where(np.isfinite(norms), norms, 0.0)
+    sums = np.stack([_class_means(w * finite, labels)[1] * counts for w in kept])
+    clipped = np.stack([_class_means(norms > c, labels)[1] for c in clip_norms])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = sums / sums.sum(axis=1, keepdims=True)
+        relative = weight / best
+    return RetainedWeight(clip_norms, classes, counts, weight, relative, share, clipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassAccuracy:
+    """Accuracy by class.
+
+    Attributes:
+      classes: `[S]`, the classes that occur, ascending.
+      counts: `[S]`, examples in each.
+      accuracy: `[S]`.
+    """
+
+    classes: np.ndarray
+    counts: np.ndarray
+    accuracy: np.ndarray
+
+    @property
+    def macro(self) -> float:
+        """The mean over classes; classes without examples are left out."""
+        return float(self.accuracy.mean())
+
+    @property
+    def micro(self) -> float:
+        """The mean over examples."""
+        return float(np.average(self.accuracy, weights=self.counts))
+
+    @property
+    def order(self) -> np.ndarray:
+        """The classes from the easiest to the hardest; ties by label."""
+        return self.classes[np.argsort(-self.accuracy, kind="stable")]
+
+
+def class_accuracy(labels: Any, correct: Any) -> ClassAccuracy:
+    """Accuracy by class.
+
+    Args:
+      labels: `[n]` true classes.
+      correct: `[n]`, whether each prediction is right.
+
+    Returns:
+      The accuracies.
+
+    Raises:
+      ValueError: if shapes do not fit or there are no examples.
+
+    >>> found = class_accuracy([0, 0, 0, 1], [True, True, False, False])
+    >>> round(found.macro, 3), found.micro
+    (0.333, 0.5)
+    """
+    correct = np.asarray(correct)
+    if correct.ndim != 1 or not correct.size:
+        raise ValueError("correct must be [n], and not empty.")
+    labels = check_labels(labels, len(correct))
+    classes, means = _class_means(correct.astype(np.float64), labels)
+    return ClassAccuracy(classes, np.unique(labels, return_counts=True)[1], means)
+
+
+def accuracy_difference(
+    one: ClassAccuracy, other: ClassAccuracy
+) -> tuple[np.ndarray, np.ndarray]:
+    """By class, how much more accurate `one` is than `other`.
+
+    Args:
+      one: the accuracies with one clip norm, on some examples.
+      other: those with another, on the same ones.
+
+    Returns:
+      The classes and the differences, both `[S]`.
+
+    Raises:
+      ValueError: if they are not about the same classes.
+    """
+    same = np.array_equal(one.classes, other.classes) and np.array_equal(
+        one.counts, other.counts
+    )
+    if not same:
+        raise ValueError(
+            "one and other must be measured on the same examples; their classes or "
+            "counts differ."
+        )
+    return one.classes, one.accuracy - other.accuracy
+
+
+def plot_class_weights(
+    weights: RetainedWeight,
+    path: Any = None,
+    *,
+    order: Sequence[Any] | None = None,
+    differences: dict[str, Any] | None = None,
+    xlabel: str | None = None,
+    title: str = "Retained weight by class",
+    public: bool = False,
+) -> Figure:
+    """Draws relative retained weights by class; below, differences in accuracy.
+
+    As Figure 4 of Rehn et al. (2025).
+
+    Args:
+      weights: what `class_weights` returned.
+      path: where to save the picture; None for not saving it.
+      order: the classes from left to right: `ClassAccuracy.order` for the easiest
+        first.
+      differences: for each label, `[S]` differences by class in the order of
+        `weights.classes`.
+      xlabel: what to say about the order under the picture.
+      title: a title.
+      public: whether the data are public.
+
+    Returns:
+      The figure. Needs matplotlib (the extra "plots").
+
+    Raises:
+      ValueError: if the order or the differences do not fit the classes.
+    """
+    from tfdpclip.diagnostics import _plots
+
+    classes = weights.classes.tolist()
+    if xlabel is None:
+        xlabel = "class" if order is None else "class, in the given order"
+    order = (
+        classes
+        if order is None
+        else [getattr(c, "item", lambda c=c: c)() for c in order]
+    )
+    if sorted(order) != sorted(classes):
+        raise ValueError(f"order must name every class once: {classes}.")
+    for label, values in (differences or {}).items():
+        if np.shape(values) != (len(classes),):
+            raise ValueError(
+                f"differences[{label!r}] must have one entry for each of the "
+                f"{len(classes)} classes."
+            )
+    return _plots.class_weights(
+        weights, path, order, differences, xlabel, title, public
+    )
+
+
+def _class_means(values, labels) -> tuple[np.ndarray, np.ndarray]:
+    classes, index = np.unique(labels, return_inverse=True)
+    sums = np.bincount(index, weights=np.asarray(values, np.float64))
+    return classes, sums / np.bincount(index)

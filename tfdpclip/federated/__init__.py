@@ -1,0 +1,25 @@
+"""Aggregation factories for TensorFlow Federated: user-level privacy.
+
+The only part of the library that needs TensorFlow Federated
+(``pip install tfdpclip[tff]``).
+"""
+
+from tfdpclip.federated.aggregators import (
+    ClippedMeanFactory,
+    InnerSum,
+    clipped_mean,
+)
+from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
+from tfdpclip.federated.optimizers import server_momentum
+from tfdpclip.federated.programs import CohortDataSource
+from tfdpclip.federated.secure import SecureSettings
+
+__all__ = [
+    "ClippedMeanFactory",
+    "CohortDataSource",
+    "InnerSum",
+    "SecureSettings",
+    "ZeroConcentratedDpEvent",
+    "clipped_mean",
+    "server_momentum",
+]

@@ -1,0 +1,60 @@
+"""Noise inside serialised computations, from fresh entropy at every execution.
+
+A computation of TensorFlow Federated is a graph that runs elsewhere, over and over, so
+neither a Python object nor a variable can hold the state of a noise stream, and a seed
+kept in the server's state would be replayed when that state is restored. The graph
+therefore asks the operating system itself, each time it runs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+# Reading this file of the Linux kernel gives 122 new bits of its cryptographic
+# generator. (TensorFlow Federated runs on Linux alone. Where the file is missing, the
+# round fails. TensorFlow's own non-deterministic seeds come from a generator that was
+# itself seeded with 32 bits.)
+_KERNEL_ENTROPY = "/proc/sys/kernel/random/uuid"
+
+# Keys of a hash from a line of text to 63 bits. Its input is random, so that any
+# fixed values do.
+_HASH_KEY = (0x3C6EF372FE94F82B, 0x510E527FADE682D1)
+
+
+def fresh_seed() -> tf.Tensor:
+    """An int64 `[2]` with 126 bits of the operating system's entropy."""
+    lines = tf.data.TextLineDataset([_KERNEL_ENTROPY] * 2)
+    words = tf.strings.to_hash_bucket_strong(
+        lines.batch(2, drop_remainder=True).get_single_element(), 2**63 - 1, _HASH_KEY
+    )
+    return tf.reshape(words, [2])
+
+
+def round_seed(seed: int, round_num: tf.Tensor) -> tf.Tensor:
+    """A reproducible int64 `[2]`, for experiments: other for every round."""
+    first = tf.constant(seed % 2**63, tf.int64)
+    return tf.stack([first, tf.cast(round_num, tf.int64)])
+
+
+def derive(seed: tf.Tensor, purpose: int) -> tf.Tensor:
+    """A seed for one of several uses of `seed`."""
+    return tf.random.experimental.stateless_fold_in(seed, purpose)
+
+
+def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
+    """`[count]` float32 samples of N(0, 1) by the Box-Muller transform.
+
+    They reach as far as 6.6 standard deviations; mass of 5e-11 lies beyond.
+    """
+    half = (count + 1) // 2
+    bits = tf.random.stateless_uniform(
+        [2, half], seed, minval=None, maxval=None, dtype=tf.int32
+    )
+    first, second = tf.unstack(tf.cast(bits, tf.float32) * 2.0**-31)
+    # |first| is uniform on [0, 1], with its finest steps next to 0, where the tail
+    # comes from.
+    radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(tf.abs(first), 2.0**-32)))
+    angle = second * math.pi
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)[:count]

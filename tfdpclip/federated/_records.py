@@ -1,0 +1,237 @@
+"""One client's update as a record: its layout, its groups, its clipping."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.clipping import ClipRule
+from tfdpclip.federated import _tff
+
+# Below this, squares of float32 that vanish could matter to their sum.
+_SMALL_SQUARES = 1e-18
+
+
+@dataclasses.dataclass(frozen=True)
+class Unclipped(ClipRule):
+    """No clipping, for baselines: every finite record has weight 1."""
+
+    def initial_state(self) -> Any:
+        return ()
+
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        return tf.ones_like(norms)
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        return tf.constant(math.inf, tf.float32)
+
+    def noise_scales(self, state: Any) -> tf.Tensor:
+        # There is no noise that would do, and 0 times infinity is not 0.
+        return tf.constant(0.0, tf.float32)
+
+
+class Layout:
+    """How a structure of floating-point tensors lies in one vector.
+
+    Args:
+      value_type: the type of one client's value.
+      names: a name for each leaf, for rules with groups; by default its path.
+
+    Raises:
+      ValueError: if it is not a structure of floating-point tensors of known shape.
+    """
+
+    def __init__(self, value_type: Any, names: Sequence[str] | None = None):
+        self.value_type = value_type
+        named = _tff.named_leaves(value_type)
+        if not named:
+            raise ValueError("value_type must hold at least one tensor, got none.")
+        for name, leaf in named:
+            if not tf.as_dtype(leaf.dtype).is_floating:
+                raise ValueError(
+                    f"value_type must hold floating-point tensors; {name!r} is {leaf}."
+                )
+            if leaf.shape is None or any(size is None for size in leaf.shape):
+                raise ValueError(
+                    f"value_type must have static shapes; {name!r} is {leaf}."
+                )
+        self.names = [name for name, _ in named] if names is None else list(names)
+        if len(self.names) != len(named):
+            raise ValueError(
+                f"variable_names has {len(self.names)} entries, but an update has "
+                f"{len(named)} tensors."
+            )
+        self.shapes = [list(leaf.shape) for _, leaf in named]
+        self.dtypes = [tf.as_dtype(leaf.dtype) for _, leaf in named]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.size = sum(self.sizes)
+        wide = tf.float64 in self.dtypes
+        self.dtype = tf.float64 if wide else tf.float32
+
+    def to_vector(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The leaves as one vector of `dtype`."""
+        parts = [tf.reshape(tf.cast(leaf, self.dtype), [-1]) for leaf in leaves]
+        return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+    def to_value(self, vector: tf.Tensor) -> Any:
+        """The structure whose vector this is, every leaf in its own dtype."""
+        parts = tf.split(vector, self.sizes) if len(self.sizes) > 1 else [vector]
+        leaves = [
+            tf.cast(tf.reshape(part, shape), dtype)
+            for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
+        ]
+        return _tff.pack(leaves, self.value_type)
+
+
+class RecordClip:
+    """A clip rule applied to records of one layout, whatever its groups.
+
+    A flat rule has one group. An update whose squares overflow is measured in float64,
+    so that what is huge but finite is clipped, not dropped. (Of a norm above 1e37,
+    the factor vanishes in float32, and zeros are left.)
+    """
+
+    def __init__(self, rule: ClipRule, layout: Layout):
+        self.layout = layout
+        self.rule = rule.bind(layout.names)
+        assignment = self.rule.assignment
+        self.flat = assignment is None
+        self.assignment = (
+            [0] * len(layout.names) if assignment is None else list(assignment)
+        )
+        self.groups = max(self.assignment) + 1
+        self._check_public_norms()
+        self.group_sizes = [
+            sum(s for s, g in zip(layout.sizes, self.assignment, strict=True) if g == h)
+            for h in range(self.groups)
+        ]
+
+    def initial_state(self) -> list[tf.Tensor]:
+        """The rule's first state, flattened."""
+        return [tf.convert_to_tensor(x) for x in tf.nest.flatten(self._template())]
+
+    def state(self, flat: Sequence[tf.Tensor]) -> Any:
+        """The rule's state from its flat form."""
+        return tf.nest.pack_sequence_as(self._template(), list(flat))
+
+    def _template(self) -> Any:
+        return self.rule.initial_state()
+
+    def _check_public_norms(self) -> None:
+        """Raises if a rule still waits for public norms: nobody measures them here."""
+        if not hasattr(self.rule, "knows_norms"):
+            return
+        with tf.init_scope():
+            known = bool(self.rule.knows_norms(self._template()))
+        if not known:
+            raise ValueError(
+                f"clip is {self.rule}, which lacks public norms (or multipliers). In "
+                "federated training give them as numbers, such as "
+                "dpc.PublicNormClip(1.0, norms={'embedding': 0.3, 'dense': 1.2})."
+            )
+
+    def clip_norms(self, state: Any) -> tf.Tensor:
+        """The clip norm of each group, float32 `[L]`, for reports."""
+        report = self.rule.clip_norm if self.flat else self.rule.clip_norms
+        return tf.reshape(tf.cast(report(state), tf.float32), [self.groups])
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        """The largest norm of a clipped record in each group, float64 `[L]`."""
+        bound = tf.cast(self.rule.sensitivity(state), tf.float64)
+        return tf.reshape(bound, [self.groups])
+
+    def noise_scales(self, state: Any) -> tf.Tensor:
+        """What multiplies z_g to give each group's noise stddev, float64 `[L]`."""
+        scales = tf.cast(self.rule.noise_scales(state), tf.float64)
+        return tf.reshape(scales, [self.groups])
+
+    def norms(self, leaves: Sequence[tf.Tensor], exact: bool = False) -> tf.Tensor:
+        """The norm of each group of one record, float64 `[L]`.
+
+        Args:
+          leaves: the record's tensors.
+          exact: whether float64 precision is wanted, not only its range. Takes longer.
+        """
+        if exact:
+            return tf.sqrt(self._wide_squares(leaves))
+        # Half precision overflows at 65504.
+        leaves = [
+            leaf if leaf.dtype == tf.float64 else tf.cast(leaf, tf.float32)
+            for leaf in leaves
+        ]
+        quick = self._per_group([2 * tf.nn.l2_loss(leaf) for leaf in leaves])
+        accurate = tf.logical_and(tf.math.is_finite(quick), quick > _SMALL_SQUARES)
+        squares = tf.cond(
+            tf.reduce_all(accurate), lambda: quick, lambda: self._wide_squares(leaves)
+        )
+        return tf.sqrt(squares)
+
+    def _wide_squares(self, leaves):
+        # Squares of float32 neither overflow nor vanish in float64.
+        return self._per_group(
+            [tf.reduce_sum(tf.square(tf.cast(leaf, tf.float64))) for leaf in leaves]
+        )
+
+    def _per_group(self, squares):
+        squares = tf.stack([tf.cast(part, tf.float64) for part in squares])
+        if self.flat:
+            return tf.reduce_sum(squares, keepdims=True)
+        return tf.math.unsorted_segment_sum(squares, self.assignment, self.groups)
+
+    def weigh(
+        self, leaves: Sequence[tf.Tensor], state: Any, exact: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """What the rule makes of one record.
+
+        Args:
+          leaves: the record's tensors.
+          state: the rule's state.
+          exact: see `norms`.
+
+        Returns:
+          The factor of each group, `[L]` float64; the norm of each group once weighted,
+          `[L]` float64; and the indicators, `[K]`. All are 0 if any coordinate of any
+          group is not finite.
+        """
+        norms = self.norms(leaves, exact)
+        present = tf.reduce_all(tf.math.is_finite(norms))
+        norms = tf.where(present, norms, tf.zeros_like(norms))
+        batched = norms if self.flat else norms[tf.newaxis]
+        weights = tf.reshape(self.rule.weights(batched, state), [self.groups])
+        weights = tf.where(present, weights, tf.zeros_like(weights))
+        indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
+        return weights, weights * norms, tf.cast(tf.squeeze(indicators, 0), tf.float32)
+
+    def spread(self, values: tf.Tensor) -> tf.Tensor:
+        """One value per group as one per coordinate (a scalar if all are the same)."""
+        if self.groups == 1:
+            return tf.reshape(values, [])
+        return tf.repeat(
+            tf.gather(values, self.assignment), np.asarray(self.layout.sizes)
+        )
+
+    def scale(self, leaves: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+        """The record as a vector, every group times its factor.
+
+        A factor of 0 gives zeros whatever it meets, NaN included.
+        """
+        factors = tf.cast(factors, self.layout.dtype)
+        if self.groups == 1:
+            vector = self.layout.to_vector(leaves)
+            return tf.math.multiply_no_nan(vector, tf.reshape(factors, []))
+        return self.layout.to_vector(self.scale_leaves(leaves, factors))
+
+    def scale_leaves(
+        self, leaves: Sequence[tf.Tensor], factors: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """As `scale`, tensor by tensor."""
+        factors = tf.unstack(tf.cast(factors, self.layout.dtype), num=self.groups)
+        return [
+            tf.math.multiply_no_nan(tf.cast(leaf, self.layout.dtype), factors[group])
+            for leaf, group in zip(leaves, self.assignment, strict=True)
+        ]

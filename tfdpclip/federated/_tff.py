@@ -1,0 +1,144 @@
+"""Every symbol of TensorFlow Federated that this package uses.
+
+Releases after 0.87 moved most of them (to `federated_language`) and renamed some, so
+that a port begins and, it is hoped, ends here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+try:
+    import tensorflow_federated as tff
+except ImportError as error:
+    raise ImportError(
+        "tfdpclip.federated needs TensorFlow Federated, which is not installed. It is "
+        "the extra `tff`: pip install tfdpclip[tff]. (If pip finds no jaxlib 0.4.14, "
+        "install the versions of requirements.txt as the README shows.)"
+    ) from error
+
+UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
+SumFactory = tff.aggregators.SumFactory
+UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
+
+AggregationProcess = tff.templates.AggregationProcess
+MeasuredProcessOutput = tff.templates.MeasuredProcessOutput
+
+tf_computation = tff.tensorflow.computation
+federated_computation = tff.federated_computation
+
+TensorType = tff.TensorType
+StructType = tff.StructType
+FederatedType = tff.FederatedType
+CLIENTS = tff.CLIENTS
+SERVER = tff.SERVER
+
+federated_broadcast = tff.federated_broadcast
+federated_eval = tff.federated_eval
+federated_map = tff.federated_map
+federated_sum = tff.federated_sum
+federated_value = tff.federated_value
+federated_zip = tff.federated_zip
+secure_sum_bitwidth = tff.federated_secure_sum_bitwidth
+secure_modular_sum = tff.backends.mapreduce.federated_secure_modular_sum
+
+Optimizer = tff.learning.optimizers.Optimizer
+build_sgdm = tff.learning.optimizers.build_sgdm
+
+FederatedDataSource = tff.program.FederatedDataSource
+FederatedDataSourceIterator = tff.program.FederatedDataSourceIterator
+
+SyncExecutionContext = tff.framework.SyncExecutionContext
+
+
+def is_plain_sum(factory: Any) -> bool:
+    """Whether `factory` adds values up and does nothing else."""
+    return type(factory) is SumFactory
+
+
+def is_plain_mean(factory: Any) -> bool:
+    """Whether `factory` is a mean of values that are added up as they are."""
+    if type(factory) is not UnweightedMeanFactory:
+        return False
+    parts = ("_value_sum_factory", "_count_sum_factory")
+    return all(is_plain_sum(getattr(factory, part, None)) for part in parts)
+
+
+def at_clients(value_type: Any) -> Any:
+    """The type of one such value at each client."""
+    return FederatedType(value_type, CLIENTS)
+
+
+def at_server(value_type: Any) -> Any:
+    """The type of one such value at the server."""
+    return FederatedType(value_type, SERVER)
+
+
+def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
+    """The tensor types inside `value_type`, in order, each with its path.
+
+    A part of a path is the element's name, or its position if it has none.
+    """
+    if isinstance(value_type, TensorType):
+        return [("0", value_type)]
+    if not isinstance(value_type, StructType):
+        raise ValueError(
+            f"value_type must be a tensor or a structure of tensors, got {value_type}."
+        )
+    leaves = []
+    for i, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
+        part = str(i) if name is None else name
+        if isinstance(element, TensorType):
+            leaves.append((part, element))
+        else:
+            leaves += [(f"{part}/{path}", t) for path, t in named_leaves(element)]
+    return leaves
+
+
+def flatten(value: Any) -> list[Any]:
+    """The leaves of a value as a TensorFlow computation receives it."""
+    if tf.is_tensor(value):
+        return [value]
+    return tff.structure.flatten(tff.structure.from_container(value, recursive=True))
+
+
+def pack(leaves: list[Any], value_type: Any) -> Any:
+    """The inverse of `flatten`, with the Python containers of `value_type`."""
+    if isinstance(value_type, TensorType):
+        return leaves[0]
+    packed = tff.structure.pack_sequence_as(_template(value_type), leaves)
+    return tff.types.type_to_py_container(packed, value_type)
+
+
+def with_dtype(value_type: Any, dtype: Any) -> Any:
+    """`value_type` with every leaf of `dtype`."""
+    cast = [TensorType(dtype, leaf.shape) for _, leaf in named_leaves(value_type)]
+    return _map_type(value_type, iter(cast))
+
+
+def _map_type(value_type, leaves):
+    if isinstance(value_type, TensorType):
+        return next(leaves)
+    elements = [
+        (name, _map_type(element, leaves))
+        for name, element in tff.structure.iter_elements(value_type)
+    ]
+    if isinstance(value_type, tff.StructWithPythonType):
+        return tff.StructWithPythonType(elements, value_type.python_container)
+    return StructType(elements)
+
+
+def _template(value_type):
+    return tff.structure.Struct(
+        [
+            (name, None if isinstance(e, TensorType) else _template(e))
+            for name, e in tff.structure.iter_elements(value_type)
+        ]
+    )
+
+
+def current_context() -> Any:
+    """Whatever would run a computation that is called now."""
+    return tff.framework.get_context_stack().current

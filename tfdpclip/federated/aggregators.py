@@ -1,0 +1,334 @@
+"""Aggregation factories for user-level differential privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting
+
+from tfdpclip import accounting
+from tfdpclip.accounting import _validate
+from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
+from tfdpclip.federated import _processes, _tff, discrete, distributed
+from tfdpclip.federated import secure as secure_lib
+from tfdpclip.federated._records import Layout, RecordClip, Unclipped
+from tfdpclip.federated.secure import SecureSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerSum:
+    """Declares that an aggregation of clipped records is a sum, up to a factor.
+
+    `clipped_mean` accepts sums and unweighted means as they are. Of any other factory
+    it cannot know how far one client moves the result: a lossy compression, say, can
+    send a record that is longer than what it was given.
+
+    Args:
+      factory: an unweighted aggregation factory whose result is the sum of what the
+        clients sent.
+      inflation: the largest norm that one client's contribution to the result can have,
+        in units of the norm of its record's clip; the noise grows by it. 1 for a
+        transformation that keeps norms, such as a rotation.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+
+    factory: Any
+    inflation: float = 1.0
+
+    def __post_init__(self):
+        if not isinstance(self.factory, _tff.UnweightedAggregationFactory):
+            raise ValueError(
+                "factory must be a tff.aggregators.UnweightedAggregationFactory, got "
+                f"{self.factory!r}."
+            )
+        _validate.positive("inflation", self.inflation)
+
+
+class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
+    """What `clipped_mean` returns; see there."""
+
+    def __init__(
+        self,
+        noise_multiplier: float,
+        clients_per_round: float,
+        clip: ClipRule | float | None = QuantileClip(),  # noqa: B008 (frozen)
+        *,
+        secure: bool | SecureSettings = False,
+        noise: str = "central",
+        inner: Any = None,
+        minimum_clients: int | None = None,
+        variable_names: Sequence[str] | None = None,
+        seed: int | None = None,
+    ):
+        self.noise_multiplier = _validate.non_negative(
+            "noise_multiplier", noise_multiplier
+        )
+        self.clients_per_round = _validate.positive(
+            "clients_per_round", clients_per_round
+        )
+        self.clip = Unclipped() if clip is None else as_rule(clip)
+        self.secure = secure_lib.as_settings(secure)
+        self.noise = _validate.choice("noise", noise, ("central", "distributed"))
+        self.seed = None if seed is None else _validate.integer("seed", seed)
+        if isinstance(variable_names, (str, bytes)):
+            raise ValueError(
+                f"variable_names must be a list of names, got {variable_names!r}."
+            )
+        self.variable_names = None if variable_names is None else tuple(variable_names)
+        self.minimum_clients = self._check_minimum(minimum_clients)
+        self.inner = self._check_inner(inner)
+        self._check_combination(clip is None)
+
+    def _check_minimum(self, minimum_clients):
+        if self.noise == "central":
+            if minimum_clients is not None:
+                raise ValueError(
+                    "minimum_clients is for noise='distributed'. Central noise does "
+                    "not depend on how many clients take part."
+                )
+            return None
+        if minimum_clients is None:
+            raise ValueError(
+                "minimum_clients must be given with noise='distributed': each client's "
+                "share of the noise is such that this many suffice, and a round with "
+                "fewer fails. For example minimum_clients="
+                f"{max(1, int(0.8 * self.clients_per_round))}."
+            )
+        minimum = _validate.integer("minimum_clients", minimum_clients, minimum=1)
+        if minimum > self.clients_per_round:
+            raise ValueError(
+                f"minimum_clients must be at most clients_per_round "
+                f"({self.clients_per_round:g}), got {minimum}."
+            )
+        return minimum
+
+    def _check_inner(self, inner):
+        if inner is None:
+            return None
+        if self.secure is not None or self.noise == "distributed":
+            raise ValueError(
+                "inner cannot be combined with secure or with noise='distributed', "
+                "which do the summing themselves."
+            )
+        if _tff.is_plain_sum(inner) or _tff.is_plain_mean(inner):
+            return InnerSum(inner)
+        if isinstance(inner, InnerSum):
+            return inner
+        raise ValueError(
+            f"inner must be a tff.aggregators.SumFactory or UnweightedMeanFactory, or "
+            f"state how far one client can move its result: inner=dpc.federated."
+            f"InnerSum(factory, inflation=1.0). Got {inner!r}."
+        )
+
+    def _check_combination(self, unclipped):
+        if unclipped and self.noise_multiplier:
+            raise ValueError(
+                "clip must not be None with noise: nothing would bound one client. Use "
+                "clip=dpc.QuantileClip(), or noise_multiplier=0 for a baseline."
+            )
+        if unclipped and (self.secure is not None or self.noise == "distributed"):
+            raise ValueError(
+                "clip must not be None with secure=True: it gives the range of the "
+                "numbers that are summed."
+            )
+        if self.noise == "distributed" and self.seed is not None:
+            raise ValueError(
+                "seed must be None with noise='distributed': clients would all draw "
+                "the same share."
+            )
+        if self.noise == "distributed" and self.secure is None:
+            raise ValueError(
+                "secure must be True with noise='distributed': the shares of noise "
+                "protect the secure sum of all clients, not one client's message."
+            )
+
+    @property
+    def private(self) -> bool:
+        """Whether results are private: there is noise, and no seed to repeat it."""
+        return self.noise_multiplier > 0 and self.seed is None
+
+    def event(self, rounds: int = 1) -> dp_accounting.DpEvent:
+        """What rounds do to privacy, with no amplification by sampling of clients.
+
+        For the sampled event with central noise, give `noise_multiplier` and the
+        sampling scheme to the functions of `dpc.accounting`, to `Ledger` or to
+        `RoundBudget`. With distributed noise, privacy is against a server that knows
+        the sample: use a `Ledger` with ``accountant="rdp"`` and
+        ``sampling=dpc.sampling.FullBatch()``, whose bound is the same.
+
+        Args:
+          rounds: the number of rounds.
+
+        Returns:
+          A `DpEvent`: Gaussian for central noise, `ZeroConcentratedDpEvent` for
+          distributed noise; one that no budget covers if the factory is not private.
+        """
+        rounds = _validate.integer("rounds", rounds)
+        if not self.private:
+            single = dp_accounting.NonPrivateDpEvent()
+        else:
+            single = self._private_event()
+        return dp_accounting.SelfComposedDpEvent(single, rounds)
+
+    def _private_event(self):
+        if self.noise == "distributed":
+            return discrete.ZeroConcentratedDpEvent(1 / (2 * self.noise_multiplier**2))
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
+    def epsilon(self, delta: float, rounds: int = 1) -> float:
+        """What rounds cost, with no amplification by sampling of clients.
+
+        For adding or removing a client with central noise; for replacing what a client
+        contributes by zeros with distributed noise.
+
+        Args:
+          delta: in (0, 1).
+          rounds: the number of rounds.
+
+        Returns:
+          The epsilon; infinity if the factory is not private.
+        """
+        rounds = _validate.integer("rounds", rounds)
+        if self.private and self.noise == "distributed":
+            rho = rounds / (2 * self.noise_multiplier**2)
+            return discrete.zcdp_epsilon(rho, delta)
+        return accounting.event_epsilon(self.event(rounds), delta)
+
+    def __repr__(self) -> str:
+        parts = [
+            f"noise_multiplier={self.noise_multiplier:g}",
+            f"clients_per_round={self.clients_per_round:g}",
+            "clip=None" if isinstance(self.clip, Unclipped) else f"clip={self.clip}",
+            f"secure={self.secure or False}",
+            f"noise={self.noise!r}",
+        ]
+        if self.minimum_clients is not None:
+            parts.append(f"minimum_clients={self.minimum_clients}")
+        if self.seed is not None:
+            parts.append(f"seed={self.seed}")
+        label = "" if self.private else ", not private"
+        return f"<clipped_mean({', '.join(parts)}){label}>"
+
+    def create(self, value_type: Any) -> Any:
+        """The aggregation process for values of one type.
+
+        Args:
+          value_type: the type of one client's value: a structure of floating-point
+            tensors of static shapes.
+
+        Raises:
+          ValueError: if the type or the clip rule's groups do not fit.
+          RuntimeError: if secure sums are wanted where they cannot run.
+        """
+        layout = Layout(value_type, self.variable_names)
+        clip = RecordClip(self.clip, layout)
+        if self.secure is not None and self.secure.check_context:
+            secure_lib.check_context()
+        if self.noise == "distributed":
+            return distributed.create(self, clip)
+        if self.secure is not None:
+            return _processes.create_secure(self, clip)
+        if self.inner is not None:
+            return _processes.create_inner(self, clip)
+        return _processes.create_plain(self, clip)
+
+
+def clipped_mean(
+    noise_multiplier: float,
+    clients_per_round: float,
+    clip: ClipRule | float | None = QuantileClip(),  # noqa: B008 (frozen)
+    *,
+    secure: bool | SecureSettings = False,
+    noise: str = "central",
+    inner: Any = None,
+    minimum_clients: int | None = None,
+    variable_names: Sequence[str] | None = None,
+    seed: int | None = None,
+) -> ClippedMeanFactory:
+    """The mean of clients' updates, clipped and noised: user-level privacy.
+
+        aggregator = dpc.federated.clipped_mean(1.0, clients_per_round=100)
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            model_fn, ..., model_aggregator=aggregator)
+
+    Andrew et al. (2021), Algorithm 1: every client clips its update with the current
+    clip norm C and sends it with one bit, whether it was within C. The server adds
+    N(0, (z_g C)^2) to the sum of the updates and N(0, sigma_b^2) to the sum of the
+    bits, divides both by `clients_per_round`, and moves C. z_g is what
+    `dpc.accounting.split_noise_multiplier` leaves for the sum.
+
+    *Formal guarantees*, for adding or removing one client, whatever it sends:
+
+    * The clipped updates change their sum by at most the rule's sensitivity, and the
+      sums of bits by at most 1/2 each. An update with a NaN or an infinity contributes
+      zeros to both.
+    * Everything that leaves the aggregator (the result, the next clip norm in the
+      state, the measurements) is a function of the noised sums and of public settings.
+      One round is a Gaussian mechanism of noise multiplier `noise_multiplier`.
+    * Noise comes from fresh entropy of the operating system in every execution. It is
+      in no state: a round that is run again, or resumed from a checkpoint, has new
+      noise. (A round that is run twice has also released twice: keep a
+      `dpc.accounting.RoundBudget`.)
+    * `secure`: whatever the server sees of the clients is secure sums, of updates in
+      whole steps and of bits. The rounded update is still within the clip norm. The
+      server that unmasks the sums and adds the noise is trusted to add it.
+    * `noise="distributed"`: the secure sum itself is private; see
+      `dpc.federated.distributed`.
+    * `inner`: the guarantee is that of `inner` being a sum in which one client's part
+      has at most the norm of its record, times `InnerSum.inflation`. The measurements
+      of `inner` are dropped. Its state may hold what is not private.
+
+    Not covered: floating-point effects on the lowest bits of noise (Mironov 2012), and
+    training metrics, which other parts of a learning process aggregate without noise.
+
+    Args:
+      noise_multiplier: z, what the accountant is given. 0 runs the same code without
+        noise, and is not private.
+      clients_per_round: how many clients are expected in a round: the divisor, however
+        many take part.
+      clip: a clip rule or a clip norm. None for no clipping, as a baseline, with
+        `noise_multiplier=0`.
+      secure: True or `SecureSettings` to sum by secure aggregation.
+      noise: "central" or "distributed".
+      inner: how records are summed after clipping: a `tff.aggregators.SumFactory` or
+        `UnweightedMeanFactory`, or an `InnerSum` for anything else.
+      minimum_clients: with distributed noise, how many clients' shares make the noise.
+      variable_names: names of the tensors of an update, in order, for rules with
+        groups, such as ``[v.name for v in model.trainable_variables]``. By default
+        their places in the structure.
+      seed: makes the noise reproducible, for experiments only. Not private.
+
+    Returns:
+      A `tff.aggregators.UnweightedAggregationFactory` with the arguments as attributes,
+      `event()`, `epsilon()` and `private`. The measurements of its process are:
+      `round`, counted from 1; `clip_norm`, the one used; `next_clip_norm`;
+      `unclipped_fraction`, noised (NaN for a rule that counts nothing);
+      `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (with
+      distributed noise, of what `minimum_clients` add); `noise_multiplier`; and
+      `private`. Rules with groups give one number per group.
+
+    Raises:
+      ValueError: if an argument is out of range, or a combination has no guarantee.
+
+    >>> aggregator = clipped_mean(1.0, clients_per_round=100)
+    >>> aggregator
+    <clipped_mean(noise_multiplier=1, clients_per_round=100, clip=QuantileClip(),
+     secure=False, noise='central')>
+    >>> aggregator.event().event.noise_multiplier
+    1.0
+    """
+    return ClippedMeanFactory(
+        noise_multiplier,
+        clients_per_round,
+        clip,
+        secure=secure,
+        noise=noise,
+        inner=inner,
+        minimum_clients=minimum_clients,
+        variable_names=variable_names,
+        seed=seed,
+    )

@@ -1,0 +1,128 @@
+"""Training programs whose cohorts come from a privacy budget."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tfdpclip import accounting
+from tfdpclip.federated import _tff
+
+# Iterators are saved by the name of their source, which a program makes anew when it
+# restarts: a ledger is not to be restored from a checkpoint.
+_SOURCES: weakref.WeakValueDictionary[str, CohortDataSource] = (
+    weakref.WeakValueDictionary()
+)
+
+
+class CohortDataSource(_tff.FederatedDataSource):
+    """Data of the cohorts that a privacy budget draws, for `tff.learning.programs`.
+
+        budget = dpc.accounting.RoundBudget(2.0, 1e-6, cohorts, z, ledger=path)
+        source = CohortDataSource(budget, client_data.create_tf_dataset_for_client,
+                                  process.next.type_signature.parameter[1])
+        tff.learning.programs.train_model(train_data_source=source,
+                                          train_per_round_clients=source.clients, ...)
+
+    *Formal guarantees*
+
+    * Every selection is one round of the budget: its cohort is drawn by the scheme that
+      is accounted, and it is in the ledger before the round runs. A round that is
+      retried or run again after a restart is a further round, with a fresh cohort.
+    * When the budget allows no further round, selecting raises.
+
+    Args:
+      budget: the `dpc.accounting.RoundBudget`.
+      data_of: gives a client's data set from its id.
+      federated_type: of what is selected: the type of the process's second argument.
+      name: under which iterators are saved and found again; other for every source of
+        a program.
+
+    Raises:
+      ValueError: if `budget` is none.
+    """
+
+    def __init__(
+        self,
+        budget: accounting.RoundBudget,
+        data_of: Callable[[Any], Any],
+        federated_type: Any,
+        name: str = "train",
+    ):
+        if not isinstance(budget, accounting.RoundBudget):
+            raise ValueError(
+                f"budget must be a dpc.accounting.RoundBudget, got {budget!r}."
+            )
+        self._budget = budget
+        self._data_of = data_of
+        self._federated_type = federated_type
+        self._name = name
+        _SOURCES[name] = self
+
+    @property
+    def federated_type(self) -> Any:
+        """The type of what is selected."""
+        return self._federated_type
+
+    @property
+    def clients(self) -> int:
+        """The expected number of clients in a round, at least 1."""
+        return max(1, round(self._budget._cohorts.expected_cohort_size))
+
+    def iterator(self) -> CohortIterator:
+        """An iterator. All of them share the budget."""
+        return CohortIterator(self._name)
+
+    def select(self, k: int | None = None) -> list[Any]:
+        """The data of the next cohort.
+
+        Args:
+          k: `clients`, or None: how many take part is for the scheme to say.
+
+        Raises:
+          ValueError: if `k` is another number.
+          BudgetExceededError: if the budget allows no further round.
+        """
+        if k is not None and k != self.clients:
+            raise ValueError(
+                f"k must be {self.clients}, the expected size of the cohorts that are "
+                f"accounted for, got {k!r}. Pass "
+                "train_per_round_clients=source.clients."
+            )
+        with self._budget.round() as cohort:
+            return [self._data_of(client) for client in cohort]
+
+
+class CohortIterator(_tff.FederatedDataSourceIterator):
+    """What `CohortDataSource.iterator` returns. It holds no position of its own."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._source = _SOURCES.get(name)
+        if self._source is None:
+            raise ValueError(
+                f"name: there is no CohortDataSource {name!r} in this process. Make it "
+                "before the program state is loaded."
+            )
+
+    def __deepcopy__(self, memo: Any) -> CohortIterator:
+        return self
+
+    @classmethod
+    def from_bytes(cls, buffer: bytes) -> CohortIterator:
+        """The iterator of the source of that name."""
+        return cls(buffer.decode())
+
+    def to_bytes(self) -> bytes:
+        """The name of the source."""
+        return self._name.encode()
+
+    @property
+    def federated_type(self) -> Any:
+        """The type of what is selected."""
+        return self._source.federated_type
+
+    def select(self, k: int | None = None) -> list[Any]:
+        """See `CohortDataSource.select`."""
+        return self._source.select(k)

@@ -1,0 +1,203 @@
+"""Secure sums of clipped records: quantisation that keeps the sensitivity."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.accounting import _validate
+from tfdpclip.clipping import check_bool
+from tfdpclip.federated import _tff
+from tfdpclip.federated._records import RecordClip
+
+# Keeps the float64 arithmetic of the proof below on the safe side.
+_SLACK = 2.0**-40
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSettings:
+    """How updates are prepared for secure sums.
+
+    Every coordinate of group h becomes a whole number of steps of
+    S_h / (2^(bits - 1) - 1), where S_h is the current sensitivity (the clip norm, or 1
+    when normalised). Rounding changes a client's coordinate by at most half a step: at
+    24 bits by 6e-8 S_h, at 20 bits by 1e-6 S_h, at 16 bits by 1.5e-5 S_h. An update of
+    d_h coordinates that would be clipped to S_h is clipped to
+    S_h - sqrt(d_h) * step / 2, so that it still is within S_h once rounded; for a
+    million coordinates this costs 0.006% of the norm at 24 bits, 0.1% at 20 and 1.5%
+    at 16.
+
+    With distributed noise, `bits` is the width of the sum, noise included. Rounding
+    then makes the noise larger: for 1.2 million coordinates and 50 clients by 0.02% at
+    20 bits, 0.2% at 18 and 3% at 16.
+
+    Args:
+      bits: the width of one coordinate, from 4 to 32.
+      check_context: whether to raise at once if the current execution context cannot
+        run secure sums. False for a process that is built here to run elsewhere.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+
+    bits: int = 24
+    check_context: bool = True
+
+    def __post_init__(self):
+        bits = _validate.integer("bits", self.bits, minimum=4)
+        if bits > 32:
+            raise ValueError(f"bits must be from 4 to 32, got {self.bits!r}.")
+        check_bool("check_context", self.check_context)
+
+
+def as_settings(secure: bool | SecureSettings) -> SecureSettings | None:
+    """The settings meant by `secure`; None for plain sums.
+
+    Raises:
+      ValueError: if it is neither True, False nor settings.
+    """
+    if secure is False:
+        return None
+    if secure is True:
+        return SecureSettings()
+    if isinstance(secure, SecureSettings):
+        return secure
+    raise ValueError(
+        f"secure must be True, False or SecureSettings(bits=...), got {secure!r}."
+    )
+
+
+class SecureEncoding:
+    """Turns clipped records into integers for a secure sum, and the sum back.
+
+    *Formal guarantees*
+
+    * With Q = 2^(bits - 1) - 1 and step_h = S_h / Q, a record whose group h has norm at
+      most S_h - a_h, a_h = sqrt(d_h) step_h / 2, has norm at most S_h once its
+      coordinates are rounded to the nearest multiples of step_h: rounding moves it by
+      at most a_h. `shrink` scales each group down to that.
+    * It also keeps the groups together: their norms, each divided by its noise scale
+      s_h, and sqrt(sum_h (a_h / s_h)^2) add up to at most the joint bound 1 of the
+      rule, so that the rounded record is within that bound too.
+    * All of this is computed in float64 with a margin of 2^-40.
+
+    Args:
+      clip: the rule and the layout.
+      settings: the bits.
+
+    Raises:
+      ValueError: if rounding could move a record by more than half its clip norm.
+    """
+
+    def __init__(self, clip: RecordClip, settings: SecureSettings):
+        self._clip = clip
+        self.bits = settings.bits
+        self.levels = 2 ** (self.bits - 1) - 1
+        # a_h / S_h: public constants.
+        self._allowances = [math.sqrt(d) / (2 * self.levels) for d in clip.group_sizes]
+        if max(self._allowances) > 0.5:
+            largest = max(clip.group_sizes)
+            needed = math.ceil(math.log2(math.sqrt(largest) + 1)) + 1
+            raise ValueError(
+                f"bits = {self.bits} is too few for {largest} coordinates that are "
+                "clipped together: rounding could move an update by more than half its "
+                f"clip norm. Use SecureSettings(bits={needed}) or more; 24 costs "
+                "nearly nothing."
+            )
+
+    def encode(self, leaves, weights, norms, state) -> tf.Tensor:
+        """The weighted record as int64 in [0, 2 Q], a vector."""
+        sensitivity = self._clip.sensitivity(state)
+        relative = self._shrink(norms / sensitivity, state) * self.levels / sensitivity
+        # In float64 from here: 32 bits do not fit the mantissa of float32.
+        factors = self._clip.spread(weights * relative)
+        vector = tf.cast(self._clip.layout.to_vector(leaves), tf.float64)
+        rounded = tf.round(tf.math.multiply_no_nan(vector, factors))
+        return tf.cast(rounded, tf.int64) + self.levels
+
+    def _shrink(self, norms: tf.Tensor, state) -> tf.Tensor:
+        """A factor for each group, at most 1; `norms` are in units of S_h."""
+        allowances = tf.constant(self._allowances, tf.float64)
+        room = (1 - allowances) * (1 - _SLACK)
+        factors = tf.minimum(tf.ones_like(norms), room / tf.maximum(norms, room))
+        if self._clip.groups == 1:
+            return factors
+        # The joint bound, in which group h counts S_h / s_h.
+        parts = self._clip.sensitivity(state) / self._clip.noise_scales(state)
+        joint = tf.norm(parts * norms * factors)
+        room = tf.maximum(1 - tf.norm(parts * allowances), 0.0) * (1 - _SLACK)
+        return factors * tf.minimum(
+            tf.ones_like(joint), tf.math.divide_no_nan(room, tf.maximum(joint, room))
+        )
+
+    def decode(self, total: tf.Tensor, clients: tf.Tensor, state) -> tf.Tensor:
+        """The sum of the rounded records, float64, from the sum of their codes."""
+        steps = self._clip.sensitivity(state) / self.levels
+        whole = total - tf.cast(clients, tf.int64) * self.levels
+        return tf.cast(whole, tf.float64) * self._clip.spread(steps)
+
+
+class CountEncoding:
+    """Turns indicators into integers for a secure sum, and the sums back.
+
+    An indicator is sent as two numbers, its positive and its negative part: for a bit,
+    one bit each, of which at most one is set. Neither is set for an update that was not
+    finite. A further 1 says that the client took part.
+
+    Args:
+      count: K, the number of indicators.
+      levels: indicators are multiples of 1 / (2 * levels).
+    """
+
+    def __init__(self, count: int, levels: int):
+        self.count = count
+        self._scale = 2 * levels
+        self.bits = math.ceil(math.log2(levels + 1))
+
+    def encode(self, indicators: tf.Tensor) -> tf.Tensor:
+        """Int32 `[2 K + 1]`, each of `bits` bits."""
+        whole = tf.cast(tf.round(indicators * self._scale), tf.int32)
+        parts = [tf.maximum(whole, 0), tf.maximum(-whole, 0), tf.ones([1], tf.int32)]
+        return tf.concat(parts, 0)
+
+    def decode(self, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The sums of the indicators, `[K]`, and the number of clients."""
+        above, below, clients = tf.split(total, [self.count, self.count, 1])
+        return tf.cast(above - below, tf.float32) / self._scale, clients[0]
+
+
+def check_context() -> None:
+    """Raises if the current execution context cannot run secure sums.
+
+    It is tried out on one number. Contexts that do not execute at once (asynchronous
+    ones, and those that only trace) are taken on trust.
+
+    Raises:
+      RuntimeError: if it cannot.
+    """
+    context = _tff.current_context()
+    if not isinstance(context, _tff.SyncExecutionContext):
+        return
+    # Contexts are few and live long.
+    if getattr(context, "_tfdpclip_runs_secure_sums", False):
+        return
+
+    @_tff.federated_computation(_tff.at_clients(np.int32))
+    def try_out(value):
+        return _tff.secure_sum_bitwidth(value, 1)
+
+    try:
+        try_out([1, 1])
+    except Exception as error:
+        raise RuntimeError(
+            "The current execution context of TensorFlow Federated cannot run secure "
+            "sums, so secure=True would fail in the first round. For simulation, call "
+            "tff.backends.test.set_sync_test_cpp_execution_context() before this line; "
+            "it computes the same sums without the cryptography. For a process that is "
+            "built here to run elsewhere, pass "
+            "secure=SecureSettings(check_context=False)."
+        ) from error
+    context._tfdpclip_runs_secure_sums = True

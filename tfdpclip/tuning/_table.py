@@ -1,0 +1,111 @@
+"""A CSV file of runs that survives interruptions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def key(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    """The settings as they are written: what tells runs apart."""
+    return [_text(row[name]) for name in columns]
+
+
+def _text(value: Any) -> str:
+    # repr of a float is the shortest text that reads back as the same number.
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False}.get(text, text)
+
+
+class Table:
+    """Rows of settings and scores, in memory and perhaps in a file.
+
+    Args:
+      path: the file, or None.
+      columns: names of the settings.
+      metric: the score that must be there.
+
+    Raises:
+      ValueError: if the file has other columns.
+    """
+
+    def __init__(self, path: Any, columns: Sequence[str], metric: str):
+        self.columns = list(columns)
+        self._path = None if path is None else pathlib.Path(path)
+        self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._header: list[str] | None = None
+        if self._path is not None and self._path.exists():
+            self._read(metric)
+
+    def has(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a run with these settings is there."""
+        return tuple(key(settings, self.columns)) in self._rows
+
+    def matching(self, settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of these settings that are there, in this order."""
+        keys = [tuple(key(one, self.columns)) for one in settings]
+        return [dict(self._rows[k]) for k in keys if k in self._rows]
+
+    def add(
+        self, settings: Mapping[str, Any], scores: Mapping[str, float], seconds: float
+    ) -> None:
+        """Adds a run, and writes it down before anything else happens."""
+        row = {**settings, **scores, "seconds": round(seconds, 3)}
+        if self._header is None:
+            self._header = list(row)
+            self._write(self._header)
+        if set(row) != set(self._header):
+            raise ValueError(
+                f"run returned {sorted(scores)}; earlier runs of this table have the "
+                f"columns {self._header}. Return the same scores every time."
+            )
+        self._write([_text(row[name]) for name in self._header])
+        self._rows[tuple(key(settings, self.columns))] = row
+
+    def _write(self, cells: Sequence[str]) -> None:
+        if self._path is None:
+            return
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(cells)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(line.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, metric):
+        text = self._path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            # The last run was interrupted while it was written down.
+            self._path.write_text(whole, encoding="utf-8")
+        lines = list(csv.reader(io.StringIO(whole)))
+        if not lines:
+            return
+        header, *rows = lines
+        if header[: len(self.columns)] != self.columns or metric not in header:
+            raise ValueError(
+                f"path: {str(self._path)!r} belongs to another grid: its columns are "
+                f"{header}, expected {self.columns} and {metric!r}. Give another path."
+            )
+        self._header = header
+        for cells in rows:
+            if len(cells) != len(header):
+                raise ValueError(
+                    f"path: {str(self._path)!r} has a row of {len(cells)} cells under "
+                    f"{len(header)} columns: {cells}."
+                )
+            row = {name: _value(cell) for name, cell in zip(header, cells, strict=True)}
+            self._rows[tuple(cells[: len(self.columns)])] = row

@@ -1,0 +1,360 @@
+"""Which batch size to choose, before any data are seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tfdpclip.accounting import _validate, noise_multiplier
+from tfdpclip.sampling import FullBatch, Poisson
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CONVENTIONS = ("ceil", "floor", "loader", "framework")
+_COLUMNS = (
+    ("batch_size", "batch", "d"),
+    ("sampling_rate", "rate", ".4g"),
+    ("steps", "steps", "d"),
+    ("noise_multiplier", "noise", ".5g"),
+    ("cumulative_noise", "noise*sqrt(steps)", ".5g"),
+    ("effective_noise", "noise/rate", ".5g"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeNoise:
+    """What a batch size costs in noise.
+
+    Attributes:
+      batch_size: expected batch size B.
+      sampling_rate: q, the probability with which a record enters a batch.
+      steps: T.
+      noise_multiplier: z, calibrated to the budget; the noise's stddev at clip norm 1.
+      cumulative_noise: z sqrt(T): the stddev of all noise that is added to the sums.
+    """
+
+    batch_size: int
+    sampling_rate: float
+    steps: int
+    noise_multiplier: float
+
+    @property
+    def cumulative_noise(self) -> float:
+        return self.noise_multiplier * math.sqrt(self.steps)
+
+    @property
+    def per_step_noise(self) -> float:
+        """z / B: the stddev of the noise on one averaged gradient."""
+        return self.noise_multiplier / self.batch_size
+
+    @property
+    def cumulative_averaged_noise(self) -> float:
+        """z sqrt(T) / B: that of the noise on the sum of all averaged gradients."""
+        return self.cumulative_noise / self.batch_size
+
+    @property
+    def effective_noise(self) -> float:
+        """z / q."""
+        return self.noise_multiplier / self.sampling_rate
+
+    @property
+    def sampling(self) -> Poisson | FullBatch:
+        """The scheme to draw batches with, and to account for."""
+        if self.sampling_rate == 1:
+            return FullBatch()
+        return Poisson(self.sampling_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeAdvice:
+    """A batch size with the reason for it. `str()` gives a text with the table.
+
+    Attributes:
+      batch_size: the recommended expected batch size.
+      reason: why, in a sentence.
+      candidates: all candidates, by batch size.
+      good: the batch sizes with enough steps whose cumulative noise is within the
+        tolerance of the best; the least of them is recommended. Empty if no candidate
+        has enough steps.
+      population, epochs, epsilon, delta, minimum_steps, tolerance, convention: as
+        given.
+    """
+
+    batch_size: int
+    reason: str
+    candidates: tuple[BatchSizeNoise, ...]
+    good: tuple[int, ...]
+    population: int
+    epochs: float
+    epsilon: float
+    delta: float
+    minimum_steps: int
+    tolerance: float
+    convention: str
+
+    @property
+    def chosen(self) -> BatchSizeNoise:
+        """The recommended candidate: its steps, noise multiplier and sampling."""
+        return next(c for c in self.candidates if c.batch_size == self.batch_size)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: one dictionary for each candidate, for CSV files or pandas."""
+        return [
+            {
+                "batch_size": c.batch_size,
+                "sampling_rate": c.sampling_rate,
+                "steps": c.steps,
+                "noise_multiplier": c.noise_multiplier,
+                "cumulative_noise": c.cumulative_noise,
+                "per_step_noise": c.per_step_noise,
+                "cumulative_averaged_noise": c.cumulative_averaged_noise,
+                "effective_noise": c.effective_noise,
+                "enough_steps": c.steps >= self.minimum_steps,
+                "good": c.batch_size in self.good,
+                "chosen": c.batch_size == self.batch_size,
+            }
+            for c in self.candidates
+        ]
+
+    def table(self) -> str:
+        """The table as text."""
+        lines = [[title for _, title, _ in _COLUMNS] + [""]]
+        for row in self.rows():
+            note = "good" if row["good"] else ""
+            if not row["enough_steps"]:
+                note = "too few steps"
+            if row["chosen"]:
+                note = "<- recommended"
+            lines.append([format(row[key], form) for key, _, form in _COLUMNS] + [note])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+        return "\n".join(
+            "  ".join(
+                [cell.rjust(w) for cell, w in zip(line, widths, strict=False)]
+                + [line[-1]]
+            ).rstrip()
+            for line in lines
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"Expected batch size {self.batch_size}: {self.reason}\n\n"
+            f"{self.table()}\n\n"
+            f"{self.population} records, {self.epochs:g} epochs, epsilon "
+            f"{self.epsilon:g}, delta {self.delta:g}, Poisson sampling, add or remove "
+            "one record. The least certain input is minimum_steps "
+            f"({self.minimum_steps}): try 20, 40 and 80 on public data. No data were "
+            "used, so this advice costs no privacy."
+        )
+
+    def plot(self, path: Any = None) -> Figure:
+        """Draws the cumulative noise against batch size and steps.
+
+        As Figure 7 of Rehn et al. (2025). Needs matplotlib (the extra "plots").
+
+        Args:
+          path: where to save the picture; None for not saving it.
+
+        Returns:
+          The figure.
+        """
+        from tfdpclip.tuning import _plots
+
+        return _plots.batch_size(self, path)
+
+
+def batch_size_noise(
+    population: int,
+    epsilon: float,
+    delta: float,
+    candidates: Iterable[int | str],
+    *,
+    epochs: float | None = None,
+    steps: int | None = None,
+    convention: str = "ceil",
+) -> tuple[BatchSizeNoise, ...]:
+    """The noise that each batch size needs, at fixed epochs or at fixed steps.
+
+    With fixed epochs the noise of a step grows with the batch, and the number of steps
+    falls. With fixed steps z / q falls towards a limit (Räisä et al. 2024). Clipped
+    sums of Poisson batches, add or remove one record, privacy loss distributions.
+
+    Args:
+      population: number of records N.
+      epsilon: the budget.
+      delta: in (0, 1).
+      candidates: batch sizes from 1 to N; "full" is N.
+      epochs: how often a record is used on average; or
+      steps: the number of steps, whatever the batch size. Exactly one of both.
+      convention: how q and T follow from N, B and the epochs E. "ceil": q = B/N,
+        T = ceil(E N / B). "floor": T rounded down. "loader": q = 1 / ceil(N/B),
+        T = E ceil(N/B), as common data loaders do. "framework": q = B/N and
+        T = E ceil(N/B), which trains longer than E epochs.
+
+    Returns:
+      One entry for each batch size, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    >>> small, full = batch_size_noise(1000, 1.0, 1e-5, [10, "full"], epochs=8)
+    >>> small.steps, full.steps, round(full.cumulative_noise, 2)
+    (800, 8, 29.85)
+    """
+    population = _validate.integer("population", population, 1)
+    epsilon = _validate.positive("epsilon", epsilon)
+    delta = _validate.delta(delta)
+    _validate.choice("convention", convention, CONVENTIONS)
+    if (epochs is None) == (steps is None):
+        raise ValueError("Give either epochs or steps, for example epochs=8.")
+    if epochs is not None:
+        epochs = _validate.positive("epochs", epochs)
+    else:
+        steps = _validate.integer("steps", steps, 1)
+    found = []
+    for batch_size in _sizes(candidates, population):
+        if epochs is None:
+            rate, count = batch_size / population, steps
+        else:
+            rate, count = _schedule(population, batch_size, epochs, convention)
+        z = _calibrated(epsilon, delta, count, rate)
+        found.append(BatchSizeNoise(batch_size, rate, count, z))
+    return tuple(found)
+
+
+def batch_size_advice(
+    population: int,
+    epochs: float,
+    epsilon: float,
+    delta: float,
+    minimum_steps: int = 20,
+    candidates: Iterable[int | str] | None = None,
+    *,
+    tolerance: float = 0.1,
+    convention: str = "ceil",
+) -> BatchSizeAdvice:
+    """Recommends an expected batch size for a number of epochs and a budget.
+
+    The rule of Rehn et al. (2025, section 6): of the batch sizes with enough steps, the
+    smallest whose cumulative noise z sqrt(T) is still (nearly) the least: as many steps
+    as possible without adding noise in total. The noise of one step, or of averaged
+    gradients, always says "full batch", which is too few steps.
+
+    *Formal guarantees*: the advice depends on the arguments alone. It costs no privacy
+    as long as they are public; a minimum number of steps learnt on the private data is
+    not.
+
+    Args:
+      population: number of records N; public.
+      epochs: how often a record is used on average.
+      epsilon: the budget.
+      delta: in (0, 1).
+      minimum_steps: the least number of steps that trains the model well. 20 was read
+        off one figure (CIFAR-100, FiLM, Adam); other tasks differ.
+      candidates: batch sizes from 1 to N; "full" is N. Default: the powers of two from
+        256 (from 16 if N is below 2000) up to N, and N.
+      tolerance: how far above the least cumulative noise still counts as the least: a
+        fraction. Below 0.03 the rounding of the steps decides.
+      convention: see `batch_size_noise`.
+
+    Returns:
+      The advice, with the table of all candidates. If no candidate has enough steps,
+      the one with the most steps is recommended and the reason says so.
+
+    Raises:
+      ValueError: if an argument is out of range, or there are no candidates.
+
+    >>> batch_size_advice(50_000, epochs=8, epsilon=8.0, delta=1e-5).batch_size
+    16384
+    """
+    population = _validate.integer("population", population, 1)
+    minimum_steps = _validate.integer("minimum_steps", minimum_steps, 1)
+    tolerance = _validate.non_negative("tolerance", tolerance)
+    if candidates is None:
+        least = 256 if population >= 2000 else 16
+        powers = [2**k for k in range(40) if least <= 2**k < population]
+        candidates = [*powers, population]
+    table = batch_size_noise(
+        population, epsilon, delta, candidates, epochs=epochs, convention=convention
+    )
+    enough = [c for c in table if c.steps >= minimum_steps]
+    good: list[BatchSizeNoise] = []
+    if enough:
+        best = min(enough, key=lambda c: c.cumulative_noise)
+        limit = (1 + tolerance) * best.cumulative_noise
+        good = [c for c in enough if c.cumulative_noise <= limit]
+        chosen = good[0]
+        reason = (
+            f"the smallest whose cumulative noise ({chosen.cumulative_noise:.4g}) is "
+            f"within {100 * tolerance:g} % of the least ({best.cumulative_noise:.4g}, "
+            f"at {best.batch_size}) among those with {minimum_steps} steps or more"
+        )
+        if len(good) > 1:
+            reason += (
+                f"; so are {len(good) - 1} larger ones, up to {good[-1].batch_size}"
+            )
+        reason += "."
+    else:
+        chosen = max(table, key=lambda c: (c.steps, -c.batch_size))
+        reason = (
+            f"too few epochs: no candidate has {minimum_steps} steps, and this one has "
+            f"the most ({chosen.steps}). Train for more epochs, or give smaller "
+            "candidates."
+        )
+    return BatchSizeAdvice(
+        batch_size=chosen.batch_size,
+        reason=reason,
+        candidates=table,
+        good=tuple(c.batch_size for c in good),
+        population=population,
+        epochs=float(epochs),
+        epsilon=float(epsilon),
+        delta=float(delta),
+        minimum_steps=minimum_steps,
+        tolerance=tolerance,
+        convention=convention,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _calibrated(epsilon, delta, steps, rate) -> float:
+    sampling = FullBatch() if rate == 1 else Poisson(rate)
+    return noise_multiplier(epsilon, delta, steps, sampling)
+
+
+def _sizes(candidates, population) -> list[int]:
+    if isinstance(candidates, (str, int)):
+        candidates = [candidates]
+    sizes = set()
+    for size in candidates:
+        if size == "full":
+            size = population
+        size = _validate.integer("candidates", size, 1)
+        if size > population:
+            raise ValueError(
+                f"candidates: a batch of {size} records cannot be drawn from "
+                f"{population}."
+            )
+        sizes.add(size)
+    if not sizes:
+        raise ValueError("candidates must not be empty: give batch sizes or 'full'.")
+    return sorted(sizes)
+
+
+def _schedule(population, batch_size, epochs, convention) -> tuple[float, int]:
+    """The sampling rate and the number of steps."""
+    if batch_size == population:
+        return 1.0, max(1, math.ceil(epochs))
+    exact = epochs * population / batch_size
+    per_epoch = math.ceil(population / batch_size)
+    whole = max(1, math.ceil(epochs * per_epoch - 1e-9))
+    if convention == "ceil":
+        return batch_size / population, max(1, math.ceil(exact - 1e-9))
+    if convention == "floor":
+        return batch_size / population, max(1, math.floor(exact + 1e-9))
+    if convention == "loader":
+        return 1 / per_epoch, whole
+    return batch_size / population, whole

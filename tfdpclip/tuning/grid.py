@@ -1,0 +1,312 @@
+"""Grids over clip norm, batch size and learning rate, run by run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdpclip.accounting import _validate
+from tfdpclip.tuning import _table
+from tfdpclip.tuning.grid_result import GridResult
+from tfdpclip.tuning.search_privacy import (
+    RandomStopping,
+    TrainingPlan,
+    not_accounted,
+    search_privacy,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GridPoint:
+    """The settings of one run.
+
+    Attributes:
+      clip_norm: a clip norm, or the name of a rule ("automatic", say).
+      batch_size: expected batch size, or "full".
+      learning_rate: learning rate.
+      seed: what repeats differ in. For a private run it must not seed the noise.
+      others: further settings, by name.
+    """
+
+    clip_norm: float | str
+    batch_size: int | str
+    learning_rate: float
+    seed: int
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """All settings by name: the first columns of the table of results."""
+        return {
+            "clip_norm": self.clip_norm,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            **self.others,
+            "seed": self.seed,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Which settings to try: every combination of the values.
+
+    Args:
+      clip_norms: clip norms above 0, or names of rules.
+      batch_sizes: expected batch sizes, or "full".
+      learning_rates: learning rates above 0; `geometric` makes some.
+      seeds: one run for each, to see how much results vary.
+      others: further settings: a name and its values (numbers or text).
+
+    Raises:
+      ValueError: if values are missing, repeated or out of range.
+
+    >>> len(Grid([0.1, 1.0], [256, "full"], geometric(0.001, 0.02, 8), seeds=range(5)))
+    160
+    """
+
+    clip_norms: Sequence[float | str]
+    batch_sizes: Sequence[int | str]
+    learning_rates: Sequence[float]
+    seeds: Sequence[int] = (0,)
+    others: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        checks = {
+            "clip_norms": _positive_or_name,
+            "batch_sizes": _size,
+            "learning_rates": _validate.positive,
+            "seeds": _validate.integer,
+        }
+        for name, check in checks.items():
+            object.__setattr__(self, name, _values(name, getattr(self, name), check))
+        others = {
+            name: _values(f"others[{name!r}]", values, _plain)
+            for name, values in dict(self.others).items()
+        }
+        taken = {"clip_norm", "batch_size", "learning_rate", "seed", "draw", "seconds"}
+        for name in others:
+            if not isinstance(name, str) or name in taken:
+                raise ValueError(f"others: {name!r} cannot be the name of a setting.")
+        object.__setattr__(self, "others", others)
+
+    def __len__(self) -> int:
+        sizes = [self.clip_norms, self.batch_sizes, self.learning_rates, self.seeds]
+        return math.prod(len(v) for v in [*sizes, *self.others.values()])
+
+    def __iter__(self) -> Iterator[GridPoint]:
+        names = list(self.others)
+        axes = [self.clip_norms, self.batch_sizes, self.learning_rates]
+        axes += [self.others[name] for name in names]
+        for seed in self.seeds:
+            for clip, size, rate, *rest in itertools.product(*axes):
+                others = dict(zip(names, rest, strict=True))
+                yield GridPoint(clip, size, rate, seed, others)
+
+
+def geometric(lowest: float, highest: float, count: int) -> tuple[float, ...]:
+    """Returns `count` values from `lowest` to `highest` at equal ratios.
+
+    >>> [round(rate, 4) for rate in geometric(0.001, 0.02, 4)]
+    [0.001, 0.0027, 0.0074, 0.02]
+    """
+    lowest = _validate.positive("lowest", lowest)
+    highest = _validate.positive("highest", highest)
+    count = _validate.integer("count", count, 1)
+    if highest < lowest or (count == 1 and highest != lowest):
+        raise ValueError(
+            f"highest must be above lowest, and count above 1; got {lowest!r}, "
+            f"{highest!r}, {count!r}."
+        )
+    return tuple(float(v) for v in np.geomspace(lowest, highest, count))
+
+
+def run_grid(
+    grid: Grid,
+    run: Callable[[GridPoint], float | Mapping[str, float]],
+    *,
+    path: Any = None,
+    metric: str = "score",
+    maximize: bool = True,
+    plan: Callable[[GridPoint], TrainingPlan] | None = None,
+    delta: float | None = None,
+    search: RandomStopping | None = None,
+    max_runs: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> GridResult:
+    """Runs a grid, or what is left of it.
+
+    With `path`, the row of a run is written when it ends, and runs whose row is in the
+    file already are skipped: call it again after an interruption.
+
+    *Formal guarantees*: those of `search_privacy`, if `plan` tells the truth about each
+    run and runs draw fresh noise. Without `plan` the result states that the search was
+    not private. The file holds the results of all runs: with `search` it must not be
+    released, nor anything else but the best run.
+
+    Args:
+      grid: what to try.
+      run: ``run(point)`` trains and returns the score, or several by name. Runs that
+        diverge may return NaN, which counts as the worst.
+      path: a CSV file to write and to go on from.
+      metric: the name of the score that a single number is, and the one to compare by.
+      maximize: whether more is better.
+      plan: ``plan(point)`` -> how the run at that point is private: its sampling, noise
+        multiplier and steps. None if the search is not private, or needs not be.
+      delta: for the privacy statement; required with `plan`.
+      search: draws the runs at random, with replacement, and their number, too; needs
+        `plan`. The draws are kept next to `path`, so that an interrupted search goes on
+        with the same ones. Each draw must train anew, whatever the point's seed.
+      max_runs: stop after this many new runs.
+      progress: called with a line of text after every run.
+
+    Returns:
+      The results so far, with the statement.
+
+    Raises:
+      ValueError: if the file belongs to another grid, or arguments do not fit.
+
+    >>> result = run_grid(Grid([0.1, 1.0], [64], [0.5], seeds=(0, 1)),
+    ...                   lambda point: point.clip_norm + 0.1 * point.seed)
+    >>> best = result.best()
+    >>> best["clip_norm"], round(best["mean"], 3), round(best["max"], 3)
+    (1.0, 1.05, 1.1)
+    """
+    if plan is not None and delta is None:
+        raise ValueError("delta is required with plan, for example delta=1e-5.")
+    if search is not None and plan is None:
+        raise ValueError(
+            "plan is required with search: without it there is nothing to bound."
+        )
+    if max_runs is not None:
+        max_runs = _validate.integer("max_runs", max_runs)
+    points = list(grid)
+    draws = None
+    if search is not None:
+        if len(grid.seeds) != 1:
+            raise ValueError(
+                "seeds: with search every run is drawn at random; give one seed."
+            )
+        draws = _draws(points, search, path)
+        points = [points[i] for i in draws]
+    table = _table.Table(path, _columns(grid, draws), metric)
+    new = 0
+    for number, point in enumerate(points):
+        settings = point.settings()
+        if draws is not None:
+            settings["draw"] = number
+        if table.has(settings):
+            continue
+        if max_runs is not None and new >= max_runs:
+            break
+        started = time.monotonic()
+        found = run(point)
+        scores = dict(found) if isinstance(found, Mapping) else {metric: found}
+        if metric not in scores:
+            raise ValueError(
+                f"metric: run returned {', '.join(map(repr, scores))}, but no "
+                f"{metric!r}."
+            )
+        scores = {name: float(value) for name, value in scores.items()}
+        table.add(settings, scores, time.monotonic() - started)
+        new += 1
+        if progress is not None:
+            shown = ", ".join(f"{k}={v}" for k, v in settings.items())
+            progress(f"{number + 1} of {len(points)}: {shown}: {scores[metric]:.6g}")
+    rows = table.matching(
+        [
+            {**p.settings(), **({} if draws is None else {"draw": k})}
+            for k, p in enumerate(points)
+        ]
+    )
+    if plan is None:
+        statement = not_accounted()
+    elif search is not None:
+        statement = search_privacy([plan(p) for p in grid], delta, search)
+        if len(rows) < len(points):
+            missing = ("runs that were drawn are missing: finish the search first",)
+            statement = dataclasses.replace(statement, not_private=missing)
+    else:
+        ran = {tuple(_table.key(row, table.columns)) for row in rows}
+        done = [
+            p for p in points if tuple(_table.key(p.settings(), table.columns)) in ran
+        ]
+        statement = search_privacy([plan(p) for p in done or points], delta)
+    return GridResult(
+        rows=tuple(rows),
+        settings=tuple(_columns(grid, None)[:-1]),
+        metric=metric,
+        maximize=maximize,
+        planned=len(points),
+        only_best=search is not None,
+        statement=statement,
+    )
+
+
+def _columns(grid: Grid, draws) -> list[str]:
+    columns = ["clip_norm", "batch_size", "learning_rate", *grid.others, "seed"]
+    return columns if draws is None else [*columns, "draw"]
+
+
+def _draws(points, search, path) -> list[int]:
+    """Which points to run: kept in a file, since they must not be drawn again."""
+    kept = None if path is None else pathlib.Path(f"{path}.draws.json")
+    about = {
+        "mean": search.mean,
+        "shape": str(search.shape),
+        "points": [p.settings() for p in points],
+    }
+    about = json.loads(json.dumps(about))
+    if kept is not None and kept.exists():
+        found = json.loads(kept.read_text())
+        if found["search"] != about:
+            raise ValueError(
+                f"search: {str(kept)!r} holds the draws of another search. Give "
+                "another path."
+            )
+        return found["draws"]
+    if path is not None and pathlib.Path(path).exists():
+        raise ValueError(
+            f"path: {str(path)!r} has results of runs that were not drawn at random. "
+            "Give another path."
+        )
+    rng = np.random.default_rng()  # entropy of the operating system
+    draws = [int(i) for i in rng.integers(len(points), size=search.draw(rng))]
+    if kept is not None:
+        kept.write_text(json.dumps({"search": about, "draws": draws}))
+    return draws
+
+
+def _values(name, values, check) -> tuple:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        values = [values]
+    found = tuple(check(name, value) for value in values)
+    if not found:
+        raise ValueError(f"{name} must not be empty.")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name} has a value twice: {found}.")
+    return found
+
+
+def _positive_or_name(name, value):
+    return value if _is_name(value) else _validate.positive(name, value)
+
+
+def _size(name, value):
+    return value if value == "full" else _validate.integer(name, value, 1)
+
+
+def _plain(name, value):
+    if _is_name(value) or isinstance(value, bool):
+        return value
+    return _validate.finite(name, value)
+
+
+def _is_name(value) -> bool:
+    return isinstance(value, str) and bool(value) and value == value.strip()

@@ -1,0 +1,291 @@
+"""What a search over hyperparameters on private data costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import dp_accounting
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
+from scipy import optimize
+
+from tfdpclip.accounting import _rdp, _validate, event_epsilon, events
+from tfdpclip.sampling import SamplingScheme
+
+_MOST_RUNS = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """One private training run, as an accountant sees it.
+
+    Args:
+      sampling: a scheme of `tfdpclip.sampling`.
+      noise_multiplier: z.
+      steps: number of steps.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    >>> from tfdpclip.sampling import Poisson
+    >>> TrainingPlan(Poisson(0.01), 1.1, 1000).steps
+    1000
+    """
+
+    sampling: SamplingScheme
+    noise_multiplier: float
+    steps: int
+
+    def __post_init__(self):
+        if not isinstance(self.sampling, SamplingScheme):
+            raise ValueError(
+                f"sampling must be a scheme of dpc.sampling, got {self.sampling!r}. "
+                "For example dpc.sampling.Poisson(rate=0.01)."
+            )
+        _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        _validate.integer("steps", self.steps)
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """The run as a `dp_accounting` event."""
+        return self.sampling.event(self.noise_multiplier, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomStopping:
+    """Draws settings at random, a random number of times; only the best is released.
+
+    Papernot and Steinke (2022). The price hardly grows with the number of runs, as
+    long as that number is random and only the best run is ever shown.
+
+    Args:
+      mean: the expected number of runs, 1 or above.
+      shape: the distribution of their number: 0 logarithmic, 1 geometric, other finite
+        values truncated negative binomial, infinity Poisson (which may be no run at
+        all).
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    >>> 1 <= RandomStopping(10.0).draw() <= 10**6
+    True
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self):
+        mean = _validate.finite("mean", self.mean)
+        if mean < 1 or (mean == 1 and self.shape != math.inf):
+            raise ValueError(f"mean must be above 1, got {self.mean!r}.")
+        if self.shape != math.inf:
+            _validate.non_negative("shape", self.shape)
+
+    @property
+    def gamma(self) -> float:
+        """The parameter of the truncated negative binomial distribution."""
+        if self.shape == math.inf:
+            raise ValueError("shape: a Poisson distribution has no gamma.")
+
+        def difference(log_gamma: float) -> float:
+            return _mean(self.shape, math.exp(log_gamma)) - self.mean
+
+        return math.exp(optimize.brentq(difference, -60.0, -1e-9, xtol=1e-14))
+
+    def draw(self, rng: np.random.Generator | None = None) -> int:
+        """A number of runs, from fresh entropy of the operating system by default."""
+        rng = np.random.default_rng() if rng is None else rng
+        if self.shape == math.inf:
+            return int(rng.poisson(self.mean))
+        left, k = rng.random(), 1
+        gamma = self.gamma
+        mass = self._first_mass(gamma)
+        while left >= mass and k < _MOST_RUNS:
+            left -= mass
+            mass *= (1 - gamma) * (k + self.shape) / (k + 1)
+            k += 1
+        return k
+
+    def _first_mass(self, gamma: float) -> float:
+        """The probability of a single run."""
+        if self.shape == 0:
+            return (gamma - 1) / math.log(gamma)
+        return (1 - gamma) * self.shape / math.expm1(-self.shape * math.log(gamma))
+
+    def rdp(self, curve: np.ndarray) -> np.ndarray:
+        """Bounds for the search at the orders of the accountant, from one run's.
+
+        Papernot and Steinke (2022), Theorems 2 (truncated negative binomial) and 6
+        (Poisson).
+        """
+        orders = np.asarray(_rdp.ORDERS)
+        grown = curve + math.log(self.mean) / (orders - 1)
+        if self.shape == math.inf:
+            lost = [
+                rdp_lib.compute_delta(orders, curve, math.log1p(1 / (order - 1)))[0]
+                for order in orders
+            ]
+            return grown + self.mean * np.asarray(lost)
+        price = np.min((1 - 1 / orders) * curve - math.log(self.gamma) / orders)
+        bound = grown + (1 + self.shape) * price
+        # A divergence does not fall with its order.
+        return np.minimum.accumulate(bound[::-1])[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchStatement:
+    """An epsilon for a whole search. `str()` gives the text to print.
+
+    Attributes:
+      epsilon: what the search spends, all runs together.
+      delta: at this delta.
+      relation: the neighbouring relation, in words.
+      method: how the bound was found, in words.
+      single_epsilon: the largest epsilon of a single run, which the choice exceeds.
+      assumptions: what must hold for the claim.
+      not_private: why the search is not private, if so.
+    """
+
+    epsilon: float
+    delta: float
+    relation: str
+    method: str
+    single_epsilon: float
+    assumptions: tuple[str, ...] = ()
+    not_private: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.not_private:
+            lines = [f"the search was not private: {'; '.join(self.not_private)}."]
+        else:
+            lines = [
+                f"the search, with all its runs, is ({self.epsilon:.4g}, "
+                f"{self.delta:.4g})-differentially private."
+            ]
+        rows = [("neighbours", self.relation), ("method", self.method)]
+        if math.isfinite(self.single_epsilon):
+            rows.append(("one run", f"epsilon {self.single_epsilon:.4g} at the most"))
+        lines += [f"  {name + ':':<12} {text}" for name, text in rows if text]
+        lines += [f"  assuming     {text}" for text in self.assumptions]
+        return "\n".join(lines)
+
+
+def not_accounted(
+    reason: str = "its runs were not accounted for together",
+) -> SearchStatement:
+    """The statement for a search whose cost nobody computed."""
+    return SearchStatement(
+        epsilon=math.inf,
+        delta=0.0,
+        relation="",
+        method="",
+        single_epsilon=math.inf,
+        assumptions=(
+            "the epsilon of a single run does not cover the choice among the runs",
+        ),
+        not_private=(reason,),
+    )
+
+
+def search_privacy(
+    plans: Iterable[TrainingPlan],
+    delta: float,
+    search: RandomStopping | None = None,
+) -> SearchStatement:
+    """States what a search on private data costs.
+
+    *Formal guarantees*
+
+    * Without `search`, everything about all runs may be released: their composition
+      (privacy loss distributions).
+    * With `search`, the settings of each run were drawn uniformly and independently
+      from those of `plans`, the number of runs was drawn from the distribution that
+      `search` states, and only the best run and its settings are released (Papernot and
+      Steinke 2022). One draw and run together have at most the largest Renyi divergence
+      of any of the plans, at every order.
+
+    Args:
+      plans: without `search`, one for each run that was made; with it, one for each
+        setting that could have been drawn.
+      delta: in (0, 1).
+      search: how the runs were chosen, if at random.
+
+    Returns:
+      The statement.
+
+    Raises:
+      ValueError: if there are no plans, they are meant under different neighbouring
+        relations, or `delta` is out of range.
+
+    >>> from tfdpclip.sampling import Poisson
+    >>> plan = TrainingPlan(Poisson(0.01), 2.0, 1000)
+    >>> all_runs = search_privacy([plan] * 20, 1e-5)
+    >>> best_run = search_privacy([plan], 1e-5, RandomStopping(20))
+    >>> best_run.epsilon < all_runs.epsilon
+    True
+    """
+    plans = list(plans)
+    delta = _validate.delta(delta)
+    if not plans:
+        raise ValueError("plans must not be empty: give one for each run.")
+    relations = {plan.sampling.neighboring_relation for plan in plans}
+    if len(relations) > 1:
+        raise ValueError(
+            "plans: the runs are meant under different neighbouring relations, which "
+            "cannot be put together. Draw all batches by one kind of scheme."
+        )
+    distinct = list(dict.fromkeys(plan.event for plan in plans))
+    assumptions = [
+        "the runs are compared on public data, or on data outside of the claim",
+        "the settings that were tried were chosen without looking at the data",
+        *dict.fromkeys(a for plan in plans for a in plan.sampling.assumptions()),
+    ]
+    if search is None:
+        method = f"composition of {len(plans)} runs (pld)"
+        counted: dict = {}
+        for plan in plans:
+            counted[plan.event] = counted.get(plan.event, 0) + 1
+        total = dp_accounting.ComposedDpEvent(
+            [dp_accounting.SelfComposedDpEvent(e, n) for e, n in counted.items()]
+        )
+        epsilon = event_epsilon(total, delta)
+        single = max(event_epsilon(event, delta) for event in distinct)
+    else:
+        kind = {0: "logarithmic", 1: "geometric", math.inf: "Poisson"}.get(
+            search.shape, f"truncated negative binomial of shape {search.shape:g}"
+        )
+        method = (
+            f"random stopping, number of runs {kind} with mean {search.mean:g} (Renyi "
+            "differential privacy)"
+        )
+        assumptions.insert(
+            0,
+            "nothing but the best run and its settings is released: no other result, "
+            "no plot of all of them, not their number",
+        )
+        curves = [_rdp.curve(events.leaves(event)) for event in distinct]
+        worst = np.max(curves, axis=0)
+        epsilon, single = (
+            float(rdp_lib.compute_epsilon(_rdp.ORDERS, curve, delta)[0])
+            for curve in (search.rdp(worst), worst)
+        )
+    reasons = () if math.isfinite(epsilon) else ("a run has no noise",)
+    return SearchStatement(
+        epsilon=epsilon,
+        delta=delta,
+        relation=events.RELATION_NAMES[relations.pop()],
+        method=method,
+        single_epsilon=single,
+        assumptions=tuple(assumptions),
+        not_private=reasons,
+    )
+
+
+def _mean(shape: float, gamma: float) -> float:
+    """The mean of the truncated negative binomial distribution."""
+    odds = (1 - gamma) / gamma
+    if shape == 0:
+        return odds / -math.log(gamma)
+    return shape * odds / -math.expm1(shape * math.log(gamma))

@@ -49,6 +49,9 @@ class RoundBudget:
       ledger: A `Ledger`, or the path of its file (continued if it exists).
       allow_change: Whether settings may differ from the ledger's last phase.
 
+    Attributes:
+      cohorts: What draws the cohorts.
+
     Raises:
       ValueError: If an argument is out of range.
       PrivacyMismatchError: If the ledger was kept under other settings.
@@ -82,7 +85,7 @@ class RoundBudget:
                 "cohorts must come from a sampling scheme, such as "
                 f"Poisson(0.01).cohorts(client_ids); got {cohorts!r}."
             )
-        self._cohorts = cohorts
+        self.cohorts = cohorts
         self.ledger = Ledger.open(ledger, delta, accountant)
         self.ledger.begin(
             noise_multiplier=noise_multiplier,
@@ -127,4 +130,4 @@ class RoundBudget:
             )
         number = self.rounds
         with self.ledger.step():
-            yield self._cohorts(number)
+            yield self.cohorts(number)

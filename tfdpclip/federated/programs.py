@@ -68,7 +68,7 @@ class CohortDataSource(_tff.FederatedDataSource):
     @property
     def clients(self) -> int:
         """The expected number of clients in a round, at least 1."""
-        return max(1, round(self._budget._cohorts.expected_cohort_size))
+        return max(1, round(self._budget.cohorts.expected_cohort_size))
 
     def iterator(self) -> CohortIterator:
         """An iterator. All of them share the budget."""

@@ -25,9 +25,10 @@ _ARGUMENTS = """
       accumulation_steps: how many physical batches make one logical step. Noise is
         drawn and the clip norm moves once per logical step; `iterations` counts those.
       unit: what is clipped: "example", or "batch": the gradient of each physical batch
-        as a whole (Nguyen et al. 2023), without per-example work. Then the divisor is `accumulation_steps`, the number of batches (groups) per step, and
-        one example moves the sum by up to twice the clip norm; the accountant knows
-        by `unit`. Batch normalisation is allowed, with `PublicBatchStatistics`.
+        as a whole (Nguyen et al. 2023), without per-example work. Then the divisor is
+        `accumulation_steps`, the number of batches (groups) per step, and one example
+        moves the sum by up to twice the clip norm; the accountant knows by `unit`.
+        Batch normalisation is allowed, with `PublicBatchStatistics`.
       perturbation: k: k * N(0, I) is added to each record's gradient before it is
         clipped, which makes clipping less biased (Chen et al. 2020, section 4). It
         gives no privacy by itself, and costs time: two draws of a whole gradient for

@@ -138,7 +138,7 @@ INVISIBLE = {
     [
         pytest.param(
             n,
-            marks=pytest.mark.xfail(strict=False, reason=INVISIBLE[n])
+            marks=pytest.mark.xfail(strict=True, reason=INVISIBLE[n])
             if n in INVISIBLE
             else (),
         )

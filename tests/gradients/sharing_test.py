@@ -504,7 +504,7 @@ def test_an_einsum_with_an_ellipsis_has_a_rule():
     check((lambda x, v: squash(tf.einsum("...d,df->...f", x, v)), [(3, 4)], SEQUENCE))
 
 
-@pytest.mark.xfail(strict=False, reason="tf.repeat has no rule: correct, but slow")
+@pytest.mark.xfail(strict=True, reason="tf.repeat has no rule: correct, but slow")
 def test_a_repeated_class_token_has_a_rule():
     make = class_token(lambda x, t: tf.repeat(t, batch_of(x), axis=0))
     check((make, [(1, 1, 3), (3, 3)], SEQUENCE))

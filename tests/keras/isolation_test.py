@@ -229,7 +229,7 @@ def test_the_test_on_data_says_what_it_needs():
         check_isolation(model, X[:1], Y[:1], loss="mse")
 
 
-@pytest.mark.xfail(strict=False, reason="eager code leaves no graph to check")
+@pytest.mark.xfail(strict=True, reason="eager code leaves no graph to check")
 @pytest.mark.filterwarnings("ignore:Eager steps")
 def test_eager_code_that_mixes_is_refused():
     loss = tf.keras.losses.MeanSquaredError(reduction="none")

@@ -90,9 +90,9 @@ def config(run: Run) -> str:
             "steps": run.statement.steps,
             "seconds": run.seconds,
         },
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **versions()},
     }
-    return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+    return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
 def report(run: Run) -> str:
@@ -327,7 +327,8 @@ def _plot_norms(axes, steps, run):
     axes.legend(loc="upper right", fontsize=9)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of the packages that results depend on."""
     found = {}
     for package in _PACKAGES:
         try:
@@ -337,12 +338,12 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no infinity and no NaN: "inf" and null stand for them."""
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, float) and math.isinf(value):

@@ -1,0 +1,315 @@
+"""Image data from files in their published formats, and stand-ins that need no files.
+
+Nothing is downloaded. Shapes come from the files, so that a file of 64 images does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import pathlib
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from keras_examples.settings import UsageError
+
+MNIST_LAYOUT = (
+    "mnist.npz (x_train, y_train, x_test, y_test), or the four IDX files "
+    "{train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte, perhaps .gz"
+)
+CIFAR10_LAYOUT = (
+    "cifar-10-batches-py/{data_batch_1..5,test_batch}, or "
+    "cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin"
+)
+CIFAR100_LAYOUT = "cifar-100-python/{train,test}, or cifar-100-binary/{train,test}.bin"
+_SIDE = 32
+_PIXELS = 3 * _SIDE * _SIDE
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Training and test images.
+
+    Attributes:
+      train: uint8 images `[n, height, width, channels]` and int32 labels `[n]`.
+      test: the same.
+      classes: number of classes.
+      name: what they are, for reports.
+      public: whether they are public for sure (stand-ins are).
+    """
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    classes: int
+    name: str
+    public: bool = False
+
+    def __post_init__(self):
+        for part, (x, y) in (("training", self.train), ("test", self.test)):
+            if len(x) != len(y):
+                raise UsageError(
+                    f"{self.name}: {len(x)} {part} images but {len(y)} labels."
+                )
+            if not len(x):
+                raise UsageError(f"{self.name}: there are no {part} images.")
+            if y.min() < 0 or y.max() >= self.classes:
+                raise UsageError(
+                    f"{self.name}: {part} labels must be 0 to {self.classes - 1}, "
+                    f"found {int(y.min())} to {int(y.max())}."
+                )
+
+
+def load(name: str, data_dir: str | None, image_shape: Sequence[int]) -> Images:
+    """Images by name.
+
+    Args:
+      name: "mnist", "cifar10", "cifar100"; or "digits" (scikit-learn's, 1797 images of
+        8 by 8, enlarged) or "synthetic" (512 images made up), which need no files.
+      data_dir: where the files are.
+      image_shape: height, width, channels for digits and synthetic.
+
+    Raises:
+      UsageError: if files are missing or not in their format.
+    """
+    if name == "digits":
+        return _digits(image_shape)
+    if name == "synthetic":
+        return _synthetic(image_shape)
+    layouts = {
+        "mnist": (load_mnist, MNIST_LAYOUT),
+        "cifar10": (load_cifar10, CIFAR10_LAYOUT),
+        "cifar100": (load_cifar100, CIFAR100_LAYOUT),
+    }
+    loader, layout = layouts[name]
+    if data_dir is None:
+        raise UsageError(
+            f"flag --data_dir is missing: it must name a directory with {layout}. "
+            "--dataset=digits and --dataset=synthetic need no files."
+        )
+    return loader(pathlib.Path(data_dir))
+
+
+def load_mnist(directory: pathlib.Path) -> Images:
+    """MNIST from mnist.npz or from IDX files."""
+    path = directory / "mnist.npz"
+    if path.exists():
+        arrays = _read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
+        x, y, test_x, test_y = arrays
+    else:
+        x, y, test_x, test_y = (
+            _read_idx(_find(directory, f"{part}-ubyte", MNIST_LAYOUT), dimensions)
+            for part, dimensions in (
+                ("train-images-idx3", 3),
+                ("train-labels-idx1", 1),
+                ("t10k-images-idx3", 3),
+                ("t10k-labels-idx1", 1),
+            )
+        )
+    for images in (x, test_x):
+        if images.ndim != 3:
+            raise UsageError(
+                f"{directory}: images must be [n, height, width], got {images.shape}."
+            )
+    return Images(
+        (x[..., None], y.astype(np.int32)),
+        (test_x[..., None], test_y.astype(np.int32)),
+        10,
+        "MNIST",
+    )
+
+
+def load_cifar10(directory: pathlib.Path) -> Images:
+    """CIFAR-10 from its python or its binary files."""
+    names = [f"data_batch_{i}" for i in range(1, 6)]
+    folder = directory / "cifar-10-batches-bin"
+    if folder.is_dir():
+        present = [n for n in names if (folder / f"{n}.bin").exists()] or names[:1]
+        parts = [
+            _read_records(_find(folder, f"{n}.bin", CIFAR10_LAYOUT), 1)
+            for n in (*present, "test_batch")
+        ]
+        parts = [(x, labels[:, 0]) for x, labels in parts]
+    else:
+        folder = directory / "cifar-10-batches-py"
+        present = [n for n in names if (folder / n).exists()] or names[:1]
+        parts = [
+            _read_pickle(_find(folder, n, CIFAR10_LAYOUT), b"labels")
+            for n in (*present, "test_batch")
+        ]
+    return _joined(parts[:-1], parts[-1], 10, "CIFAR-10")
+
+
+def load_cifar100(directory: pathlib.Path) -> Images:
+    """CIFAR-100, fine labels, from its python or its binary files."""
+    folder = directory / "cifar-100-binary"
+    if folder.is_dir():
+        parts = [
+            _read_records(_find(folder, f"{n}.bin", CIFAR100_LAYOUT), 2)
+            for n in ("train", "test")
+        ]
+        parts = [(x, labels[:, 1]) for x, labels in parts]
+    else:
+        folder = directory / "cifar-100-python"
+        parts = [
+            _read_pickle(_find(folder, n, CIFAR100_LAYOUT), b"fine_labels")
+            for n in ("train", "test")
+        ]
+    return _joined(parts[:1], parts[1], 100, "CIFAR-100")
+
+
+def stratified_subset(labels: np.ndarray, share: float, split_seed: int) -> np.ndarray:
+    """Indices of a share of each class, at least one of each, in ascending order.
+
+    Args:
+      labels: `[n]`.
+      share: in (0, 1].
+      split_seed: for the choice; not a seed of training.
+    """
+    rng = np.random.default_rng(split_seed)
+    kept = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = max(1, int(share * len(members)))
+        kept.append(rng.choice(members, count, replace=False))
+    return np.sort(np.concatenate(kept))
+
+
+def _joined(training, test, classes, name) -> Images:
+    x, y = (np.concatenate(part) for part in zip(*training, strict=True))
+    return Images(
+        (x, y.astype(np.int32)), (test[0], test[1].astype(np.int32)), classes, name
+    )
+
+
+def _find(directory: pathlib.Path, name: str, layout: str) -> pathlib.Path:
+    for path in (directory / name, directory / f"{name}.gz"):
+        if path.exists():
+            return path
+    raise UsageError(f"There is no {directory / name}. --data_dir must hold {layout}.")
+
+
+def _read_bytes(path: pathlib.Path) -> bytes:
+    opened: Callable = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            return file.read()
+    except (OSError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from error
+
+
+def _read_idx(path: pathlib.Path, dimensions: int) -> np.ndarray:
+    content = _read_bytes(path)
+    header = 4 + 4 * dimensions
+    # Two zero bytes, 8 for uint8, the number of dimensions: 2049 or 2051.
+    wanted = 2048 + dimensions
+    if len(content) < header or struct.unpack(">I", content[:4])[0] != wanted:
+        raise UsageError(f"{path} is no IDX file: its magic number is not {wanted}.")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) != header + int(np.prod(shape, dtype=np.int64)):
+        raise UsageError(
+            f"{path} is cut or damaged: its header says {shape}, but it has "
+            f"{len(content) - header} bytes of data."
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _read_npz(path: pathlib.Path, names: Sequence[str]) -> list[np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file]
+            if missing:
+                raise UsageError(f"{path} lacks {', '.join(missing)}.")
+            return [file[name] for name in names]
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} is no .npz file: {error}.") from error
+
+
+def _read_records(path: pathlib.Path, labels: int):
+    content = np.frombuffer(_read_bytes(path), np.uint8)
+    if not content.size or content.size % (_PIXELS + labels):
+        raise UsageError(
+            f"{path} is cut or damaged: {content.size} bytes are no whole number of "
+            f"records of {_PIXELS + labels}."
+        )
+    rows = content.reshape(-1, _PIXELS + labels)
+    return _channels_last(rows[:, labels:]), rows[:, :labels]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes arrays and plain values only: other pickles could run any code."""
+
+    _ALLOWED = {
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("_codecs", "encode"),
+        # How protocol 2 writes bytes of length 0.
+        ("__builtin__", "bytes"),
+    }
+
+    def find_class(self, module, name):
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read_pickle(path: pathlib.Path, labels: bytes):
+    try:
+        with open(path, "rb") as file:
+            content = _Unpickler(file, encoding="bytes").load()
+        rows = np.asarray(content[b"data"], np.uint8)
+        found = np.asarray(content[labels], np.int64)
+        if rows.ndim != 2 or rows.shape[1] != _PIXELS:
+            raise UsageError(f"{path}: data must be [n, {_PIXELS}], got {rows.shape}.")
+    except (OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{path} is no CIFAR pickle: {error}.") from error
+    return _channels_last(rows), found
+
+
+def _channels_last(rows: np.ndarray) -> np.ndarray:
+    return rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
+
+
+def _digits(shape: Sequence[int]) -> Images:
+    from sklearn import datasets, model_selection
+
+    images, labels = datasets.load_digits(return_X_y=True)
+    height, width, channels = shape
+    rows, columns = (np.arange(n) * 8 // n for n in (height, width))
+    images = images.reshape(-1, 8, 8)[:, rows][:, :, columns] * (255 / 16)
+    images = np.repeat(images.astype(np.uint8)[..., None], channels, axis=3)
+    x, test_x, y, test_y = model_selection.train_test_split(
+        images, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=0
+    )
+    return Images((x, y), (test_x, test_y), 10, "scikit-learn digits", public=True)
+
+
+def _synthetic(shape: Sequence[int], count: int = 640, classes: int = 10) -> Images:
+    """A bright block whose place is the class, in noise."""
+    rng = np.random.default_rng(0)
+    height, width, _ = shape
+    labels = np.arange(count) % classes
+    images = rng.integers(0, 96, (count, *shape))
+    for i, label in enumerate(labels):
+        top, left = divmod(int(label), 4)
+        block = np.s_[
+            i,
+            top * height // 4 : (top + 1) * height // 4,
+            left * width // 4 : (left + 1) * width // 4,
+        ]
+        images[block] += 128
+    images, labels = images.astype(np.uint8), labels.astype(np.int32)
+    cut = count * 4 // 5
+    return Images(
+        (images[:cut], labels[:cut]),
+        (images[cut:], labels[cut:]),
+        classes,
+        "made-up images",
+        public=True,
+    )

@@ -1,0 +1,231 @@
+"""One private training run of an image model: batches, budget, what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from matplotlib import ticker
+
+import tfdpclip as dpc
+from keras_examples import image_data, outcome, pictures, settings
+from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
+
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Attributes:
+      rows: one per epoch: epoch, step, epsilon, loss, test_accuracy, seconds.
+      statement: the privacy statement; None without privacy.
+      accuracy: test accuracy by class at the end.
+    """
+
+    rows: list[dict[str, float]]
+    statement: Any
+    accuracy: ClassAccuracy
+
+
+def scaled(images: np.ndarray) -> np.ndarray:
+    """uint8 images as float32 in [0, 1]."""
+    return images.astype(np.float32) / 255
+
+
+def draw(
+    scheme: dpc.sampling.SamplingScheme,
+    data: Any,
+    physical: int,
+    seed: int | None,
+    **options: Any,
+) -> dpc.sampling.Batches:
+    """Batches, cut into pieces of no more than `physical` rows."""
+    whole = scheme.batches(data, seed=seed, **options)
+    pieces = -(-whole.physical_batch_size // physical)
+    if pieces == 1:
+        return whole
+    return scheme.batches(data, accumulation_steps=pieces, seed=seed, **options)
+
+
+def noise_for(used: Any, steps: int, batches: Any, unit: str = "example") -> float:
+    """The noise multiplier: as given, or calibrated to --epsilon."""
+    if used.epsilon is None:
+        return used.noise_multiplier
+    return dpc.accounting.noise_multiplier(
+        used.epsilon, used.delta, steps, getattr(batches, "scheme", batches), unit=unit
+    )
+
+
+def fit(
+    model: tf.keras.Model,
+    batches: Any,
+    epochs: int,
+    test: tuple[np.ndarray, np.ndarray],
+    *,
+    delta: float | None,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+    transform: Callable | None = None,
+    accountant: str = "pld",
+    say: Callable = print,
+    **options: Any,
+) -> Trained:
+    """Trains a compiled model.
+
+    Args:
+      model: the model; its optimizer is private if `delta` is given.
+      batches: drawn by a scheme, or any data that `fit` takes without privacy.
+      epochs: how many.
+      test: images and labels.
+      delta: for the privacy statement; None for training without privacy.
+      callbacks: further callbacks.
+      transform: what to do with each batch, such as augmentation.
+      accountant: of the privacy statement.
+      say: gets a line per epoch.
+      **options: for `fit`.
+
+    Returns:
+      What came of it.
+    """
+    rows: list[dict[str, float]] = []
+    started = time.monotonic()
+    predict = tf.function(lambda x: model(x, training=False))
+
+    def correct():
+        parts = [
+            np.argmax(predict(test[0][k : k + 256]), axis=1)
+            for k in range(0, len(test[0]), 256)
+        ]
+        return np.concatenate(parts) == test[1]
+
+    def record(epoch, logs=None):
+        logs = logs or {}
+        rows.append(
+            {
+                "epoch": epoch + 1,
+                "step": int(model.optimizer.iterations.numpy()),
+                "epsilon": float(logs.get("epsilon", 0.0 if epoch < 0 else np.nan)),
+                "loss": float(logs.get("loss", np.nan)),
+                "test_accuracy": float(np.mean(correct())),
+                "seconds": round(time.monotonic() - started, 1),
+            }
+        )
+        row = rows[-1]
+        say(
+            f"epoch {row['epoch']}: test accuracy {row['test_accuracy']:.1%}, "
+            f"epsilon {row['epsilon']:.3g}",
+            flush=True,
+        )
+
+    budget = None
+    if delta is not None:
+        budget = dpc.keras.PrivacyBudget(float("inf"), delta, batches, accountant)
+    data = batches
+    if transform is not None:
+        data = batches.map(transform)
+    model.fit(
+        data,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[
+            *([] if budget is None else [budget]),
+            *callbacks,
+            tf.keras.callbacks.LambdaCallback(
+                on_train_begin=lambda logs=None: record(-1), on_epoch_end=record
+            ),
+        ],
+        **options,
+    )
+    return Trained(
+        rows,
+        None if budget is None else budget.statement,
+        class_accuracy(test[1], correct()),
+    )
+
+
+def check_batch_size(batch_size: int, size: int) -> None:
+    """Raises unless a batch is no larger than the data."""
+    if batch_size > size:
+        raise settings.UsageError(
+            f"flag --batch_size={batch_size}: there are only {size} training images, "
+            f"for example --batch_size={max(1, size // 4)}."
+        )
+
+
+def caveats(images: image_data.Images, used: Any) -> list[str]:
+    """What every report on one private training run says."""
+    found = [
+        f"Trained on {len(images.train[0])} images ({images.name}), whose number is "
+        f"treated as public; tested on {len(images.test[0])}, which are not protected.",
+        "The loss by epoch in history.csv is measured on training images without "
+        "noise and is outside the guarantee: do not release it for private data.",
+    ]
+    if used.delta >= 1 / len(images.train[0]):
+        found.append(
+            f"delta = {used.delta:g} is not small against 1/{len(images.train[0])}."
+        )
+    return found
+
+
+def curves(runs: dict[str, list[dict[str, float]]], title: str, guess: float):
+    """Test accuracy by epoch of one or several runs, and epsilon where there is one."""
+    private = any(
+        np.isfinite(r[-1]["epsilon"]) and r[-1]["epsilon"] for r in runs.values()
+    )
+    columns = 2 if private else 1
+    picture, axes = pictures.new(1, columns, 5.2 * columns, 3.8)
+    for k, (name, rows) in enumerate(runs.items()):
+        epochs = [row["epoch"] for row in rows]
+        look = pictures.line(k, marked=len(rows) < 15)
+        axes[0, 0].plot(
+            epochs, [100 * r["test_accuracy"] for r in rows], label=name, **look
+        )
+        if private:
+            axes[0, 1].plot(epochs, [r["epsilon"] for r in rows], label=name, **look)
+    axes[0, 0].axhline(100 * guess, color=pictures.GREY, lw=0.8, label="guessing")
+    axes[0, 0].set(xlabel="epoch", ylabel="test accuracy (%)", ylim=(0, 102))
+    axes[0, 0].legend(fontsize=8.5)
+    for ax in axes[0]:
+        ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    if private:
+        axes[0, 1].set(xlabel="epoch", ylabel="epsilon spent")
+        axes[0, 1].set_ylim(bottom=0)
+    picture.suptitle(title, fontsize=11)
+    return picture
+
+
+def report_accuracy(trained: Trained) -> dict[str, float]:
+    """Numbers for config.json."""
+    return {
+        "test_accuracy": trained.accuracy.micro,
+        "macro_accuracy": trained.accuracy.macro,
+        "epsilon": None if trained.statement is None else trained.statement.epsilon,
+    }
+
+
+def simple_outcome(
+    title: str, images: image_data.Images, used: Any, model: Any, trained: Trained
+) -> outcome.Outcome:
+    """The outcome of a single run."""
+    accuracy = trained.accuracy
+    return outcome.Outcome(
+        title=title,
+        findings=[
+            f"Test accuracy {accuracy.micro:.2%} (mean over classes "
+            f"{accuracy.macro:.2%}; guessing: {1 / images.classes:.0%}) after "
+            f"{trained.rows[-1]['epoch']} epochs, {trained.rows[-1]['step']} steps; "
+            f"{model.count_params():,} parameters.",
+        ],
+        privacy=trained.statement,
+        caveats=caveats(images, used),
+        tables={"history": trained.rows},
+        figures={
+            "history": curves({"DP-SGD": trained.rows}, title, 1 / images.classes)
+        },
+        numbers={"parameters": model.count_params(), **report_accuracy(trained)},
+    )

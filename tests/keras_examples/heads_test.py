@@ -1,0 +1,216 @@
+"""Heads on features: norms, retained weights and grids on small files."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from keras_examples import heads, norms_and_weights, optimal_clip, settings, tune_grid
+from tfdpclip.diagnostics import class_weights
+
+
+def write_features(path, count=120, classes=3):
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % classes
+    x = rng.normal(size=(count, 4)) + 2 * np.eye(4)[labels]
+    split = np.where(np.arange(count) % 4 == 3, "test", "train")
+    np.savez(path, features=x, labels=labels, split=split)
+    return str(path)
+
+
+def test_features_from_a_file(tmp_path):
+    found = heads.read_features(write_features(tmp_path / "f.npz"))
+    assert found.train[0].shape == (90, 4)
+    assert found.test[0].shape == (30, 4)
+    assert found.classes == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        {"features": np.ones((2, 3))},
+        {"features": np.ones((2, 3)), "labels": [0, 1], "split": ["train", "train"]},
+        {"features": np.ones(2), "labels": [0, 1], "split": ["train", "test"]},
+    ],
+)
+def test_wrong_files_are_named(tmp_path, content):
+    path = tmp_path / "f.npz"
+    if content is not None:
+        np.savez(path, **content)
+    with pytest.raises(settings.UsageError, match="--features=.*`labels`"):
+        heads.read_features(str(path))
+
+
+def test_digits_are_split_as_specified():
+    data = heads.digits()
+    assert len(data.train[0]) == 1437 and len(data.test[0]) == 360
+    assert data.train[0].min() == 0 and data.train[0].max() == 1
+
+
+def test_plan_is_the_papers():
+    # Spec 8.3: full batch, 8 epochs: mu = sqrt(8) / z in closed form.
+    full = heads.plan(1437, "full", 8, 0.5, 1e-5)
+    assert full.steps == 8
+    assert np.sqrt(8) / full.noise_multiplier == pytest.approx(0.142211, rel=1e-4)
+    assert heads.plan(1437, 256, 8, 0.5, 1e-5).steps == 45
+    with pytest.raises(settings.UsageError, match="larger than the 1437"):
+        heads.plan(1437, 2000, 8, 0.5, 1e-5)
+
+
+def test_retained_weights_are_the_references():
+    # Spec 10.2, after 100 steps of plain descent on the digits.
+    model = optimal_clip.SoftmaxRegression()
+    for _ in range(100):
+        model.step(1.0)
+    norms = np.linalg.norm(model.gradients(1797), axis=1)
+    found = class_weights(norms, model.labels, [0.1, 1, 5], baseline=1.0)
+    expected = [
+        0.458929, 0.149210, 0.312114, 0.233854, 0.405200,
+        0.296120, 0.432361, 0.339487, 0.103967, 0.135574,
+    ]  # fmt: skip
+    np.testing.assert_allclose(found.weight[0], expected, atol=1e-6)
+    np.testing.assert_allclose(found.weight[2], 1)
+    assert found.relative[0].max() == pytest.approx(0.474242, abs=1e-6)
+    assert found.relative[0].min() == pytest.approx(0.107436, abs=1e-6)
+    np.testing.assert_allclose(found.relative[2], 1.033367, atol=1e-6)
+
+
+def test_trainer_starts_afresh_and_learns():
+    tf.keras.utils.set_random_seed(0)
+    data = heads.digits()
+    how = heads.Plan(0.2, 40, 0.5)
+    trainer = heads.HeadTrainer(data, how, 1.0)
+    first, second = trainer(0.1).macro, trainer(0.1).macro
+    # Far above guessing (0.1) with noise of stddev 0.5 / 287 per step.
+    assert first > 0.7 and second > 0.7
+    assert int(trainer.model.optimizer.iterations) == 40
+    assert trainer.norms().shape == (1437,)
+
+
+def read(directory, name):
+    with open(directory / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_norms_and_weights_from_a_file(tmp_path):
+    out = tmp_path / "out"
+    norms_and_weights.main(
+        [
+            "norms_and_weights",
+            f"--features={write_features(tmp_path / 'f.npz')}",
+            "--epsilons=1,8",
+            "--clip_norms=0.1",
+            "--learning_rates=0.1",
+            "--batch_size=30",
+            "--epochs=2",
+            "--repeats=1",
+            f"--output_dir={out}",
+        ]
+    )
+    rows = read(out, "norms")
+    assert [(float(r["epsilon"]), float(r["clip"])) for r in rows] == [
+        (1, 0.1),
+        (1, 1),
+        (8, 0.1),
+        (8, 1),
+    ]
+    weights = read(out, "retained_weight")
+    assert len(weights) == 2 * 2 * 3
+    baseline = [
+        float(r["relative"])
+        for r in weights
+        if (float(r["epsilon"]), float(r["clip_norm"])) == (8, 1)
+    ]
+    assert max(baseline) == pytest.approx(1)
+    report = " ".join((out / "report.txt").read_text().split())
+    for words in ("norms rise as epsilon falls", "WITHOUT noise", "add or remove one"):
+        assert words in report, words
+    for name in ("norms", "retained_weight_eps_1", "retained_weight_eps_8"):
+        assert (out / f"{name}.png").stat().st_size > 10_000
+
+
+# Spec 4.1: runs per epsilon and seed.
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("cifar100_vit_tiny", 448),
+        ("cifar100_vit_base", 448),
+        ("sun397_vit_tiny", 640),
+        ("sun397_vit_base", 400),
+        ("cassava_vit_tiny", 240),
+    ],
+)
+def test_grids_are_those_of_table_a1(tmp_path, name, runs):
+    used = tune_grid.Settings(grid=name, methods=("flat",), seeds=1)
+    assert len(tune_grid.make_grid(used)) == runs
+
+
+def test_learning_rates_of_table_a1():
+    rates = tune_grid.make_grid(tune_grid.Settings(grid="sun397_vit_tiny"))
+    assert rates.learning_rates[1] == pytest.approx(0.001534127, rel=1e-6)
+    assert rates.learning_rates[-1] == pytest.approx(0.02)
+    rates = tune_grid.make_grid(tune_grid.Settings(grid="sun397_resnet50"))
+    assert rates.learning_rates[2] == pytest.approx(0.0009729439, rel=1e-6)
+
+
+def test_dry_run_counts(tmp_path):
+    tune_grid.main(
+        [
+            "tune_grid",
+            "--grid=sun397_vit_tiny",
+            "--dry_run",
+            "--methods=flat",
+            "--seeds=5",
+            f"--output_dir={tmp_path}",
+        ]
+    )
+    report = " ".join((tmp_path / "report.txt").read_text().split())
+    assert "3200 runs for each of 2 epsilons" in report
+    assert len(read(tmp_path, "grid")) == 3200
+
+
+def test_grid_runs_resumes_and_states_the_cost_of_the_search(tmp_path):
+    arguments = [
+        "tune_grid",
+        f"--features={write_features(tmp_path / 'f.npz')}",
+        "--epsilons=8",
+        "--clip_norms=0.1,1",
+        "--batch_sizes=30",
+        "--learning_rates=0.1",
+        "--epochs=2",
+        "--seeds=1",
+        f"--output_dir={tmp_path / 'out'}",
+    ]
+    tune_grid.main([*arguments, "--max_runs=1"])
+    assert len(read(tmp_path / "out", "grid_eps_8")) == 1
+    tune_grid.main(arguments)
+    rows = read(tmp_path / "out", "grid_eps_8")
+    assert [r["clip_norm"] for r in rows] == ["0.1", "1.0", "auto_s"]
+    report = " ".join((tmp_path / "out" / "report.txt").read_text().split())
+    how = heads.plan(90, 30, 2, 8.0, 1e-5)
+    one = dpc.accounting.epsilon(how.noise_multiplier, how.steps, how.scheme, 1e-5)
+    assert one <= 8
+    for words in ("epsilon 8 per run; the search:", "AUTO-S", "best clip norm"):
+        assert words in report, words
+    assert (tmp_path / "out" / "heatmap_eps_8.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "clip_norm.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--clip_norms=0", "--clip_norms=0: numbers must be above 0"),
+        ("--clip_norms=nan", "--clip_norms=nan"),
+        ("--batch_sizes=12.5", "--batch_sizes=12.5: whole numbers"),
+        ("--learning_rates=geom:1", "--learning_rates=geom:1"),
+        ("--grid=cassava_vit_tiny", "--features is missing"),
+    ],
+)
+def test_wrong_flags_are_named(tmp_path, argument, message):
+    with pytest.raises(SystemExit, match=message):
+        tune_grid.main(["x", argument, f"--output_dir={tmp_path}"])

@@ -90,8 +90,11 @@ def class_weights(weights, path, order, differences, xlabel, title, public):
     ax.legend(fontsize=8, frameon=False)
     if differences:
         low = axes[1, 0]
+        shown = [f"clip norm {c:g}" for c in weights.clip_norms]
         for k, (label, values) in enumerate(differences.items()):
-            look = _plotting.style(k)
+            # The same clip norm looks the same in both panels.
+            known = label in shown
+            look = _plotting.style(shown.index(label) if known else len(shown) + k)
             if count > 30:
                 look["marker"] = ""
             low.plot(x, np.asarray(values)[places], label=label, **look)

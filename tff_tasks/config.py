@@ -1,0 +1,402 @@
+"""The settings of one run: every flag, checked, with defaults filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import tfdpclip as dpc
+from tfdpclip import accounting, sampling
+from tff_tasks.registry import task_class
+from tff_tasks.task import SettingsError, Task
+
+#: Where the clip norm of --clipping=adaptive starts, in the paper.
+INITIAL_CLIP = 0.1
+_SYNTHETIC_ROUNDS = 3
+_SYNTHETIC_CLIENTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a flag says and allows, beside its default.
+
+    Attributes:
+      text: for --help.
+      kind: int, float, str or bool.
+      good: a value that works, for errors.
+      bounds: what a number must be, in words and as a check.
+      choices: what a word may be.
+      optional: whether None is allowed: a default that follows from other settings.
+    """
+
+    text: str
+    kind: type
+    good: Any = None
+    bounds: tuple[str, Any] | None = None
+    choices: tuple[str, ...] | None = None
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> Any:
+        """Returns `value` in the right type, or raises naming the flag."""
+        if value is None and self.optional:
+            return None
+        if self.kind is bool:
+            good = isinstance(value, bool)
+        elif self.kind is str:
+            good = isinstance(value, str) and (
+                self.choices is None or value in self.choices
+            )
+        else:
+            good, value = self._number(value)
+        if not good:
+            raise ValueError(
+                f"{name} must be {self.requirement()}, got {value!r}; for example "
+                f"{name}={self.good}."
+            )
+        return value
+
+    def _number(self, value):
+        if isinstance(value, (bool, str)) or not isinstance(value, (int, float)):
+            return False, value
+        if self.kind is int and not float(value).is_integer():
+            return False, value
+        if not math.isfinite(value):
+            return False, value
+        value = self.kind(value)
+        return self.bounds is None or bool(self.bounds[1](value)), value
+
+    def requirement(self) -> str:
+        """What the value must be, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.kind is bool:
+            return "true or false"
+        words = {int: "a whole number", float: "a number", str: "a text"}[self.kind]
+        return words if self.bounds is None else f"{words} {self.bounds[0]}"
+
+
+POSITIVE = ("above 0", lambda x: x > 0)
+FROM_ZERO = ("of at least 0", lambda x: x >= 0)
+FROM_ONE = ("of at least 1", lambda x: x >= 1)
+FRACTION = ("from 0 to 1", lambda x: 0 <= x <= 1)
+BELOW_ONE = ("from 0 to below 1", lambda x: 0 <= x < 1)
+INSIDE = ("above 0 and below 1", lambda x: 0 < x < 1)
+
+
+def setting(default: Any, text: str, kind=None, good=None, **rest) -> Any:
+    """A field of a dataclass of settings; `rest` goes to `Setting`."""
+    kind = kind or type(default)
+    good = default if good is None else good
+    made = Setting(text, kind, good, optional=default is None, **rest)
+    return dataclasses.field(default=default, metadata={"setting": made})
+
+
+def counted(default: Any, text: str, good=None, bounds=FROM_ONE) -> Any:
+    """A field that is a whole number, 1 or more unless said otherwise."""
+    return setting(default, text, int, good, bounds=bounds)
+
+
+def word(default: str, text: str, *choices: str) -> Any:
+    """A field that is one of some words."""
+    return setting(default, text, str, choices=choices)
+
+
+def check_settings(config: Any) -> None:
+    """Checks every field that carries a `Setting`; for `__post_init__`.
+
+    Raises:
+      ValueError: if one is out of range; the message names it.
+    """
+    for field in dataclasses.fields(config):
+        made = field.metadata.get("setting")
+        if made is not None:
+            value = made.check(field.name, getattr(config, field.name))
+            object.__setattr__(config, field.name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One run. Fields without a value get the paper's, for the task.
+
+    Raises:
+      ValueError: if a setting is out of range or does not go with the others; the
+        message names the flag.
+    """
+
+    task: str
+    output_dir: str = setting("", "Where results go. Default: runs/ and the task.")
+    data_dir: str | None = setting(None, "Where the data files are.", str, "data")
+    synthetic: bool = setting(False, "Make up a few small clients: needs no files.")
+    variant: str = word(
+        "paper",
+        "Whether details of data and network are as in the code of the paper's time, "
+        "or as in the code that came after it.",
+        "paper",
+        "later",
+    )
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    rounds: int | None = counted(None, "Federated rounds.", 1500)
+    clients_per_round: int | None = counted(
+        None, "Clients in a round: the number that the sum is divided by.", 100
+    )
+    sampling: str = word(
+        "fixed",
+        "How a round's clients are drawn: that many, or each at random with the same "
+        "probability.",
+        "fixed",
+        "poisson",
+    )
+    client_batch_size: int | None = counted(None, "Examples in a client's step.", 20)
+    client_epochs: int = counted(1, "How often a client goes through its examples.")
+    max_elements: int | None = counted(
+        None, "Examples that one client uses at most.", 1000
+    )
+    client_learning_rate: float | None = setting(
+        None, "Learning rate of clients.", float, 0.1, bounds=POSITIVE
+    )
+    server_learning_rate: float | None = setting(
+        None, "Learning rate of the server.", float, 1.0, bounds=POSITIVE
+    )
+    server_momentum: float = setting(0.9, "Momentum of the server.", bounds=BELOW_ONE)
+    momentum_damping: bool = setting(
+        False,
+        "Whether an update enters the server's momentum times 1 - momentum, as the "
+        "paper's Algorithm 1 prints it. Table 1's rates are for false; with true they "
+        "must be 1 / (1 - momentum) times as large.",
+    )
+
+    clipping: str = word(
+        "adaptive",
+        "How updates are clipped: to a privately followed quantile of their norms, to "
+        "a fixed norm, or not at all.",
+        "none",
+        "fixed",
+        "adaptive",
+    )
+    clip: float | None = setting(
+        None,
+        "The clip norm of --clipping=fixed, or the one that adaptive starts from.",
+        float,
+        0.1,
+        bounds=POSITIVE,
+    )
+    target_quantile: float = setting(
+        0.5, "Share of updates that adaptive leaves unclipped.", bounds=FRACTION
+    )
+    clip_learning_rate: float = setting(
+        0.2, "How fast adaptive moves the clip norm.", bounds=POSITIVE
+    )
+    count_stddev: float | None = setting(
+        None,
+        "Noise on the number of unclipped updates. Default: clients_per_round / 20.",
+        float,
+        5.0,
+        bounds=POSITIVE,
+    )
+    layerwise: bool = setting(
+        False, "Whether every layer of the network is clipped by itself."
+    )
+    noise_multiplier: float | None = setting(
+        None,
+        "z, as accounted; 0: not private. Default: the paper's largest with "
+        "acceptable loss at 100 clients.",
+        float,
+        0.1,
+        bounds=FROM_ZERO,
+    )
+    noise: str = word(
+        "central",
+        "Who adds noise: the server, or every client a share of it (needs --secure).",
+        "central",
+        "distributed",
+    )
+    secure: bool = setting(False, "Whether updates are summed by secure aggregation.")
+    minimum_clients: int | None = counted(
+        None, "With --noise=distributed: clients that suffice for the noise.", 80
+    )
+    delta: float | None = setting(
+        None,
+        "Probability with which epsilon may fail. Default: population^-1.1.",
+        float,
+        1e-6,
+        bounds=INSIDE,
+    )
+    accountant: str = word("pld", "The privacy accountant.", "pld", "rdp")
+    epsilon_budget: float | None = setting(
+        None, "Stop before epsilon exceeds this.", float, 5.0, bounds=POSITIVE
+    )
+    imagined_population: int = counted(
+        10**6, "The population of the report's reading after Table 1."
+    )
+
+    seed: int | None = counted(
+        None,
+        "Repeats cohorts, shuffles, initial weights and noise, for experiments: the "
+        "run is then NOT private.",
+        1,
+        bounds=FROM_ZERO,
+    )
+    eval_split: str | None = setting(
+        None,
+        "Where to evaluate: all test clients; a fixed half of them, the other half "
+        "being kept for the end; or the held-out clients of Stack Overflow.",
+        str,
+        "test",
+        choices=("test", "validation", "heldout"),
+    )
+    max_eval_examples: int | None = counted(
+        None, "Examples of one evaluation, at most.", 10_000
+    )
+    max_final_examples: int = counted(
+        100_000, "Examples of the evaluation at the end, at most."
+    )
+    rounds_per_eval: int | None = counted(
+        None, "Evaluate, and account, after every so many rounds.", 10
+    )
+    rounds_per_checkpoint: int = counted(10, "Save after every so many rounds.")
+    engine: str = word(
+        "tff",
+        "What runs the rounds: TensorFlow Federated, or a loop in this process, which "
+        "is faster for small networks.",
+        "tff",
+        "local",
+    )
+    train_metrics: bool = setting(
+        False,
+        "Whether to record the clients' own loss and metrics. They have no noise: this "
+        "is not private.",
+    )
+    log_cohorts: bool = setting(
+        False, "Whether to write down who took part. Needs --seed: it is secret."
+    )
+    tensorboard: bool = setting(True, "Whether to write event files for TensorBoard.")
+    quiet: bool = setting(False, "Whether to show no progress.")
+
+    def __post_init__(self):
+        task = task_class(self.task)
+        check_settings(self)
+        options = {**task.option_defaults(self.variant), **self.options}
+        object.__setattr__(self, "options", task(options).settings)
+        for name, value in self._defaults(task).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if not self.output_dir:
+            object.__setattr__(self, "output_dir", f"runs/{self.task}")
+        self._check_together(task)
+
+    def _defaults(self, task: type[Task]) -> dict[str, Any]:
+        paper = task.paper
+        batch_size = self.client_batch_size or paper.client_batch_size
+        client_rate = paper.client_learning_rate
+        if self.options.get("loss_reduction") == "mean":
+            # Table 1's rate is for the sum over a batch.
+            client_rate *= batch_size
+        small = self.synthetic and self.task != "digits"
+        unclipped = self.clipping == "none"
+        rounds = _SYNTHETIC_ROUNDS if small else paper.rounds
+        return {
+            "rounds": rounds,
+            "clients_per_round": (
+                _SYNTHETIC_CLIENTS if small else paper.clients_per_round
+            ),
+            "client_batch_size": batch_size,
+            "client_learning_rate": client_rate,
+            "server_learning_rate": paper.server_learning_rate,
+            "max_elements": paper.max_elements,
+            "clip": paper.fixed_clip if self.clipping == "fixed" else INITIAL_CLIP,
+            "noise_multiplier": 0.0 if unclipped else paper.noise_multiplier,
+            "eval_split": paper.eval_split,
+            "max_eval_examples": paper.max_eval_examples,
+            "rounds_per_eval": max(1, min(10, (self.rounds or rounds) // 10)),
+        }
+
+    def _check_together(self, task: type[Task]) -> None:
+        z = self.noise_multiplier
+        if self.clipping == "none" and z > 0:
+            raise ValueError(
+                f"noise_multiplier={z:g} needs clipping: nothing would bound one "
+                "client. Use --clipping=adaptive, or --noise_multiplier=0."
+            )
+        if self.clipping == "none" and (self.secure or self.layerwise):
+            raise ValueError(
+                "clipping=none does not go with --secure or --layerwise; use "
+                "--clipping=adaptive."
+            )
+        if self.engine == "local" and self.secure:
+            raise ValueError("engine=local has no secure sums; use --engine=tff.")
+        if self.noise == "distributed" and not self.secure:
+            raise ValueError("noise=distributed needs --secure.")
+        if self.noise == "distributed" and self.minimum_clients is None:
+            raise ValueError(
+                "minimum_clients must be given with --noise=distributed, for example "
+                f"--minimum_clients={max(1, int(0.8 * self.clients_per_round))}."
+            )
+        if self.noise == "central" and self.minimum_clients is not None:
+            raise ValueError("minimum_clients is for --noise=distributed only.")
+        if self.log_cohorts and self.seed is None:
+            raise ValueError(
+                "log_cohorts would give away who took part, which privacy rests on; it "
+                "needs --seed, for example --seed=1."
+            )
+        if self.eval_split == "heldout" and "heldout" not in task.splits:
+            raise ValueError(
+                f"eval_split=heldout: {self.task} has no such clients; use "
+                "--eval_split=validation."
+            )
+        if z > 0 and not self.layerwise:
+            self._check_noise()
+
+    def _check_noise(self):
+        rule = self.clip_rule()
+        counts = rule.count_stddevs(self.clients_per_round)
+        try:
+            accounting.split_noise_multiplier(self.noise_multiplier, counts)
+        except ValueError as error:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} is too large for "
+                f"clients_per_round={self.clients_per_round}: {error}"
+            ) from error
+
+    def clip_rule(self) -> dpc.ClipRule | None:
+        """The clip rule; None for no clipping."""
+        if self.clipping == "none":
+            return None
+        if self.clipping == "fixed":
+            rule: dpc.ClipRule = dpc.FixedClip(self.clip)
+        else:
+            rule = dpc.QuantileClip(
+                target_quantile=self.target_quantile,
+                initial_norm=self.clip,
+                learning_rate=self.clip_learning_rate,
+                count_stddev=self.count_stddev,
+            )
+        return dpc.LayerwiseClip(rule) if self.layerwise else rule
+
+    def scheme(self, population: int) -> sampling.SamplingScheme:
+        """How clients are drawn from so many.
+
+        Raises:
+          SettingsError: if there are too few.
+        """
+        m = self.clients_per_round
+        if m > population:
+            raise SettingsError(
+                f"clients_per_round={m}, but there are only {population} clients; for "
+                f"example --clients_per_round={max(1, population // 10)}."
+            )
+        if self.sampling == "poisson":
+            return sampling.Poisson(m / population)
+        return sampling.FixedSize(m, population)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+#: What a run may change when it is resumed: nothing of it changes results.
+FREE_ON_RESUME = frozenset(
+    {"rounds", "output_dir", "data_dir", "quiet", "tensorboard", "epsilon_budget"}
+)

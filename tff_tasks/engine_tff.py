@@ -1,0 +1,162 @@
+"""Federated averaging by TensorFlow Federated."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pathlib
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tfdpclip import accounting, federated
+from tff_tasks.client_data import Arrays
+from tff_tasks.config import RunConfig
+from tff_tasks.streams import stream_seed
+from tff_tasks.task import Task
+
+_WORKER = "worker_binary"
+
+
+def allow_deep_messages() -> None:
+    """Lets protocol buffers nest as deeply as federated computations do.
+
+    The C implementation refuses more than 100 levels unless told otherwise.
+    """
+    try:
+        from google._upb import _message
+    except ImportError:
+        return
+    _message.SetAllowOversizeProtos(True)
+
+
+def end_workers() -> None:
+    """Ends the workers that TensorFlow Federated started for this process.
+
+    A worker outlives the Python that started it and keeps its standard output open, so
+    that a pipe from this program would never end.
+    """
+    parents: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "stat").read_text()
+        except OSError:
+            continue
+        # The name, in parentheses, may hold spaces.
+        name, _, rest = text[text.index("(") + 1 :].rpartition(")")
+        pid = int(entry.name)
+        names[pid] = name
+        parents.setdefault(int(rest.split()[1]), []).append(pid)
+    pending = list(parents.get(os.getpid(), []))
+    while pending:
+        pid = pending.pop()
+        pending += parents.get(pid, [])
+        if names[pid] == _WORKER:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+class TffEngine:
+    """Runs rounds as a learning process of TensorFlow Federated.
+
+    Args:
+      task: the benchmark.
+      config: the settings.
+      weights: initial trainable weights.
+      spec: the type of a client's batch.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: RunConfig,
+        weights: Sequence[np.ndarray],
+        spec: Any,
+    ):
+        allow_deep_messages()
+        if config.secure:
+            # What TensorFlow Federated has for secure sums is a simulation of them.
+            tff.backends.test.set_sync_test_cpp_execution_context()
+        atexit.register(end_workers)
+        self._task, self._config = task, config
+        model = task.build_model()
+        names = [variable.name for variable in model.trainable_variables]
+        seed = config.seed
+        self.aggregator = federated.clipped_mean(
+            config.noise_multiplier,
+            config.clients_per_round,
+            clip=config.clip_rule(),
+            secure=config.secure,
+            noise=config.noise,
+            minimum_clients=config.minimum_clients,
+            variable_names=names,
+            seed=None if seed is None else stream_seed(seed, "noise"),
+        )
+
+        def model_fn():
+            return tff.learning.models.from_keras_model(
+                task.build_model(), task.loss(), spec, metrics=task.metrics()
+            )
+
+        self._process = tff.learning.algorithms.build_unweighted_fed_avg(
+            model_fn,
+            tff.learning.optimizers.build_sgdm(config.client_learning_rate),
+            federated.server_momentum(
+                config.server_learning_rate,
+                config.server_momentum,
+                damped=config.momentum_damping,
+            ),
+            model_aggregator=self.aggregator,
+        )
+        self._state = self._process.set_model_weights(
+            self._process.initialize(),
+            tff.learning.models.ModelWeights(list(weights), []),
+        )
+        z, m = config.noise_multiplier, config.clients_per_round
+        rule = config.clip_rule()
+        bound = rule.bind(names) if rule is not None else None
+        self.count_stddevs = (
+            tuple(bound.count_stddevs(m, private=z > 0)) if bound is not None else ()
+        )
+        self.sum_multiplier = (
+            accounting.split_noise_multiplier(z, self.count_stddevs) if z else 0.0
+        )
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """The current trainable weights."""
+        weights = self._process.get_model_weights(self._state)
+        return [np.asarray(w) for w in weights.trainable]
+
+    def run_round(self, clients: Sequence[Arrays], round_num: int) -> dict[str, Any]:
+        """One round; see `LocalEngine.run_round`."""
+        del round_num  # The aggregator counts.
+        batch_size = self._config.client_batch_size
+        datasets = [self._task.dataset(arrays, batch_size) for arrays in clients]
+        output = self._process.next(self._state, datasets)
+        self._state = output.state
+        measured = dict(output.metrics["aggregator"])
+        kept = ("clip_norm", "next_clip_norm", "unclipped_fraction", "sum_noise_stddev")
+        result = {name: np.reshape(measured[name], [-1]) for name in kept}
+        if self._config.train_metrics:
+            for name, value in output.metrics["client_work"]["train"].items():
+                if np.ndim(value) == 0:
+                    result[f"unprotected_train_{name}"] = np.reshape(value, [-1])
+        return result
+
+    def state(self) -> list[np.ndarray]:
+        """Everything but the data and the noise, for a checkpoint."""
+        return [np.asarray(part) for part in tf.nest.flatten(self._state)]
+
+    def restore(self, arrays: Sequence[np.ndarray]) -> None:
+        """Continues from what `state` returned."""
+        self._state = tf.nest.pack_sequence_as(self._state, list(arrays))

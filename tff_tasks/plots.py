@@ -1,0 +1,284 @@
+"""Draws Figures 3 to 7 of the paper from the tables of sweeps.
+
+    python -m tff_tasks.plots --sweeps=runs/sweep_digits
+
+One panel for each sweep. A setting that was not run is not drawn, and captions say how
+many rounds, seeds and server learning rates each sweep had. (Figures 1 and 2 are drawn
+by `tff_tasks.quantile_tracking`.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tff_tasks import command, pictures, records, studies, sweep
+from tff_tasks.config import check_settings, setting
+from tff_tasks.studies import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotConfig:
+    """What to draw."""
+
+    sweeps: str = setting(
+        "runs/sweep_digits", "Directories of sweeps, separated by commas."
+    )
+    output_dir: str = setting("", "Where figures go. Default: the first sweep.")
+
+    def __post_init__(self):
+        check_settings(self)
+
+
+class Results:
+    """One sweep's table.
+
+    Args:
+      directory: the sweep's.
+
+    Raises:
+      ValueError: if there is none.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        self.directory = directory
+        self.rows = studies.read_rows(directory)
+        path = directory / sweep.SETTINGS
+        self.settings: dict[str, Any] = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        )
+        if not self.settings:
+            # A sweep that has not ended; every run says what its metric is.
+            config = directory / self.rows[0].directory / records.CONFIG
+            content = json.loads(config.read_text(encoding="utf-8"))
+            self.settings = {
+                "title": content["settings"]["task"] + " (not all was run)",
+                "metric": content["derived"]["metric"],
+                "higher_is_better": content["derived"]["higher_is_better"],
+            }
+
+    @property
+    def metric(self) -> str:
+        """The metric's name, for people."""
+        return self.settings["metric"].replace("_", " ")
+
+    @property
+    def title(self) -> str:
+        """The benchmark's."""
+        return self.settings["title"]
+
+    def averages(self, clipping: str) -> dict[tuple[float, float], float]:
+        """The metric by level and noise, at the best rate, averaged over seeds."""
+        better = max if self.settings["higher_is_better"] else min
+        found: dict[tuple[float, float], dict[float, list[float]]] = {}
+        for row in self._searched(clipping):
+            key = row.level, row.noise_multiplier
+            found.setdefault(key, {}).setdefault(row.rate_factor, []).append(
+                row.summary
+            )
+        return {
+            key: float(better(np.mean(values) for values in by_rate.values()))
+            for key, by_rate in found.items()
+        }
+
+    def _searched(self, clipping: str) -> list[Row]:
+        """Rows of the search, without the further seeds of Figure 7."""
+        chosen = self.settings.get("settings", {})
+        last = chosen.get("first_seed", 1) + chosen.get("seeds", 1)
+        return [r for r in self.rows if r.clipping == clipping and r.seed < last]
+
+    def best(self, clipping: str, level: float) -> Row | None:
+        """The best run without noise of a setting."""
+        rows = [
+            row
+            for row in self._searched(clipping)
+            if (row.level, row.noise_multiplier) == (level, 0.0)
+        ]
+        better = max if self.settings["higher_is_better"] else min
+        return better(rows, key=lambda row: row.summary) if rows else None
+
+    def caption(self) -> str:
+        """What was run, in words."""
+        rows = [
+            row
+            for kind in ("none", "adaptive", "fixed")
+            for row in self._searched(kind)
+        ]
+        rounds = sorted({row.rounds for row in rows})
+        seeds = len({row.seed for row in rows})
+        clipped = [row for row in rows if row.clipping != "none"]
+        rates = len({row.rate_factor for row in clipped})
+        return (
+            f"{'/'.join(map(str, rounds))} rounds, best of {rates} server rates, "
+            f"{seeds} seed{'s' if seeds > 1 else ''}"
+        )
+
+
+def _panels(results: list[Results], title: str) -> Any:
+    picture, axes = pictures.canvas(1, len(results), 5.6, 4.4)
+    for one, result in zip(axes[0], results, strict=True):
+        one.set_title(f"{result.title}\n{result.caption()}", fontsize=9)
+    picture.suptitle(title, fontsize=12)
+    return picture, axes[0]
+
+
+def _baseline(one, result):
+    unclipped = result.averages("none")
+    if (0.0, 0.0) in unclipped:
+        one.axhline(
+            unclipped[0.0, 0.0],
+            color=pictures.GREY,
+            linestyle=":",
+            label="no clipping, no noise",
+        )
+
+
+def figure_3(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+    """The clip norm over the rounds, at five quantiles, without noise."""
+    picture, axes = _panels(
+        results, "Clip norm that follows a quantile of update norms, without noise"
+    )
+    for one, result in zip(axes, results, strict=True):
+        for colour, quantile in zip(pictures.COLOURS, studies.QUANTILES, strict=False):
+            best = result.best("adaptive", quantile)
+            if best is None:
+                continue
+            table = records.Table(result.directory / best.directory / records.METRICS)
+            rows = [row for row in table.rows if "clip_norm" in row]
+            one.plot(
+                [row["round"] for row in rows],
+                [row["clip_norm"] for row in rows],
+                color=colour,
+                label=f"{quantile:g}",
+            )
+        one.set_yscale("log")
+        one.set_xlabel("round")
+        one.legend(title="quantile", fontsize=8, title_fontsize=8)
+    axes[0].set_ylabel("clip norm (log scale)")
+    return pictures.save(picture, directory / "figure_3.png")
+
+
+def figure_4(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+    """The metric at five quantiles against no clipping, without noise."""
+    picture, axes = _panels(results, "Clipping without noise")
+    for one, result in zip(axes, results, strict=True):
+        _baseline(one, result)
+        _lines(one, result, "adaptive", only=(0.0,))
+        one.set_xlabel("target quantile")
+        one.set_ylabel(result.metric)
+        one.set_xticks(studies.QUANTILES)
+        one.legend(fontsize=8)
+    return pictures.save(picture, directory / "figure_4.png")
+
+
+def _lines(one, result, clipping, only=None):
+    averages = result.averages(clipping)
+    noises = sorted({z for _, z in averages})
+    for colour, z in zip(pictures.COLOURS, noises, strict=False):
+        if only is not None and z not in only:
+            continue
+        points = sorted((level, v) for (level, zz), v in averages.items() if zz == z)
+        one.plot(
+            [level for level, _ in points],
+            [value for _, value in points],
+            "o-",
+            color=colour,
+            label="clipped, no noise" if z == 0 else f"noise multiplier {z:g}",
+        )
+
+
+def figure_5(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+    """The metric at five quantiles and several levels of noise."""
+    picture, axes = _panels(results, "Adaptive clipping with noise")
+    for one, result in zip(axes, results, strict=True):
+        _baseline(one, result)
+        _lines(one, result, "adaptive")
+        one.set_xlabel("target quantile")
+        one.set_ylabel(result.metric)
+        one.set_xticks(studies.QUANTILES)
+        one.legend(fontsize=8)
+    return pictures.save(picture, directory / "figure_5.png")
+
+
+def figure_6(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+    """The metric at five fixed clip norms and several levels of noise."""
+    picture, axes = _panels(results, "Fixed clipping with noise")
+    for one, result in zip(axes, results, strict=True):
+        _baseline(one, result)
+        _lines(one, result, "fixed")
+        one.set_xscale("log")
+        levels = sorted({level for level, _ in result.averages("fixed")})
+        one.set_xticks(levels, [f"{level:.3g}" for level in levels])
+        one.set_xticks([], minor=True)
+        one.set_xlabel("clip norm (log scale)")
+        one.set_ylabel(result.metric)
+        one.legend(fontsize=8)
+    return pictures.save(picture, directory / "figure_6.png")
+
+
+def figure_7(results: list[Results], directory: pathlib.Path) -> pathlib.Path | None:
+    """The median against the best fixed norm, with many seeds; None if none ran."""
+    results = [r for r in results if r.settings.get("figure_7")]
+    if not results:
+        return None
+    picture, axes = pictures.canvas(1, len(results), 7.6, 3.4)
+    for one, result in zip(axes[0], results, strict=True):
+        chosen = result.settings["figure_7"]
+        names = ("adaptive to the median", f"fixed clip {chosen['clip']:.3g}")
+        for place, kind in enumerate(("adaptive", "fixed")):
+            found = chosen[kind]["final"]
+            values = [
+                row.final
+                for row in result.rows
+                if row.clipping == kind
+                and row.noise_multiplier == chosen["noise_multiplier"]
+                and row.level == (0.5 if kind == "adaptive" else chosen["clip"])
+                and row.rate_factor == chosen["rate_factors"][kind]
+                and row not in result._searched(kind)
+            ]
+            colour = pictures.COLOURS[3 * place]
+            spread = np.linspace(-0.12, 0.12, max(1, len(values)))
+            one.plot(values, place + spread, ".", color=colour, alpha=0.35)
+            error = [
+                [found["mean"] - found["low"]],
+                [found["high"] - found["mean"]],
+            ]
+            one.errorbar(
+                found["mean"], place, xerr=error, fmt="o", color=colour, capsize=6
+            )
+        one.locator_params(axis="x", nbins=6)
+        one.set_yticks([0, 1], names)
+        one.set_ylim(1.5, -0.5)
+        one.set_xlabel(
+            f"{result.metric} on clients not used before\n"
+            "(dots: single runs; bars: 95% interval of the mean)",
+            fontsize=9,
+        )
+        one.set_title(
+            f"{result.title}: noise multiplier {chosen['noise_multiplier']:g}, "
+            f"{found['runs']} seeds",
+            fontsize=9,
+        )
+    return pictures.save(picture, directory / "figure_7.png")
+
+
+def draw(config: PlotConfig) -> str:
+    """Draws what can be drawn; returns what was written."""
+    directories = [pathlib.Path(part) for part in config.sweeps.split(",")]
+    results = [Results(directory) for directory in directories]
+    target = pathlib.Path(config.output_dir or directories[0])
+    drawn = [
+        figure(results, target)
+        for figure in (figure_3, figure_4, figure_5, figure_6, figure_7)
+    ]
+    written = [str(path) for path in drawn if path is not None]
+    missing = "" if drawn[-1] else "\nFigure 7 was not run."
+    return "\n".join(["Written:", *written]) + missing
+
+
+if __name__ == "__main__":
+    command.run_program("plots", PlotConfig, __doc__, draw)

@@ -1,0 +1,321 @@
+"""One run of one benchmark: rounds, evaluation, records, privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_tasks import records, reporting
+from tff_tasks.client_data import EvaluationData, select_clients, training_arrays
+from tff_tasks.config import FREE_ON_RESUME, RunConfig
+from tff_tasks.engine_local import LocalEngine
+from tff_tasks.evaluation import Evaluator
+from tff_tasks.privacy import Spending
+from tff_tasks.registry import task_class
+from tff_tasks.sources import ClientSource
+from tff_tasks.streams import stream_seed
+from tff_tasks.task import SettingsError, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What came of a run.
+
+    Attributes:
+      config: the settings.
+      derived: what followed from settings and data.
+      rows: the table of rounds; row 0 is before training.
+      final: metrics of the last model on the clients kept for the end, or on all of
+        them where none were kept.
+      summary: the benchmark's metric, averaged over the last rounds, a fifth of all or
+        100.
+      epsilon: what was spent, or would be without a seed.
+      private: whether there was noise and no seed.
+      report: the report.
+      weights: the trained weights.
+      directory: where the files are.
+    """
+
+    config: RunConfig
+    derived: dict[str, Any]
+    rows: list[dict[str, Any]]
+    final: dict[str, float]
+    summary: float
+    epsilon: float
+    private: bool
+    report: str
+    weights: list[np.ndarray]
+    directory: pathlib.Path
+
+
+def run(config: RunConfig) -> RunResult:
+    """Runs a benchmark, or continues a run that was begun in the same directory.
+
+    Args:
+      config: the settings.
+
+    Raises:
+      DataFileError: if data are missing or malformed.
+      RunMismatchError: if the directory holds a run with other settings.
+      SettingsError: if settings do not fit the data.
+      PrivacyMismatchError: if the ledger was kept for another run.
+    """
+    return _Training(config).run()
+
+
+class _Training:
+    """The state of one run."""
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.task: Task = task_class(config.task)(
+            config.options, synthetic=config.synthetic
+        )
+        self.sources = self.task.load(config.data_dir)
+        self.train = self.sources["train"]
+        config.scheme(len(self.train.counts))  # Raises if there are too few clients.
+        self.directory = pathlib.Path(config.output_dir)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        settings = config.to_dict()
+        resumed = records.check_same_run(self.directory, settings, FREE_ON_RESUME)
+
+        if config.seed is not None:
+            tf.keras.utils.set_random_seed(stream_seed(config.seed, "initial"))
+        initial = [v.numpy() for v in self.task.build_model().trainable_variables]
+        self.engine = _engine(config)(
+            self.task, config, initial, _batch_spec(self.task, self.train)
+        )
+        self.spending = Spending(
+            config,
+            self.train.client_ids,
+            self.directory,
+            getattr(self.engine, "aggregator", None),
+        )
+        # Only after the engine: to build a network within a federated computation
+        # leaves those that were there before unusable (Keras exchanges base classes).
+        self.evaluator = Evaluator(self.task, self.task.build_model())
+        self.eval_data, self.final_data, self.final_name = _evaluation_data(
+            self.task, config, self.sources
+        )
+        self.derived = self._derive(initial)
+        self.table = records.Table(self.directory / records.METRICS)
+        self.checkpoints = records.Checkpoints(self.directory / "checkpoints")
+        self.start = self._resume() if resumed else 0
+        if not resumed:
+            self._write_config({})
+
+    def _derive(self, initial):
+        config, engine = self.config, self.engine
+        return {
+            "population": self.spending.population,
+            "train_examples": self.train.num_examples,
+            "eval_examples": self.eval_data.num_examples,
+            "parameters": int(sum(w.size for w in initial)),
+            "sum_noise_multiplier": engine.sum_multiplier,
+            "count_stddevs": list(engine.count_stddevs),
+            "clip_rule": str(config.clip_rule() or "none"),
+            "delta": self.spending.delta,
+            "sampling": self.spending.scheme.describe(),
+            "metric": self.task.metric,
+            "higher_is_better": self.task.higher_is_better,
+        }
+
+    def _write_config(self, result: Mapping[str, Any]) -> None:
+        content = {
+            "settings": self.config.to_dict(),
+            "derived": self.derived,
+            "result": dict(result),
+            "versions": records.versions(),
+        }
+        path = self.directory / records.CONFIG
+        records.write_atomically(path, records.to_json(content))
+
+    def _resume(self) -> int:
+        rounds = self.checkpoints.rounds()
+        start = rounds[-1] if rounds else 0
+        if rounds:
+            self.engine.restore(self.checkpoints.load(start))
+            self.spending.resume(start)
+            self.table.forget_after(start)
+        else:
+            self.table.rows = []
+        self.table.write()
+        return start
+
+    def run(self) -> RunResult:
+        """All rounds that are left, and the report."""
+        config = self.config
+        last = config.rounds
+        left = self.spending.rounds_left()
+        if left is not None:
+            last = min(last, self.start + left)
+        writer = None
+        if config.tensorboard:
+            writer = tf.summary.create_file_writer(str(self.directory / "tensorboard"))
+        progress = reporting.Progress(config, self.start, last)
+        if not self.table.rows:
+            self._add_row({"round": 0, "epsilon": 0.0, **self._evaluate()}, writer)
+        if self.start == 0 and not self.checkpoints.rounds():
+            self.checkpoints.save(0, self.engine.state())
+        for round_num in range(self.start + 1, last + 1):
+            row = self._round(round_num, last)
+            self._add_row(row, writer)
+            if round_num % config.rounds_per_checkpoint == 0 or round_num == last:
+                self.checkpoints.save(round_num, self.engine.state())
+            progress.show(row, self.task.metric)
+        progress.close()
+        if writer is not None:
+            writer.close()
+        return self._finish()
+
+    def _round(self, round_num, last):
+        started = time.monotonic()
+        cohort = self.spending.cohort(round_num)
+        if self.config.log_cohorts:
+            self._log_cohort(round_num, cohort)
+        clients = [
+            training_arrays(self.task, self.config, self.train, client, round_num)
+            for client in cohort
+        ]
+        prepared = time.monotonic()
+        measured = self.engine.run_round(clients, round_num)
+        self.spending.done()
+        row = {"round": round_num, **_flat(measured)}
+        row["data_seconds"] = round(prepared - started, 4)
+        row["round_seconds"] = round(time.monotonic() - prepared, 4)
+        if round_num % self.config.rounds_per_eval == 0 or round_num == last:
+            row["epsilon"] = self.spending.epsilon
+            row.update(self._evaluate())
+        return row
+
+    def _evaluate(self):
+        measured = self.evaluator(self.engine.weights, self.eval_data)
+        return {f"eval_{name}": value for name, value in measured.items()}
+
+    def _add_row(self, row, writer):
+        self.table.add(row)
+        if writer is None:
+            return
+        with writer.as_default():
+            for name, value in row.items():
+                if name != "round" and np.isfinite(value):
+                    tf.summary.scalar(name, value, step=row["round"])
+
+    def _log_cohort(self, round_num, cohort):
+        path = self.directory / "cohorts.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [line for line in lines if json.loads(line)["round"] < round_num]
+        kept.append(json.dumps({"round": round_num, "clients": cohort}))
+        records.write_atomically(path, "\n".join(kept) + "\n")
+
+    def _finish(self):
+        weights = self.engine.weights
+        final = self.evaluator(weights, self.final_data)
+        column = f"eval_{self.task.metric}"
+        last_round = self.table.rows[-1]["round"]
+        window = summary_window(last_round)
+        recent = [
+            row[column]
+            for row in self.table.rows
+            if column in row and row["round"] > last_round - window
+        ]
+        result = RunResult(
+            config=self.config,
+            derived=self.derived,
+            rows=self.table.rows,
+            final=final,
+            summary=float(np.mean(recent)),
+            epsilon=self.spending.epsilon,
+            private=self.spending.private,
+            report="",
+            weights=weights,
+            directory=self.directory,
+        )
+        text = reporting.report(
+            result, self.task, self.spending, self.final_name, window
+        )
+        self._write_config(
+            {
+                "rounds": last_round,
+                "summary": result.summary,
+                "final": final,
+                "epsilon": result.epsilon,
+                "private": result.private,
+            }
+        )
+        records.write_atomically(self.directory / records.REPORT, text)
+        return dataclasses.replace(result, report=text)
+
+
+def summary_window(rounds: int) -> int:
+    """The last rounds that a summary is the average of: a fifth, at most 100.
+
+    >>> summary_window(1500), summary_window(50)
+    (100, 10)
+    """
+    return max(1, min(100, rounds // 5))
+
+
+def _engine(config: RunConfig):
+    if config.engine == "local":
+        return LocalEngine
+    try:
+        with warnings.catch_warnings():
+            # From a package of the federated library; nobody can act on it.
+            warnings.filterwarnings("ignore", message="pkg_resources")
+            from tff_tasks.engine_tff import TffEngine
+    except ImportError as error:
+        print(f"{error}\nOr use --engine=local.", file=sys.stderr)
+        raise
+    return TffEngine
+
+
+def _batch_spec(task: Task, source: ClientSource) -> Any:
+    """The type of a client's batch."""
+    client_id = min(source.counts, key=source.counts.__getitem__)
+    return task.dataset(task.encode(source.examples(client_id)), 1).element_spec
+
+
+def _evaluation_data(task, config, sources):
+    """What to evaluate on while training and at the end, and a name for the latter."""
+    test = sources["test"]
+    if config.eval_split == "heldout":
+        heldout = sources["heldout"]
+        now = heldout, select_clients(heldout.client_ids, "test")
+        end, name = (test, select_clients(test.client_ids, "test")), "all test clients"
+    elif config.eval_split == "validation":
+        if len(test.counts) < 2:
+            raise SettingsError(
+                "eval_split=validation needs two test clients at least; use "
+                "--eval_split=test."
+            )
+        now = test, select_clients(test.client_ids, "validation")
+        end = test, select_clients(test.client_ids, "rest")
+        name = "the other half of the test clients"
+    else:
+        now = end = test, select_clients(test.client_ids, "test")
+        name = "the same test clients"
+    return (
+        EvaluationData(task, *now, config.max_eval_examples),
+        EvaluationData(task, *end, config.max_final_examples),
+        name,
+    )
+
+
+def _flat(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """One column for each number; a number of one group needs no index."""
+    row = {}
+    for name, values in measured.items():
+        values = np.ravel(values)
+        for i, value in enumerate(values):
+            row[name if len(values) == 1 else f"{name}_{i}"] = float(value)
+    return row

@@ -1,0 +1,247 @@
+"""Figures 1 and 2 of the paper: how a private estimate follows a quantile.
+
+    python -m tff_tasks.quantile_tracking
+
+Figure 1 shows the loss whose minimum is a quantile. Figure 2 shows `QuantileClip`
+following quantiles of three distributions, a hundred values a round, with noise. No
+federated learning takes place: only norms are clipped. Seconds.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import pathlib
+import statistics
+
+import numpy as np
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import accounting, sampling
+from tff_tasks import command, pictures
+from tff_tasks.config import (
+    FROM_ZERO,
+    INSIDE,
+    POSITIVE,
+    check_settings,
+    counted,
+    setting,
+)
+
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+#: What Figure 1 draws the loss of.
+VALUES = (15, 25, 28, 40, 45, 48)
+FIGURE_1_QUANTILES = (0.01, 0.5, 0.75, 0.99)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackingConfig:
+    """The settings; defaults are the paper's."""
+
+    output_dir: str = setting("runs/quantile_tracking", "Where results go.")
+    rounds: int = counted(200, "Rounds.")
+    clients_per_round: int = counted(100, "Values in a round.")
+    initial_clip: float = setting(0.1, "Where estimates start.", bounds=POSITIVE)
+    clip_learning_rate: float = setting(0.2, "The step.", bounds=POSITIVE)
+    count_stddev: float | None = setting(
+        None,
+        "Noise on counts; 0 for none. Default: clients_per_round / 20.",
+        float,
+        5.0,
+        bounds=FROM_ZERO,
+    )
+    narrow_stddev: float = setting(
+        0.1,
+        "Deviation of the logarithm in the second distribution. The paper's 0.1 may be "
+        "a variance: then it is 0.316.",
+        bounds=POSITIVE,
+    )
+    population: int = counted(10**6, "Clients, for the privacy statement.")
+    delta: float | None = setting(
+        None, "Default: population^-1.1.", float, 1e-6, bounds=INSIDE
+    )
+    seed: int | None = counted(None, "Repeats the run.", 1, bounds=FROM_ZERO)
+
+    def __post_init__(self):
+        check_settings(self)
+        if self.clients_per_round > self.population:
+            raise ValueError(
+                "population must be at least clients_per_round, got "
+                f"{self.population}; for example population=1000000."
+            )
+
+
+def distributions(config: TrackingConfig) -> list[tuple[str, float, float]]:
+    """Name, mean and deviation of the logarithm of each distribution."""
+    return [
+        ("exp(N(0, 1))", 0.0, 1.0),
+        (f"exp(N(0, {config.narrow_stddev:g}))", 0.0, config.narrow_stddev),
+        ("exp(N(log 10, 1))", float(np.log(10)), 1.0),
+    ]
+
+
+def true_quantile(mean: float, stddev: float, quantile: float) -> float:
+    """The quantile of a log-normal distribution."""
+    normal = statistics.NormalDist(mean, stddev)
+    return float(np.exp(normal.inv_cdf(quantile)))
+
+
+def pinball_loss(clip: np.ndarray, values: np.ndarray, quantile: float) -> np.ndarray:
+    """The average loss of each clip norm; its minimum is at the quantile.
+
+    ``(1 - q) (C - x)`` for x at most C, ``q (x - C)`` for others.
+
+    >>> pinball_loss(np.array([28.0, 34.0, 40.0]), np.array(VALUES), 0.5).round(6)
+    array([5.416667, 5.416667, 5.416667])
+    """
+    gap = np.subtract.outer(clip, values)
+    return np.where(gap >= 0, (1 - quantile) * gap, -quantile * gap).mean(axis=-1)
+
+
+def track(
+    config: TrackingConfig, mean: float, stddev: float, quantile: float, rng
+) -> np.ndarray:
+    """The estimate before every round and after the last: `[rounds + 1]`."""
+    m = config.clients_per_round
+    rule = dpc.QuantileClip(
+        target_quantile=quantile,
+        initial_norm=config.initial_clip,
+        learning_rate=config.clip_learning_rate,
+        count_stddev=config.count_stddev,
+    )
+    (noise,) = rule.count_stddevs(m)
+
+    @tf.function
+    def follow(state, norms, draws):
+        counts = tf.reduce_sum(rule.indicators(norms, state), axis=0) + draws
+        fractions = tf.clip_by_value(counts / m + 0.5, 0.0, 1.0)
+        return rule.next_state(state, fractions)
+
+    state = rule.initial_state()
+    path = [float(rule.clip_norm(state))]
+    for _ in range(config.rounds):
+        norms = np.exp(rng.normal(mean, stddev, m)).astype(np.float32)
+        draws = (noise * rng.standard_normal(1)).astype(np.float32)
+        state = follow(state, tf.constant(norms), tf.constant(draws))
+        path.append(float(rule.clip_norm(state)))
+    return np.array(path)
+
+
+def run(config: TrackingConfig) -> dict[str, np.ndarray]:
+    """All paths, by distribution and quantile, as in ``exp(N(0, 1)) q=0.5``."""
+    rng = np.random.default_rng(config.seed)
+    return {
+        f"{name} q={quantile:g}": track(config, mean, stddev, quantile, rng)
+        for name, mean, stddev in distributions(config)
+        for quantile in QUANTILES
+    }
+
+
+def statement(config: TrackingConfig) -> str:
+    """What following one quantile costs, in two conventions."""
+    m = config.clients_per_round
+    stddev = m / 20 if config.count_stddev is None else config.count_stddev
+    if stddev == 0:
+        return "Without noise nothing is private."
+    delta = config.delta or config.population**-1.1
+    fixed = sampling.FixedSize(m, config.population)
+    paper = accounting.event_epsilon(
+        fixed.event(stddev, config.rounds, unit="client", sensitivity=1.0), delta, "rdp"
+    )
+    ours = accounting.epsilon(
+        2 * stddev, config.rounds, sampling.Poisson(m / config.population), delta
+    )
+    return (
+        f"Following one quantile for {config.rounds} rounds, {m} of "
+        f"{config.population} clients in each, noise {stddev:g} on the count, delta "
+        f"{delta:.4g}: epsilon {ours:.3g} (Poisson cohorts, add or remove one client: "
+        f"a bit of +-1/2 moves the sum by 1/2), or {paper:.3g} as the paper has it "
+        "(fixed-size cohorts, replace one, a bit of 0 or 1, Renyi accounting)."
+        + (" NOT private: a seed was fixed." if config.seed is not None else "")
+    )
+
+
+def plot_losses(path: pathlib.Path) -> pathlib.Path:
+    """Figure 1."""
+    picture, axes = pictures.canvas(1, 1, 6.5, 4)
+    one = axes[0, 0]
+    clips = np.linspace(10, 55, 451)
+    for colour, quantile in zip(pictures.COLOURS, FIGURE_1_QUANTILES, strict=False):
+        losses = pinball_loss(clips, np.array(VALUES, float), quantile)
+        one.plot(clips, losses, color=colour, label=f"quantile {quantile:g}")
+        least = losses <= losses.min() + 1e-9
+        one.plot(clips[least], losses[least], color=colour, linewidth=5, alpha=0.4)
+        one.plot(clips[least][0], losses[least][0], "o", color=colour, markersize=6)
+    one.plot(VALUES, np.zeros(6), "|", color="black", markersize=14, clip_on=False)
+    one.set_xlabel(f"clip norm (ticks: the values {', '.join(map(str, VALUES))})")
+    one.set_ylabel("average loss")
+    one.set_ylim(0, None)
+    one.legend(fontsize=9)
+    one.set_title("The loss is least at the quantile (thick)", fontsize=11)
+    return pictures.save(picture, path)
+
+
+def plot_paths(
+    config: TrackingConfig, paths: dict[str, np.ndarray], path: pathlib.Path
+) -> pathlib.Path:
+    """Figure 2."""
+    picture, axes = pictures.canvas(1, 3, 4.6, 4.2)
+    for one, (name, mean, stddev) in zip(axes[0], distributions(config), strict=True):
+        for colour, quantile in zip(pictures.COLOURS, QUANTILES, strict=False):
+            one.plot(
+                paths[f"{name} q={quantile:g}"],
+                color=colour,
+                linewidth=1.3,
+                label=f"{quantile:g}",
+            )
+            true = true_quantile(mean, stddev, quantile)
+            one.axhline(true, color=colour, linestyle=":", linewidth=1)
+        one.set_yscale("log")
+        one.set_title(f"values {name}", fontsize=11)
+        one.set_xlabel("round")
+    axes[0, 0].set_ylabel("estimate (dotted: the true quantile)")
+    axes[0, 1].legend(title="quantile", fontsize=8, title_fontsize=8, loc="lower right")
+    m = config.clients_per_round
+    stddev = m / 20 if config.count_stddev is None else config.count_stddev
+    picture.suptitle(
+        f"Estimates of five quantiles: {m} values a round, noise {stddev:g} on the "
+        "count",
+        fontsize=12,
+    )
+    return pictures.save(picture, path)
+
+
+def write(config: TrackingConfig) -> str:
+    """Runs, writes the table and both figures, and returns the report."""
+    directory = pathlib.Path(config.output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = run(config)
+    with open(directory / "tracking.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", *paths])
+        columns = zip(*paths.values(), strict=True)
+        for round_num, row in enumerate(columns):
+            writer.writerow([round_num, *(f"{value:.6g}" for value in row)])
+    plot_losses(directory / "figure_1.png")
+    plot_paths(config, paths, directory / "figure_2.png")
+    lines = [
+        "True quantiles, and the average of the last quarter of the estimates:",
+        "",
+    ]
+    quarter = max(1, config.rounds // 4)
+    for name, mean, stddev in distributions(config):
+        pairs = [
+            f"{true_quantile(mean, stddev, q):.3g} ({np.mean(p[-quarter:]):.3g})"
+            for q in QUANTILES
+            for p in [paths[f"{name} q={q:g}"]]
+        ]
+        lines.append(f"  {name:<18} " + "  ".join(pairs))
+    lines += ["", statement(config), "", f"Written to {directory}"]
+    text = "\n".join(lines) + "\n"
+    (directory / "report.txt").write_text(text, encoding="utf-8")
+    return text
+
+
+if __name__ == "__main__":
+    command.run_program("quantile_tracking", TrackingConfig, __doc__, write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,8 @@ class RoundBudget:
         Raises:
           BudgetExceededError: If the round would exceed the budget; nothing is drawn.
         """
-        if self.ledger.epsilon(more=1) > self.epsilon_budget:
+        limited = self.epsilon_budget != math.inf
+        if limited and self.ledger.epsilon(more=1) > self.epsilon_budget:
             raise BudgetExceededError(
                 f"Another round would exceed epsilon = {self.epsilon_budget:g} at "
                 f"delta = {self.ledger.delta:g} ({self.rounds} rounds cost "

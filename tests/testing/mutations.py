@@ -231,8 +231,8 @@ def _last_batch_counts(self, state, counts):
     _adapt(self, state, counts / self._accumulation_steps)
 
 
-def _fixed_entropy(self, seed=None):
-    _init_noise(self, 1234)
+def _fixed_entropy(self, seed=None, hardened=False):
+    _init_noise(self, 1234, hardened)
     self.seed = seed
 
 

@@ -1,206 +1,150 @@
-"""Times a federated round with our aggregators against other ones, in one run.
+"""Times a federated round with our aggregators against other ones.
 
-Every variant is timed in turn, over and over, so that a change of the machine's speed
-hits all of them alike; the table gives medians and the median of the ratios to the
-unweighted mean's round of the same turn.
+    python -m benchmarks.federated_round --output_dir=runs/benchmarks
 
-TensorFlow Federated leaves a worker behind that keeps standard output open: send the
-output to a file, not through a pipe.
+Each aggregator and the unweighted mean are timed in turn, over and over, in a fresh
+process; the ratio is to the mean's round of the same turn. Rows go to federated.csv as
+they are found, and what is there is not measured again. With --memory, a fresh process
+for each aggregator alone gives the peak memory, TensorFlow Federated's worker included.
 """
 
 from __future__ import annotations
 
-import collections
-import gc
-import time
-from collections.abc import Callable
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Sequence
 
-import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
-from absl import app, flags
+from tqdm import tqdm
 
-import tfdpclip as dpc
-from tfdpclip import federated
+from benchmarks import cells, report
+from benchmarks.peers import environments
+from benchmarks.timing import Spec
 
-_CLIENTS = flags.DEFINE_integer("clients", 50, "Clients in a round.")
-_HIDDEN = flags.DEFINE_integer("hidden", 800, "Width; 800 makes 1.2M parameters.")
-_REPEATS = flags.DEFINE_integer("repeats", 15, "Timed rounds of each variant.")
-_MODES = flags.DEFINE_list(
-    "modes",
-    ["aggregation", "updates", "fedavg"],
-    "aggregation: the clients' updates are made by one cheap operation, to time "
-    "nothing but aggregation. updates: they are given as arrays. fedavg: the round of "
-    "a learning process, in which each client trains on one batch of 20.",
+MODES = ("aggregation", "updates", "fedavg")
+AGGREGATORS = ("gaussian_adaptive", "central", "secure", "distributed")
+COLUMNS = (
+    "mode",
+    "aggregator",
+    "parameters",
+    "clients",
+    "status",
+    "rounds",
+    "median_ms",
+    "q25_ms",
+    "q75_ms",
+    "ratio",
+    "ratio_q25",
+    "ratio_q75",
+    "first_round_s",
+    "peak_mib",
+    "note",
 )
-_VARIANTS = flags.DEFINE_list("variants", None, "Only these, and the mean.")
-_INPUTS = 784
-_CLASSES = 10
 
 
-def aggregators(clients: int) -> dict[str, Callable]:
-    """What is timed, by name."""
-    mean = federated.clipped_mean
-    return {
-        "unweighted mean": tff.aggregators.UnweightedMeanFactory,
-        "gaussian_adaptive": lambda: (
-            tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(1.0, clients)
-        ),
-        "clipped_mean": lambda: mean(1.0, clients),
-        "clipped_mean, fixed clip": lambda: mean(1.0, clients, 0.1),
-        "clipped_mean, layerwise": lambda: mean(
-            1.0, clients, dpc.clipping.LayerwiseClip()
-        ),
-        "clipped_mean, secure": lambda: mean(1.0, clients, secure=True),
-        "clipped_mean, distributed": lambda: mean(
-            1.0,
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def names(text):
+        return [part for part in text.split(",") if part]
+
+    def numbers(text):
+        return sorted(int(float(part)) for part in names(text))
+
+    add = parser.add_argument
+    add("--parameters", type=numbers, default=[10**4, 10**5, 10**6, 10**7])
+    add("--clients", type=numbers, default=[10, 100, 1000])
+    add(
+        "--aggregators",
+        type=names,
+        default=list(AGGREGATORS),
+        help="Also central_fixed and central_layerwise.",
+    )
+    add(
+        "--modes",
+        type=names,
+        default=["aggregation"],
+        help="aggregation: the clients' updates are made by one cheap operation, to "
+        "time nothing but aggregation. updates: they are given as arrays. fedavg: the "
+        "round of a learning process, in which each client trains on one batch of 20.",
+    )
+    add("--repeats", type=int, default=15, help="Timed rounds of each at most.")
+    add("--seconds", type=float, default=20.0, help="About how long to time each.")
+    add(
+        "--work_limit",
+        type=float,
+        default=2e9,
+        help="Parameters times clients; cells beyond are left out.",
+    )
+    add("--memory", action="store_true", help="Also measure the peak memory.")
+    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    options = parser.parse_args(argv)
+    unknown = set(options.modes) - set(MODES)
+    if unknown:
+        parser.error(f"--modes: no {', '.join(unknown)} among {', '.join(MODES)}")
+    if not 0 < options.seconds < float("inf"):
+        parser.error("--seconds must be positive and finite")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures what the table lacks."""
+    options = arguments(argv)
+    environments.record(options.output_dir, ["tensorflow"])
+    table = cells.Table(options.output_dir / "federated.csv", COLUMNS, COLUMNS[:4])
+    cases = [
+        (mode, parameters, clients, name)
+        for mode in options.modes
+        for parameters in options.parameters
+        for clients in options.clients
+        for name in options.aggregators
+    ]
+    for mode, parameters, clients, name in tqdm(cases, unit="block"):
+        if parameters * clients > options.work_limit:
+            tqdm.write(
+                f"{parameters:,} parameters x {clients} clients left out "
+                f"(--work_limit={options.work_limit:g})"
+            )
+            continue
+        spec = Spec(
+            mode,
             clients,
-            secure=True,
-            noise="distributed",
-            minimum_clients=max(1, int(0.8 * clients)),
-        ),
-    }
-
-
-def shapes(hidden: int) -> list[list[int]]:
-    """The tensors of a network with two hidden layers."""
-    sizes = [_INPUTS, hidden, hidden, _CLASSES]
-    found = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
-        found += [[inputs, outputs], [outputs]]
-    return found
-
-
-def aggregation_round(factory, hidden: int, clients: int) -> Callable[[], None]:
-    """One round of the aggregator alone."""
-    value_type = tff.to_type([(np.float32, shape) for shape in shapes(hidden)])
-    process = factory().create(value_type)
-
-    @tff.tensorflow.computation(np.float32)
-    def update(level):
-        return [tf.fill(shape, level) for shape in shapes(hidden)]
-
-    @tff.federated_computation(
-        process.initialize.type_signature.result,
-        tff.FederatedType(np.float32, tff.CLIENTS),
-    )
-    def round_of(state, levels):
-        output = process.next(state, tff.federated_map(update, levels))
-        return output.state, output.result
-
-    levels = [np.float32(1e-4 * (i + 1)) for i in range(clients)]
-    state = [process.initialize()]
-
-    def run():
-        state[0] = round_of(state[0], levels)[0]
-
-    return run
-
-
-def updates_round(factory, hidden: int, clients: int) -> Callable[[], None]:
-    """One round of the aggregator on arrays."""
-    value_type = tff.to_type([(np.float32, shape) for shape in shapes(hidden)])
-    process = factory().create(value_type)
-    rng = np.random.default_rng(0)
-    data = [
-        [1e-3 * rng.standard_normal(shape, np.float32) for shape in shapes(hidden)]
-        for _ in range(clients)
-    ]
-    state = [process.initialize()]
-
-    def run():
-        state[0] = process.next(state[0], data).state
-
-    return run
-
-
-def fedavg_round(factory, hidden: int, clients: int) -> Callable[[], None]:
-    """One round of federated averaging, one batch of 20 at each client."""
-
-    def model_fn():
-        model = tf.keras.Sequential(
-            [
-                tf.keras.layers.InputLayer(_INPUTS),
-                tf.keras.layers.Dense(hidden, "relu"),
-                tf.keras.layers.Dense(hidden, "relu"),
-                tf.keras.layers.Dense(_CLASSES),
-            ]
+            ("plain", name),
+            options={"parameters": parameters},
+            repeats=options.repeats,
+            seconds=options.seconds,
         )
-        spec = collections.OrderedDict(
-            x=tf.TensorSpec([None, _INPUTS], tf.float32),
-            y=tf.TensorSpec([None], tf.int32),
-        )
-        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        return tff.learning.models.from_keras_model(model, loss=loss, input_spec=spec)
-
-    process = tff.learning.algorithms.build_unweighted_fed_avg(
-        model_fn,
-        tff.learning.optimizers.build_sgdm(0.05),
-        tff.learning.optimizers.build_sgdm(1.0),
-        model_aggregator=factory(),
-    )
-    rng = np.random.default_rng(0)
-    data = [
-        tf.data.Dataset.from_tensors(
-            collections.OrderedDict(
-                x=rng.normal(size=(20, _INPUTS)).astype(np.float32),
-                y=rng.integers(0, _CLASSES, 20).astype(np.int32),
-            )
-        )
-        for _ in range(clients)
-    ]
-    state = [process.initialize()]
-
-    def run():
-        state[0] = process.next(state[0], data).state
-
-    return run
+        _measure(table, options, spec)
+    for path in report.write(options.output_dir):
+        print(path.name)
 
 
-def interleaved(rounds: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each round, all timed in turn, after two rounds to warm up."""
-    for run in rounds.values():
-        run()
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in rounds}
-    for _ in range(repeats):
-        for name, run in rounds.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+def _measure(table: cells.Table, options: argparse.Namespace, spec: Spec) -> None:
+    def key(name):
+        values = (spec.model, name, spec.options["parameters"], spec.batch_size)
+        return dict(zip(COLUMNS[:4], values, strict=True))
 
-
-def main(argv):
-    """Prints the table, as Markdown."""
-    del argv
-    tff.backends.test.set_sync_test_cpp_execution_context()
-    parameters = sum(int(np.prod(shape)) for shape in shapes(_HIDDEN.value))
-    builders = {
-        "aggregation": aggregation_round,
-        "updates": updates_round,
-        "fedavg": fedavg_round,
-    }
-    print(f"{parameters:,} parameters, {_CLIENTS.value} clients\n")
-    print("| mode | aggregator | ms | / unweighted mean |\n| --- | --- | --- | --- |")
-    for mode in _MODES.value:
-        rounds = {
-            name: builders[mode](factory, _HIDDEN.value, _CLIENTS.value)
-            for name, factory in aggregators(_CLIENTS.value).items()
-            if _VARIANTS.value is None or name in (*_VARIANTS.value, "unweighted mean")
-        }
-        seconds = interleaved(rounds, _REPEATS.value)
-        plain = np.array(seconds["unweighted mean"])
-        for name, values in seconds.items():
-            ratio = np.median(np.array(values) / plain)
-            print(
-                f"| {mode} | {name} | {1e3 * np.median(values):.0f} | {ratio:.2f} |",
-                flush=True,
-            )
-    # Without this, the worker outlives the run, with all that it holds in memory.
-    tff.framework.set_default_context(tff.test.create_runtime_error_context())
-    gc.collect()
+    if table.find(key(spec.variants[-1])) is not None:
+        return
+    found = cells.run("federated", spec, timeout=cells.block_timeout(spec))
+    rows = []
+    for row in cells.time_rows("federated", spec, found):
+        # The number that was asked for, not the nearest that the network can have.
+        row.update(key(row["variant"]))
+        row["rounds"], row["first_round_s"] = row["repeats"], row["first_step_s"]
+        if table.find(row) is not None:
+            continue
+        if options.memory and row["status"] == "ok":
+            alone = dataclasses.replace(spec, variants=(row["aggregator"],), repeats=3)
+            timeout = cells.block_timeout(alone)
+            (cell,) = cells.run("federated", alone, timeout=timeout).values()
+            row["peak_mib"] = cell["watched_mib"] if cell["status"] == "ok" else None
+        rows.append(row)
+    table.add(rows)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

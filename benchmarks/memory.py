@@ -1,78 +1,193 @@
-"""Peak memory of a private step against a plain step, one fresh process a cell."""
+"""Peak memory of a private step against a plain step, a fresh process for each.
+
+    python -m benchmarks.memory --output_dir=runs/benchmarks
+
+`peak` is the whole process, framework and all; `of the step` is what it grew by from
+the first step on. With --largest_batch, also the largest batch that a process can
+train on within --memory_budget MiB, found by doubling and bisection; slow.
+"""
 
 from __future__ import annotations
 
-import os
-import resource
-import subprocess
-import sys
+import argparse
+import pathlib
+from collections.abc import Callable, Sequence
 
-import numpy as np
-import tensorflow as tf
-from absl import app, flags
+from tqdm import tqdm
 
-from benchmarks.models import TASKS
-from benchmarks.step_time import plain_step, private_step
+from benchmarks import cells, report
+from benchmarks.peers import environments
+from benchmarks.timing import Spec
 
-_MODELS = flags.DEFINE_list("memory_models", list(TASKS), "Which models to measure.")
-_BATCH_SIZES = flags.DEFINE_list("memory_batch_sizes", ["64", "256"], "Batch sizes.")
-_STEPS = flags.DEFINE_integer("memory_steps", 5, "Steps to run before looking.")
-_CELL = flags.DEFINE_string("cell", None, "Measure model:size:variant, here and now.")
-
-
-def peak_mebibytes() -> float:
-    """The process's peak resident memory so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def measure(cell: str) -> float:
-    """Runs one variant in this process; its peak memory in MiB."""
-    name, size, variant = cell.split(":")
-    task, size = TASKS[name], int(size)
-    rng = np.random.default_rng(0)
-    x, y = (tf.constant(part) for part in task.batch(rng, size))
-    if variant == "plain":
-        step = plain_step(task, size, False, False)
-    else:
-        step = private_step(task, size, False, False, "quantile")
-    if variant != "start":
-        for _ in range(_STEPS.value):
-            step(x, y)
-    return peak_mebibytes()
+COLUMNS = (
+    *cells.KEY,
+    "status",
+    "start_mib",
+    "peak_mib",
+    "ratio",
+    "step_ratio",
+    "note",
+)
+LARGEST_COLUMNS = (
+    *(name for name in cells.KEY if name != "batch_size"),
+    "budget_mib",
+    "status",
+    "largest_batch",
+    "ratio",
+    "note",
+)
+# Below this, what a step needs is lost in what an allocator keeps.
+_LEAST_STEP_MIB = 1.0
+_PRECISION = 1.1
 
 
-def _in_fresh_process(cell: str) -> float:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", f"--cell={cell}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    return float(done.stdout.split()[-1])
+
+    def names(text):
+        return [part for part in text.split(",") if part]
+
+    add = parser.add_argument
+    add(
+        "--models",
+        type=names,
+        default=["mnist_cnn", "convnet", "mlp", "embedding", "lstm", "transformer"],
+    )
+    add("--batch_sizes", type=names, default=["64", "256"])
+    add("--modes", type=names, default=list(cells.OURS), help="Ours.")
+    add("--peers", type=names, default=list(cells.PEERS), help="Other libraries'.")
+    add("--adam", action="store_true", help="Adam instead of SGD.")
+    add("--largest_batch", action="store_true", help="Also the largest batch.")
+    add("--memory_budget", type=float, default=2048.0, help="MiB of the process.")
+    add("--largest_limit", type=int, default=65536, help="Batches not to go beyond.")
+    add("--seconds_per_cell", type=float, default=180.0, help="Of one process.")
+    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    options = parser.parse_args(argv)
+    options.batch_sizes = [int(size) for size in options.batch_sizes]
+    if not 0 < options.memory_budget < float("inf"):
+        parser.error("--memory_budget must be positive and finite")
+    return options
 
 
-def main(argv):
-    """Prints the table, as Markdown."""
-    del argv
-    if _CELL.value:
-        print(measure(_CELL.value))
+def largest(fits: Callable[[int], bool], limit: int, precision: float = 1.1) -> int:
+    """The largest size that fits, to within a factor, by doubling and bisection.
+
+    Args:
+      fits: whether a size fits; no larger one does where a smaller one does not.
+      limit: the largest size to try.
+      precision: a size larger by this factor does not fit, or was not tried.
+
+    Returns:
+      The size, 0 if not even 1 fits.
+
+    >>> largest(lambda size: size <= 1000, 65536)
+    960
+    >>> largest(lambda size: True, 100), largest(lambda size: False, 100)
+    (100, 0)
+    """
+    low, high = 0, 1
+    while fits(high):
+        low = high
+        if high == limit:
+            return high
+        high = min(2 * high, limit)
+    while high > low + 1 and high > low * precision:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures what the tables lack."""
+    options = arguments(argv)
+    variants = [("tensorflow", name) for name in options.modes]
+    variants += [(cells.framework_of(name), name) for name in options.peers]
+    # Every framework has its own plain step.
+    frameworks = list(dict.fromkeys(["tensorflow", *(pair[0] for pair in variants)]))
+    variants = [(framework, "plain") for framework in frameworks] + variants
+    environments.record(options.output_dir, frameworks)
+    for name in frameworks:
+        if environments.python_of(name) is None:
+            print(environments.how_to_create(name))
+            variants = [pair for pair in variants if pair[0] != name]
+    table = cells.Table(options.output_dir / "memory.csv", COLUMNS)
+    cases = [
+        (model, size, *pair)
+        for model in options.models
+        for size in options.batch_sizes
+        for pair in variants
+    ]
+    for model, size, framework, variant in tqdm(cases, unit="process"):
+        _measure(table, options, model, size, framework, variant)
+    if options.largest_batch:
+        found = cells.Table(
+            options.output_dir / "largest_batch.csv",
+            LARGEST_COLUMNS,
+            LARGEST_COLUMNS[: len(cells.KEY)],
+        )
+        cases = [(model, *pair) for model in options.models for pair in variants]
+        for model, framework, variant in tqdm(cases, unit="search"):
+            _search(found, options, model, framework, variant)
+    for path in report.write(options.output_dir):
+        print(path.name)
+
+
+def _spec(options, model: str, size: int, variant: str) -> Spec:
+    return Spec(model, size, (variant,), adam=options.adam, memory=True)
+
+
+def _measure(table, options, model, size, framework, variant) -> None:
+    spec = _spec(options, model, size, variant)
+    key = cells.key_of(framework, spec, variant)
+    if table.find(key) is not None:
         return
-    print("| model | B | start MiB | plain | private | private / plain | of the step |")
-    print("| --- " * 7 + "|", flush=True)
-    for name in _MODELS.value:
-        for size in _BATCH_SIZES.value:
-            start, plain, private = (
-                _in_fresh_process(f"{name}:{size}:{variant}")
-                for variant in ("start", "plain", "private")
-            )
-            step = (private - start) / max(plain - start, 1e-9)
-            print(
-                f"| {name} | {size} | {start:.0f} | {plain:.0f} | {private:.0f} | "
-                f"{private / plain:.2f} | {step:.2f} |",
-                flush=True,
-            )
+    cell = cells.run(framework, spec, timeout=options.seconds_per_cell)[variant]
+    row = {**key, **cell}
+    plain = row if variant == "plain" else table.find({**key, "variant": "plain"})
+    if cell["status"] == "ok" and plain is not None and plain["status"] == "ok":
+        start, peak = float(plain["start_mib"]), float(plain["peak_mib"])
+        row["ratio"] = cell["peak_mib"] / peak
+        grown = max(cell["peak_mib"] - cell["start_mib"], _LEAST_STEP_MIB)
+        row["step_ratio"] = grown / max(peak - start, _LEAST_STEP_MIB)
+    table.add([row])
+
+
+def _search(table, options, model, framework, variant) -> None:
+    spec = _spec(options, model, 0, variant)
+    key = cells.key_of(framework, spec, variant)
+    key["budget_mib"] = options.memory_budget
+    if table.find(key) is not None:
+        return
+    notes = []
+
+    def fits(size):
+        cell = cells.run(
+            framework,
+            _spec(options, model, size, variant),
+            timeout=options.seconds_per_cell,
+            memory_limit_mib=options.memory_budget,
+        )[variant]
+        if cell["status"] != "ok":
+            notes.append((cell["status"], f"B={size}: {cell['note']}"))
+            return False
+        # What was over between two looks at the process counts as well.
+        return cell["peak_mib"] <= options.memory_budget
+
+    size = largest(fits, options.largest_limit, _PRECISION)
+    other = [note for note in notes if note[0] != "memory"]
+    # A limit of time, or a library that cannot do it, is not a limit of memory.
+    status, note = other[0] if other else ("ok", "")
+    plain = size if variant == "plain" else None
+    row = table.find({**key, "variant": "plain"})
+    if row is not None:
+        plain = int(row["largest_batch"])
+    ratio = size / plain if plain else None
+    found = {"status": status, "largest_batch": size, "ratio": ratio, "note": note}
+    table.add([{**key, **found}])
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,161 +1,197 @@
-"""Times a private step against a plain step of the same run.
+"""Times private steps against plain steps, beside the other libraries.
 
-Every variant is timed in turn, over and over, so that a change of the machine's speed
-hits all of them alike; the table gives medians and their ratio to the plain step.
+    python -m benchmarks.step_time --output_dir=runs/benchmarks
+
+A block is one model at one batch size: its plain step and all private ones are timed
+in turn, over and over, in a fresh process, so that a change of the machine's speed hits
+all of them alike. Every ratio is to the same framework's own plain step of the same
+rounds. The peers follow, each in a process of its own (Opacus and jax_privacy in
+environments of their own: `benchmarks.peers.environments`).
+
+Rows go to step_time.csv as they are found, and what is there is not measured again: a
+run can be stopped and started. `benchmarks.report` makes the tables and figures, here
+at the end.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import argparse
+import pathlib
+from collections.abc import Sequence
 
-import numpy as np
-import tensorflow as tf
-from absl import app, flags
+from tqdm import tqdm
 
-import tfdpclip as dpc
-from benchmarks.models import TASKS
+from benchmarks import cells, report
+from benchmarks.peers import environments
+from benchmarks.timing import Spec
 
-_MODELS = flags.DEFINE_list("models", list(TASKS), "Which models to time.")
-_BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["64", "256"], "Batch sizes.")
-_MODES = flags.DEFINE_list(
-    "modes",
-    ["quantile", "layerwise", "batch"],
-    "Of quantile, fixed, automatic, normalized, layerwise, layerwise_quantile, joint, "
-    "batch and perturbation.",
+MODELS = (
+    "mnist_cnn",
+    "convnet",
+    "mlp",
+    "embedding",
+    "lstm",
+    "lstm_unrolled",
+    "gru",
+    "gru_unrolled",
+    "transformer",
+    "transformer6",
+    "resnet18",
+    "vit_tiny_film",
 )
-_REPEATS = flags.DEFINE_integer("repeats", 40, "Timed steps of each variant.")
-_PEERS = flags.DEFINE_bool(
-    "peers", True, "Whether to time tensorflow-privacy's vectorised optimizer too."
-)
-_PEER_SECONDS = flags.DEFINE_float(
-    "peer_seconds", 10, "About how long to spend on each measurement of a peer."
-)
-_JIT = flags.DEFINE_bool("jit", False, "Whether to compile the steps with XLA.")
-_ADAM = flags.DEFINE_bool("adam", False, "Adam instead of SGD.")
-
-_SETTINGS = {
-    "quantile": lambda: {"clip": dpc.QuantileClip()},
-    "fixed": lambda: {"clip": 1.0},
-    "automatic": lambda: {"clip": dpc.AutomaticClip()},
-    "normalized": lambda: {"clip": dpc.FixedClip(1.0, normalize=True)},
-    "layerwise": lambda: {"clip": dpc.LayerwiseClip(1.0)},
-    # Many groups need counts with more noise than the default.
-    "layerwise_quantile": lambda: {
-        "clip": dpc.LayerwiseClip(dpc.QuantileClip(count_stddev=100.0))
-    },
-    "joint": lambda: {"clip": dpc.LayerwiseClip(1.0, allocation="joint")},
-    "batch": lambda: {"clip": 1.0, "unit": "batch"},
-    "perturbation": lambda: {"clip": 1.0, "perturbation": 0.1},
-}
+BATCH_SIZES = (16, 64, 256, 1024)
+# Draws of a gradient for every example: so slow that it gets a process of its own.
+_ALONE = ("perturbation",)
 
 
-def plain_step(task, batch_size: int, jit: bool, adam: bool) -> Callable:
-    """One Keras training step without privacy."""
-    optimizer = tf.keras.optimizers.Adam(1e-3) if adam else tf.keras.optimizers.SGD(0.1)
-    return _step(task, optimizer, jit)
-
-
-def private_step(task, batch_size: int, jit: bool, adam: bool, mode: str) -> Callable:
-    """One Keras training step with privacy."""
-    made = dpc.keras.DPAdam if adam else dpc.keras.DPSGD
-    optimizer = made(
-        1e-3 if adam else 0.1,
-        noise_multiplier=1.0,
-        expected_batch_size=batch_size,
-        **_SETTINGS[mode](),
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    return _step(task, optimizer, jit)
 
+    def names(text):
+        return [part for part in text.split(",") if part]
 
-def peer_step(task, batch_size: int, jit: bool, adam: bool) -> Callable:
-    """The same with tensorflow-privacy's vectorised optimizer."""
-    import tensorflow_privacy
-
-    made = (
-        tensorflow_privacy.VectorizedDPKerasAdamOptimizer
-        if adam
-        else tensorflow_privacy.VectorizedDPKerasSGDOptimizer
+    add = parser.add_argument
+    add("--models", type=names, default=list(MODELS), help="Which models to time.")
+    add("--batch_sizes", type=names, default=[str(size) for size in BATCH_SIZES])
+    add("--modes", type=names, default=list(cells.OURS), help="Ours; also joint.")
+    add(
+        "--peers",
+        type=names,
+        default=list(cells.PEERS),
+        help="Other libraries' variants; --peers= for none. A name of TensorFlow "
+        "with _xla at its end is compiled.",
     )
-    optimizer = made(
-        l2_norm_clip=1.0,
-        noise_multiplier=1.0,
-        num_microbatches=None,
-        learning_rate=1e-3 if adam else 0.1,
+    add("--repeats", type=int, default=40, help="Timed steps of each at most.")
+    add(
+        "--seconds_per_cell",
+        type=float,
+        default=10.0,
+        help="About how long to time one variant of one model at one batch size; "
+        "three steps are timed at least. Tracing comes on top.",
     )
-    return _step(task, optimizer, jit, reduction="none")
+    add(
+        "--plain_limit",
+        type=float,
+        default=2.0,
+        help="Seconds of a plain step; larger batches of that model are left out.",
+    )
+    add("--jit", action="store_true", help="Compile TensorFlow's steps with XLA.")
+    add("--adam", action="store_true", help="Adam instead of SGD.")
+    add(
+        "--first_step",
+        action="store_true",
+        help=(
+            "Time only one step after the first: for tracing and compiling. Rows go "
+            "to first_step.csv; step_time.csv has first steps as well."
+        ),
+    )
+    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    options = parser.parse_args(argv)
+    unknown = set(options.models) - set(MODELS)
+    if unknown:
+        parser.error(f"--models: no {', '.join(unknown)} among {', '.join(MODELS)}")
+    unknown = {name.removesuffix("_xla") for name in options.peers} - {
+        *cells.PEERS,
+        "opacus_functorch",
+        "jax_microbatch8",
+    }
+    if unknown:
+        parser.error(f"--peers: no {', '.join(unknown)} among {', '.join(cells.PEERS)}")
+    options.batch_sizes = sorted({int(size) for size in options.batch_sizes})
+    if options.batch_sizes[0] < 1 or options.repeats < 1:
+        parser.error("--batch_sizes and --repeats must be 1 or above")
+    if not 0 < options.seconds_per_cell < float("inf"):
+        parser.error("--seconds_per_cell must be positive and finite")
+    return options
 
 
-def _step(task, optimizer, jit: bool, reduction="sum_over_batch_size") -> Callable:
-    model = task.build()
-    if model.count_params() != task.parameters:
-        raise ValueError(
-            f"The model has {model.count_params()} parameters, not {task.parameters}."
-        )
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
-    model.compile(optimizer=optimizer, loss=loss)
-
-    @tf.function(jit_compile=jit, reduce_retracing=True)
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = model.compiled_loss(y, model(x, training=True))
-        optimizer.minimize(value, model.trainable_variables, tape=tape)
-        return value
-
-    return step
+def blocks(options: argparse.Namespace) -> list[tuple[str, tuple[str, ...]]]:
+    """(framework, variants) of the blocks of one model at one batch size."""
+    together = [name for name in options.modes if name not in _ALONE]
+    alone = [name for name in options.modes if name in _ALONE] + options.peers
+    found = [("tensorflow", ("plain", *together))]
+    found += [(cells.framework_of(name), ("plain", name)) for name in alone]
+    return found
 
 
-def interleaved(
-    steps: dict[str, Callable], x, y, repeats: int, limits: dict[str, int]
-) -> dict[str, float]:
-    """Median seconds of each step, all timed in turn; `limits` caps repeats."""
-    for step in steps.values():
-        for _ in range(2):
-            step(x, y)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(repeats):
-        for name, step in steps.items():
-            if i < limits.get(name, repeats):
-                start = time.perf_counter()
-                float(tf.reduce_sum(step(x, y)))
-                seconds[name].append(time.perf_counter() - start)
-    return {name: float(np.median(values)) for name, values in seconds.items()}
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures what the table lacks."""
+    options = arguments(argv)
+    plan = blocks(options)
+    frameworks = sorted({framework for framework, _ in plan})
+    environments.record(options.output_dir, frameworks)
+    missing = [name for name in frameworks if environments.python_of(name) is None]
+    for name in missing:
+        print(environments.how_to_create(name))
+    name = "first_step.csv" if options.first_step else "step_time.csv"
+    table = cells.Table(options.output_dir / name, cells.TIME_COLUMNS)
+    total = len(options.models) * len(options.batch_sizes) * len(plan)
+    with tqdm(total=total, unit="block", dynamic_ncols=True) as progress:
+        for model in options.models:
+            for size in options.batch_sizes:
+                large = _too_large(table, options, model, size)
+                if large:
+                    progress.write(large)
+                for framework, variants in plan:
+                    progress.set_postfix_str(f"{model} {size} {variants[-1]}")
+                    if framework not in missing and not large:
+                        _measure(table, options, framework, model, size, variants)
+                    progress.update()
+    for path in report.write(options.output_dir):
+        print(path.name)
 
 
-def main(argv):
-    """Prints the table, as Markdown."""
-    del argv
-    columns = ["plain ms", *(f"{mode} / plain" for mode in _MODES.value)]
-    if _PEERS.value:
-        columns.append("tensorflow-privacy / plain")
-    print(f"| model | B | {' | '.join(columns)} |")
-    print("| --- " * (len(columns) + 2) + "|", flush=True)
-    for name in _MODELS.value:
-        for size in map(int, _BATCH_SIZES.value):
-            print(_row(name, size), flush=True)
+def _spec(options, model: str, size: int, variants: tuple[str, ...]) -> Spec:
+    return Spec(
+        model,
+        size,
+        variants,
+        repeats=1 if options.first_step else options.repeats,
+        seconds=options.seconds_per_cell,
+        jit=options.jit,
+        adam=options.adam,
+    )
 
 
-def _row(name: str, size: int) -> str:
-    task, settings = TASKS[name], (size, _JIT.value, _ADAM.value)
-    rng = np.random.default_rng(0)
-    x, y = (tf.constant(part) for part in task.batch(rng, size))
-    steps = {"plain": plain_step(task, *settings)}
-    for mode in _MODES.value:
-        steps[mode] = private_step(task, *settings, mode)
-    found = interleaved(steps, x, y, _REPEATS.value, {})
-    cells = [f"{1e3 * found['plain']:.2f}"]
-    cells += [f"{found[mode] / found['plain']:.2f}" for mode in _MODES.value]
-    if _PEERS.value:
-        peers = {"plain": steps["plain"], "peer": peer_step(task, *settings)}
-        peers["peer"](x, y)
-        start = time.perf_counter()
-        peers["peer"](x, y)
-        once = time.perf_counter() - start
-        count = max(3, min(_REPEATS.value, int(_PEER_SECONDS.value / once)))
-        found = interleaved(peers, x, y, count, {})
-        cells.append(f"{found['peer'] / found['plain']:.1f}")
-    return f"| {name} | {size} | {' | '.join(cells)} |"
+def _measure(table, options, framework, model, size, variants) -> None:
+    spec = _spec(options, model, size, variants)
+    wanted = [
+        name
+        for name in variants
+        if table.find(cells.key_of(framework, spec, name)) is None
+    ]
+    # A plain step alone is only measured if nothing else was asked for.
+    if not wanted or (wanted == ["plain"] and len(variants) > 1):
+        return
+    spec = _spec(options, model, size, tuple(dict.fromkeys(["plain", *wanted])))
+    found = cells.run(framework, spec, timeout=cells.block_timeout(spec))
+    stopped = all(not cell.get("times") for cell in found.values())
+    if stopped and len(spec.variants) > 2:
+        # The process ended. Which one was it?
+        for name in spec.variants[1:]:
+            _measure(table, options, framework, model, size, ("plain", name))
+        return
+    table.add(cells.time_rows(framework, spec, found))
+
+
+def _too_large(table, options, model: str, size: int) -> str:
+    """Why a batch size is left out: the plain step at the one below says so."""
+    for smaller in options.batch_sizes:
+        if smaller >= size:
+            break
+        spec = _spec(options, model, smaller, ("plain",))
+        row = table.find(cells.key_of("tensorflow", spec, "plain"))
+        seconds = float(row["median_ms"] or "inf") / 1e3 if row else 0.0
+        if seconds * size / smaller > options.plain_limit:
+            return (
+                f"{model}: B={size} left out; a plain step of {smaller} takes "
+                f"{seconds:.2f} s (--plain_limit={options.plain_limit:g})"
+            )
+    return ""
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

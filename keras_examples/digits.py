@@ -29,6 +29,7 @@ from sklearn import datasets, model_selection
 import keras_examples
 import tfdpclip as dpc
 from keras_examples import number_flags, report, tracking
+from tfdpclip import files
 
 # Learning rates that work with the other defaults.
 _OPTIMIZERS = {
@@ -379,13 +380,17 @@ def main(argv: list[str]) -> None:
         )
     directory = pathlib.Path(_OUTPUT_DIR.value)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        files.prepare_directory(directory)
     except OSError as error:
         raise SystemExit(
             f"flag --output_dir={directory}: {error.strerror}; for example "
             "--output_dir=runs/digits."
         ) from error
-    text = report.write(train(), directory)
+    run = train()
+    try:
+        text = report.write(run, directory)
+    except OSError as error:
+        raise SystemExit(str(error)) from error
     print(f"\n{text}")
     written = (report.REPORT, report.PLOT, report.CONFIG, report.HISTORY)
     print(f"Written to {directory}: {', '.join(written)}")

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from keras_examples import settings
 from keras_examples.compare import load_data
+from tfdpclip import files
 from tfdpclip.diagnostics import ClassAccuracy, GradientMeter, class_accuracy
 
 CLIPS = ("normalized", "auto_s")
@@ -47,17 +48,21 @@ def read_features(name: str) -> Features:
       UsageError: if the file is not that.
     """
     try:
-        with np.load(pathlib.Path(name), allow_pickle=False) as file:
-            x = np.asarray(file["features"], np.float32)
-            y = np.asarray(file["labels"], np.int64)
-            split = np.asarray(file["split"]).astype(str)
-    except (OSError, ValueError, KeyError) as error:
+        file = files.read_npz(name, ["features", "labels", "split"])
+        x = np.asarray(file["features"], np.float32)
+        if file["labels"].dtype.kind not in "iu":
+            raise ValueError(f"`labels` are {file['labels'].dtype}, not integers")
+        y = file["labels"].astype(np.int64)
+        split = np.asarray(file["split"]).astype(str)
+    except (OSError, ValueError, TypeError, OverflowError) as error:
         raise settings.UsageError(
             f"flag --features={name}: {error}. It must be a .npz file with `features` "
             "[n, D], `labels` [n] and `split` [n], which is 'train' or 'test'."
         ) from error
     training, testing = split == "train", split == "test"
     fits = x.ndim == 2 and y.shape == split.shape == (len(x),)
+    if fits and not np.all(np.isfinite(x)):
+        raise settings.UsageError(f"flag --features={name}: `features` must be finite.")
     if not fits or not training.any() or not testing.any() or y.min() < 0:
         raise settings.UsageError(
             f"flag --features={name}: `features` must be [n, D], `labels` [n] from 0 "

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import math
 import pathlib
-import pickle
 import struct
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
+from keras_examples import cifar_pickles
 from keras_examples.settings import UsageError
+from tfdpclip import files
 
 MNIST_LAYOUT = (
     "mnist.npz (x_train, y_train, x_test, y_test), or the four IDX files "
@@ -27,6 +30,8 @@ CIFAR10_LAYOUT = (
 CIFAR100_LAYOUT = "cifar-100-python/{train,test}, or cifar-100-binary/{train,test}.bin"
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
+# Ten times the largest of these files.
+_MOST_BYTES = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Images:
                 )
             if not len(x):
                 raise UsageError(f"{self.name}: there are no {part} images.")
-            if y.min() < 0 or y.max() >= self.classes:
+            if y.ndim != 1 or y.min() < 0 or y.max() >= self.classes:
                 raise UsageError(
                     f"{self.name}: {part} labels must be 0 to {self.classes - 1}, "
                     f"found {int(y.min())} to {int(y.max())}."
@@ -108,10 +113,11 @@ def load_mnist(directory: pathlib.Path) -> Images:
                 ("t10k-labels-idx1", 1),
             )
         )
-    for images in (x, test_x):
-        if images.ndim != 3:
+    for images, labels in ((x, y), (test_x, test_y)):
+        if images.ndim != 3 or labels.ndim != 1 or images.dtype != np.uint8:
             raise UsageError(
-                f"{directory}: images must be [n, height, width], got {images.shape}."
+                f"{directory}: images must be [n, height, width] of uint8 and labels "
+                f"[n], got {images.shape} of {images.dtype} and {labels.shape}."
             )
     return Images(
         (x[..., None], y.astype(np.int32)),
@@ -191,42 +197,52 @@ def _find(directory: pathlib.Path, name: str, layout: str) -> pathlib.Path:
     raise UsageError(f"There is no {directory / name}. --data_dir must hold {layout}.")
 
 
-def _read_bytes(path: pathlib.Path) -> bytes:
-    opened: Callable = gzip.open if path.suffix == ".gz" else open
+def _read_bytes(path: pathlib.Path, most: int = _MOST_BYTES) -> bytes:
+    """The file, decompressed; at most `most` bytes of it and one more."""
     try:
-        with opened(path, "rb") as file:
-            return file.read()
-    except (OSError, EOFError) as error:
+        if path.suffix != ".gz":
+            return files.read_bytes(path)
+        if not path.is_file():
+            raise UsageError(f"{path} is no regular file.")
+        with gzip.open(path, "rb") as file:
+            return file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _read_idx(path: pathlib.Path, dimensions: int) -> np.ndarray:
-    content = _read_bytes(path)
     header = 4 + 4 * dimensions
+    content = _read_bytes(path, header - 1)[:header]
     # Two zero bytes, 8 for uint8, the number of dimensions: 2049 or 2051.
     wanted = 2048 + dimensions
     if len(content) < header or struct.unpack(">I", content[:4])[0] != wanted:
         raise UsageError(f"{path} is no IDX file: its magic number is not {wanted}.")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) != header + int(np.prod(shape, dtype=np.int64)):
+    if math.prod(shape) > _MOST_BYTES:
+        raise UsageError(f"{path} is damaged: its header says {shape}.")
+    content = _read_bytes(path, header + math.prod(shape))
+    if len(content) != header + math.prod(shape):
         raise UsageError(
             f"{path} is cut or damaged: its header says {shape}, but it has "
-            f"{len(content) - header} bytes of data."
+            f"{len(content) - header} bytes of data, or more."
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def _read_npz(path: pathlib.Path, names: Sequence[str]) -> list[np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in names if name not in file]
-            if missing:
-                raise UsageError(f"{path} lacks {', '.join(missing)}.")
-            return [file[name] for name in names]
+        found = files.read_npz(path, names)
     except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{path} is no .npz file: {error}.") from error
+        raise UsageError(f"{path} is no .npz file: {error}") from error
+    for name, array in found.items():
+        if array.dtype.kind not in "iu" or not array.ndim:
+            raise UsageError(
+                f"{path}: {name} must be an array of integers, got {array.dtype} of "
+                f"shape {array.shape}."
+            )
+    return [found[name] for name in names]
 
 
 def _read_records(path: pathlib.Path, labels: int):
@@ -240,35 +256,23 @@ def _read_records(path: pathlib.Path, labels: int):
     return _channels_last(rows[:, labels:]), rows[:, :labels]
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes arrays and plain values only: other pickles could run any code."""
-
-    _ALLOWED = {
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("_codecs", "encode"),
-        # How protocol 2 writes bytes of length 0.
-        ("__builtin__", "bytes"),
-    }
-
-    def find_class(self, module, name):
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
-
-
 def _read_pickle(path: pathlib.Path, labels: bytes):
     try:
-        with open(path, "rb") as file:
-            content = _Unpickler(file, encoding="bytes").load()
-        rows = np.asarray(content[b"data"], np.uint8)
-        found = np.asarray(content[labels], np.int64)
-        if rows.ndim != 2 or rows.shape[1] != _PIXELS:
-            raise UsageError(f"{path}: data must be [n, {_PIXELS}], got {rows.shape}.")
-    except (OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        content = cifar_pickles.load(path)
+        rows = np.asarray(content[b"data"])
+        found = np.asarray(content[labels])
+    except (OSError, KeyError, ValueError, OverflowError) as error:
         raise UsageError(f"{path} is no CIFAR pickle: {error}.") from error
+    if rows.ndim != 2 or rows.shape[1] != _PIXELS or rows.dtype != np.uint8:
+        raise UsageError(
+            f"{path}: data must be [n, {_PIXELS}] of uint8, got {rows.shape} of "
+            f"{rows.dtype}."
+        )
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise UsageError(
+            f"{path}: {labels.decode()} must be a list of integers, got "
+            f"{found.dtype} of shape {found.shape}."
+        )
     return _channels_last(rows), found
 
 

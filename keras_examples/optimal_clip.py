@@ -18,6 +18,7 @@ import pathlib
 import numpy as np
 
 from keras_examples import outcome, pictures, settings
+from tfdpclip import files
 from tfdpclip.tuning import clip_errors, fixed_point_clip, optimal_clip
 
 
@@ -88,9 +89,8 @@ def read_gradients(name: str) -> np.ndarray:
     """`[n, d]` from a file."""
     path = pathlib.Path(name)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = np.asarray(file["gradients"], np.float64)
-    except (OSError, ValueError, KeyError) as error:
+        found = files.read_npz(path, ["gradients"])["gradients"].astype(np.float64)
+    except (OSError, ValueError, TypeError) as error:
         raise settings.UsageError(
             f"flag --gradients={name}: {error}. It must be a .npz file with an array "
             "`gradients` of shape [n, d]."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_examples import report, settings
+from tfdpclip import files
 
 REPORT, CONFIG = "report.txt", "config.json"
 
@@ -51,26 +51,20 @@ class Outcome:
 def write(outcome: Outcome, used: Any, directory: pathlib.Path) -> str:
     """Writes all files and returns the report's text."""
     text = in_words(outcome)
-    (directory / REPORT).write_text(text, encoding="utf-8")
     content = {
         "settings": dataclasses.asdict(used),
         "results": outcome.numbers,
         "privacy": str(outcome.privacy).splitlines(),
         "versions": {"python": platform.python_version(), **report.versions()},
     }
-    (directory / CONFIG).write_text(
-        json.dumps(report.plain(content), indent=2, allow_nan=False) + "\n",
-        encoding="utf-8",
-    )
+    numbers = json.dumps(report.plain(content), indent=2, allow_nan=False) + "\n"
+    files.write_atomically(directory / CONFIG, numbers)
     for name, rows in outcome.tables.items():
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        path = directory / f"{name}.csv"
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        files.write_atomically(directory / f"{name}.csv", files.table_text(rows))
     for name, figure in outcome.figures.items():
-        figure.savefig(directory / f"{name}.png", dpi=130)
+        files.save_figure(figure, directory / f"{name}.png", dpi=130)
+    # Last: where there is a report, there is all that it is about.
+    files.write_atomically(directory / REPORT, text)
     return text
 
 
@@ -133,9 +127,9 @@ def launch(
             return
         directory = make_directory(used.output_dir)
         outcome = run(used)
-    except settings.UsageError as error:
+        text = write(outcome, used, directory)
+    except (settings.UsageError, OSError) as error:
         raise SystemExit(str(error)) from error
-    text = write(outcome, used, directory)
     print(f"\n{text}")
     written = [REPORT, CONFIG, *(f"{n}.csv" for n in outcome.tables)]
     written += [f"{n}.png" for n in outcome.figures]
@@ -144,12 +138,10 @@ def launch(
 
 def make_directory(name: str) -> pathlib.Path:
     """Makes the output directory."""
-    directory = pathlib.Path(name)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        return files.prepare_directory(name)
     except OSError as error:
         raise settings.UsageError(
             f"flag --output_dir={name}: {error.strerror}; for example "
             "--output_dir=runs/mine."
         ) from error
-    return directory

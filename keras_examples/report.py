@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -15,6 +14,7 @@ from typing import Any
 from matplotlib import figure, ticker
 from matplotlib.backends import backend_agg
 
+from tfdpclip import files
 from tfdpclip.accounting import PrivacyStatement
 
 REPORT, PLOT, CONFIG, HISTORY = "report.txt", "digits.png", "config.json", "history.csv"
@@ -64,14 +64,12 @@ class Run:
 def write(run: Run, directory: pathlib.Path) -> str:
     """Writes all files of a run and returns the report's text."""
     text = report(run)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / REPORT).write_text(text, encoding="utf-8")
-    (directory / CONFIG).write_text(config(run), encoding="utf-8")
-    with open(directory / HISTORY, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(run.rows[0]))
-        writer.writeheader()
-        writer.writerows(run.rows)
-    plot(run).savefig(directory / PLOT, dpi=150)
+    files.prepare_directory(directory)
+    files.write_atomically(directory / CONFIG, config(run))
+    files.write_atomically(directory / HISTORY, files.table_text(run.rows))
+    files.save_figure(plot(run), directory / PLOT, dpi=150)
+    # Last: where there is a report, there is all that it is about.
+    files.write_atomically(directory / REPORT, text)
     return text
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_examples import image_data
 from keras_examples.settings import UsageError
+from tfdpclip import files
 
 FOLDER_LAYOUT = "{train,validation,test}/<class>/*.{jpg,jpeg,png}"
 SUN397_LAYOUT = (
@@ -180,11 +181,11 @@ def _sun397(root, size, merge_validation):
             f"There is no {base / 'ClassName.txt'}: --data_dir must hold "
             f"{SUN397_LAYOUT}."
         )
-    classes = [c for c in (base / "ClassName.txt").read_text().split("\n") if c]
-    place = {name.strip(): k for k, name in enumerate(classes)}
+    classes = _lines(base / "ClassName.txt")
+    place = {name: k for k, name in enumerate(classes)}
     wanted = ["train", "validation"] if merge_validation else ["train"]
 
-    def files(parts: Sequence[str]):
+    def listed_files(parts: Sequence[str]):
         paths, labels = [], []
         for part in parts:
             listed = base / f"{part}.txt"
@@ -192,9 +193,9 @@ def _sun397(root, size, merge_validation):
                 raise UsageError(
                     f"There is no {listed}: --data_dir must hold {SUN397_LAYOUT}."
                 )
-            for line in filter(None, map(str.strip, listed.read_text().split("\n"))):
+            for line in _lines(listed):
                 name = str(pathlib.PurePosixPath(line).parent)
-                if name not in place:
+                if name not in place or ".." in pathlib.PurePosixPath(line).parts:
                     raise UsageError(
                         f"{listed}: {line!r} is of no class in ClassName.txt."
                     )
@@ -202,7 +203,17 @@ def _sun397(root, size, merge_validation):
                 labels.append(place[name])
         return ImageFiles(paths, np.array(labels, np.int32), size)
 
-    return TransferData(files(wanted), files(["test"]), len(classes), "SUN397")
+    return TransferData(
+        listed_files(wanted), listed_files(["test"]), len(classes), "SUN397"
+    )
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    try:
+        text = files.read_bytes(path).decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is no text in UTF-8: {error}") from error
+    return [line for line in map(str.strip, text.split("\n")) if line]
 
 
 def _digits() -> TransferData:

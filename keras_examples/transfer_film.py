@@ -19,6 +19,7 @@ how sampling rate and steps follow from the batch size (--steps_convention).
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 
 import numpy as np
@@ -32,6 +33,7 @@ from keras_examples import (
     transfer_data,
     transfer_models,
 )
+from tfdpclip import files
 from tfdpclip.tuning import batch_size_noise
 
 
@@ -251,12 +253,14 @@ def _write_features(model, data, directory):
         ]
         labels.append(transfer_data.labels_of(part))
         split += [name] * count
+    content = io.BytesIO()
     np.savez(
-        directory / "features.npz",
+        content,
         features=np.concatenate(features),
         labels=np.concatenate(labels),
         split=np.array(split),
     )
+    files.write_atomically(directory / "features.npz", content.getvalue())
 
 
 def _outcome(used, data, counts, plan, trained):

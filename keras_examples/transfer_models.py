@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_examples.settings import UsageError
+from tfdpclip import files
 
 _L = tf.keras.layers
 
@@ -320,9 +321,8 @@ def load_checkpoint(
 def _read(path: str) -> dict[str, np.ndarray]:
     try:
         with tf.io.gfile.GFile(path, "rb") as stream:
-            with np.load(stream, allow_pickle=False) as file:
-                return {key: file[key] for key in file.files}
-    except (tf.errors.OpError, OSError, ValueError, AttributeError) as error:
+            return files.read_npz(stream)
+    except (tf.errors.OpError, OSError, ValueError) as error:
         raise UsageError(
             f"flag --checkpoint={path} cannot be read as a .npz file: {error}"
         ) from error

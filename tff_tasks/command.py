@@ -25,6 +25,10 @@ _USER_ERRORS = (
     SettingsError,
     accounting.PrivacyMismatchError,
     records.RunMismatchError,
+    records.RunFileError,
+    # A full disk, a directory that cannot be written: the text says which, and what
+    # to do.
+    OSError,
 )
 
 
@@ -181,7 +185,7 @@ def run_program(name: str, config_class: type, described: str, run: Any) -> None
         logging.set_verbosity(logging.WARNING)
         try:
             text = run(settings_from(config_class, name, arguments))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise SystemExit(f"{name}: {error}") from error
         print(text)
 

@@ -60,12 +60,19 @@ class FederatedFile:
                 check_same_thread=False,
             )
             with self._errors():
+                # A file from elsewhere must not run functions from its views, nor be
+                # believed about its own structure.
+                self._connection.execute("PRAGMA trusted_schema = OFF")
+                self._connection.execute("PRAGMA cell_size_check = ON")
+                self._connection.execute("PRAGMA query_only = ON")
                 self._check_tables()
                 self._check_index()
         except sqlite3.Error as error:
             raise DataFileError(f"{self.path} cannot be read: {error}.") from error
 
     def _check_file(self):
+        if self.path.exists() and not self.path.is_file():
+            raise DataFileError(f"{self.path} is no regular file.")
         if not self.path.exists():
             packed = self.path.with_name(self.path.name + ".lzma")
             if packed.exists():
@@ -116,7 +123,7 @@ class FederatedFile:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
             raise DataFileError(
                 f"{self.path} is damaged: {error}. Get it again."
             ) from error
@@ -146,6 +153,12 @@ class FederatedFile:
                 f"{self.path} has no split {split!r}; it has "
                 f"{', '.join(map(repr, self.splits())) or 'none'}."
             )
+        for client_id, count in rows:
+            if not isinstance(client_id, str) or type(count) is not int or count < 1:
+                raise DataFileError(
+                    f"{self.path}: client_metadata says that client {client_id!r} of "
+                    f"split {split!r} has {count!r} examples. Get the file again."
+                )
         return dict(rows)
 
     def examples(self, split: str, client_id: str) -> list[bytes]:

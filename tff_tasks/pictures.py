@@ -8,6 +8,8 @@ from typing import Any
 from matplotlib import figure
 from matplotlib.backends import backend_agg
 
+from tfdpclip import files
+
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 COLOURS = ("#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9")
 GREY = "#666666"
@@ -37,5 +39,5 @@ def canvas(rows: int, columns: int, width: float, height: float) -> Any:
 def save(picture: figure.Figure, path: pathlib.Path) -> pathlib.Path:
     """Writes a figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=130)
+    files.save_figure(picture, path, dpi=130)
     return path

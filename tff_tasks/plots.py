@@ -10,12 +10,12 @@ by `tff_tasks.quantile_tracking`.)
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from tfdpclip import files
 from tff_tasks import command, pictures, records, studies, sweep
 from tff_tasks.config import check_settings, setting
 from tff_tasks.studies import Row
@@ -48,13 +48,11 @@ class Results:
         self.directory = directory
         self.rows = studies.read_rows(directory)
         path = directory / sweep.SETTINGS
-        self.settings: dict[str, Any] = (
-            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        )
+        self.settings: dict[str, Any] = files.read_json(path) if path.exists() else {}
         if not self.settings:
             # A sweep that has not ended; every run says what its metric is.
             config = directory / self.rows[0].directory / records.CONFIG
-            content = json.loads(config.read_text(encoding="utf-8"))
+            content = files.read_json(config)
             self.settings = {
                 "title": content["settings"]["task"] + " (not all was run)",
                 "metric": content["derived"]["metric"],

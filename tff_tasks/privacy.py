@@ -59,9 +59,19 @@ class Spending:
         self._begun = 0
 
     def resume(self, rounds: int) -> None:
-        """Says that so many rounds are done."""
+        """Says that so many rounds are done.
+
+        Raises:
+          PrivacyMismatchError: if the ledger knows of fewer.
+        """
         if self._config.seed is not None:
             self.ledger.record(rounds)
+        elif self.ledger.steps < rounds:
+            raise accounting.PrivacyMismatchError(
+                f"{self.ledger.path} counts {self.ledger.steps} rounds, but there is a "
+                f"checkpoint of round {rounds}: it is older than the run. Restore the "
+                "latest; with this one, privacy that was spent would be forgotten."
+            )
 
     def rounds_left(self) -> int | None:
         """How many rounds the budget still allows; None without a budget."""
@@ -131,6 +141,24 @@ class Spending:
             f"  noise:       {self._config.noise_multiplier:g}, shared by at least "
             f"{self._config.minimum_clients} clients\n"
             "  assuming     the server follows the protocol and sampling does not help"
+        )
+
+
+def check_ledger_is_there(config: RunConfig, directory: pathlib.Path) -> None:
+    """Raises if a run that is to continue has lost its ledger.
+
+    Args:
+      config: the settings.
+      directory: of the run.
+
+    Raises:
+      PrivacyMismatchError: if there is no ledger file and there must be one.
+    """
+    path = directory / LEDGER
+    if config.seed is None and not path.exists():
+        raise accounting.PrivacyMismatchError(
+            f"{path} is missing, so what the run has spent is not known. Restore it, "
+            "or begin another run with another --output_dir."
         )
 
 

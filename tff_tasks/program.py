@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import files
 from tff_tasks import records, reporting
 from tff_tasks.client_data import EvaluationData, select_clients, training_arrays
 from tff_tasks.config import FREE_ON_RESUME, RunConfig
 from tff_tasks.engine_local import LocalEngine
 from tff_tasks.evaluation import Evaluator
-from tff_tasks.privacy import Spending
+from tff_tasks.privacy import Spending, check_ledger_is_there
 from tff_tasks.registry import task_class
 from tff_tasks.sources import ClientSource
 from tff_tasks.streams import stream_seed
@@ -83,10 +84,11 @@ class _Training:
         self.sources = self.task.load(config.data_dir)
         self.train = self.sources["train"]
         config.scheme(len(self.train.counts))  # Raises if there are too few clients.
-        self.directory = pathlib.Path(config.output_dir)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory = files.prepare_directory(config.output_dir)
         settings = config.to_dict()
         resumed = records.check_same_run(self.directory, settings, FREE_ON_RESUME)
+        if resumed:
+            check_ledger_is_there(config, self.directory)
 
         if config.seed is not None:
             tf.keras.utils.set_random_seed(stream_seed(config.seed, "initial"))
@@ -143,7 +145,7 @@ class _Training:
         rounds = self.checkpoints.rounds()
         start = rounds[-1] if rounds else 0
         if rounds:
-            self.engine.restore(self.checkpoints.load(start))
+            self.engine.restore(self.checkpoints.load(start, self.engine.state()))
             self.spending.resume(start)
             self.table.forget_after(start)
         else:
@@ -213,7 +215,10 @@ class _Training:
     def _log_cohort(self, round_num, cohort):
         path = self.directory / "cohorts.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["round"] < round_num]
+        try:
+            kept = [line for line in lines if json.loads(line)["round"] < round_num]
+        except (ValueError, KeyError, TypeError) as error:
+            raise records.RunFileError(f"{path} is damaged: {error}.") from error
         kept.append(json.dumps({"round": round_num, "clients": cohort}))
         records.write_atomically(path, "\n".join(kept) + "\n")
 

@@ -9,7 +9,6 @@ federated learning takes place: only norms are clipped. Seconds.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import pathlib
 import statistics
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tfdpclip import accounting, sampling
+from tfdpclip import accounting, files, sampling
 from tff_tasks import command, pictures
 from tff_tasks.config import (
     FROM_ZERO,
@@ -215,14 +214,13 @@ def plot_paths(
 def write(config: TrackingConfig) -> str:
     """Runs, writes the table and both figures, and returns the report."""
     directory = pathlib.Path(config.output_dir)
-    directory.mkdir(parents=True, exist_ok=True)
+    files.prepare_directory(directory)
     paths = run(config)
-    with open(directory / "tracking.csv", "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["round", *paths])
-        columns = zip(*paths.values(), strict=True)
-        for round_num, row in enumerate(columns):
-            writer.writerow([round_num, *(f"{value:.6g}" for value in row)])
+    rows = [
+        {"round": k, **{name: f"{v:.6g}" for name, v in zip(paths, row, strict=True)}}
+        for k, row in enumerate(zip(*paths.values(), strict=True))
+    ]
+    files.write_atomically(directory / "tracking.csv", files.table_text(rows))
     plot_losses(directory / "figure_1.png")
     plot_paths(config, paths, directory / "figure_2.png")
     lines = [
@@ -239,7 +237,7 @@ def write(config: TrackingConfig) -> str:
         lines.append(f"  {name:<18} " + "  ".join(pairs))
     lines += ["", statement(config), "", f"Written to {directory}"]
     text = "\n".join(lines) + "\n"
-    (directory / "report.txt").write_text(text, encoding="utf-8")
+    files.write_atomically(directory / "report.txt", text)
     return text
 
 

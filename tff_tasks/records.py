@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
-import os
 import pathlib
 import platform
-import tempfile
+import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import numpy as np
+
+from tfdpclip import files
 
 METRICS, CONFIG, REPORT = "metrics.csv", "config.json", "report.txt"
 
@@ -22,21 +24,17 @@ _PACKAGES = ("tfdpclip", "tensorflow", "tensorflow-federated", "keras")
 _PACKAGES += ("dp-accounting", "numpy", "scipy", "scikit-learn")
 
 
+_CHECKPOINT = re.compile(r"round_(\d{6,})\.npz")
+
+write_atomically = files.write_atomically
+
+
 class RunMismatchError(ValueError):
     """The directory holds a run with other settings."""
 
 
-def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
-    """Replaces a file in one step: it is never seen half written."""
-    content = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
+class RunFileError(ValueError):
+    """A file of a run is damaged."""
 
 
 class Table:
@@ -44,17 +42,25 @@ class Table:
 
     Args:
       path: the file; read if it exists.
+
+    Raises:
+      RunFileError: if it is damaged.
     """
 
     def __init__(self, path: pathlib.Path):
         self._path = path
         self.rows: list[dict[str, Any]] = []
         if path.exists():
-            with open(path, encoding="utf-8", newline="") as file:
-                self.rows = [
-                    {name: _number(text) for name, text in row.items() if text != ""}
-                    for row in csv.DictReader(file)
-                ]
+            self.rows = [
+                {name: _number(text) for name, text in row.items() if text != ""}
+                for row in read_rows(path, "round")
+            ]
+            rounds = [row.get("round") for row in self.rows]
+            if rounds != list(range(len(rounds))):
+                raise RunFileError(
+                    f"{path} is damaged: its column `round` is not 0, 1, 2, ... "
+                    "Delete it with the rest of the directory, or restore it."
+                )
 
     def forget_after(self, round_num: int) -> None:
         """Drops the rows of later rounds, which are about to be run again."""
@@ -67,12 +73,36 @@ class Table:
 
     def write(self) -> None:
         """Writes the file."""
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomically(self._path, text.getvalue())
+        write_atomically(self._path, files.table_text(self.rows))
+
+
+def read_rows(path: pathlib.Path, column: str) -> list[dict[str, str]]:
+    """The rows of a CSV file.
+
+    Args:
+      path: the file.
+      column: one that it must have, unless it is an empty table.
+
+    Raises:
+      RunFileError: if it is no such table, or a row has more or fewer cells than the
+        first.
+    """
+    try:
+        text = files.read_bytes(path).decode()
+        lines = list(csv.reader(io.StringIO(text), strict=True))
+    except (ValueError, csv.Error) as error:
+        raise RunFileError(f"{path} is damaged: {error}.") from error
+    if not text.endswith("\n"):
+        raise RunFileError(f"{path} is cut: it does not end with a whole line.")
+    header, *rows = lines
+    if column not in header and text != "\n":
+        raise RunFileError(f"{path} is damaged: it has no column {column!r}.")
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header) or len(set(header)) != len(header):
+            raise RunFileError(
+                f"{path}, line {number}: {len(row)} cells under {len(header)} columns."
+            )
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 class Checkpoints:
@@ -90,22 +120,56 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds after which there is a checkpoint."""
-        found = self._directory.glob("round_*.npz")
-        return sorted(int(path.stem.split("_")[1]) for path in found)
+        found = map(_CHECKPOINT.fullmatch, self._names())
+        return sorted(int(match[1]) for match in found if match)
+
+    def _names(self) -> list[str]:
+        return [path.name for path in self._directory.glob("round_*")]
 
     def save(self, round_num: int, arrays: Sequence[np.ndarray]) -> None:
         """Saves, and deletes all but the last two."""
-        self._directory.mkdir(exist_ok=True)
+        if not self._directory.is_dir():
+            files.prepare_directory(self._directory)
+        files.remove_leftovers(self._directory)
         content = io.BytesIO()
         np.savez(content, **{f"part_{i:04d}": array for i, array in enumerate(arrays)})
         write_atomically(self._path(round_num), content.getvalue())
         for old in self.rounds()[:-2]:
-            self._path(old).unlink()
+            # What cannot be deleted now is tried again after the next.
+            with contextlib.suppress(OSError):
+                self._path(old).unlink()
 
-    def load(self, round_num: int) -> list[np.ndarray]:
-        """The arrays of a checkpoint."""
-        with np.load(self._path(round_num), allow_pickle=False) as content:
-            return [content[name] for name in sorted(content.files)]
+    def load(self, round_num: int, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The arrays of a checkpoint.
+
+        Args:
+          round_num: whose.
+          like: arrays of the shapes and types that it must have.
+
+        Raises:
+          RunFileError: if it is damaged, or of another network.
+        """
+        path = self._path(round_num)
+        earlier = [str(r) for r in self.rounds() if r < round_num]
+        advice = f"Delete it to continue from round {(earlier or ['0'])[-1]}."
+        try:
+            content = files.read_npz(path)
+        except ValueError as error:
+            raise RunFileError(f"{error} {advice}") from error
+        expected = [f"part_{i:04d}" for i in range(len(like))]
+        if sorted(content) != expected:
+            raise RunFileError(
+                f"{path} has {len(content)} arrays, not the {len(like)} of this run. "
+                f"{advice}"
+            )
+        for name, part in zip(expected, like, strict=True):
+            found, part = content[name], np.asarray(part)
+            if found.shape != part.shape or found.dtype != part.dtype:
+                raise RunFileError(
+                    f"{path}: {name} is {found.shape} of {found.dtype}, not "
+                    f"{part.shape} of {part.dtype} as in this run. {advice}"
+                )
+        return [content[name] for name in expected]
 
 
 def check_same_run(
@@ -123,9 +187,15 @@ def check_same_run(
     """
     path = directory / CONFIG
     if not path.exists():
+        if (directory / METRICS).exists():
+            # Rows of two runs would be mixed.
+            raise RunMismatchError(
+                f"output_dir={directory} has {METRICS} but no {CONFIG} to say what run "
+                f"it is of. Restore {CONFIG}, or use another directory."
+            )
         return False
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        before = dict(files.read_json(path)["settings"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunMismatchError(
             f"output_dir={directory}: {CONFIG} cannot be read ({error}). Use another "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip import files
 from tff_tasks import records
 from tff_tasks.config import RunConfig
 
@@ -115,11 +114,18 @@ def read_rows(directory: pathlib.Path) -> list[Row]:
         raise ValueError(f"{path} is missing; run python -m tff_tasks.sweep first.")
     kinds = {field.name: field.type for field in dataclasses.fields(Row)}
     convert = {"float": float, "int": int, "str": str}
-    with open(path, encoding="utf-8", newline="") as file:
+    try:
         return [
             Row(**{name: convert[kinds[name]](text) for name, text in row.items()})
-            for row in csv.DictReader(file)
+            for row in records.read_rows(path, "clipping")
         ]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, records.RunFileError):
+            raise
+        raise records.RunFileError(
+            f"{path} is damaged: {error}. Delete it: the sweep makes it anew from the "
+            "runs' own files."
+        ) from error
 
 
 def finished(config: RunConfig) -> dict[str, Any] | None:
@@ -127,7 +133,12 @@ def finished(config: RunConfig) -> dict[str, Any] | None:
     path = pathlib.Path(config.output_dir) / records.CONFIG
     if not path.exists():
         return None
-    result = json.loads(path.read_text(encoding="utf-8"))["result"]
+    try:
+        result = dict(files.read_json(path)["result"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise records.RunFileError(
+            f"{path} is damaged: {error} Delete {path.parent} to run it again."
+        ) from error
     return result if result.get("rounds") == config.rounds else None
 
 

@@ -15,9 +15,7 @@ and choosing among them would not be either.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import pathlib
 import shlex
@@ -27,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip import files
 from tff_tasks import command, records, studies
 from tff_tasks.config import FROM_ZERO, RunConfig, check_settings, counted, setting
 from tff_tasks.registry import task_class
@@ -100,7 +99,7 @@ class Sweep:
         self.base = config.base()
         self.task = task_class(config.task)
         self.directory = pathlib.Path(config.output_dir)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        files.prepare_directory(self.directory)
         first = config.first_seed
         self._search_seeds = range(first, first + config.seeds)
         self.rows: list[studies.Row] = []
@@ -162,12 +161,9 @@ class Sweep:
         return row
 
     def _write(self):
-        text = io.StringIO()
-        names = [field.name for field in dataclasses.fields(studies.Row)]
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in self._known.values())
-        records.write_atomically(self.directory / studies.TABLE, text.getvalue())
+        rows = map(dataclasses.asdict, self._known.values())
+        text = files.table_text(rows)
+        records.write_atomically(self.directory / studies.TABLE, text)
 
     def measure_all(
         self, clipping: str, levels: Sequence[float], noises: Sequence[float]
@@ -334,7 +330,7 @@ def run(config: SweepConfig) -> str:
     """Runs a sweep, or the rest of it; returns the report."""
     sweep = Sweep(config)
     text = sweep.run()
-    (sweep.directory / "report.txt").write_text(text + "\n", encoding="utf-8")
+    records.write_atomically(sweep.directory / "report.txt", text + "\n")
     return text
 
 

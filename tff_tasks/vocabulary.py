@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 
+from tfdpclip import files
 from tff_tasks.federated_files import DataFileError
 
 WORD_FILE = "stackoverflow.word_count"
@@ -106,7 +106,7 @@ def load_tags(data_dir: str | pathlib.Path, size: int) -> list[str]:
     """
     path = _existing(data_dir, TAG_FILE)
     try:
-        counts = json.loads(path.read_text(encoding="utf-8"))
+        counts = files.read_json(path)
         if not isinstance(counts, dict):
             raise ValueError("it is not an object")
         counts = {tag: int(count) for tag, count in counts.items()}
@@ -125,6 +125,8 @@ def _existing(data_dir: str | pathlib.Path, name: str) -> pathlib.Path:
             f"{path} is missing. It is in {name}.tar.bz2, next to "
             "stackoverflow.sqlite.lzma in the public bucket tff-datasets-public."
         )
+    if not path.is_file():
+        raise DataFileError(f"{path} is no regular file.")
     return path
 
 

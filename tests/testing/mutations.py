@@ -1,22 +1,21 @@
 """Bugs planted in the library, each with the check that must find it.
 
 Every mutation is a mistake that somebody has made, or could make, in a private
-optimizer. `python -m tests.testing.mutations` writes the table of which check found it.
+optimizer. `python -m tests.testing.mutations` writes to docs/results/planted_bugs.md
+which check found it, here and in `federated_mutations`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.testing import planting
+from tests.testing.planting import Mutation
 from tfdpclip import clipping, testing
 from tfdpclip.clipping import rules
 from tfdpclip.gradients.combine import VariableGradient
@@ -138,26 +137,6 @@ def accounted(**options):
     budget = dpc.keras.PrivacyBudget(1e6, 1e-5, batches)
     model.fit(batches, verbose=0, callbacks=[budget])
     assert budget.statement.noise_multipliers == (0.5,), budget.statement
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutation:
-    """A bug: where it is planted, and the check that must find it."""
-
-    name: str
-    target: Any
-    attribute: str
-    bug: Any
-    check: Callable
-    options: dict = dataclasses.field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def planted(self):
-        with mock.patch.object(self.target, self.attribute, self.bug):
-            yield
-
-    def __str__(self):
-        return self.name.replace(" ", "_")
 
 
 _release = PrivateOptimizer._release
@@ -554,19 +533,5 @@ MUTATIONS = [
 ]
 
 
-def table() -> str:
-    """A Markdown table of what found what."""
-    rows = ["| planted bug | found by | what it says |", "| --- | --- | --- |"]
-    for mutation in MUTATIONS:
-        try:
-            with mutation.planted():
-                mutation.check(**mutation.options)
-            said = "**not found**"
-        except AssertionError as error:
-            said = " ".join(str(error).split())[:140]
-        rows.append(f"| {mutation.name} | `{mutation.check.__name__}` | {said} |")
-    return "\n".join(rows)
-
-
 if __name__ == "__main__":
-    print(table())
+    planting.write_page()

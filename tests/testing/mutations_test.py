@@ -4,28 +4,18 @@ import pytest
 
 from tests.testing import mutations
 from tests.testing.mutations import MUTATIONS
+from tests.testing.planting import cases, distinct_checks
 
 # Checks that test noise have false alarms with probability 1e-6 each.
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+@pytest.mark.parametrize("mutation", cases(MUTATIONS))
 def test_planted_bug_is_found(mutation):
     with mutation.planted(), pytest.raises(AssertionError):
         mutation.check(**mutation.options)
 
 
-def sound():
-    seen = []
-    for mutation in MUTATIONS:
-        case = (mutation.check, mutation.options)
-        if case not in seen:
-            seen.append(case)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("check", "options"), sound(), ids=lambda value: getattr(value, "__name__", None)
-)
+@pytest.mark.parametrize(("check", "options"), distinct_checks(MUTATIONS))
 def test_sound_code_passes(check, options):
     check(**options)
 

@@ -24,7 +24,7 @@ import dp_accounting
 import numpy as np
 from absl import app, flags
 
-from tfdpclip import accounting, sampling
+from tfdpclip import accounting, files, sampling
 from tfdpclip.accounting.events import RELATION_NAMES
 
 # Flags of its own, so that importing this module adds none to other programs.
@@ -296,7 +296,7 @@ def _plot(runs: list[dict[str, Any]], path: str) -> None:
     axes.set(xlabel="steps", ylabel=f"epsilon at delta = {_FLAGS.delta:g}")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    files.save_figure(figure, path, dpi=150)
     plt.close(figure)
 
 

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
+import attr
 import dp_accounting
 import numpy as np
 from dp_accounting.pld import pld_pmf
@@ -34,6 +35,11 @@ _TAIL = 1e-20
 # Composition by fast Fourier transforms rounds. Against closed forms, from 10 to 10^7
 # steps, delta came out at most 1e-16 per step too small; twice that is taken off.
 _ROUNDING_PER_STEP = 2e-16
+
+# Losses this large are no privacy, and e to the power of them overflows.
+_WIDEST_USEFUL_CELL = 100.0
+# Squares of larger noise multipliers, and of their inverses, leave the range of floats.
+_MOST_NOISE = 1e100
 
 Profile = Callable[[np.ndarray], np.ndarray]
 
@@ -92,9 +98,13 @@ def gaussian_mu(leaves: Mapping[dp_accounting.DpEvent, int]) -> float | None:
 
 def _compose(leaves, coarseness):
     """Composes all events, or returns None if one of them is not private at all."""
-    if any(noise_multiplier(event) == 0 for event in leaves):
+    # With so little noise nothing is private; its square would underflow.
+    if any(noise_multiplier(event) < 1 / _MOST_NOISE for event in leaves):
         return None
+    leaves = _in_range(leaves)
     discretization = _cell_width(leaves) * coarseness
+    if discretization > _WIDEST_USEFUL_CELL:
+        return None
     total = None
     gaussians = {}
     for event, count in leaves.items():
@@ -109,6 +119,21 @@ def _compose(leaves, coarseness):
         )
         total = total.compose(part)
     return total
+
+
+def _in_range(leaves):
+    """The same events, with less noise where its square would overflow: a bound."""
+
+    def less(event):
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            return dp_accounting.GaussianDpEvent(_MOST_NOISE)
+        return attr.evolve(event, event=less(event.event))
+
+    found: dict = {}
+    for event, count in leaves.items():
+        event = less(event) if noise_multiplier(event) > _MOST_NOISE else event
+        found[event] = found.get(event, 0) + count
+    return found
 
 
 def noise_multiplier(event: dp_accounting.DpEvent) -> float:

@@ -12,6 +12,11 @@ from tfdpclip.accounting import events
 
 ORDERS = tuple(rdp_lib.DEFAULT_RDP_ORDERS)
 _RELATION = events.NeighboringRelation
+# The accountant takes logarithms of sums close to 1: what it says about a sampled step
+# is off by up to about 1e-12, and below that can be 0 or less.
+_RESOLUTION = 1e-10
+# Squares of larger noise multipliers overflow. The bound for this one holds for them.
+_MOST_NOISE = 1e100
 
 
 def epsilon(leaves: Mapping[dp_accounting.DpEvent, int], delta: float) -> float:
@@ -24,6 +29,8 @@ def delta(leaves: Mapping[dp_accounting.DpEvent, int], epsilon: float) -> float:
     rdp = curve(leaves)
     if not np.isfinite(rdp).any():
         return 1.0
+    # 1 - exp(-rdp) must not round to 0, unless there is no divergence at all.
+    rdp = np.where(rdp > 0, np.maximum(rdp, 1e-15), 0.0)
     return float(min(1.0, rdp_lib.compute_delta(ORDERS, rdp, epsilon)[0]))
 
 
@@ -47,17 +54,34 @@ def _single(event: dp_accounting.DpEvent) -> np.ndarray:
             "The RDP accountant has no bound for sampling with replacement; "
             'use accountant="pld".'
         )
-    if not isinstance(event, dp_accounting.NonPrivateDpEvent) and _no_noise(event):
+    z = _noise(event)
+    if z == 0:
         return np.full(len(ORDERS), math.inf)
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS, relation)
-    with np.errstate(all="ignore"):
-        return np.maximum(accountant.compose(event).rdp, 0.0)
+    if z is None:
+        with np.errstate(all="ignore"):
+            return np.maximum(accountant.compose(event).rdp, 0.0)
+    unsampled = np.asarray(ORDERS) / (2 * min(z, _MOST_NOISE) ** 2)
+    closed = isinstance(event, dp_accounting.GaussianDpEvent) or z > _MOST_NOISE
+    if closed or unsampled.max() <= _RESOLUTION:
+        return unsampled
+    try:
+        with np.errstate(all="ignore"):
+            found = accountant.compose(event).rdp
+    except (ArithmeticError, ValueError):  # Lost in rounding.
+        return unsampled
+    # Sampling never adds to the divergence, and what is too small to be computed is at
+    # most the resolution.
+    found = np.where(np.isnan(found), unsampled, found)
+    least = np.minimum(_RESOLUTION, unsampled)
+    return np.where(found < _RESOLUTION, least, found)
 
 
-def _no_noise(event: dp_accounting.DpEvent) -> bool:
+def _noise(event: dp_accounting.DpEvent) -> float | None:
+    """The noise multiplier of the Gaussian inside `event`, None for another one."""
     while hasattr(event, "event"):
         event = event.event
-    return getattr(event, "noise_multiplier", None) == 0
+    return getattr(event, "noise_multiplier", None)
 
 
 def _truncated_poisson(event) -> np.ndarray:

@@ -5,28 +5,38 @@ The opposite form (`if x <= 0: raise`) accepts NaN.
 """
 
 import math
-import numbers
 from typing import Any
+
+# The checks that do not depend on a range are shared with the rest of the library.
+from tfdpclip._arguments import (  # noqa: F401
+    boolean,
+    choice,
+    floats,
+    function,
+    items,
+    real,
+    shown,
+    text,
+    whole,
+)
+
+# Beyond this, not every whole number is a float, and no data set is.
+_MOST_RECORDS = 2**53
 
 
 def finite(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises unless it is a finite real number."""
-    ok = isinstance(value, numbers.Real) or hasattr(value, "__float__")
-    if ok and not isinstance(value, (bool, str, bytes)):
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    raise ValueError(f"{name} must be a finite number, got {value!r}.")
+    number = real(value)
+    if number is None or not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
+    return number
 
 
 def positive(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises unless it is finite and above 0."""
     number = _number(name, value, "positive and finite")
     if not number > 0:
-        raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+        raise ValueError(f"{name} must be positive and finite, got {shown(value)}.")
     return number
 
 
@@ -34,7 +44,7 @@ def non_negative(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises unless it is finite and at least 0."""
     number = _number(name, value, "non-negative and finite")
     if not number >= 0:
-        raise ValueError(f"{name} must be non-negative and finite, got {value!r}.")
+        raise ValueError(f"{name} must be non-negative and finite, got {shown(value)}.")
     return number
 
 
@@ -42,7 +52,7 @@ def rate(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises unless it lies in (0, 1]."""
     number = _number(name, value, "in (0, 1]")
     if not 0 < number <= 1:
-        raise ValueError(f"{name} must be in (0, 1], got {value!r}.")
+        raise ValueError(f"{name} must be in (0, 1], got {shown(value)}.")
     return number
 
 
@@ -50,36 +60,36 @@ def delta(value: Any, name: str = "delta") -> float:
     """Returns `value` as a float, or raises unless it lies in (0, 1)."""
     number = _number(name, value, "in (0, 1)")
     if not 0 < number < 1:
-        raise ValueError(f"{name} must be in (0, 1), got {value!r}.")
+        raise ValueError(f"{name} must be in (0, 1), got {shown(value)}.")
     return number
 
 
 def target_epsilon(value: Any, name: str = "epsilon") -> float:
     """Returns `value` as a float, or raises unless it is positive (inf allowed)."""
-    if isinstance(value, float) and value == math.inf:
-        return value
+    if real(value) == math.inf:
+        return math.inf
     return positive(name, value)
 
 
-def integer(name: str, value: Any, minimum: int = 0) -> int:
-    """Returns `value` as an int, or raises unless it is an integer >= `minimum`."""
-    number = _number(name, value, f"an integer of at least {minimum}")
-    if not (number.is_integer() and number >= minimum):
+def integer(name: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
+    """Returns `value` as an int, or raises unless it is an integer in the range."""
+    number = whole(value)
+    if number is None or number < minimum:
         raise ValueError(
-            f"{name} must be an integer of at least {minimum}, got {value!r}."
+            f"{name} must be an integer of at least {minimum}, got {shown(value)}."
         )
-    return int(value)
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {shown(value)}.")
+    return number
 
 
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Returns `value`, or raises unless it is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}.")
-    return value
+def count_of(name: str, value: Any, minimum: int = 1) -> int:
+    """Returns `value` as an int: a number of records, up to 2^53."""
+    return integer(name, value, minimum, _MOST_RECORDS)
 
 
 def _number(name: str, value: Any, wanted: str) -> float:
     try:
         return finite(name, value)
     except ValueError:
-        raise ValueError(f"{name} must be {wanted}, got {value!r}.") from None
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.") from None

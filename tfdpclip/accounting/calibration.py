@@ -150,6 +150,7 @@ def event_epsilon(
     >>> round(event_epsilon(dp_accounting.GaussianDpEvent(1.0), 1e-5), 4)
     4.3772
     """
+    events.check_event("event", event)
     return _leaves_epsilon(event, _validate.delta(delta), accountant, 1.0)
 
 
@@ -217,7 +218,14 @@ def noise_multiplier(
     leaves = events.leaves(_event(1.0, steps, sampling, unit, sensitivity))
     mu = _pld.gaussian_mu(leaves)
     if mu is not None and accountant != "rdp":
-        return mu / gdp.gdp_mu(epsilon, delta) * (1 + 1e-12)
+        z = mu / gdp.gdp_mu(epsilon, delta) * (1 + 1e-12)
+        if not math.isfinite(z):
+            raise ValueError(
+                f"epsilon = {epsilon} is out of reach for sensitivity = {sensitivity} "
+                f"and steps = {_validate.shown(steps)}: no finite noise_multiplier is "
+                "enough."
+            )
+        return z
 
     def spent(z: float, coarseness: float = 1.0) -> float:
         event = _event(z, steps, sampling, unit, sensitivity)
@@ -332,7 +340,9 @@ def steps_for(
     delta = _validate.delta(delta)
     z = _validate.non_negative("noise_multiplier", noise_multiplier)
     _validate.choice("accountant", accountant, ACCOUNTANTS)
-    past = spent if spent is not None else dp_accounting.NoOpDpEvent()
+    past = dp_accounting.NoOpDpEvent()
+    if spent is not None:
+        past = events.check_event("spent", spent)
     if epsilon == math.inf:
         return _MAX_STEPS
     if z == 0:
@@ -438,7 +448,7 @@ def epsilon_profile(
                 delta,
                 accountant,
             )
-            for count in steps
+            for count in _validate.items("steps", steps)
         ]
     )
 
@@ -451,7 +461,7 @@ def _event(noise_multiplier, steps, sampling, unit, sensitivity):
     if not hasattr(scheme, "event"):
         raise ValueError(
             f"sampling must be a scheme of tfdpclip.sampling, such as Poisson(rate); "
-            f"got {sampling!r}."
+            f"got {_validate.shown(sampling)}."
         )
     if sensitivity is not None:
         sensitivity = _validate.positive("sensitivity", sensitivity)

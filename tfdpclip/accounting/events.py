@@ -67,6 +67,12 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
     capacity: int
     event: dp_accounting.DpEvent
 
+    def __attrs_post_init__(self):
+        _validate.integer("source_dataset_size", self.source_dataset_size)
+        _validate.rate("sampling_probability", self.sampling_probability)
+        _validate.integer("capacity", self.capacity, minimum=1)
+        check_event("event", self.event)
+
     @property
     def overflow_probability(self) -> float:
         """`tau`: the probability that a record more would not fit."""
@@ -115,7 +121,7 @@ def sensitivity_factor(
       1.0 or 2.0.
 
     Raises:
-      ValueError: If `unit` is not one of the four.
+      ValueError: If `unit` is not one of the four, or `relation` no relation.
 
     >>> sensitivity_factor()
     1.0
@@ -125,9 +131,23 @@ def sensitivity_factor(
     2.0
     """
     _validate.choice("unit", unit, UNITS)
+    if not isinstance(relation, NeighboringRelation):
+        raise ValueError(
+            "relation must be a NeighboringRelation, such as "
+            f"NeighboringRelation.REPLACE_ONE, got {_validate.shown(relation)}."
+        )
     if unit in ("batch", "group") or relation is NeighboringRelation.REPLACE_ONE:
         return 2.0
     return 1.0
+
+
+def check_event(name: str, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """Returns `event`, or raises ValueError unless it is a `DpEvent`."""
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise ValueError(
+            f"{name} must be a dp_accounting.DpEvent, got {_validate.shown(event)}."
+        )
+    return event
 
 
 def repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:

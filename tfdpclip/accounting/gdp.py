@@ -36,9 +36,9 @@ def gdp_tradeoff(mu: float, alpha: float | np.ndarray) -> float | np.ndarray:
     0.158655
     """
     mu = _validate.non_negative("mu", mu)
-    values = np.asarray(alpha, dtype=np.float64)
+    values = _validate.floats("alpha", alpha)
     if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"alpha must be in [0, 1], got {alpha!r}.")
+        raise ValueError(f"alpha must be in [0, 1], got {_validate.shown(alpha)}.")
     # Phi^-1(1 - alpha) = -Phi^-1(alpha) does not round small alphas away.
     beta = special.ndtr(-special.ndtri(values) - mu)
     return float(beta) if np.ndim(alpha) == 0 else beta
@@ -84,7 +84,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     >>> round(gdp_epsilon(1.0, 1e-5), 6)
     4.377178
     """
-    if mu == math.inf:
+    if _validate.real(mu) == math.inf:
         return math.inf
     mu = _validate.non_negative("mu", mu)
     delta = _validate.delta(delta)
@@ -130,7 +130,13 @@ def gdp_mu(epsilon: float, delta: float) -> float:
             upper /= 2
         lower = upper / 2
     root = optimize.brentq(
-        lambda m: _log_delta(m, epsilon) - target, lower, upper, xtol=1e-300, rtol=1e-14
+        # Far below the root the logarithm is -infinity, which no secant can use.
+        lambda m: max(_log_delta(m, epsilon), -1e300) - target,
+        lower,
+        upper,
+        xtol=1e-300,
+        rtol=1e-14,
+        maxiter=1000,
     )
     return float(root)
 
@@ -143,6 +149,7 @@ def gdp_compose(mus: Iterable[float]) -> float:
     >>> gdp_compose([3.0, 4.0])
     5.0
     """
+    mus = _validate.items("mus", mus)
     return math.hypot(*(_validate.non_negative("mus", mu) for mu in mus))
 
 
@@ -160,7 +167,7 @@ def layerwise_gdp_mu(sigma: float, layers: int | Sequence[float]) -> float:
       layers: The number of layers, or one weight p_h per layer.
 
     Returns:
-      The GDP parameter of the step.
+      The GDP parameter of the step; infinity where it exceeds the range of a double.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -171,9 +178,12 @@ def layerwise_gdp_mu(sigma: float, layers: int | Sequence[float]) -> float:
     1.0
     """
     sigma = _validate.positive("sigma", sigma)
-    if np.ndim(layers) == 0:
+    if _validate.real(layers) is not None:
         return math.sqrt(_validate.integer("layers", layers, minimum=1)) / sigma
-    weights = [_validate.non_negative("layers", weight) for weight in layers]
+    weights = [
+        _validate.non_negative("layers", weight)
+        for weight in _validate.items("layers", layers)
+    ]
     if not weights:
         raise ValueError("layers must hold at least one weight, got none.")
     return math.hypot(*weights) / sigma
@@ -190,7 +200,8 @@ def noise_multiplier_from_layerwise_sigma(sigma: float, layers: int = 1) -> floa
     2.0
     """
     sigma = _validate.non_negative("sigma", sigma)
-    return 2 * sigma / math.sqrt(_validate.integer("layers", layers, minimum=1))
+    layers = _validate.integer("layers", layers, minimum=1)
+    return _validate.finite("2 * sigma", 2 * sigma) / math.sqrt(layers)
 
 
 def layerwise_sigma(noise_multiplier: float, layers: int = 1) -> float:
@@ -202,7 +213,9 @@ def layerwise_sigma(noise_multiplier: float, layers: int = 1) -> float:
     2.0
     """
     value = _validate.non_negative("noise_multiplier", noise_multiplier)
-    return value * math.sqrt(_validate.integer("layers", layers, minimum=1)) / 2
+    layers = _validate.integer("layers", layers, minimum=1)
+    sigma = value * math.sqrt(layers) / 2
+    return _validate.finite("sigma for this noise_multiplier and layers", sigma)
 
 
 def subsampled_gdp_log_h(sigma: float) -> float:
@@ -212,7 +225,7 @@ def subsampled_gdp_log_h(sigma: float) -> float:
     al., Corollary 5.4), where sigma is the noise standard deviation divided by the
     replace-one sensitivity 2 C. Accurate to about 1e-13 from sigma = 1e-150 to
     sigma = 1e150, although e^(1/sigma^2) overflows at one end and the three terms
-    cancel at the other.
+    cancel at the other; infinity for a sigma whose square underflows.
 
     >>> round(math.exp(subsampled_gdp_log_h(2.5)), 6)
     0.33748
@@ -285,9 +298,13 @@ def subsampled_gdp_mu(
     if sampling == "fixed_size":
         log_factor = 0.5 * math.log(2) + subsampled_gdp_log_h(sigma)
     else:
-        x = 1 / sigma**2
-        # log(e^x - 1), stable at both ends.
-        log_factor = 0.5 * (x + math.log(-math.expm1(-x)))
+        # 0.5 log(e^x - 1) with x = 1 / sigma^2, stable at both ends.
+        if sigma < 1e-150:
+            return math.inf
+        log_factor = -math.log(sigma)
+        if sigma < 1e150:
+            x = 1 / sigma**2
+            log_factor = 0.5 * (x + math.log(-math.expm1(-x)))
     log_mu = math.log(rate) + 0.5 * math.log(steps) + log_factor
     return math.exp(log_mu) if log_mu < 709 else math.inf
 
@@ -296,6 +313,8 @@ def _log_delta(mu: float, epsilon: float) -> float:
     if mu == 0:
         return -math.inf
     log_upper = float(special.log_ndtr(-epsilon / mu + mu / 2))
+    if log_upper == -math.inf:  # No smaller delta has a logarithm.
+        return -math.inf
     gap = epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)) - log_upper
     if gap >= 0:  # Below the resolution of doubles: delta is essentially 0.
         return -math.inf

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import dp_accounting
 
+from tfdpclip._docs import see
 from tfdpclip.accounting import _validate, calibration, events
+from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.statement import PrivacyStatement
-
-_FORMAT = 1
 
 
 class PrivacyMismatchError(ValueError):
@@ -94,7 +92,9 @@ class Ledger:
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
     * A phase with other settings than the one before is refused unless `change=True`
       says it is meant, and one under another neighbouring relation always.
-    * The file is replaced atomically.
+    * The file is replaced atomically, and has a checksum: a damaged one is refused.
+    * Another process that writes the file, or its removal, is an error before the next
+      step runs: two runs that share a ledger would forget each other's steps.
 
     Args:
       delta: In (0, 1).
@@ -123,11 +123,12 @@ class Ledger:
         self.accountant = _validate.choice(
             "accountant", accountant, calibration.ACCOUNTANTS
         )
-        self.path = None if path is None else pathlib.Path(path)
-        if self.path is not None and self.path.exists():
+        self._file = None if path is None else LedgerFile(path)
+        if path is not None and os.path.lexists(path):
             raise FileExistsError(
-                f"{self.path} exists. Continue it with Ledger.load({str(path)!r}); "
+                f"{path} exists. Continue it with Ledger.load({str(path)!r}); "
                 "starting anew would forget what has been spent."
+                + see("a-spent-budget")
             )
         self.phases: list[Phase] = []
         self.notes: list[str] = []
@@ -155,16 +156,21 @@ class Ledger:
         if ledger is None:
             return cls(delta, accountant)
         if not isinstance(ledger, cls):
-            path = pathlib.Path(ledger)
-            if not path.exists():
-                return cls(delta, accountant, path)
-            return cls.load(path, delta=delta, accountant=accountant)
+            # A link to nothing is a ledger whose disk is not there: load refuses it.
+            if not os.path.lexists(ledger):
+                return cls(delta, accountant, ledger)
+            return cls.load(ledger, delta=delta, accountant=accountant)
         if (ledger.delta, ledger.accountant) != (delta, accountant):
             raise PrivacyMismatchError(
                 f"The ledger is kept for delta = {ledger.delta:g} and accountant "
                 f"{ledger.accountant!r}, not for {delta:g} and {accountant!r}."
             )
         return ledger
+
+    @property
+    def path(self) -> pathlib.Path | None:
+        """The ledger's file, if it has one."""
+        return None if self._file is None else self._file.path
 
     @property
     def steps(self) -> int:
@@ -352,7 +358,7 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Returns the ledger as JSON-ready values."""
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
             "delta": self.delta,
             "accountant": self.accountant,
             "phases": [{**p.settings(), "runs": p.runs} for p in self.phases],
@@ -361,22 +367,19 @@ class Ledger:
         }
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Writes the ledger to `path`, or to its own file if it has one."""
-        target = self.path if path is None else pathlib.Path(path)
-        if target is None:
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=1)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            pathlib.Path(temporary).unlink(missing_ok=True)
-            raise
+        """Writes a copy to `path`, or the ledger to its own file if it has one.
+
+        Raises:
+          PrivacyMismatchError: If its own file is not as this ledger left it.
+          OSError: If it cannot be written; what was there before is kept.
+        """
+        if path is not None and pathlib.Path(path) != self.path:
+            LedgerFile(path).write(self.to_dict())
+        elif self._file is not None:
+            conflict = self._file.conflict()
+            if conflict:
+                raise PrivacyMismatchError(conflict)
+            self._file.write(self.to_dict())
 
     @classmethod
     def load(
@@ -397,17 +400,19 @@ class Ledger:
 
         Raises:
           PrivacyMismatchError: If the file says otherwise.
-          ValueError: If the file is not a ledger.
+          ValueError: If the file is not a ledger, or damaged.
+          OSError: If it cannot be read.
         """
+        file = LedgerFile(path)
+        content = file.read()
         try:
-            content = json.loads(pathlib.Path(path).read_text())
-            if content["format"] != _FORMAT:
-                raise ValueError(f"format {content['format']!r}")
             ledger = cls(content["delta"], content["accountant"])
             ledger.phases = [_phase_from_dict(phase) for phase in content["phases"]]
             ledger.reserved = _validate.integer("reserved", content["reserved"])
             ledger.notes = [str(note) for note in content["notes"]]
-        except (KeyError, TypeError, ValueError) as error:
+            if ledger.reserved:
+                ledger._current()
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path} is not a privacy ledger: {error}") from error
         for name, expected in (("delta", delta), ("accountant", accountant)):
             found = getattr(ledger, name)
@@ -415,7 +420,7 @@ class Ledger:
                 raise PrivacyMismatchError(
                     f"{path} was kept for {name} = {found!r}, not {expected!r}."
                 )
-        ledger.path = pathlib.Path(path)
+        ledger._file = file
         ledger._forfeit_reserved()
         return ledger
 
@@ -455,6 +460,7 @@ class Ledger:
             raise PrivacyMismatchError(
                 f"The privacy configuration differs from what has run: {changes}. If "
                 "that is meant, say so with change=True; both phases are then counted."
+                + see("changed-settings")
             )
 
 

@@ -8,7 +8,11 @@ together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
 import math
 from collections.abc import Sequence
 
+from tfdpclip._docs import see
 from tfdpclip.accounting import _validate
+
+# More than any model has variables; it only keeps the result in memory.
+_MOST_GROUPS = 10**6
 
 
 def split_noise_multiplier(
@@ -49,15 +53,15 @@ def split_noise_multiplier(
     z = _validate.non_negative("noise_multiplier", noise_multiplier)
     stddevs = [
         _validate.positive(f"count_stddevs[{k}]", s)
-        for k, s in enumerate(count_stddevs)
+        for k, s in enumerate(_validate.items("count_stddevs", count_stddevs))
     ]
     if z == 0:
         return 0.0
-    spent = math.fsum((z / (2 * s)) ** 2 for s in stddevs)
+    spent = math.fsum(_share(z, s) for s in stddevs)
     remaining = 1 - spent
     if not remaining > 0:
         raise ValueError(_infeasible(z, stddevs))
-    return z / math.sqrt(remaining)
+    return _validate.finite("what noise_multiplier leaves", z / math.sqrt(remaining))
 
 
 def effective_noise_multiplier(
@@ -92,7 +96,7 @@ def effective_noise_multiplier(
     parts = [_validate.non_negative("gradient_noise_multiplier", z) for z in parts]
     parts += [
         2 * _validate.non_negative(f"count_stddevs[{k}]", s)
-        for k, s in enumerate(count_stddevs)
+        for k, s in enumerate(_validate.items("count_stddevs", count_stddevs))
     ]
     smallest = min(parts)
     if smallest == 0:
@@ -131,15 +135,34 @@ def group_noise_multipliers(
     """
     z = _validate.non_negative("noise_multiplier", noise_multiplier)
     groups = _validate.integer("groups", groups, minimum=1)
+    if groups > _MOST_GROUPS:
+        raise ValueError(
+            f"groups must be at most {_MOST_GROUPS}, got {_validate.shown(groups)}."
+        )
     if shares is None:
-        return (z * math.sqrt(groups),) * groups
+        return (_product("noise_multiplier", z, groups),) * groups
+    shares = _validate.items("shares", shares)
     if len(shares) != groups:
         raise ValueError(
-            f"shares must have one entry per group ({groups}), got {len(shares)}."
+            f"shares must have one entry per group (groups = "
+            f"{_validate.shown(groups)}), got {len(shares)}."
         )
     weights = [_validate.positive("shares", share) for share in shares]
+    largest = max(weights)
+    weights = [weight / largest for weight in weights]
+    if min(weights) == 0:
+        raise ValueError("shares are too far apart for double precision.")
     total = math.fsum(weights)
-    return tuple(z * math.sqrt(total / weight) for weight in weights)
+    return tuple(_product("noise_multiplier", z, total / w) for w in weights)
+
+
+def _product(name: str, z: float, square: float) -> float:
+    return _validate.finite(f"{name} of each group", z * math.sqrt(square))
+
+
+def _share(z: float, stddev: float) -> float:
+    """What of z^-2 a count takes, 4 standing for more than all of it."""
+    return min(z / (2 * stddev), 2.0) ** 2
 
 
 def _infeasible(z: float, stddevs: list[float]) -> str:
@@ -147,10 +170,9 @@ def _infeasible(z: float, stddevs: list[float]) -> str:
     worst = min(range(len(stddevs)), key=stddevs.__getitem__)
     count = len(stddevs)
     common = z * math.sqrt(count) / 2
-    cohort = math.floor(10 * z * math.sqrt(count)) + 1
-    rest = 1 - math.fsum(
-        (z / (2 * s)) ** 2 for k, s in enumerate(stddevs) if k != worst
-    )
+    cohort = min(10 * z * math.sqrt(count), 1e300)
+    cohort = f"{math.floor(cohort) + 1}" if cohort < 1e15 else f"{cohort:.6g}"
+    rest = 1 - math.fsum(_share(z, s) for k, s in enumerate(stddevs) if k != worst)
     if count > 1 and rest > 0:
         alone = f"it would have to be above {z / (2 * math.sqrt(rest)):.6g}, or all "
         alone += f"{count} counts above {common:.6g}"
@@ -163,4 +185,5 @@ def _infeasible(z: float, stddevs: list[float]) -> str:
         f"noise_multiplier {z}: the noised counts alone reveal more than that allows; "
         f"{alone}. With the default of a twentieth of the records per step, that is "
         f"at least {cohort} records per step (or clients per round)."
+        + see("counts-that-cost-privacy")
     )

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tfdpclip._docs import see
 from tfdpclip.accounting import _validate
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.statement import PrivacyStatement
@@ -84,8 +85,9 @@ class RoundBudget:
         if not callable(cohorts) or not hasattr(cohorts, "scheme"):
             raise ValueError(
                 "cohorts must come from a sampling scheme, such as "
-                f"Poisson(0.01).cohorts(client_ids); got {cohorts!r}."
+                f"Poisson(0.01).cohorts(client_ids); got {_validate.shown(cohorts)}."
             )
+        _validate.boolean("allow_change", allow_change)
         self.cohorts = cohorts
         self.ledger = Ledger.open(ledger, delta, accountant)
         self.ledger.begin(
@@ -129,6 +131,7 @@ class RoundBudget:
                 f"Another round would exceed epsilon = {self.epsilon_budget:g} at "
                 f"delta = {self.ledger.delta:g} ({self.rounds} rounds cost "
                 f"{self.epsilon:.4g}). Raise the budget or the noise multiplier."
+                + see("a-spent-budget")
             )
         number = self.rounds
         with self.ledger.step():

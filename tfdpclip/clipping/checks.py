@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tfdpclip._arguments import boolean, real, shown
 
 Schedule = tf.keras.optimizers.schedules.LearningRateSchedule
 
@@ -14,7 +17,19 @@ def check_positive(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises if it is not finite and above 0."""
     number = as_float(name, value)
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+        raise ValueError(f"{name} must be a finite number above 0, got {shown(value)}.")
+    return number
+
+
+def check_norm(name: str, value: Any) -> float:
+    """As `check_positive`, for clip norms: they must be normal numbers in float32."""
+    number = check_positive(name, value)
+    limits = np.finfo(np.float32)
+    if not float(limits.tiny) <= number <= float(limits.max):
+        raise ValueError(
+            f"{name} must be between {limits.tiny:.3g} and {limits.max:.3g}, the range "
+            f"of float32, got {number!r}."
+        )
     return number
 
 
@@ -22,7 +37,9 @@ def check_non_negative(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises if it is not finite and at least 0."""
     number = as_float(name, value)
     if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be a finite number, 0 or above, got {value!r}.")
+        raise ValueError(
+            f"{name} must be a finite number, 0 or above, got {shown(value)}."
+        )
     return number
 
 
@@ -30,25 +47,21 @@ def check_fraction(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises if it is not in [0, 1]."""
     number = as_float(name, value)
     if not 0 <= number <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value!r}.")
+        raise ValueError(f"{name} must be in [0, 1], got {shown(value)}.")
     return number
 
 
 def check_bool(name: str, value: Any) -> bool:
     """Returns `value`, or raises if it is not a bool."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
-    return value
+    return boolean(name, value)
 
 
 def as_float(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises if it is not a number."""
-    if isinstance(value, (bool, str, bytes)):
-        raise ValueError(f"{name} must be a number, got {value!r}.")
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a number, got {value!r}.") from error
+    number = real(value)
+    if number is None:
+        raise ValueError(f"{name} must be a number, got {shown(value)}.")
+    return number
 
 
 def check_setting(name: str, value: Any, check=check_positive) -> float | Schedule:
@@ -58,15 +71,17 @@ def check_setting(name: str, value: Any, check=check_positive) -> float | Schedu
     checked here, and the others when they are used.
     """
     if isinstance(value, dict):
+        given = value
         try:
-            value = tf.keras.optimizers.schedules.deserialize(value)
-        except (KeyError, TypeError, ValueError) as error:
+            value = tf.keras.optimizers.schedules.deserialize(given)
+        except Exception as error:  # Whatever Keras makes of it.
             raise ValueError(f"{name} is not a schedule: {error}") from error
     if not isinstance(value, Schedule):
         if callable(value):
             raise ValueError(
                 f"{name} must be a number or a schedule that can be saved, a "
-                f"tf.keras.optimizers.schedules.LearningRateSchedule; got {value!r}."
+                "tf.keras.optimizers.schedules.LearningRateSchedule; got "
+                f"{shown(value)}."
             )
         return check(name, value)
     with tf.init_scope():

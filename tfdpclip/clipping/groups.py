@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip._arguments import function, items, shown, text
 from tfdpclip.clipping import checks
 
 # None: one group per layer. "variable": one per variable. A number: that many groups
@@ -51,7 +52,8 @@ def layer_of(name: str) -> str:
     >>> layer_of("block_1/dense/kernel:0")
     'block_1/dense'
     """
-    return _bare(name).rpartition("/")[0] or _bare(name)
+    name = _bare(text("name", name))
+    return name.rpartition("/")[0] or name
 
 
 def normalized(groups: Any) -> GroupSpec:
@@ -60,13 +62,15 @@ def normalized(groups: Any) -> GroupSpec:
     Raises:
       ValueError: if it cannot say which variables belong together.
     """
-    if groups is None or callable(groups):
+    if groups is None:
         return groups
+    if callable(groups):
+        return function("groups", groups, 1)
     if isinstance(groups, bool):
         raise ValueError(_not_groups(groups))
     if isinstance(groups, int):
         if groups < 1:
-            raise ValueError(f"groups must be 1 or more, got {groups}.")
+            raise ValueError(f"groups must be 1 or more, got {shown(groups)}.")
         return groups
     if isinstance(groups, str):
         if groups not in ("layer", "variable"):
@@ -119,9 +123,11 @@ def make_groups(
       ValueError: if a variable has no group, or a group no variable.
     """
     groups = normalized(groups)
-    names = tuple(_bare(name) for name in names)
+    names = tuple(_bare(text("names", name)) for name in items("names", names))
     if not names:
-        raise ValueError("There are no variables to group.")
+        raise ValueError("names is empty: there are no variables to group.")
+    if norms is not None and not isinstance(norms, (Mapping, Sequence)):
+        norms = items("norms", norms)
     if groups is None or groups == "layer":
         labels = [layer_of(name) for name in names]
     elif groups == "variable":
@@ -155,7 +161,7 @@ def by_group(name: str, values: Any, groups: Groups) -> list[float]:
       ValueError: if a group has no number.
     """
     if not isinstance(values, Mapping):
-        values = list(values)
+        values = items(name, values)
         if len(values) != len(groups):
             raise ValueError(
                 f"{name} has {len(values)} entries for {len(groups)} groups: "
@@ -235,7 +241,9 @@ def _similar(count: int, names: Sequence[str], norms: Any) -> list[str]:
     if count == 1:
         return ["all"] * len(names)
     if count > len(layers):
-        raise ValueError(f"groups={count}, but there are only {len(layers)} layers.")
+        raise ValueError(
+            f"groups={shown(count)}, but there are only {len(layers)} layers."
+        )
     if norms is None:
         raise ValueError(
             f"groups={count} puts layers of similar gradient norm together, so it "
@@ -283,6 +291,6 @@ def _partition(values: np.ndarray, count: int) -> list[int]:
 def _not_groups(groups: Any) -> str:
     return (
         "groups must be None (one per layer), 'variable', a number, a list of names or "
-        f"regular expressions, a mapping or a function, got {groups!r}. For example "
-        f"{_EXAMPLE}."
+        f"regular expressions, a mapping or a function, got {shown(groups)}. For "
+        f"example {_EXAMPLE}."
     )

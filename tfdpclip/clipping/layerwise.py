@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._arguments import choice, items, shown
 from tfdpclip.clipping import checks
 from tfdpclip.clipping.groups import (
     Groups,
@@ -483,10 +484,7 @@ def _flat(name: str, value: Any) -> ClipRule:
 
 
 def _check_allocation(allocation: Any) -> None:
-    if allocation not in _ALLOCATIONS:
-        raise ValueError(
-            f"allocation must be 'per_layer' or 'joint', got {allocation!r}."
-        )
+    choice("allocation", allocation, _ALLOCATIONS)
 
 
 def _check_floor(floor: Any) -> None:
@@ -500,9 +498,11 @@ def _numbers(name: str, numbers: Any, check=checks.check_non_negative) -> Any:
         return None
     if isinstance(numbers, Mapping):
         return {str(k): check(f"{name}[{k!r}]", v) for k, v in numbers.items()}
-    if isinstance(numbers, (str, bytes)) or not hasattr(numbers, "__len__"):
+    try:
+        entries = items(name, numbers)
+    except ValueError:
         raise ValueError(
             f"{name} must be one number per group, by name or in order, got "
-            f"{numbers!r}."
-        )
-    return [check(f"{name}[{i}]", v) for i, v in enumerate(numbers)]
+            f"{shown(numbers)}."
+        ) from None
+    return [check(f"{name}[{i}]", v) for i, v in enumerate(entries)]

@@ -13,8 +13,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfdpclip._arguments import choice
 from tfdpclip.clipping import checks
 from tfdpclip.clipping.checks import Schedule
 
@@ -22,6 +24,7 @@ from tfdpclip.clipping.checks import Schedule
 # keep a runaway estimate finite and positive in float32.
 _SMALLEST_NORM = 1e-12
 _LARGEST_NORM = 1e12
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class ClipRule(abc.ABC):
@@ -64,6 +67,8 @@ class ClipRule(abc.ABC):
     @abc.abstractmethod
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
         """The factor for each record, `[B]`, from the records' norms, `[B]`.
+
+        In the norms' type, or in float32 if that has less precision.
 
         For a rule with L groups both are `[B, L]`: norms and factors of each group.
         """
@@ -159,11 +164,19 @@ class ClipRule(abc.ABC):
         return hash(json.dumps(self._identity(), sort_keys=True, default=str))
 
 
+def _at_least_float32(norms: Any) -> tf.Tensor:
+    norms = tf.convert_to_tensor(norms)
+    return tf.cast(norms, tf.float32) if norms.dtype.size < 4 else norms
+
+
 def _saturating_weights(
     norms: tf.Tensor, clip_norm: tf.Tensor, normalize: bool
 ) -> tf.Tensor:
-    """min(1, C/n), or min(1/C, 1/n) when normalised; 0 where n is not finite."""
-    norms = tf.convert_to_tensor(norms)
+    """min(1, C/n), or min(1/C, 1/n) when normalised; 0 where n is not finite.
+
+    In float32 at least: half precision would round the clip norm up, or to infinity.
+    """
+    norms = _at_least_float32(norms)
     clip_norm = tf.cast(clip_norm, norms.dtype)
     top = tf.ones_like(clip_norm) if normalize else clip_norm
     weights = top / tf.maximum(norms, clip_norm)
@@ -196,7 +209,7 @@ class FixedClip(ClipRule):
     normalize: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "norm", checks.check_setting("norm", self.norm))
+        object.__setattr__(self, "norm", _norm_setting("norm", self.norm))
         checks.check_bool("normalize", self.normalize)
 
     def initial_state(self) -> Any:
@@ -266,16 +279,14 @@ class QuantileClip(ClipRule):
             "target_quantile", self.target_quantile, checks.check_fraction
         )
         object.__setattr__(self, "target_quantile", quantile)
-        for name in ("initial_norm", "learning_rate"):
-            number = checks.check_positive(name, getattr(self, name))
-            object.__setattr__(self, name, number)
+        initial = checks.check_norm("initial_norm", self.initial_norm)
+        object.__setattr__(self, "initial_norm", initial)
+        rate = checks.check_positive("learning_rate", self.learning_rate)
+        object.__setattr__(self, "learning_rate", rate)
         if self.count_stddev is not None:
             stddev = checks.check_non_negative("count_stddev", self.count_stddev)
             object.__setattr__(self, "count_stddev", stddev)
-        if self.update not in ("geometric", "linear"):
-            raise ValueError(
-                f"update must be 'geometric' or 'linear', got {self.update!r}."
-            )
+        choice("update", self.update, ("geometric", "linear"))
         checks.check_bool("normalize", self.normalize)
 
     def initial_state(self) -> Any:
@@ -319,6 +330,7 @@ class QuantileClip(ClipRule):
     def count_stddevs(
         self, records_per_step: float, private: bool = True
     ) -> tuple[float, ...]:
+        checks.check_bool("private", private)
         if self.count_stddev is not None:
             return (self.count_stddev,)
         if not private:
@@ -328,6 +340,10 @@ class QuantileClip(ClipRule):
     def clip_norm(self, state: Any) -> tf.Tensor:
         clip_norm = state[0] if isinstance(state, (tuple, list)) else state
         return tf.convert_to_tensor(clip_norm)
+
+
+def _norm_setting(name: str, value: Any) -> float | Schedule:
+    return checks.check_setting(name, value, checks.check_norm)
 
 
 def _in_range(clip_norm: tf.Tensor) -> tf.Tensor:
@@ -346,7 +362,8 @@ class AutomaticClip(ClipRule):
     *Formal guarantees*: sensitivity 1 under adding or removing one record.
 
     Args:
-      stability: added to the norm; 0 or above. Larger keeps small records small.
+      stability: added to the norm; 0 or above. Larger keeps small records small. A
+        record whose norm is below 1.2e-38 (no normal float32) counts as zero.
       normalize: accepted for symmetry with the other rules; this rule is normalised
         already, so it changes nothing.
 
@@ -369,9 +386,11 @@ class AutomaticClip(ClipRule):
         return ()
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        norms = tf.convert_to_tensor(norms)
-        weights = tf.math.divide_no_nan(tf.ones_like(norms), norms + self.stability)
-        return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+        norms = _at_least_float32(norms)
+        # Of less than a normal float32 the inverse is infinite: that counts as 0.
+        size = tf.maximum(norms + self.stability, _SMALLEST_NORMAL)
+        counts = tf.logical_and(tf.math.is_finite(norms), norms >= _SMALLEST_NORMAL)
+        return tf.where(counts, 1 / size, tf.zeros_like(size))
 
     def sensitivity(self, state: Any) -> tf.Tensor:
         return tf.constant(1.0, tf.float32)

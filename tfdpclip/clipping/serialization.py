@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdpclip._arguments import shown
 from tfdpclip.clipping import checks
 from tfdpclip.clipping.rules import AutomaticClip, ClipRule, FixedClip, QuantileClip
 
@@ -12,6 +13,10 @@ _RULES: dict[str, type[ClipRule]] = {}
 
 def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
     """Makes a rule class known to `as_rule`, by its name."""
+    if not (isinstance(rule_class, type) and issubclass(rule_class, ClipRule)):
+        raise ValueError(
+            f"rule_class must be a subclass of ClipRule, got {shown(rule_class)}."
+        )
     _RULES[rule_class.__name__] = rule_class
     return rule_class
 
@@ -36,21 +41,30 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
     """
     if isinstance(clip, ClipRule):
         return clip
-    if isinstance(clip, dict) and clip.get("class_name") in _RULES:
-        return _RULES[clip["class_name"]](**clip.get("config", {}))
     if isinstance(clip, dict) and "module" not in clip:
-        raise ValueError(
-            f"{name} names an unknown rule {clip.get('class_name')!r}; known: "
-            f"{', '.join(_RULES)}."
-        )
+        kind, config = clip.get("class_name"), clip.get("config", {})
+        if not isinstance(kind, str) or kind not in _RULES:
+            raise ValueError(
+                f"{name} names an unknown rule {shown(kind)}; known: "
+                f"{', '.join(_RULES)}."
+            )
+        try:
+            return _RULES[kind](**config)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} has a config that {kind} does not take: {error}"
+            ) from error
     if isinstance(clip, (str, bytes, bool)) or clip is None:
         raise ValueError(
-            f"{name} must be a clip norm or a clip rule, got {clip!r}. For example "
-            f"{name}=1.0, {name}=dpc.QuantileClip() or {name}=dpc.AutomaticClip()."
+            f"{name} must be a clip norm or a clip rule, got {shown(clip)}. For "
+            f"example {name}=1.0, {name}=dpc.QuantileClip() or "
+            f"{name}=dpc.AutomaticClip()."
         )
-    return FixedClip(checks.check_setting(name, clip))
+    return FixedClip(checks.check_setting(name, clip, checks.check_norm))
 
 
 def serialize_rule(rule: ClipRule) -> dict[str, Any]:
     """A JSON-able form of `rule` that `as_rule` turns back into it."""
+    if not isinstance(rule, ClipRule):
+        raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
     return {"class_name": type(rule).__name__, "config": rule.get_config()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+from tfdpclip import files
+
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 COLORS = (
     "#0072B2",
@@ -57,5 +59,5 @@ def finish(figure, path: Any):
     if path is not None:
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
+        files.save_figure(figure, path, dpi=130)
     return figure

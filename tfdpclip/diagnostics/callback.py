@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import pathlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import files
+from tfdpclip._data import check_data
 from tfdpclip.accounting import _validate
 from tfdpclip.clipping import AutomaticClip
+from tfdpclip.clipping.checks import check_fraction
 from tfdpclip.clipping.layerwise import GroupedRule, ScaledClip
 from tfdpclip.diagnostics.gradients import (
     PRIVATE,
@@ -77,15 +79,13 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         **options: Any,
     ):
         super().__init__()
-        if data is None or isinstance(data, (str, bytes, int, float)):
-            raise ValueError(
-                f"data must be (x, y) or a tf.data.Dataset of batches, got {data!r}."
-            )
-        if every != "epoch":
+        check_data("data", data, "(x, y)")
+        if not (isinstance(every, str) and every == "epoch"):
             every = _validate.integer("every", every, 1)
-        for name, value in (("geometry", geometry), ("public", public)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}.")
+        _validate.boolean("geometry", geometry)
+        _validate.boolean("public", public)
+        if target_quantile is not None:
+            target_quantile = check_fraction("target_quantile", target_quantile)
         self.rows: list[dict[str, Any]] = []
         self.norms: dict[int, GradientNorms] = {}
         self._data, self._every, self._options = data, every, options
@@ -219,17 +219,11 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
 
     def _write(self, row, found):
         if self._csv is not None:
-            first = len(self.rows) == 1
-            self._csv.parent.mkdir(parents=True, exist_ok=True)
-            with open(
-                self._csv, "w" if first else "a", encoding="utf-8", newline=""
-            ) as file:
-                writer = csv.DictWriter(file, self._columns(), restval="")
-                if first:
-                    writer.writeheader()
-                writer.writerow(
-                    {**row, "data": "public" if self._public else "private"}
-                )
+            if len(self.rows) == 1:
+                files.prepare_directory(self._csv.parent)
+            whose = {"data": "public" if self._public else "private"}
+            rows = [{**one, **whose} for one in self.rows]
+            files.write_atomically(self._csv, files.table_text(rows, self._columns()))
         if self._log_dir is None:
             return
         step = row["step"]

@@ -193,10 +193,19 @@ def gradient_geometry(
     >>> bool(found.cosines.min() > 0)
     True
     """
-    count = _validate.integer("projections", projections, 1)
+    count = _validate.integer("projections", projections, 1, 10**4)
     read = _reader(gradients)
     total, examples = 0.0, 0
-    for chunk in read():
+    chunks = read()
+    if not hasattr(chunks, "__iter__"):
+        raise ValueError(
+            "gradients: the function must return an iterator over chunks, got "
+            f"{_validate.shown(chunks)}."
+        )
+    for chunk in chunks:
+        chunk = _validate.floats("gradients", chunk)
+        if chunk.ndim != 2:
+            raise ValueError(f"gradients: chunks must be [b, D], got {chunk.shape}.")
         if not np.all(np.isfinite(chunk)):
             raise ValueError("gradients has entries that are not finite.")
         total = total + np.sum(chunk, axis=0, dtype=np.float64)
@@ -221,8 +230,8 @@ def gradient_geometry(
 
 def _reader(gradients) -> Callable[[], Iterable[np.ndarray]]:
     if callable(gradients):
-        return gradients
-    whole = np.asarray(gradients, np.float64)
+        return _validate.function("gradients", gradients, 0)
+    whole = _validate.floats("gradients", gradients)
     if whole.ndim != 2:
         raise ValueError(
             f"gradients must be [n, D], one gradient per row, got {whole.shape}."

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._data import as_batches, check_data
 from tfdpclip.accounting import _validate
 from tfdpclip.clipping import as_rule, make_groups
+from tfdpclip.clipping.groups import normalized
 from tfdpclip.gradients import PerExampleGradients
 
 PRIVATE = (
@@ -108,8 +110,18 @@ class GradientMeter:
                 "loss is missing and the model is not compiled: pass "
                 "loss=lambda y, p: ..., giving one loss per example."
             )
-        self._model, self._loss, self._training = model, loss, bool(training)
-        self._given, self._spec = variables, groups
+        if loss is not None and not isinstance(loss, tf.keras.losses.Loss):
+            _validate.function("loss", loss, 2)
+        if variables is not None:
+            variables = _validate.items("variables", variables)
+            if not all(isinstance(v, tf.Variable) for v in variables):
+                raise ValueError(
+                    "variables must be tf.Variables of the model, got "
+                    f"{_validate.shown(variables)}."
+                )
+        self._training = _validate.boolean("training", training)
+        self._model, self._loss = model, loss
+        self._given, self._spec = variables, normalized(groups)
         self._sum_graph: tuple | None = None
         self._norm_graph = tf.function(self._norms)
         self._gradient_graph = tf.function(self._gradients)
@@ -324,22 +336,15 @@ def gradient_norms(
 
 def _batches(data, batch_size, max_examples):
     """(x, y, sample_weight, positions) for each batch."""
-    if data is None or isinstance(data, (str, bytes, int, float)):
-        raise ValueError(
-            f"data must be (x, y) or a tf.data.Dataset of batches, got {data!r}."
-        )
+    check_data("data", data, "(x, y)")
     size = _validate.integer("batch_size", batch_size, 1)
     limit = None
     if max_examples is not None:
         limit = _validate.integer("max_examples", max_examples, 1)
-    if not isinstance(data, tf.data.Dataset):
-        # Lists of numbers become tensors, rather than nests of scalars.
-        parts = tuple(
-            tf.convert_to_tensor(p) if isinstance(p, list) else p for p in tuple(data)
-        )
-        data = tf.data.Dataset.from_tensor_slices(parts).batch(size)
+    if isinstance(data, list):
+        data = tuple(data)
     start = 0
-    for element in data:
+    for element in as_batches("data", data, size):
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(element)
         if y is None:
             raise ValueError("data has no targets: give (x, y).")

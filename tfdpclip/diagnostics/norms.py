@@ -91,7 +91,8 @@ def summarize_norms(
     return NormSummary(
         count=int(finite.size),
         dropped=int(norms.size - finite.size),
-        mean=float(finite.mean()),
+        # The sum may overflow where the mean does not.
+        mean=float(np.sum(finite / finite.size)),
         quantiles={q: float(np.quantile(finite, q)) for q in LEVELS},
         clip_norm=np.nan if clip_norm is None else clip_norm,
         fraction_clipped=clipped,
@@ -101,7 +102,7 @@ def summarize_norms(
 
 def check_norms(norms: Any, name: str = "norms") -> np.ndarray:
     """`norms` as `[n]` in double precision, or an error; NaN and infinity pass."""
-    norms = np.asarray(norms, np.float64)
+    norms = _validate.floats(name, norms)
     if norms.ndim != 1 or np.any(norms < 0):
         raise ValueError(f"{name} must be [n], each 0 or above.")
     return norms
@@ -113,19 +114,37 @@ def by_class(norms: Any, labels: Any) -> dict[Any, np.ndarray]:
     >>> by_class([1.0, 2.0, 3.0], [1, 0, 1])[1].tolist()
     [1.0, 3.0]
     """
-    norms, labels = check_norms(norms), check_labels(labels, len(norms))
+    norms = check_norms(norms)
+    labels = check_labels(labels, len(norms))
     return {label.item(): norms[labels == label] for label in np.unique(labels)}
 
 
-def check_labels(labels: Any, count: int) -> np.ndarray:
-    """`labels` as an array `[count]`, or an error."""
+def check_labels(
+    labels: Any, count: int, name: str = "labels", of: str = "norms"
+) -> np.ndarray:
+    """`labels` as an array `[count]`, or an error.
+
+    Args:
+      labels: numbers or text, one for each example.
+      count: number of examples.
+      name: the argument's name.
+      of: the argument that says how many examples there are.
+    """
     if labels is None:
-        raise ValueError("labels are missing: the targets are no classes.")
-    labels = np.asarray(labels)
+        raise ValueError(f"{name} are missing: the targets are no classes.")
+    try:
+        labels = np.asarray(labels)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be an array, got {_validate.shown(labels)}."
+        ) from None
     if labels.shape != (count,):
         raise ValueError(
-            f"labels must be [{count}], one for each example, got {labels.shape}."
+            f"{name} must be [{count}], one for each of {of}, got {labels.shape}."
         )
+    words = labels.dtype.kind != "O" or all(isinstance(x, str) for x in labels)
+    if not words or (labels.dtype.kind in "fc" and not np.isfinite(labels).all()):
+        raise ValueError(f"{name} must be whole numbers or text, got {labels!r}.")
     return labels
 
 
@@ -161,5 +180,21 @@ def plot_norms(
     """
     from tfdpclip.diagnostics import _plots
 
+    _validate.boolean("public", public)
+    if not isinstance(norms, Mapping):
+        raise ValueError(
+            "norms must be a mapping from labels to norms, got "
+            f"{_validate.shown(norms)}."
+        )
     found = {key: check_norms(value) for key, value in norms.items()}
+    if clip_norms is not None:
+        clip_norms = _validate.floats("clip_norms", clip_norms)
+        if not np.all(np.isfinite(clip_norms) & (clip_norms > 0)) or (
+            clip_norms.ndim and clip_norms.shape != (len(found),)
+        ):
+            raise ValueError(
+                "clip_norms must be one number above 0, or one for each violin "
+                f"({len(found)}), got {_validate.shown(clip_norms)}."
+            )
+        clip_norms = clip_norms.tolist()
     return _plots.violins(found, path, clip_norms, xlabel, title, public)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,16 +118,23 @@ def class_weights(
     """
     norms = check_norms(norms)
     labels = check_labels(labels, len(norms))
-    if not hasattr(clip_norms, "__iter__"):
+    if _validate.real(clip_norms) is not None:
         clip_norms = [clip_norms]
+    clip_norms = _validate.items("clip_norms", clip_norms)
     clip_norms = np.array([_validate.positive("clip_norms", c) for c in clip_norms])
+    if _validate.positive("baseline", baseline) < 1e-100:
+        raise ValueError(f"baseline is too small: {_validate.shown(baseline)}.")
     if not norms.size or not clip_norms.size:
         raise ValueError("norms and clip_norms must not be empty.")
-    other = norms if baseline_norms is None else check_norms(baseline_norms)
+    other = norms
+    if baseline_norms is not None:
+        other = check_norms(baseline_norms, "baseline_norms")
+        if not other.size:
+            raise ValueError("baseline_norms must not be empty.")
     names = labels
     if baseline_norms is not None:
         given = labels if baseline_labels is None else baseline_labels
-        names = check_labels(given, len(other))
+        names = check_labels(given, len(other), "baseline_labels", "baseline_norms")
     best = _class_means(retained_weight(other, baseline), names)[1].max()
     classes, counts = np.unique(labels, return_counts=True)
     kept = [retained_weight(norms, c) for c in clip_norms]
@@ -188,11 +195,11 @@ def class_accuracy(labels: Any, correct: Any) -> ClassAccuracy:
     >>> round(found.macro, 3), found.micro
     (0.333, 0.5)
     """
-    correct = np.asarray(correct)
-    if correct.ndim != 1 or not correct.size:
-        raise ValueError("correct must be [n], and not empty.")
-    labels = check_labels(labels, len(correct))
-    classes, means = _class_means(correct.astype(np.float64), labels)
+    correct = _validate.floats("correct", correct)
+    if correct.ndim != 1 or not correct.size or not np.isin(correct, (0, 1)).all():
+        raise ValueError("correct must be [n], True or False, and not empty.")
+    labels = check_labels(labels, len(correct), of="correct")
+    classes, means = _class_means(correct, labels)
     return ClassAccuracy(classes, np.unique(labels, return_counts=True)[1], means)
 
 
@@ -211,6 +218,12 @@ def accuracy_difference(
     Raises:
       ValueError: if they are not about the same classes.
     """
+    for name, value in (("one", one), ("other", other)):
+        if not isinstance(value, ClassAccuracy):
+            raise ValueError(
+                f"{name} must be what class_accuracy returned, got "
+                f"{_validate.shown(value)}."
+            )
     same = np.array_equal(one.classes, other.classes) and np.array_equal(
         one.counts, other.counts
     )
@@ -255,25 +268,44 @@ def plot_class_weights(
     """
     from tfdpclip.diagnostics import _plots
 
+    if not isinstance(weights, RetainedWeight):
+        raise ValueError(
+            "weights must be what class_weights returned, got "
+            f"{_validate.shown(weights)}."
+        )
+    _validate.boolean("public", public)
     classes = weights.classes.tolist()
     if xlabel is None:
         xlabel = "class" if order is None else "class, in the given order"
     order = (
         classes
         if order is None
-        else [getattr(c, "item", lambda c=c: c)() for c in order]
+        else [_plain(c) for c in _validate.items("order", order)]
     )
-    if sorted(order) != sorted(classes):
+    if len(order) != len(classes) or any(
+        sum(1 for c in order if type(c) is type(k) and c == k) != 1 for k in classes
+    ):
         raise ValueError(f"order must name every class once: {classes}.")
-    for label, values in (differences or {}).items():
-        if np.shape(values) != (len(classes),):
+    differences = {} if differences is None else differences
+    if not isinstance(differences, Mapping):
+        raise ValueError(
+            "differences must be a mapping from labels to differences, got "
+            f"{_validate.shown(differences)}."
+        )
+    for label, values in differences.items():
+        found = _validate.floats(f"differences[{label!r}]", values)
+        if found.shape != (len(classes),) or not np.isfinite(found).all():
             raise ValueError(
-                f"differences[{label!r}] must have one entry for each of the "
+                f"differences[{label!r}] must have one finite entry for each of the "
                 f"{len(classes)} classes."
             )
     return _plots.class_weights(
         weights, path, order, differences, xlabel, title, public
     )
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _class_means(values, labels) -> tuple[np.ndarray, np.ndarray]:

@@ -62,14 +62,15 @@ def symmetry_score(
     >>> symmetry_score(rng.standard_normal((300, 2))).p_value > 0.05
     True
     """
-    points = np.asarray(points, np.float64)
+    points = _validate.floats("points", points)
     points = points[:, None] if points.ndim == 1 else points
-    if points.ndim != 2 or len(points) < 2 or not np.all(np.isfinite(points)):
+    # Squares of larger coordinates overflow.
+    if points.ndim != 2 or len(points) < 2 or not np.all(np.abs(points) < 1e150):
         raise ValueError(
             "points must be [n, k] with n at least 2, and finite, got shape "
             f"{points.shape}."
         )
-    permutations = _validate.integer("permutations", permutations, 1)
+    permutations = _validate.integer("permutations", permutations, 1, 10**6)
     most = _validate.integer("most", most, 2)
     rng = np.random.default_rng(_validate.integer("seed", seed))
     if len(points) > most:

@@ -8,9 +8,9 @@ therefore asks the operating system itself, each time it runs.
 
 from __future__ import annotations
 
-import math
-
 import tensorflow as tf
+
+from tfdpclip.noise import box_muller
 
 # Reading this file of the Linux kernel gives 122 new bits of its cryptographic
 # generator. (TensorFlow Federated runs on Linux alone. Where the file is missing, the
@@ -44,17 +44,9 @@ def derive(seed: tf.Tensor, purpose: int) -> tf.Tensor:
 
 
 def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
-    """`[count]` float32 samples of N(0, 1) by the Box-Muller transform.
-
-    They reach as far as 6.6 standard deviations; mass of 5e-11 lies beyond.
-    """
+    """`[count]` float32 samples of N(0, 1), made by `tfdpclip.noise.box_muller`."""
     half = (count + 1) // 2
     bits = tf.random.stateless_uniform(
         [2, half], seed, minval=None, maxval=None, dtype=tf.int32
     )
-    first, second = tf.unstack(tf.cast(bits, tf.float32) * 2.0**-31)
-    # |first| is uniform on [0, 1], with its finest steps next to 0, where the tail
-    # comes from.
-    radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(tf.abs(first), 2.0**-32)))
-    angle = second * math.pi
-    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)[:count]
+    return box_muller(*tf.unstack(bits))[:count]

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._arguments import shown
+
 try:
     import tensorflow_federated as tff
 except ImportError as error:
@@ -29,6 +31,7 @@ MeasuredProcessOutput = tff.templates.MeasuredProcessOutput
 tf_computation = tff.tensorflow.computation
 federated_computation = tff.federated_computation
 
+AnyType = tff.Type
 TensorType = tff.TensorType
 StructType = tff.StructType
 FederatedType = tff.FederatedType
@@ -85,7 +88,8 @@ def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
         return [("0", value_type)]
     if not isinstance(value_type, StructType):
         raise ValueError(
-            f"value_type must be a tensor or a structure of tensors, got {value_type}."
+            "value_type must be a tensor or a structure of tensors, got "
+            f"{shown(value_type)}."
         )
     leaves = []
     for i, (name, element) in enumerate(tff.structure.iter_elements(value_type)):

@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting
 
 from tfdpclip import accounting
+from tfdpclip._docs import see
 from tfdpclip.accounting import _validate
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
 from tfdpclip.federated import _processes, _tff, discrete, distributed
@@ -43,9 +44,10 @@ class InnerSum:
         if not isinstance(self.factory, _tff.UnweightedAggregationFactory):
             raise ValueError(
                 "factory must be a tff.aggregators.UnweightedAggregationFactory, got "
-                f"{self.factory!r}."
+                f"{_validate.shown(self.factory)}."
             )
-        _validate.positive("inflation", self.inflation)
+        inflation = _validate.positive("inflation", self.inflation)
+        object.__setattr__(self, "inflation", inflation)
 
 
 class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
@@ -74,11 +76,12 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         self.secure = secure_lib.as_settings(secure)
         self.noise = _validate.choice("noise", noise, ("central", "distributed"))
         self.seed = None if seed is None else _validate.integer("seed", seed)
-        if isinstance(variable_names, (str, bytes)):
-            raise ValueError(
-                f"variable_names must be a list of names, got {variable_names!r}."
+        if variable_names is not None:
+            variable_names = tuple(
+                _validate.text("variable_names", name)
+                for name in _validate.items("variable_names", variable_names)
             )
-        self.variable_names = None if variable_names is None else tuple(variable_names)
+        self.variable_names = variable_names
         self.minimum_clients = self._check_minimum(minimum_clients)
         self.inner = self._check_inner(inner)
         self._check_combination(clip is None)
@@ -122,6 +125,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             f"inner must be a tff.aggregators.SumFactory or UnweightedMeanFactory, or "
             f"state how far one client can move its result: inner=dpc.federated."
             f"InnerSum(factory, inflation=1.0). Got {inner!r}."
+            + see("updates-without-a-bound")
         )
 
     def _check_combination(self, unclipped):
@@ -129,6 +133,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             raise ValueError(
                 "clip must not be None with noise: nothing would bound one client. Use "
                 "clip=dpc.QuantileClip(), or noise_multiplier=0 for a baseline."
+                + see("updates-without-a-bound")
             )
         if unclipped and (self.secure is not None or self.noise == "distributed"):
             raise ValueError(

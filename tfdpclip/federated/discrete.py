@@ -36,6 +36,9 @@ class ZeroConcentratedDpEvent(dp_accounting.DpEvent):
 
     rho: float
 
+    def __attrs_post_init__(self):
+        _validate.non_negative("rho", self.rho)
+
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Returns the epsilon at `delta` of rho-zero-concentrated privacy.

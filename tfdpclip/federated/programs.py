@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdpclip import accounting
+from tfdpclip.accounting import _validate
 from tfdpclip.federated import _tff
 
 # Iterators are saved by the name of their source, which a program makes anew when it
@@ -52,7 +53,16 @@ class CohortDataSource(_tff.FederatedDataSource):
     ):
         if not isinstance(budget, accounting.RoundBudget):
             raise ValueError(
-                f"budget must be a dpc.accounting.RoundBudget, got {budget!r}."
+                "budget must be a dpc.accounting.RoundBudget, got "
+                f"{_validate.shown(budget)}."
+            )
+        _validate.function("data_of", data_of, 1)
+        _validate.text("name", name)
+        if not isinstance(federated_type, _tff.AnyType):
+            raise ValueError(
+                "federated_type must be a type of TFF, such as "
+                "tff.FederatedType(np.int32, tff.CLIENTS), got "
+                f"{_validate.shown(federated_type)}."
             )
         self._budget = budget
         self._data_of = data_of

@@ -49,7 +49,8 @@ class SecureSettings:
     def __post_init__(self):
         bits = _validate.integer("bits", self.bits, minimum=4)
         if bits > 32:
-            raise ValueError(f"bits must be from 4 to 32, got {self.bits!r}.")
+            raise ValueError(f"bits must be from 4 to 32, got {bits}.")
+        object.__setattr__(self, "bits", bits)
         check_bool("check_context", self.check_context)
 
 
@@ -66,7 +67,8 @@ def as_settings(secure: bool | SecureSettings) -> SecureSettings | None:
     if isinstance(secure, SecureSettings):
         return secure
     raise ValueError(
-        f"secure must be True, False or SecureSettings(bits=...), got {secure!r}."
+        "secure must be True, False or SecureSettings(bits=...), got "
+        f"{_validate.shown(secure)}."
     )
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip.clipping import ClipRule
+from tfdpclip._arguments import choice, items, shown
+from tfdpclip._docs import see
+from tfdpclip.clipping import ClipRule, check_positive
 from tfdpclip.gradients import fallback, isolation
 from tfdpclip.gradients.backward import gradients_at
 from tfdpclip.gradients.combine import VariableGradient
@@ -101,14 +103,21 @@ class PerExampleGradients(RecordGradients):
         status: tf.Variable | None = None,
         perturbation: tuple[float, tf.Tensor] | None = None,
     ):
-        if check_isolation not in ("first", "always", "never"):
-            raise ValueError(
-                "check_isolation must be 'first', 'always' or 'never', got "
-                f"{check_isolation!r}."
+        choice("check_isolation", check_isolation, ("first", "always", "never"))
+        memory = int(check_positive("memory", memory))
+        if nominal_batch_size is not None:
+            nominal_batch_size = check_positive(
+                "nominal_batch_size", nominal_batch_size
             )
-        self.variables = list(variables)
+        loss = _in_graph(loss)
+        self.variables = items("variables", variables)
         if not self.variables:
             raise ValueError("variables is empty: there is nothing to differentiate.")
+        for variable in self.variables:
+            if not hasattr(variable, "handle"):
+                raise ValueError(
+                    f"variables must be trainable variables, got {shown(variable)}."
+                )
         graph = loss.graph
         handles = [graph.capture(v.handle) for v in self.variables]
         flows = Dataflow([loss], handles)
@@ -148,7 +157,7 @@ class PerExampleGradients(RecordGradients):
                         "gradients need loss scaling: whether a step is skipped and "
                         "how the scale moves are decided on un-noised data. Use "
                         "tf.keras.mixed_precision.set_global_policy('mixed_bfloat16') "
-                        "or 'float32'."
+                        "or 'float32'." + see("float16")
                     )
 
     def _find(self, handles, context):
@@ -508,14 +517,23 @@ def clipped_sum(
     >>> sums[0].numpy().round(3).tolist()
     [0.6, 1.3]
     """
-    gradients = PerExampleGradients(_in_graph(loss), variables, **options)
+    if not isinstance(rule, ClipRule):
+        raise ValueError(
+            f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
+        )
+    gradients = PerExampleGradients(loss, variables, **options)
     return gradients.clipped_sum(rule, state), gradients.norms
 
 
 def _in_graph(loss: Any) -> tf.Tensor:
-    if tf.is_tensor(loss) and not tf.executing_eagerly() and hasattr(loss, "graph"):
-        return loss
+    eager = isinstance(loss, tf.__internal__.EagerTensor)
+    if tf.is_tensor(loss) and not eager and hasattr(loss, "graph"):
+        if loss.dtype.is_floating:
+            return loss
+        raise LossStructureError(
+            f"The loss must be of a floating-point type, got {loss.dtype.name}."
+        )
     raise LossStructureError(
-        "The engine reads the graph of the loss: call it inside a tf.function, where "
-        "the loss is computed. In eager code there is no graph."
+        "The engine reads the graph of the loss, which must be a tensor: call it "
+        "inside a tf.function, where the loss is computed. In eager code there is no graph."
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.gradients.backward import gradients_at
 from tfdpclip.gradients.dataflow import Dataflow
 
@@ -104,7 +105,7 @@ def check(
             f"at {probe.label}. Clipping would protect nobody. Batch normalisation in "
             "training mode, an in-batch comparison, or a batch axis that is not the "
             "first does this. Use GroupNormalization or LayerNormalization, and keep "
-            "the batch on axis 0.",
+            "the batch on axis 0." + see("mixed-examples"),
         )
     return ok, conclusive, assertions
 

@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.sizes import static_number
@@ -173,7 +174,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
             f"The loss {loss.name!r} counts examples on axes {flow.axes}, not on axis "
             "0 alone: each example is compared with every other, as happens when "
             "labels of shape [batch] meet predictions of shape [batch, 1]. Give them "
-            "the same shape."
+            "the same shape." + see("mixed-examples")
         )
     if flow.leads and (flow.minor or flow.rows not in (1, None)):
         raise LossStructureError(
@@ -339,7 +340,9 @@ class _Walker:
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
             "the data of the whole batch (a mean over the unmasked entries of a batch "
             "does this): each example's gradient would depend on the others. Divide "
-            "by a constant, or average each example over its own entries. " + _FIX
+            "by a constant, or average each example over its own entries. "
+            + _FIX
+            + see("losses-that-divide-by-the-batch")
         )
 
 
@@ -351,7 +354,7 @@ def _check_uncoupled(tensor, flow):
             f"{tensor.name!r}. Batch normalisation in training mode does this (use "
             "GroupNormalization or LayerNormalization, or freeze the layer with "
             "layer.trainable = False), and so do a masked mean over the batch and an "
-            "in-batch contrastive loss. " + _FIX
+            "in-batch contrastive loss. " + _FIX + see("mixed-examples")
         )
 
 

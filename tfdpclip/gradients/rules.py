@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.gradients.backward import CALLS
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.dataflow import Dataflow
@@ -392,7 +393,7 @@ def _fused_batch_norm(use, dz, shape, context):
             f"{op.name!r} normalises with the statistics of the batch (batch "
             "normalisation in training mode), so every example reaches every other's "
             "gradient. Use GroupNormalization or LayerNormalization, or freeze the "
-            "layer with layer.trainable = False."
+            "layer with layer.trainable = False." + see("mixed-examples")
         )
     x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
     if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
+from tfdpclip.accounting import _validate
 from tfdpclip.gradients import ExampleIsolationError
 
 # What TensorFlow gives as the global seed where none was set.
@@ -39,7 +41,7 @@ def check_isolation(
         loss, unreduced.
       examples: how many examples to replace, one at a time.
       tolerance: the largest change of a loss, relative to its size, to put down to
-        rounding.
+        rounding; finite.
 
     Raises:
       ExampleIsolationError: if another example's loss changed.
@@ -52,6 +54,11 @@ def check_isolation(
         ...
     tfdpclip.gradients.errors.ExampleIsolationError: Replacing example 0 changed...
     """
+    check_model(model)
+    examples = _validate.integer("examples", examples, 1)
+    tolerance = _validate.non_negative("tolerance", tolerance)
+    if loss is not None and not isinstance(loss, (str, tf.keras.losses.Loss)):
+        _validate.function("loss", loss, 2)
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
     count = int(tf.nest.flatten(x)[0].shape[0])
@@ -94,12 +101,19 @@ def check_isolation(
                     f"{np.flatnonzero(rest)[worst]} by {change[worst]:.3g}: the model "
                     "combines the examples of a batch, so clipping protects nobody. "
                     "Batch normalisation in training mode does this; use "
-                    "GroupNormalization or LayerNormalization."
+                    "GroupNormalization or LayerNormalization." + see("mixed-examples")
                 )
     finally:
         for variable, value in (*state, *rng_state):
             variable.assign(value)
         tf.random.set_seed(given_seed)
+
+
+def check_model(model: Any) -> tf.keras.Model:
+    """Returns `model`, or raises ValueError unless it is a Keras model."""
+    if not isinstance(model, tf.keras.Model):
+        raise ValueError(f"model must be a Keras model, got {_validate.shown(model)}.")
+    return model
 
 
 def _generator_states(model) -> list[tf.Variable]:
@@ -127,4 +141,7 @@ def _loss_function(model, loss) -> Callable:
         )
     if isinstance(given, tf.keras.losses.Loss):
         return given.call
-    return tf.keras.losses.get(given)
+    try:
+        return tf.keras.losses.get(given)
+    except ValueError as error:
+        raise ValueError(f"loss names none that Keras knows: {error}") from error

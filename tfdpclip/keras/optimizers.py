@@ -6,6 +6,7 @@ import functools
 
 import tensorflow as tf
 
+from tfdpclip._arguments import shown
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 
 _ARGUMENTS = """
@@ -61,7 +62,6 @@ _ARGUMENTS = """
 """
 
 
-@functools.cache
 def privatize(
     optimizer_class: type[tf.keras.optimizers.Optimizer],
 ) -> type[tf.keras.optimizers.Optimizer]:
@@ -94,11 +94,13 @@ def privatize(
         raise ValueError(
             "optimizer_class must be a subclass of tf.keras.optimizers.Optimizer (not "
             "of the legacy optimizers, and not private already), got "
-            f"{optimizer_class!r}. For example privatize(tf.keras.optimizers.Adamax)."
+            f"{shown(optimizer_class)}. For example "
+            "privatize(tf.keras.optimizers.Adamax)."
         )
     return _private_class(optimizer_class)
 
 
+@functools.cache
 def _private_class(optimizer_class):
     name = f"DP{optimizer_class.__name__}"
 

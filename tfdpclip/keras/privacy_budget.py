@@ -10,6 +10,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.accounting import _validate, calibration
 from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
@@ -268,7 +269,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             return f"{message} noise_multiplier is 0, which is not private."
         if self._allowed:
             return f"{message} Lower steps_per_execution."
-        return f"{message} Raise noise_multiplier ({self._z:g}) or the budget."
+        return f"{message} Raise noise_multiplier ({self._z:g}) or the budget." + see(
+            "a-spent-budget"
+        )
 
     def _physical(self, batch: int) -> int:
         """Returns how many physical batches the execution from `batch` on runs."""
@@ -336,6 +339,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "given to fit are something else. Pass "
                 f"sampling.{self.sampling!r}.batches(data) to fit, and account for the "
                 "same scheme (or pass those batches as `sampling`)."
+                + see("batches-drawn-another-way")
             )
         if len({drawer.scheme for drawer in candidates}) > 1:
             raise PrivacyMismatchError(
@@ -357,6 +361,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "One record more would move the others to other groups, and so change "
                 "every clipped group of its step. Draw with scheme.batches(data, "
                 f"accumulation_steps={drawer.pieces}, independent_groups=True)."
+                + see("clipped-batches-and-groups")
             )
         if drawer.by_group and self._phase_unit() != "group":
             raise PrivacyMismatchError(
@@ -377,7 +382,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             raise PrivacyMismatchError(
                 f"The optimizer's expected_batch_size is {stated}, but "
                 f"{drawer.scheme.describe()} of {drawer.source.size} records expects "
-                f"{expected:.6g} per step."
+                f"{expected:.6g} per step." + see("the-actual-batch-size")
             )
 
     def _phase_unit(self) -> str:
@@ -396,7 +401,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"{executed} batches were trained on, but not as many were drawn "
                 f"by the batches accounted for ({self._scheme.describe()}): the data "
                 f"of fit were drawn {origin}, or batches were reused. That step's "
-                "privacy is unknown."
+                "privacy is unknown." + see("batches-drawn-another-way")
             )
         for drawer, count in ours:
             self._check_drawer(drawer)

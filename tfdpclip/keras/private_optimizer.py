@@ -7,12 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._arguments import choice, shown
+from tfdpclip._docs import see
 from tfdpclip.clipping import (
     ClipRule,
     GroupedRule,
     Groups,
     QuantileClip,
     as_rule,
+    check_bool,
     check_non_negative,
     check_positive,
     check_setting,
@@ -64,8 +67,9 @@ class PrivateOptimizer:
         seed: int | None = None,
         **kwargs: Any,
     ):
-        if unit not in ("example", "batch"):
-            raise ValueError(f"unit must be 'example' or 'batch', got {unit!r}.")
+        if not (isinstance(unit, str) and unit in ("example", "batch")):
+            raise ValueError(f"unit must be 'example' or 'batch', got {shown(unit)}.")
+        check_bool("hardened_noise", hardened_noise)
         self._check_missing(noise_multiplier, expected_batch_size, unit)
         rule = QuantileClip() if clip is None else as_rule(clip)
         noise_multiplier = check_setting(
@@ -78,17 +82,13 @@ class PrivateOptimizer:
         if (
             isinstance(accumulation_steps, bool)
             or not isinstance(accumulation_steps, int)
-            or accumulation_steps < 1
+            or not 1 <= accumulation_steps < 2**31
         ):
             raise ValueError(
                 f"accumulation_steps must be an integer, 1 or above, got "
-                f"{accumulation_steps!r}."
+                f"{shown(accumulation_steps)}."
             )
-        if check_isolation not in ("first", "always", "never"):
-            raise ValueError(
-                "check_isolation must be 'first', 'always' or 'never', got "
-                f"{check_isolation!r}."
-            )
+        choice("check_isolation", check_isolation, ("first", "always", "never"))
         check_positive("gradient_memory", gradient_memory)
         perturbation = check_non_negative("perturbation", perturbation)
         noise = GaussianNoise(seed, hardened_noise)
@@ -340,6 +340,7 @@ class PrivateOptimizer:
                 "tape.gradient and apply_gradients. (A LossScaleOptimizer around this "
                 "optimizer also causes this; it would scale gradients before the clip: "
                 "use mixed_bfloat16, which needs none.)"
+                + see("gradients-made-elsewhere")
             )
         self._transient.issued = []
         return super().apply_gradients(grads_and_vars, name=name, **kwargs)
@@ -353,6 +354,7 @@ class PrivateOptimizer:
                 "step, inside code compiled by XLA, which cannot raise). No example "
                 "contributed to this run: the weights hold noise only. Run once "
                 "without jit_compile to see which variable and op are to blame."
+                + see("mixed-examples")
             )
         return super().finalize_variable_values(var_list)
 
@@ -373,6 +375,7 @@ class PrivateOptimizer:
             raise NotImplementedError(
                 f"{type(self).__name__} does not support several replicas ("
                 f"{replicas} here): each would clip and add noise on its own."
+                + see("several-replicas")
             )
         if callable(loss):
             tape = tf.GradientTape() if tape is None else tape

@@ -6,6 +6,8 @@ import warnings
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
+
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _CALLS = (
     "If",
@@ -43,7 +45,7 @@ def keep_public(loss: tf.Tensor) -> None:
             "model.fit(..., callbacks=[dpc.keras.PublicBatchStatistics(public_x)]), "
             "or, in a loop of your own, "
             "dpc.keras.PublicBatchStatistics(public_x).attach(model). Or do without: "
-            "model = dpc.keras.convert_batchnorm(model)."
+            "model = dpc.keras.convert_batchnorm(model)." + see("batch-statistics")
         )
     for variable in statistics:
         variable.assign(getattr(variable, PUBLIC_COPY))
@@ -51,7 +53,7 @@ def keep_public(loss: tf.Tensor) -> None:
         warnings.warn(
             f"{_named(others)} is assigned values that depend on the batch. If it is "
             "saved with the model, or used in other steps, it releases private data "
-            "without noise.",
+            "without noise." + see("batch-statistics"),
             PrivateStateWarning,
             stacklevel=2,
         )

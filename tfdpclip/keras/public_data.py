@@ -8,26 +8,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._data import as_batches, check_data
 from tfdpclip.accounting import _validate
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.private_state import PUBLIC_COPY
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
     """(x, y, sample_weight) from arrays, (x, y) or a data set of batches."""
-    if not isinstance(data, tf.data.Dataset):
-        data = tf.data.Dataset.from_tensor_slices(data).batch(batch_size)
-    for element in data:
+    for element in as_batches("data", data, batch_size):
         yield tf.keras.utils.unpack_x_y_sample_weight(element)
-
-
-def _check_data(data: Any) -> Any:
-    if data is None or isinstance(data, (str, bytes, int, float)):
-        raise ValueError(
-            f"data must be arrays or a tf.data.Dataset of batches, got {data!r}."
-        )
-    return data
 
 
 class PublicBatchStatistics(tf.keras.callbacks.Callback):
@@ -54,7 +46,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
 
     def __init__(self, data: Any, batch_size: int = 256):
         super().__init__()
-        self._data = _check_data(data)
+        self._data = check_data("data", data)
         self._batch_size = _validate.integer("batch_size", batch_size, minimum=1)
         self._attached: tf.keras.Model | None = None
         self._current: int | None = None
@@ -207,7 +199,9 @@ def public_gradient_norms(
     Raises:
       ValueError: if the model is not compiled, or a norm is not finite.
     """
-    _check_data(data)
+    check_model(model)
+    check_data("data", data)
+    batch_size = _validate.integer("batch_size", batch_size, minimum=1)
     _build(model, data, batch_size)
     layers = [layer_of(v.name) for v in model.trainable_variables]
     names = list(dict.fromkeys(layers))
@@ -240,9 +234,9 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
 
     def __init__(self, data: Any, every: str | int = "epoch", batch_size: int = 64):
         super().__init__()
-        self._data = _check_data(data)
+        self._data = check_data("data", data)
         self._batch_size = _validate.integer("batch_size", batch_size, minimum=1)
-        if every != "epoch":
+        if not (isinstance(every, str) and every == "epoch"):
             every = _validate.integer("every", every, minimum=1)
         self._every = every
         self._meter: _NormMeter | None = None

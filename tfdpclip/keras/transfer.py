@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._arguments import shown
+from tfdpclip.accounting import _validate
 from tfdpclip.keras.normalization import (
     check_batchnorm,
     check_built,
@@ -118,6 +120,9 @@ def film(
     heads = _find_heads(model, layers, head)
     head_layers = _unique(part for top in heads for part in top._flatten_layers())
     in_head = {id(layer) for layer in head_layers}
+    _validate.boolean("zero_head", zero_head)
+    if normalization is not None:
+        _validate.function("normalization", normalization, 1)
     chosen = normalization or (lambda layer: isinstance(layer, _NORMALIZATIONS))
     norms = [
         layer
@@ -219,7 +224,9 @@ def _find_heads(model, layers, head) -> list:
         layer.trainable_variables or layer.weights for layer in found
     ):
         raise ValueError(
-            f"head: {head!r} has no weights." if found else "head must not be empty."
+            f"head: {shown(head)} has no weights."
+            if found
+            else "head must not be empty."
         )
     if any(layer is model for layer in found):
         raise ValueError("head must be a part of the model, got the model itself.")
@@ -231,11 +238,11 @@ def _named(model, layers, head):
         found = [layer for layer in layers if layer.name == head]
         if len(found) == 1:
             return found[0]
-        problem = f"{len(found)} layers of the model are called {head!r}"
+        problem = f"{len(found)} layers of the model are called {shown(head)}"
     else:
         if any(layer is head for layer in layers):
             return head
-        problem = f"{head!r} is not a layer of the model"
+        problem = f"{shown(head)} is not a layer of the model"
     raise ValueError(f"head: {problem}. {_advice(model)}")
 
 

@@ -21,6 +21,9 @@ from tfdpclip.sampling.schemes import (
     SamplingScheme,
 )
 
+# What TensorFlow counts in 32 bits.
+_MOST_ROWS = 2**31 - 1
+
 # Every drawer alive, so that a callback can see which of them feeds a training run.
 _DRAWERS: weakref.WeakSet[_Drawer] = weakref.WeakSet()
 
@@ -100,9 +103,15 @@ class Batches(tf.data.Dataset):
         seed: int | None = None,
         prefetch: int | None = None,
     ):
+        if not isinstance(scheme, SamplingScheme):
+            raise ValueError(
+                "scheme must be a sampling scheme, such as Poisson(0.01), got "
+                f"{_validate.shown(scheme)}."
+            )
         accumulation_steps = _validate.integer(
-            "accumulation_steps", accumulation_steps, minimum=1
+            "accumulation_steps", accumulation_steps, 1, _MOST_ROWS
         )
+        _validate.boolean("independent_groups", independent_groups)
         initial_step = _validate.integer("initial_step", initial_step)
         if seed is not None:
             seed = _validate.integer("seed", seed)
@@ -116,7 +125,7 @@ class Batches(tf.data.Dataset):
             physical_batch_size = -(-wanted // accumulation_steps)
         else:
             physical_batch_size = _validate.integer(
-                "physical_batch_size", physical_batch_size, minimum=1
+                "physical_batch_size", physical_batch_size, 1, _MOST_ROWS
             )
         capacity = physical_batch_size * accumulation_steps
         # What a group cannot hold is the group's affair: it is clipped as one.
@@ -124,13 +133,13 @@ class Batches(tf.data.Dataset):
         _check_capacity(drawn, source.size, capacity, wanted, physical_batch_size)
         if steps is None:
             steps = scheme.steps_per_epoch(source.size)
-        steps = _validate.integer("steps", steps, minimum=1)
+        steps = _validate.integer("steps", steps, 1, _MOST_ROWS)
         if prefetch is None:
             may_run_ahead = (
                 seed is None and accumulation_steps == 1 and drawn.independent_steps
             )
             prefetch = 1 if may_run_ahead else 0
-        prefetch = _validate.integer("prefetch", prefetch)
+        prefetch = _validate.integer("prefetch", prefetch, 0, _MOST_ROWS)
         if prefetch and (accumulation_steps > 1 or not drawn.independent_steps):
             raise ValueError(
                 "prefetch must be 0 with accumulation or shuffled epochs: an element "

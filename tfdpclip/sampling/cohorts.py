@@ -63,10 +63,17 @@ class Cohorts:
     ):
         if not isinstance(scheme, (FixedSize, Poisson)):
             raise ValueError(
-                f"Cohorts are drawn by FixedSize or Poisson, not by {scheme!r}."
+                f"scheme must be FixedSize or Poisson to draw cohorts, got "
+                f"{_validate.shown(scheme)}."
             )
-        self.client_ids = list(client_ids)
-        if len(set(self.client_ids)) != len(self.client_ids):
+        # Text is a sequence of one-letter ids.
+        ids = list(client_ids) if isinstance(client_ids, str) else client_ids
+        self.client_ids = _validate.items("client_ids", ids)
+        try:
+            distinct = len(set(self.client_ids))
+        except TypeError as error:
+            raise ValueError(f"client_ids must be hashable: {error}.") from error
+        if distinct != len(self.client_ids):
             raise ValueError("client_ids must not repeat: a client is one record.")
         if not self.client_ids:
             raise ValueError("client_ids must hold at least one client, got none.")

@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import importlib
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting
@@ -119,6 +120,10 @@ class SamplingScheme(abc.ABC):
         """Returns the settings as JSON-ready values, with the class name."""
         return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
 
+    def _keep(self, name: str, value: Any) -> None:
+        """Sets a field: whatever type a number came in, it is kept as a plain one."""
+        object.__setattr__(self, name, value)
+
     @abc.abstractmethod
     def _capacity(self, population: int) -> int:
         """Returns how many records a step must have room for."""
@@ -196,16 +201,17 @@ class Poisson(SamplingScheme):
     population: int | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "rate", _validate.rate("rate", self.rate))
+        self._keep("rate", _validate.rate("rate", self.rate))
         if self.capacity is not None:
-            _validate.integer("capacity", self.capacity, minimum=1)
+            self._keep("capacity", _validate.count_of("capacity", self.capacity))
             if self.population is None:
                 raise ValueError(
                     "population must be given with capacity: how often a draw "
                     "overflows depends on it."
                 )
         if self.population is not None:
-            _validate.integer("population", self.population, minimum=1)
+            population = _validate.count_of("population", self.population)
+            self._keep("population", population)
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
@@ -222,7 +228,7 @@ class Poisson(SamplingScheme):
         return self._repeated(noise_multiplier, steps, unit, sensitivity, sampled)
 
     def expected_batch_size(self, population: int) -> float:
-        return self.rate * _validate.integer("population", population)
+        return self.rate * _validate.count_of("population", population, 0)
 
     def steps_per_epoch(self, population: int) -> int:
         del population
@@ -253,6 +259,7 @@ class Poisson(SamplingScheme):
         >>> Poisson(0.01).default_capacity(10_000)
         170
         """
+        population = _validate.count_of("population", population)
         low, high = 0, population + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -316,8 +323,9 @@ class FixedSize(SamplingScheme):
     replacement: bool = False
 
     def __post_init__(self):
-        _validate.integer("batch_size", self.batch_size, minimum=1)
-        _validate.integer("population", self.population, minimum=1)
+        for name in ("batch_size", "population"):
+            self._keep(name, _validate.count_of(name, getattr(self, name)))
+        _validate.boolean("replacement", self.replacement)
         if not self.replacement and self.batch_size > self.population:
             raise ValueError(
                 f"batch_size must be at most the population without replacement, got "
@@ -345,6 +353,7 @@ class FixedSize(SamplingScheme):
         return float(self.batch_size)
 
     def steps_per_epoch(self, population: int) -> int:
+        population = _validate.count_of("population", population, 0)
         return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
@@ -403,8 +412,8 @@ class ShuffledEpochs(SamplingScheme):
     independent_steps: ClassVar[bool] = False
 
     def __post_init__(self):
-        _validate.integer("batch_size", self.batch_size, minimum=1)
-        _validate.integer("population", self.population, minimum=1)
+        for name in ("batch_size", "population"):
+            self._keep(name, _validate.count_of(name, getattr(self, name)))
         _validate.choice("relation", self.relation, ("replace_one", "zero_out"))
         if self.batch_size > self.population:
             raise ValueError(
@@ -430,6 +439,7 @@ class ShuffledEpochs(SamplingScheme):
         return float(self.batch_size)
 
     def steps_per_epoch(self, population: int) -> int:
+        population = _validate.count_of("population", population, 0)
         return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
@@ -479,7 +489,7 @@ class FullBatch(SamplingScheme):
         )
 
     def expected_batch_size(self, population: int) -> float:
-        return float(population)
+        return float(_validate.count_of("population", population, 0))
 
     def steps_per_epoch(self, population: int) -> int:
         del population
@@ -501,14 +511,22 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     >>> from_dict(Poisson(0.5).to_dict())
     Poisson(rate=0.5, capacity=None, population=None)
     """
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"settings must be a dictionary, got {_validate.shown(settings)}."
+        )
     settings = dict(settings)
     name = settings.pop("scheme", None)
     kinds = {k.__name__: k for k in (Poisson, FixedSize, ShuffledEpochs, FullBatch)}
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise ValueError(
-            f"Unknown sampling scheme {name!r}; known: {', '.join(kinds)}."
+            f"settings name an unknown sampling scheme {_validate.shown(name)}; known: "
+            f"{', '.join(kinds)}."
         )
-    return kinds[name](**settings)
+    try:
+        return kinds[name](**settings)
+    except TypeError as error:
+        raise ValueError(f"settings do not fit {name}: {error}.") from error
 
 
 def _check_population(stated: int, actual: int) -> None:

@@ -54,7 +54,8 @@ def open_source(data: Any) -> Source:
         raise ValueError(
             "data must give single records by index; a Keras Sequence gives batches."
         )
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+    text = isinstance(data, (str, bytes, bytearray))
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not text:
         return Records(len(data), data.__getitem__)
     raise ValueError(
         "data must be arrays, a dict or tuple of arrays, a random-access "
@@ -165,14 +166,21 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_column(value: Any) -> np.ndarray:
-    column = _canonical(np.asarray(value))
+    column = _canonical(_as_array(value))
     if column.ndim == 0:
         raise ValueError("data must be arrays with one row per record, got a scalar.")
     return column
 
 
 def _as_row(value: Any) -> np.ndarray:
-    return _canonical(np.asarray(value))
+    return _canonical(_as_array(value))
+
+
+def _as_array(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"data must be rectangular arrays: {error}.") from error
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:

@@ -7,6 +7,11 @@ from tfdpclip.testing.auditing import (
     many_runs_lower_bound,
     one_run_lower_bound,
 )
+from tfdpclip.testing.federated import (
+    assert_aggregator_noise,
+    assert_aggregator_sensitivity,
+    audit_aggregator,
+)
 from tfdpclip.testing.isolation import assert_isolated
 from tfdpclip.testing.noise import NoiseReport, assert_noise
 from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
@@ -15,10 +20,13 @@ __all__ = [
     "AuditReport",
     "NoiseReport",
     "SensitivityReport",
+    "assert_aggregator_noise",
+    "assert_aggregator_sensitivity",
     "assert_isolated",
     "assert_noise",
     "assert_sensitivity",
     "audit",
+    "audit_aggregator",
     "audit_keras",
     "many_runs_lower_bound",
     "one_run_lower_bound",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def assert_noise(
     ]
     names = [v.name for v in probe.variables]
     sizes = [int(np.prod(v.shape)) for v in probe.variables]
-    return _judge(names, sizes, scaled, false_alarm)
+    return judge(names, sizes, scaled, false_alarm)
 
 
 def _claimed(optimizer, variables, z_g) -> list[float]:
@@ -126,7 +127,25 @@ def _is_constant(mean, stddev, steps) -> bool:
     return spread > 10 * stddev / math.sqrt(steps)
 
 
-def _judge(names, sizes, scaled, false_alarm) -> NoiseReport:
+def judge(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    scaled: Sequence[np.ndarray],
+    false_alarm: float,
+    whole_steps: float = math.inf,
+) -> NoiseReport:
+    """Tests whether draws are independent standard normals.
+
+    Args:
+      names: of the variables that a draw consists of.
+      sizes: of the variables.
+      scaled: the draws, divided by their stddevs; the last is from a restarted run.
+      false_alarm: the probability that sound noise fails, all tests together.
+      whole_steps: for discrete noise, its stddev in steps, 10 or more.
+
+    Raises:
+      AssertionError: if a test fails.
+    """
     steps, restarted = scaled[:-1], scaled[-1]
     everything = np.concatenate(steps)
     bounds = np.cumsum([0, *sizes])
@@ -149,7 +168,9 @@ def _judge(names, sizes, scaled, false_alarm) -> NoiseReport:
     rounded = everything.astype(np.float32)
     # 32 bits each: a few coincidences are to be expected.
     repeats = rounded.size - np.unique(rounded).size
-    expected = rounded.size**2 / 2**25
+    # Two draws of discrete noise are the same with probability 1 / (2 sqrt(pi) s); a
+    # rotation leaves them whole numbers of one parity, of a larger stddev.
+    expected = rounded.size**2 * (2.0**-25 + 1 / (2 * math.sqrt(math.pi) * whole_steps))
     if repeats > stats.poisson.ppf(1 - level, max(expected, 1e-3)) + 3:
         raise AssertionError(f"{repeats} of {rounded.size} noise values occur twice.")
     worst = 0.0

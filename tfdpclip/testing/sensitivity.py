@@ -37,6 +37,11 @@ class SensitivityReport:
     record: str
     tried: int
 
+    @property
+    def ratio(self) -> float:
+        """The distance over its limit: above 1, the claim is wrong."""
+        return self.distance / self.limit
+
     def __str__(self) -> str:
         return (
             f"{self.record} moves the release by {self.distance:.4g} standard "

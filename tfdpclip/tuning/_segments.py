@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip import _arguments
+
 # How many numbers a block of cumulative sums holds.
 _BLOCK = 2**22
 # What rounding may do to a bound, relative to the numbers it was made from.
@@ -61,8 +63,14 @@ class _Gradients:
             )
 
     def _chunks(self):
-        for chunk in self._read():
-            chunk = np.asarray(chunk, np.float64)
+        read = self._read()
+        if not hasattr(read, "__iter__"):
+            raise ValueError(
+                "gradients: the function must return an iterator over chunks, got "
+                f"{_arguments.shown(read)}."
+            )
+        for chunk in read:
+            chunk = _arguments.floats("gradients", chunk)
             if chunk.ndim != 2:
                 raise ValueError(
                     "gradients must be [B, D], one gradient per row (or chunks of "
@@ -101,7 +109,7 @@ class _Gram:
 def gradient_source(gradients: Any) -> _Gradients:
     """Makes a source of an array, a list of chunks or a function."""
     if callable(gradients):
-        return _Gradients(gradients, None)
+        return _Gradients(_arguments.function("gradients", gradients, 0), None)
     if hasattr(gradients, "__next__"):
         raise ValueError(
             "gradients is an iterator, which can be read once only. Give a function "
@@ -110,18 +118,28 @@ def gradient_source(gradients: Any) -> _Gradients:
     if (
         isinstance(gradients, (list, tuple))
         and gradients
-        and all(np.ndim(part) == 2 for part in gradients)
+        and all(_axes(part) == 2 for part in gradients)
     ):
         return _Gradients(lambda: iter(gradients), None)
-    whole = np.asarray(gradients, np.float64)
+    whole = _arguments.floats("gradients", gradients)
     return _Gradients(lambda: iter([whole]), whole)
+
+
+def _axes(part: Any) -> int | None:
+    try:
+        return np.ndim(part)
+    except (TypeError, ValueError):  # Not rectangular.
+        return None
 
 
 def gram_source(matrix: Any) -> _Gram:
     """Makes a source of a Gram matrix."""
-    matrix = np.asarray(matrix, np.float64)
+    matrix = _arguments.floats("gradients", matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"gradients: a Gram matrix is square, got {matrix.shape}.")
+        raise ValueError(
+            "gradients: with gram=True, a Gram matrix, which is square; got "
+            f"{matrix.shape}."
+        )
     if not np.all(np.isfinite(matrix)):
         raise ValueError("gradients: the Gram matrix has entries that are not finite.")
     diagonal = np.diagonal(matrix)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tfdpclip import files
 
 
 def key(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
@@ -46,6 +47,7 @@ class Table:
         self._path = None if path is None else pathlib.Path(path)
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
         self._header: list[str] | None = None
+        self._text = ""
         if self._path is not None and self._path.exists():
             self._read(metric)
 
@@ -79,19 +81,23 @@ class Table:
             return
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(cells)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(line.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
+        if not self._text:
+            files.prepare_directory(self._path.parent)
+        # All of it: a line appended to a full disk would be half a line.
+        text = self._text + line.getvalue()
+        files.write_atomically(self._path, text)
+        self._text = text
 
     def _read(self, metric):
-        text = self._path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            # The last run was interrupted while it was written down.
-            self._path.write_text(whole, encoding="utf-8")
-        lines = list(csv.reader(io.StringIO(whole)))
+        try:
+            text = files.read_bytes(self._path).decode()
+            # A half line at the end is what an editor or a copy that broke off left.
+            self._text = text[: text.rfind("\n") + 1]
+            lines = list(csv.reader(io.StringIO(self._text), strict=True))
+        except (ValueError, csv.Error) as error:
+            raise ValueError(
+                f"path: {str(self._path)!r} is damaged: {error}."
+            ) from error
         if not lines:
             return
         header, *rows = lines

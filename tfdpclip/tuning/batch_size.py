@@ -326,11 +326,11 @@ def _calibrated(epsilon, delta, steps, rate) -> float:
 
 
 def _sizes(candidates, population) -> list[int]:
-    if isinstance(candidates, (str, int)):
+    if isinstance(candidates, str) or _validate.real(candidates) is not None:
         candidates = [candidates]
     sizes = set()
-    for size in candidates:
-        if size == "full":
+    for size in _validate.items("candidates", candidates):
+        if isinstance(size, str) and size == "full":
             size = population
         size = _validate.integer("candidates", size, 1)
         if size > population:

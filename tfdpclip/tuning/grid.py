@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip import files
 from tfdpclip.accounting import _validate
 from tfdpclip.tuning import _table
 from tfdpclip.tuning.grid_result import GridResult
 from tfdpclip.tuning.search_privacy import (
     RandomStopping,
     TrainingPlan,
+    check_search,
     not_accounted,
     search_privacy,
 )
@@ -86,6 +88,11 @@ class Grid:
         }
         for name, check in checks.items():
             object.__setattr__(self, name, _values(name, getattr(self, name), check))
+        if not isinstance(self.others, Mapping):
+            raise ValueError(
+                "others must be a dictionary of a name and its values, got "
+                f"{_validate.shown(self.others)}."
+            )
         others = {
             name: _values(f"others[{name!r}]", values, _plain)
             for name, values in dict(self.others).items()
@@ -118,7 +125,7 @@ def geometric(lowest: float, highest: float, count: int) -> tuple[float, ...]:
     """
     lowest = _validate.positive("lowest", lowest)
     highest = _validate.positive("highest", highest)
-    count = _validate.integer("count", count, 1)
+    count = _validate.integer("count", count, 1, 10**6)
     if highest < lowest or (count == 1 and highest != lowest):
         raise ValueError(
             f"highest must be above lowest, and count above 1; got {lowest!r}, "
@@ -178,8 +185,22 @@ def run_grid(
     >>> best["clip_norm"], round(best["mean"], 3), round(best["max"], 3)
     (1.0, 1.05, 1.1)
     """
+    if not isinstance(grid, Grid):
+        raise ValueError(
+            f"grid must be a dpc.tuning.Grid, got {_validate.shown(grid)}."
+        )
+    _validate.function("run", run, 1)
+    _validate.text("metric", metric)
+    _validate.boolean("maximize", maximize)
+    if plan is not None:
+        _validate.function("plan", plan, 1)
+    if progress is not None:
+        _validate.function("progress", progress, 1)
+    check_search(search)
     if plan is not None and delta is None:
         raise ValueError("delta is required with plan, for example delta=1e-5.")
+    if delta is not None:
+        _validate.delta(delta)
     if search is not None and plan is None:
         raise ValueError(
             "plan is required with search: without it there is nothing to bound."
@@ -264,12 +285,13 @@ def _draws(points, search, path) -> list[int]:
     }
     about = json.loads(json.dumps(about))
     if kept is not None and kept.exists():
-        found = json.loads(kept.read_text())
-        if found["search"] != about:
+        found = files.read_json(kept)
+        if isinstance(found, dict) and found.get("search", about) != about:
             raise ValueError(
                 f"search: {str(kept)!r} holds the draws of another search. Give "
                 "another path."
             )
+        _check_draws(found, kept, len(points))
         return found["draws"]
     if path is not None and pathlib.Path(path).exists():
         raise ValueError(
@@ -279,14 +301,26 @@ def _draws(points, search, path) -> list[int]:
     rng = np.random.default_rng()  # entropy of the operating system
     draws = [int(i) for i in rng.integers(len(points), size=search.draw(rng))]
     if kept is not None:
-        kept.write_text(json.dumps({"search": about, "draws": draws}))
+        files.prepare_directory(kept.parent)
+        files.write_atomically(kept, json.dumps({"search": about, "draws": draws}))
     return draws
 
 
+def _check_draws(found, kept: pathlib.Path, points: int) -> None:
+    """Raises unless a file of draws has them."""
+    draws = found.get("draws") if isinstance(found, dict) else None
+    fine = isinstance(draws, list) and "search" in found
+    if not fine or not all(type(i) is int and 0 <= i < points for i in draws):
+        raise ValueError(
+            f"path: {str(kept)!r} is damaged. Restore it: to draw again would not be "
+            "the search that is accounted for. Or give another path."
+        )
+
+
 def _values(name, values, check) -> tuple:
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+    if isinstance(values, (str, bytes)) or _validate.real(values) is not None:
         values = [values]
-    found = tuple(check(name, value) for value in values)
+    found = tuple(check(name, value) for value in _validate.items(name, values))
     if not found:
         raise ValueError(f"{name} must not be empty.")
     if len(set(found)) < len(found):
@@ -299,7 +333,11 @@ def _positive_or_name(name, value):
 
 
 def _size(name, value):
-    return value if value == "full" else _validate.integer(name, value, 1)
+    return (
+        value
+        if _is_name(value) and value == "full"
+        else _validate.integer(name, value, 1)
+    )
 
 
 def _plain(name, value):

@@ -202,9 +202,9 @@ def clip_errors(
     [25.0, 50.0]
     """
     problem = _problem(gradients, sigma, d, gram, sampling_rate)
-    clip_norms = np.atleast_1d(np.asarray(clip_norms, np.float64))
-    if clip_norms.ndim != 1 or not np.all(np.isfinite(clip_norms) & (clip_norms >= 0)):
-        raise ValueError("clip_norms must be finite numbers, 0 or above.")
+    clip_norms = np.atleast_1d(_validate.floats("clip_norms", clip_norms))
+    if clip_norms.ndim != 1 or not np.all((clip_norms >= 0) & (clip_norms < 1e100)):
+        raise ValueError("clip_norms must be finite numbers, from 0 to 1e100.")
     return ClipErrors(clip_norms, *problem.errors(clip_norms))
 
 
@@ -267,6 +267,9 @@ def fixed_point_clip(
 def _problem(gradients, sigma, d, gram, sampling_rate) -> Problem:
     sigma = _validate.non_negative("sigma", sigma)
     rate = _validate.rate("sampling_rate", sampling_rate)
+    if rate < 1e-100:
+        raise ValueError(f"sampling_rate is too small: {sampling_rate!r}.")
+    _validate.boolean("gram", gram)
     if d is not None:
         d = _validate.integer("d", d, 1)
     if gram:

@@ -82,8 +82,10 @@ def clip_from_public(
     Raises:
       ValueError: if there are no data, a norm is not finite, or all are zero.
     """
+    from tfdpclip._data import check_data
     from tfdpclip.diagnostics.gradients import gradient_norms
 
+    check_data("public_data", public_data, "(x, y)")
     found = gradient_norms(
         model, public_data, batch_size=batch_size, max_examples=max_examples, **options
     )
@@ -143,7 +145,18 @@ def learning_rate_rule(
     learning_rate = _validate.positive("learning_rate", learning_rate)
     old = _validate.positive("batch_size", batch_size)
     new = _validate.positive("new_batch_size", new_batch_size)
-    return learning_rate * (new / old) ** _validate.positive("power", power)
+    power = _validate.positive("power", power)
+    try:
+        found = learning_rate * (new / old) ** power
+    except OverflowError:
+        found = math.inf
+    if not 0 < found < math.inf:
+        raise ValueError(
+            f"learning_rate, batch_size (at_batch_size), new_batch_size and power ("
+            f"{learning_rate:g}, {old:g}, {new:g}, {power:g}) give a learning rate of "
+            f"{found:g}."
+        )
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,8 +257,9 @@ def three_step_recipe(
     (8192, 45)
     """
     advice = batch_size_advice(population, epochs, epsilon, delta, **options)
+    at_batch_size = _validate.positive("at_batch_size", at_batch_size)
     rate = learning_rate_rule(learning_rate, at_batch_size, advice.batch_size)
     if isinstance(clip_norms, PublicClip):
         clip_norms = clip_norms.grid
     rates = (rate / 3, rate, rate * 3)
-    return Recipe(advice, Grid(tuple(clip_norms), (advice.batch_size,), rates, seeds))
+    return Recipe(advice, Grid(clip_norms, (advice.batch_size,), rates, seeds))

@@ -41,11 +41,13 @@ class TrainingPlan:
     def __post_init__(self):
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
-                f"sampling must be a scheme of dpc.sampling, got {self.sampling!r}. "
+                "sampling must be a scheme of dpc.sampling, got "
+                f"{_validate.shown(self.sampling)}. "
                 "For example dpc.sampling.Poisson(rate=0.01)."
             )
-        _validate.non_negative("noise_multiplier", self.noise_multiplier)
-        _validate.integer("steps", self.steps)
+        z = _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", z)
+        object.__setattr__(self, "steps", _validate.integer("steps", self.steps))
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -77,11 +79,13 @@ class RandomStopping:
     shape: float = 1.0
 
     def __post_init__(self):
-        mean = _validate.finite("mean", self.mean)
-        if mean < 1 or (mean == 1 and self.shape != math.inf):
-            raise ValueError(f"mean must be above 1, got {self.mean!r}.")
-        if self.shape != math.inf:
-            _validate.non_negative("shape", self.shape)
+        mean, shape = _validate.finite("mean", self.mean), _validate.real(self.shape)
+        if shape != math.inf:
+            shape = _validate.non_negative("shape", self.shape)
+        if mean < 1 or (mean == 1 and shape != math.inf):
+            raise ValueError(f"mean must be above 1, got {mean!r}.")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "shape", shape)
 
     @property
     def gamma(self) -> float:
@@ -97,6 +101,10 @@ class RandomStopping:
     def draw(self, rng: np.random.Generator | None = None) -> int:
         """A number of runs, from fresh entropy of the operating system by default."""
         rng = np.random.default_rng() if rng is None else rng
+        if not isinstance(rng, np.random.Generator):
+            raise ValueError(
+                f"rng must be a numpy Generator, got {_validate.shown(rng)}."
+            )
         if self.shape == math.inf:
             return int(rng.poisson(self.mean))
         left, k = rng.random(), 1
@@ -226,8 +234,14 @@ def search_privacy(
     >>> best_run.epsilon < all_runs.epsilon
     True
     """
-    plans = list(plans)
+    plans = _validate.items("plans", plans)
+    for plan in plans:
+        if not isinstance(plan, TrainingPlan):
+            raise ValueError(
+                f"plans must be TrainingPlans, got {_validate.shown(plan)}."
+            )
     delta = _validate.delta(delta)
+    check_search(search)
     if not plans:
         raise ValueError("plans must not be empty: give one for each run.")
     relations = {plan.sampling.neighboring_relation for plan in plans}
@@ -281,6 +295,14 @@ def search_privacy(
         assumptions=tuple(assumptions),
         not_private=reasons,
     )
+
+
+def check_search(search: RandomStopping | None) -> None:
+    """Raises ValueError for anything but random stopping or None."""
+    if search is not None and not isinstance(search, RandomStopping):
+        raise ValueError(
+            f"search must be a RandomStopping or None, got {_validate.shown(search)}."
+        )
 
 
 def _mean(shape: float, gamma: float) -> float:

@@ -1,0 +1,1 @@
+"""Workers for libraries that need an environment of their own."""

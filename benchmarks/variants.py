@@ -1,0 +1,183 @@
+"""One training step of every variant that TensorFlow can run.
+
+`plain`; our modes; and tensorflow-privacy's three ways: the vectorised optimizer, the
+model that vectorises (`tfp_dpmodel`) and the model that clips fast (`tfp_fast`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfdpclip as dpc
+from benchmarks import models
+from benchmarks.timing import Spec, UnsupportedError
+
+# Many groups need counts with more noise than the default.
+_GROUP_COUNTS = 100.0
+
+OURS: dict[str, Callable[[], dict[str, Any]]] = {
+    "fixed": lambda: {"clip": 1.0},
+    "quantile": lambda: {"clip": dpc.QuantileClip()},
+    "layerwise": lambda: {"clip": dpc.LayerwiseClip(1.0)},
+    "layerwise_quantile": lambda: {
+        "clip": dpc.LayerwiseClip(dpc.QuantileClip(count_stddev=_GROUP_COUNTS))
+    },
+    "joint": lambda: {"clip": dpc.LayerwiseClip(1.0, allocation="joint")},
+    "automatic": lambda: {"clip": dpc.AutomaticClip()},
+    "normalized": lambda: {"clip": dpc.FixedClip(1.0, normalize=True)},
+    "batch": lambda: {"clip": 1.0, "unit": "batch"},
+    "perturbation": lambda: {"clip": 1.0, "perturbation": 0.1},
+    # Not private. What is left without it is the cost of drawing the noise, a number
+    # for each parameter, which small batches of large dense models mostly wait for.
+    "quantile_no_noise": lambda: {"clip": dpc.QuantileClip(), "noise_multiplier": 0.0},
+}
+
+
+def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
+    """Returns what makes a step, by variant, and the number of trained parameters.
+
+    Raises:
+      ValueError: if a variant has a name that does not exist.
+    """
+    task = models.make(spec.model, **spec.options)
+    rng = np.random.default_rng(0)
+    x, y = (tf.constant(part) for part in task.batch(rng, spec.batch_size))
+    made: dict[str, Callable] = {}
+    for name in spec.variants:
+        made[name] = lambda name=name: _finished(_step(spec, task, name), x, y)
+    parameters = sum(
+        int(np.prod(variable.shape)) for variable in task.build().trainable_variables
+    )
+    return made, parameters
+
+
+def _finished(step: Callable, x: tf.Tensor, y: tf.Tensor) -> Callable[[], None]:
+    """Calls a step, and waits for a value that it returns."""
+
+    def run():
+        for value in tf.nest.flatten(step(x, y))[:1]:
+            value.numpy()
+
+    return run
+
+
+def _step(spec: Spec, task: models.Task, name: str) -> Callable:
+    base = name.removesuffix("_xla")
+    jit = spec.jit or base != name
+    if base == "plain":
+        return _keras_step(task, _optimizer(spec, tf.keras.optimizers), jit)
+    if base in OURS:
+        settings = {
+            "noise_multiplier": 1.0,
+            "expected_batch_size": spec.batch_size,
+            **OURS[base](),
+        }
+        optimizer = (
+            dpc.keras.DPAdam(1e-3, **settings)
+            if spec.adam
+            else dpc.keras.DPSGD(0.1, **settings)
+        )
+        return _keras_step(task, optimizer, jit)
+    if base == "tfp_vectorized":
+        return _tfp_optimizer_step(spec, task, jit)
+    if base in ("tfp_dpmodel", "tfp_fast"):
+        return _tfp_model_step(spec, task, jit, base == "tfp_fast")
+    raise ValueError(
+        f"variants must be of plain, {', '.join(OURS)}, tfp_vectorized, tfp_dpmodel "
+        f"and tfp_fast (with _xla to compile), got {name!r}."
+    )
+
+
+def _optimizer(spec: Spec, module) -> tf.keras.optimizers.Optimizer:
+    return module.Adam(1e-3) if spec.adam else module.SGD(0.1)
+
+
+def _keras_step(task, optimizer, jit: bool, reduction="sum_over_batch_size"):
+    model = models.checked_model(task)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
+    model.compile(optimizer=optimizer, loss=loss)
+
+    @tf.function(jit_compile=jit, reduce_retracing=True)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = model.compiled_loss(y, model(x, training=True))
+        optimizer.minimize(value, model.trainable_variables, tape=tape)
+        return value
+
+    return step
+
+
+def _tfp_optimizer_step(spec: Spec, task, jit: bool) -> Callable:
+    import tensorflow_privacy
+
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "num_microbatches": None}
+    optimizer = (
+        tensorflow_privacy.VectorizedDPKerasAdamOptimizer(
+            learning_rate=1e-3, **settings
+        )
+        if spec.adam
+        else tensorflow_privacy.VectorizedDPKerasSGDOptimizer(
+            learning_rate=0.1, **settings
+        )
+    )
+    return _keras_step(task, optimizer, jit, reduction="none")
+
+
+def _tfp_registry():
+    """All layers for which tensorflow-privacy has fast norms, not only its default."""
+    from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
+    from tensorflow_privacy.privacy.fast_gradient_clipping.registry_functions import (
+        einsum_dense,
+        layer_normalization,
+        multi_head_attention,
+    )
+
+    registry = layer_registry.make_default_layer_registry()
+    registry.insert(tf.keras.layers.EinsumDense, einsum_dense.einsum_layer_computation)
+    registry.insert(
+        tf.keras.layers.LayerNormalization,
+        layer_normalization.layer_normalization_computation,
+    )
+    registry.insert(
+        tf.keras.layers.MultiHeadAttention,
+        multi_head_attention.multi_head_attention_layer_computation,
+    )
+    return registry
+
+
+def _tfp_model_step(spec: Spec, task, jit: bool, fast: bool) -> Callable:
+    from tensorflow_privacy.privacy.keras_models import dp_keras_model
+
+    plain = models.checked_model(task)
+    registry = _tfp_registry() if fast else None
+    if fast:
+        # It would take the slow way without a word.
+        missing = {
+            type(layer).__name__
+            for layer in plain.layers
+            if layer.trainable_variables and not registry.is_elem(layer)
+        }
+        if missing:
+            raise UnsupportedError(f"no fast norms for {', '.join(sorted(missing))}")
+    model = dp_keras_model.DPModel(
+        l2_norm_clip=1.0,
+        noise_multiplier=1.0,
+        use_xla=False,
+        layer_registry=registry,
+        inputs=plain.inputs,
+        outputs=plain.outputs,
+    )
+    model.compile(
+        optimizer=_optimizer(spec, tf.keras.optimizers),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(True),
+    )
+
+    @tf.function(jit_compile=jit, reduce_retracing=True)
+    def step(x, y):
+        return model.train_step((x, y))
+
+    return step

@@ -1,0 +1,363 @@
+"""The benchmarks run, write files that can be read, and compare what is comparable."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import pathlib
+import time
+
+import pytest
+
+from benchmarks import (
+    cells,
+    federated_round,
+    growth,
+    memory,
+    report,
+    scaling,
+    smoke,
+    step_time,
+    timing,
+)
+from benchmarks.peers import environments
+
+TINY = ["--models=mlp", "--batch_sizes=16", "--repeats=2", "--seconds_per_cell=5"]
+
+
+def rows_of(path: pathlib.Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def sleeper(seconds: float):
+    return lambda: lambda: time.sleep(seconds)
+
+
+def failing(error: Exception, after: int = 0):
+    calls = []
+
+    def step():
+        calls.append(1)
+        if len(calls) > after:
+            raise error
+
+    return lambda: step
+
+
+def test_command_writes_table_report_and_figure_and_resumes(tmp_path, monkeypatch):
+    arguments = [*TINY, "--modes=quantile", "--peers=", f"--output_dir={tmp_path}"]
+    step_time.main(arguments)
+    rows = rows_of(tmp_path / "step_time.csv")
+    assert [row["variant"] for row in rows] == ["plain", "quantile"]
+    for row in rows:
+        assert (row["status"], row["repeats"], row["model"]) == ("ok", "2", "mlp")
+        assert row["parameters"] == "669706" and row["batch_size"] == "16"
+        assert float(row["median_ms"]) > 0 and float(row["first_step_s"]) > 0
+    assert float(rows[0]["ratio"]) == 1.0
+    assert float(rows[1]["plain_ms"]) == float(rows[0]["median_ms"])
+    assert math.isfinite(float(rows[1]["ratio"]))
+    text = (tmp_path / "report.md").read_text()
+    assert "| mlp | 16 |" in text and "step_time_tfdpclip_sgd.png" in text
+    png = (tmp_path / "step_time_tfdpclip_sgd.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    # Neither names nor paths of the machine.
+    found = (tmp_path / "environment.json").read_text()
+    assert str(pathlib.Path.home()) not in found and str(tmp_path) not in found
+    assert "tensorflow" in json.loads(found)["versions"]
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(cells, "run", forbidden)
+    step_time.main(arguments)
+    assert rows_of(tmp_path / "step_time.csv") == rows
+
+
+def test_environment_of_other_results_is_refused(tmp_path):
+    environments.record(tmp_path, ["tensorflow"])
+    environments.record(tmp_path, ["tensorflow"])
+    path = tmp_path / "environment.json"
+    before = json.loads(path.read_text())
+    before["machine"]["cpu"] = "another"
+    path.write_text(json.dumps(before))
+    with pytest.raises(ValueError, match="output_dir"):
+        environments.record(tmp_path, ["tensorflow"])
+
+
+def test_all_models_are_made_and_timed_by_name():
+    from benchmarks import models, variants
+
+    assert set(step_time.MODELS) == set(models.NAMES)
+    assert {*cells.OURS, "joint"} == set(variants.OURS)
+    for name in {axis.model for axis in scaling.AXES}:
+        assert name in models.NAMES
+    for name in ("mnist_cnn", "lstm", "gru", "transformer"):
+        models.checked_model(models.make(name))
+    with pytest.raises(ValueError, match="name must be one of"):
+        models.make("none")
+    wrong = dataclasses.replace(models.make("mlp"), parameters=1)
+    with pytest.raises(ValueError, match="task makes"):
+        models.checked_model(wrong)
+
+
+@pytest.mark.slow
+def test_large_models_have_their_parameters():
+    from benchmarks import models
+
+    for name in models.NAMES:
+        models.checked_model(models.make(name))
+
+
+def test_unknown_variant_is_an_error_of_its_own():
+    from benchmarks import variants
+
+    spec = timing.Spec("mlp", 2, ("plain", "nothing", "tfp_fast"))
+    makers, parameters = variants.makers(spec)
+    assert parameters == 669_706
+    with pytest.raises(ValueError, match="variants must be of"):
+        makers["nothing"]()
+
+
+def test_fast_peer_without_a_fast_way_is_not_timed():
+    from benchmarks import variants
+
+    makers, _ = variants.makers(timing.Spec("mnist_cnn", 2, ("plain", "tfp_fast")))
+    found = timing.interleaved({"tfp_fast": makers["tfp_fast"]}, 1, 1.0)
+    assert found["tfp_fast"]["status"] == "unsupported"
+    assert "Conv2D" in found["tfp_fast"]["note"]
+
+
+def test_variants_are_timed_in_turn_and_slow_ones_less(monkeypatch):
+    order, clock = [], [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def noted(name, seconds):
+        def step():
+            order.append(name)
+            clock[0] += seconds
+
+        return lambda: step
+
+    makers = {
+        "plain": noted("p", 0.001),
+        "a": noted("a", 0.004),
+        "b": noted("b", 0.03),
+        "c": noted("c", 0.2),
+    }
+    found = timing.interleaved(makers, 20, 0.1)
+    # The first step of c takes longer than all the time there is: warm-up enough.
+    assert order[:7] == ["p", "p", "a", "a", "b", "b", "c"]
+    assert order[7:15] == ["p", "a", "b", "c"] * 2
+    counts = {name: len(cell["times"]) for name, cell in found.items()}
+    # c: three steps at least, unless two take more than three times the limit.
+    assert counts == {"plain": 20, "a": 20, "b": 4, "c": 2}
+    assert found["b"]["times"] == pytest.approx([0.03] * 4)
+    assert found["c"]["first"] == pytest.approx(0.2)
+
+
+def test_one_failure_spares_the_others():
+    makers = {
+        "plain": sleeper(0.0),
+        "early": failing(RuntimeError("at once\nmore")),
+        "late": failing(RuntimeError("later"), after=4),
+        "cannot": failing(timing.UnsupportedError("no such thing")),
+        "memory": failing(MemoryError("full")),
+        "good": sleeper(0.0),
+    }
+    found = timing.interleaved(makers, 5, 1.0)
+    assert {name: cell["status"] for name, cell in found.items()} == {
+        "plain": "ok",
+        "early": "error",
+        "late": "error",
+        "cannot": "unsupported",
+        "memory": "memory",
+        "good": "ok",
+    }
+    assert found["early"]["note"] == "RuntimeError: at once"
+    assert len(found["good"]["times"]) == 5
+
+
+def test_ratios_are_of_the_same_rounds():
+    spec = timing.Spec("mlp", 4, ("plain", "a"))
+    # The machine slows down fourfold; a stopped after two rounds.
+    found = {
+        "plain": {"status": "ok", "times": [1.0, 1.0, 4.0, 4.0, 4.0]},
+        "a": {"status": "ok", "times": [2.0, 2.0]},
+    }
+    plain, row = cells.time_rows("tensorflow", spec, found)
+    assert (row["ratio"], row["ratio_q25"], row["ratio_q75"]) == (2.0, 2.0, 2.0)
+    assert plain["ratio"] == 1.0 and row["median_ms"] == 2000.0
+    nothing = {"a": {"status": "timeout", "times": []}}
+    (row,) = cells.time_rows("tensorflow", spec, nothing)
+    assert math.isnan(row["ratio"]) and row["plain_ms"] is None
+
+
+def test_stopped_processes_say_why(monkeypatch, tmp_path):
+    script = tmp_path / "worker"
+    script.write_text("#!/bin/sh\nsleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(environments, "python_of", lambda name: str(script))
+    spec = timing.Spec("mlp", 4, ("plain", "a"))
+    found = cells.run("tensorflow", spec, timeout=0.3)
+    assert {cell["status"] for cell in found.values()} == {"timeout"}
+    found = cells.run("tensorflow", spec, timeout=30, memory_limit_mib=0.01)
+    assert found["a"]["status"] == "memory" and "MiB" in found["a"]["note"]
+    script.write_text("#!/bin/sh\necho it broke; exit 3\n")
+    found = cells.run("tensorflow", spec, timeout=30)
+    assert (found["a"]["status"], found["a"]["note"]) == ("error", "it broke")
+    monkeypatch.setattr(environments, "python_of", lambda name: None)
+    assert cells.run("tensorflow", spec, timeout=30) is None
+
+
+def test_absent_peer_is_skipped_with_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDPCLIP_PEER_ENVIRONMENTS", str(tmp_path / "none"))
+    monkeypatch.setattr(cells, "run", lambda *args, **kwargs: {})
+    monkeypatch.setattr(step_time, "_measure", lambda *args: None)
+    step_time.main(
+        [*TINY, "--modes=quantile", "--peers=opacus_ghost", f"--output_dir={tmp_path}"]
+    )
+    assert "skipped opacus" in capsys.readouterr().out
+
+
+def test_table_refuses_other_columns_and_keeps_first_rows(tmp_path):
+    table = cells.Table(tmp_path / "t.csv", ("a", "b"), ("a",))
+    table.add([{"a": 1, "b": 0.5}, {"a": 1, "b": 0.7}, {"a": 2, "b": math.nan}])
+    table.add([{"a": 2, "b": 3.0}])
+    again = cells.Table(tmp_path / "t.csv", ("a", "b"), ("a",))
+    assert again.rows == [{"a": "1", "b": "0.5"}, {"a": "2", "b": ""}]
+    assert again.find({"a": 2}) == {"a": "2", "b": ""} and again.find({"a": 3}) is None
+    with pytest.raises(ValueError, match="output_dir"):
+        cells.Table(tmp_path / "t.csv", ("a", "c"), ("a",))
+
+
+@pytest.mark.parametrize("edge", [1, 2, 3, 31, 64, 100, 777])
+def test_largest_batch_is_found(edge):
+    tried = []
+
+    def fits(size):
+        tried.append(size)
+        return size <= edge
+
+    found = memory.largest(fits, 10_000)
+    assert found <= edge < max(found + 1, 1.1 * found) + 1
+    assert len(tried) <= 2 * math.log2(edge + 1) + 6
+    assert memory.largest(lambda size: True, edge) == edge
+
+
+def test_memory_rows_compare_with_the_same_frameworks_plain(tmp_path, monkeypatch):
+    peaks = {"plain": (100.0, 200.0), "quantile": (100.0, 250.0)}
+
+    def run(framework, spec, **kwargs):
+        (name,) = spec.variants
+        start, peak = peaks[name]
+        if kwargs.get("memory_limit_mib") is not None:
+            peak = start + spec.batch_size * (2.0 if name == "quantile" else 1.0)
+        cell = {"status": "ok", "start_mib": start, "peak_mib": peak, "note": ""}
+        return {name: cell}
+
+    monkeypatch.setattr(cells, "run", run)
+    memory.main(
+        ["--models=mlp", "--batch_sizes=64", "--modes=quantile", "--peers="]
+        + ["--largest_batch", "--memory_budget=612", f"--output_dir={tmp_path}"]
+    )
+    row = rows_of(tmp_path / "memory.csv")[1]
+    assert float(row["ratio"]) == 1.25 and float(row["step_ratio"]) == 1.5
+    plain, row = rows_of(tmp_path / "largest_batch.csv")
+    assert (plain["largest_batch"], row["largest_batch"]) == ("512", "256")
+    assert row["ratio"] == "0.5"
+    text = (tmp_path / "report.md").read_text()
+    assert "1.25 (1.50)" in text and "Largest batch in 612 MiB" in text
+
+
+def test_growth_faster_than_plain_is_called_so(tmp_path):
+    rows = []
+    for variant, power in (("plain", 1.0), ("same", 1.05), ("worse", 1.5)):
+        for value in (8, 16, 32, 64):
+            row = dict.fromkeys(("batch_size", "parameters", "status", "note"), "")
+            row.update(axis="layers", model="mlp", variant=variant, value=str(value))
+            row.update(median_ms=f"{value**power}", step_mib="")
+            rows.append(row)
+    found = {row["variant"]: row for row in growth.exponents(rows)}
+    times = {
+        row["variant"]: row
+        for row in growth.exponents(rows)
+        if row["quantity"] == "median_ms"
+    }
+    assert times["same"]["grows_faster"] == "no"
+    assert times["worse"]["grows_faster"] == "FASTER"
+    assert times["worse"]["difference"] == pytest.approx(0.5, abs=1e-5)
+    assert times["worse"]["last_ratio"] == pytest.approx(8.0)
+    # No memory was measured: not known, rather than fine.
+    assert found["worse"]["quantity"] == "step_mib"
+    assert found["worse"]["grows_faster"] == "?"
+    cells.Table(tmp_path / "scaling.csv", scaling.COLUMNS, ("value", "variant")).add(
+        rows
+    )
+    names = [path.name for path in report.write(tmp_path)]
+    assert "scaling_time.png" in names
+    assert "FASTER" in (tmp_path / "report.md").read_text()
+
+
+def test_smoke_fails_above_the_limit_only(monkeypatch, capsys):
+    factor = {"quantile": 1.5, "batch": 1.0}
+
+    def run(framework, spec, **kwargs):
+        return {
+            name: {"status": "ok", "times": [factor.get(name, 1.0)] * 3}
+            for name in spec.variants
+        }
+
+    monkeypatch.setattr(cells, "run", run)
+    assert smoke.main([]) == 0
+    factor["batch"] = 1.01 * smoke.limit("mlp")
+    assert smoke.main(["--models=mlp"]) == 1
+    assert "TOO SLOW" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        smoke.main(["--factor=nan"])
+
+
+@pytest.mark.parametrize(
+    "command, flag",
+    [
+        (step_time.arguments, "--models=none"),
+        (step_time.arguments, "--peers=none"),
+        (step_time.arguments, "--seconds_per_cell=nan"),
+        (step_time.arguments, "--repeats=0"),
+        (memory.arguments, "--memory_budget=inf"),
+        (federated_round.arguments, "--seconds=nan"),
+        (federated_round.arguments, "--modes=none"),
+    ],
+)
+def test_errors_name_the_flag(command, flag, capsys):
+    with pytest.raises(SystemExit):
+        command([flag])
+    # The last line, below the usage.
+    assert flag.partition("=")[0] in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "peer, model",
+    [("opacus_hooks", "mnist_cnn"), ("opacus_ghost", "lstm"), ("jax_vmap", "mlp")],
+)
+def test_peers_run_where_they_are_installed(peer, model):
+    framework = cells.framework_of(peer)
+    if environments.python_of(framework) is None:
+        pytest.skip(environments.how_to_create(framework))
+    spec = timing.Spec(model, 4, ("plain", peer), repeats=2, seconds=10.0)
+    found = cells.run(framework, spec, timeout=200)
+    assert [cell["status"] for cell in found.values()] == ["ok", "ok"], found
+
+
+@pytest.mark.slow
+def test_federated_rounds_run(tmp_path):
+    federated_round.main(
+        ["--parameters=1e4", "--clients=10", "--aggregators=central,distributed"]
+        + ["--repeats=2", "--seconds=5", f"--output_dir={tmp_path}"]
+    )
+    rows = rows_of(tmp_path / "federated.csv")
+    assert [row["aggregator"] for row in rows] == ["plain", "central", "distributed"]
+    assert {row["status"] for row in rows} == {"ok"}

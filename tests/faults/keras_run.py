@@ -1,0 +1,93 @@
+"""A private Keras training run, with a ledger and backups, to be killed and resumed."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import files
+
+EPOCHS, STEPS_PER_EPOCH, DELTA = 60, 5, 1e-5
+#: Steps that `PrivacyBudget` reserves at a time.
+AHEAD = EPOCHS * STEPS_PER_EPOCH // 100
+
+
+class Rows(tf.keras.callbacks.Callback):
+    """A table of epochs that outlives the process. Goes before the backup."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self._path = path
+        self._rows = []
+        if path.exists():
+            header, *lines = path.read_text().splitlines()
+            names = header.split(",")
+            self._rows = [dict(zip(names, x.split(","), strict=True)) for x in lines]
+
+    def on_epoch_end(self, epoch, logs=None):
+        kept = [row for row in self._rows if int(row["epoch"]) < epoch]
+        self._rows = [*kept, {"epoch": epoch, "epsilon": logs["epsilon"]}]
+        files.write_atomically(self._path, files.table_text(self._rows))
+
+
+class Steps(tf.keras.callbacks.Callback):
+    """Grows a file by a byte after every step: what certainly ran, by other means."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def on_train_batch_end(self, batch, logs=None):
+        os.write(self._handle, b".")
+
+
+def prepare() -> None:
+    """Imports what `run` needs."""
+    import tfdpclip.accounting
+    import tfdpclip.keras  # noqa: F401
+
+
+def run(name: str) -> None:
+    """Trains, from where an earlier process was killed if there was one."""
+    directory = pathlib.Path(name)
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 8)).astype(np.float32)
+    y = (x[:, :1] > 0).astype(np.float32)
+    batches = dpc.sampling.Poisson(1 / STEPS_PER_EPOCH).batches((x, y))
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((8,)),
+            tf.keras.layers.Dense(4, "tanh"),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+    model.compile(
+        dpc.keras.DPAdam(
+            0.01,
+            clip=dpc.QuantileClip(),
+            noise_multiplier=2.0,
+            expected_batch_size=batches.expected_batch_size,
+        ),
+        tf.keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    model.fit(
+        batches,
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[
+            dpc.keras.PrivacyBudget(
+                math.inf, DELTA, batches, "rdp", ledger=directory / "privacy.json"
+            ),
+            Steps(directory / "steps"),
+            Rows(directory / "history.csv"),
+            tf.keras.callbacks.BackupAndRestore(
+                str(directory / "backup"), delete_checkpoint=False
+            ),
+        ],
+    )

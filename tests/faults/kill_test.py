@@ -1,0 +1,219 @@
+"""Runs killed at random moments lose the step in flight, and count it all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.faults import federated_run, keras_run
+from tfdpclip import files
+from tfdpclip.accounting import Ledger
+from tff_tasks import records
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# No run takes that long; a child that hangs fails the test instead of blocking it.
+_PATIENCE = 120.0
+
+
+class Zygote:
+    """Starts runs, each in a process of its own, and kills them."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self._process.stdout.readline() == "ready\n"
+
+    def run(self, kind, directory: pathlib.Path, steps=None, delay=0.0) -> bool:
+        """Runs until so many more steps and then a delay; whether it came to the end.
+
+        Args:
+          kind: of run.
+          directory: the run's.
+          steps: how many; None for all.
+          delay: until the kill, in seconds.
+        """
+        until = None if steps is None else kind.ran(directory) + steps
+        self._process.stdin.write(f"{kind.module}\t{directory}\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        ended = threading.Event()
+
+        def kill():
+            begun = time.monotonic()
+            while not ended.wait(0.001) and time.monotonic() - begun < _PATIENCE:
+                if until is not None and kind.ran(directory) >= until:
+                    break
+            if not ended.wait(delay):
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        status = int(self._process.stdout.readline())
+        ended.set()
+        killer.join()
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        log = pathlib.Path(f"{directory}.log")
+        assert killed or status == 0, log.read_text()[-3000:]
+        assert steps is not None or not killed, "the run hangs"
+        return not killed
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(_PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    started = Zygote()
+    yield started
+    started.close()
+
+
+def count(path: pathlib.Path) -> int:
+    """Steps that certainly ran, by the bytes that they left."""
+    return path.stat().st_size if path.exists() else 0
+
+
+class KerasRun:
+    """What must hold of the Keras run's files."""
+
+    module = "keras_run"
+    wanted = keras_run.EPOCHS * keras_run.STEPS_PER_EPOCH
+    ahead = keras_run.AHEAD
+
+    @staticmethod
+    def ran(directory):
+        return count(directory / "steps")
+
+    @staticmethod
+    def restored(directory):
+        """Steps in the checkpoint that the next process continues from."""
+        latest = tf.train.latest_checkpoint(directory / "backup" / "chief")
+        if latest is None:
+            return 0
+        # Optimizer, weights and epoch must all be there.
+        reader = tf.train.load_checkpoint(latest)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+        name = "model/optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"
+        return int(reader.get_tensor(name))
+
+    @staticmethod
+    def table(directory):
+        path = directory / "history.csv"
+        rows = records.read_rows(path, "epoch") if path.exists() else []
+        assert [int(row["epoch"]) for row in rows] == list(range(len(rows)))
+        epsilons = [float(row["epsilon"]) for row in rows]
+        # A kill while an epoch is run again leaves rows of it and no later ones.
+        assert epsilons == sorted(epsilons)
+        return len(rows) * keras_run.STEPS_PER_EPOCH
+
+    @staticmethod
+    def check_end(directory):
+        assert KerasRun.restored(directory) == KerasRun.wanted
+        assert KerasRun.table(directory) == KerasRun.wanted
+
+
+class FederatedRun:
+    """What must hold of the federated run's files."""
+
+    module = "federated_run"
+    wanted = federated_run.ROUNDS
+    ahead = 1
+
+    @staticmethod
+    def ran(directory):
+        return count(pathlib.Path(f"{directory}.steps"))
+
+    @staticmethod
+    def restored(directory):
+        checkpoints = records.Checkpoints(directory / "checkpoints")
+        rounds = checkpoints.rounds()
+        for one in rounds:
+            found = files.read_npz(directory / "checkpoints" / f"round_{one:06d}.npz")
+            assert all(np.all(np.isfinite(part)) for part in found.values())
+        return rounds[-1] if rounds else 0
+
+    @staticmethod
+    def table(directory):
+        path = directory / records.METRICS
+        rows = records.Table(path).rows if path.exists() else []
+        return len(rows) - 1
+
+    @staticmethod
+    def check_end(directory):
+        assert FederatedRun.restored(directory) == FederatedRun.wanted
+        assert FederatedRun.table(directory) == FederatedRun.wanted
+        config = json.loads((directory / records.CONFIG).read_text())
+        assert config["result"]["rounds"] == FederatedRun.wanted
+        ledger = Ledger.load(directory / "privacy.json")
+        assert config["result"]["epsilon"] == ledger.epsilon()
+        assert "differential privacy" in (directory / records.REPORT).read_text()
+
+
+def check_books(kind, directory, kills: int) -> None:
+    """The ledger counts what ran, and no more than a kill can have cost."""
+    path = directory / "privacy.json"
+    ran, restored = kind.ran(directory), kind.restored(directory)
+    if not path.exists():
+        assert ran == restored == 0
+        return
+    steps = Ledger.load(path).steps
+    assert steps >= ran >= restored
+    assert steps <= ran + kills * kind.ahead
+    assert kind.table(directory) >= restored
+
+
+def kill_and_resume(zygote, kind, root: pathlib.Path, kills: int, seed: int) -> None:
+    """Kills runs until there were so many kills; every run comes to its end."""
+    rng = random.Random(seed)
+    killed, number = 0, 0
+    while killed < kills:
+        number += 1
+        directory, here = root / f"run{number}", 0
+        while killed < kills:
+            # 0 steps: while the run starts or resumes. Otherwise in a step, or in what
+            # is written after it; how long that takes depends on the machine.
+            steps = rng.choice([0, rng.randrange(1, kind.wanted // 3)])
+            delay = rng.uniform(0, 1.0) if not steps else rng.uniform(0, 0.03)
+            if zygote.run(kind, directory, steps, delay):
+                break
+            killed += 1
+            here += 1
+            if directory.exists():
+                check_books(kind, directory, here)
+        else:
+            assert zygote.run(kind, directory)
+        check_books(kind, directory, here)
+        kind.check_end(directory)
+
+
+KINDS = pytest.mark.parametrize("kind", [KerasRun, FederatedRun])
+
+
+@KINDS
+def test_killed_runs_resume(zygote, kind, tmp_path):
+    kill_and_resume(zygote, kind, tmp_path, kills=2, seed=1)
+
+
+@pytest.mark.slow
+@KINDS
+def test_runs_killed_twenty_times_resume(zygote, kind, tmp_path):
+    kill_and_resume(zygote, kind, tmp_path, kills=20, seed=2)

@@ -1,0 +1,420 @@
+"""A statistical battery on the noise that the optimizers add.
+
+False alarms: all checks that depend on chance go through `accept`, which fails below
+a p-value of LEVEL and counts itself. At most MOST of them are made, so that sound noise
+fails one of them, anywhere in this file, with a probability of 8e-7 at most. Tests that
+numbers never repeat add 1e-7.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import optimize, special, stats
+
+from tfdpclip.noise import GaussianNoise, box_muller
+
+MOST = 1000
+LEVEL = 8e-7 / MOST
+SIZE = 1_000_001
+_made = 0
+
+KINDS = {
+    "float32": (tf.float32, False, False),
+    "hardened": (tf.float32, True, False),
+    "compiled": (tf.float32, False, True),
+    "float64": (tf.float64, False, False),
+    "hardened float64": (tf.float64, True, False),
+}
+
+
+def accept(*p_values):
+    """Passes unless a p-value is too small to be put down to chance."""
+    global _made
+    _made += len(p_values)
+    assert _made <= MOST
+    assert all(p >= LEVEL for p in p_values), p_values
+
+
+def draw(kind="float32", size=SIZE, seed=None):
+    dtype, hardened, jit = KINDS[kind]
+    source = GaussianNoise(seed, hardened)
+    sample = tf.function(lambda: source.sample([size], 1.0, dtype), jit_compile=jit)
+    return sample().numpy().astype(np.float64)
+
+
+def two_sided(count, trials, probability):
+    law = stats.binom(trials, probability)
+    return min(1.0, 2 * min(law.cdf(count), law.sf(count - 1)))
+
+
+def equiprobable(uniform, bins):
+    """The p-value of Pearson's chi-square test of uniformity."""
+    cells = np.minimum((uniform * bins).astype(np.int64), bins - 1)
+    counts = np.bincount(cells, minlength=bins)
+    return stats.chisquare(counts).pvalue
+
+
+def anderson_darling(uniform):
+    """A bound on the p-value against the uniform distribution, all parameters known.
+
+    The statistic is distributed like sum_j X_j^2 / (j (j + 1)), whose moment generating
+    function is sqrt(-2 pi t / cos(pi sqrt(1 + 8 t) / 2)); Chernoff's bound follows.
+    """
+    u = np.sort(uniform)
+    n = len(u)
+    weights = 2 * np.arange(1, n + 1) - 1
+    statistic = -n - np.mean(weights * (np.log(u) + np.log1p(-u[::-1])))
+
+    def log_bound(t):
+        generating = -2 * math.pi * t / math.cos(math.pi / 2 * math.sqrt(1 + 8 * t))
+        return 0.5 * math.log(generating) - t * statistic
+
+    best = optimize.minimize_scalar(
+        log_bound, bounds=(1e-6, 1 - 1e-6), method="bounded"
+    )
+    return math.exp(min(0.0, best.fun))
+
+
+def uncorrelated(vectors):
+    """P-values of all correlations between unit-variance vectors, `[k, n]`.
+
+    Of their sum of squares, and of the largest, by Bonferroni. The entries are bounded,
+    so that the central limit theorem is good for the tails as well.
+    """
+    k, n = vectors.shape
+    products = (vectors @ vectors.T)[np.triu_indices(k, 1)] / math.sqrt(n)
+    largest = min(1.0, 2 * len(products) * stats.norm.sf(np.abs(products).max()))
+    return stats.chi2(len(products)).sf(np.sum(products**2)), largest
+
+
+def unpredictable(a, b, lags):
+    """As `uncorrelated`, of a with b moved by 1 to `lags` places, both directions."""
+    n = len(a)
+    size = 2 ** math.ceil(math.log2(2 * n))
+    cross = np.fft.irfft(np.conj(np.fft.rfft(a, size)) * np.fft.rfft(b, size), size)
+    found = np.concatenate([cross[1 : lags + 1], cross[-lags:]]) / math.sqrt(n)
+    if a is b:
+        found = found[:lags]
+    largest = min(1.0, 2 * len(found) * stats.norm.sf(np.abs(found).max()))
+    return stats.chi2(len(found)).sf(np.sum(found**2)), largest
+
+
+def value(x):
+    """The sample as a bounded number of unit variance, ..."""
+    return math.sqrt(12) * (special.ndtr(x) - 0.5)
+
+
+def size_of(x):
+    """... and its absolute value as one, which shows dependence of variances."""
+    return math.sqrt(12) * (2 * np.abs(special.ndtr(x) - 0.5) - 0.5)
+
+
+# The distribution of one value.
+
+
+def check_distribution(x, bins):
+    uniform = special.ndtr(x)
+    accept(equiprobable(uniform, bins), anderson_darling(uniform))
+    accept(stats.kstest(uniform, "uniform").pvalue)
+    for level in (3, 3.5, 4, 4.5):
+        for side in (x, -x):
+            accept(two_sided(np.sum(side > level), len(x), stats.norm.sf(level)))
+    # Even moments, of values cut at 5: these are bounded, and Bernstein's inequality
+    # holds for any number of them. The tails beyond are counted elsewhere.
+    for power in (2, 4, 6, 8):
+        cut = np.minimum(np.abs(x), 5.0) ** power
+        mean, second = (
+            2 * stats.norm.expect(lambda v, p=p: v**p, lb=0, ub=5)
+            + 2 * stats.norm.sf(5) * 5**p
+            for p in (power, 2 * power)
+        )
+        error = abs(cut.mean() - mean)
+        spread = 2 * (second - mean**2 + 5**power * error / 3)
+        accept(min(1.0, 2 * math.exp(-len(x) * error**2 / spread)))
+    # Symmetry.
+    accept(two_sided(np.sum(x > 0), len(x), 0.5))
+    accept(stats.ks_2samp(x[x > 0], -x[x < 0], method="asymp").pvalue)
+    accept(2 * stats.norm.sf(abs(np.sum(value(x))) / math.sqrt(len(x))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_normal(kind):
+    check_distribution(draw(kind), 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_normal_in_a_large_sample(kind):
+    check_distribution(draw(kind, 20_000_001), 10_000)
+
+
+def check_tails(kind, size, blocks, levels=(3, 4, 5, 5.5, 6)):
+    dtype, hardened, jit = KINDS[kind]
+    source = GaussianNoise(hardened=hardened)
+
+    @tf.function
+    def count():
+        x = source.sample([size], 1.0, dtype)
+        tail = tf.boolean_mask(x, tf.abs(x) > 3)
+        above = [tf.math.count_nonzero(tail > level) for level in levels]
+        below = [tf.math.count_nonzero(tail < -level) for level in levels]
+        return tf.stack([*above, *below]), tf.math.count_nonzero(x)
+
+    found, nonzero = np.zeros(2 * len(levels), np.int64), 0
+    for _ in range(blocks):
+        counts, kept = count()
+        found += counts.numpy()
+        nonzero += int(kept)
+    trials = size * blocks
+    for number, level in zip(found, (*levels, *levels), strict=True):
+        accept(two_sided(number, trials, stats.norm.sf(level)))
+    return trials - nonzero
+
+
+def test_the_tails_have_their_mass():
+    zeros = check_tails("float32", 4_000_000, 50)
+    # A value of exactly 0 would release its coordinate without noise.
+    assert zeros == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, blocks", [("float32", 1500), ("float64", 120), ("hardened", 100)]
+)
+def test_the_tails_have_their_mass_to_six_standard_deviations(kind, blocks):
+    # In float32, 6 values a side are expected beyond 6, and 36 beyond 5.7, where the
+    # framework's samplers end. That float64 does not end there either is for the next
+    # two tests to say: such counts would take hours.
+    zeros = check_tails(kind, 4_000_000, blocks, (3, 4, 5, 5.5, 5.7, 6))
+    # Sums of four round to a grid, of which 0 is a point like any other.
+    assert zeros == 0 or kind == "hardened"
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_the_radius_of_every_word_is_that_of_its_quantile(dtype):
+    """Exact where no sample could tell: the tail, word for word."""
+    words = np.array(
+        [0, 1, 2, 3, 10, 1000, 10**6, 10**9, 2**31 - 2], dtype.as_numpy_dtype
+    )
+    for low in (0, 1, 100, 255) if dtype == tf.int32 else (0,):
+        second = np.full(len(words), low + 256 * 12345, dtype.as_numpy_dtype)
+        for first in (words, words | np.iinfo(words.dtype).min):  # the sign is unused
+            cosine, sine = np.split(
+                box_muller(tf.constant(first), tf.constant(second)).numpy(), 2
+            )
+            radius = np.hypot(cosine.astype(np.float64), sine.astype(np.float64))
+            if dtype == tf.int32:
+                quantile = (words + (low + 0.5) / 256) / 2**31
+            else:
+                quantile = (words + 0.5) / 2**63
+            expected = np.sqrt(-2 * np.log(quantile))
+            np.testing.assert_allclose(radius[:-1], expected[:-1], rtol=1e-6)
+            assert radius[-1] > 0
+    reach = np.hypot(*box_muller(tf.zeros([1], dtype), tf.zeros([1], dtype)).numpy())
+    assert reach == pytest.approx(7.446 if dtype == tf.int32 else 9.419, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_samples_are_made_of_the_generators_words(kind):
+    """What the last test says is true of the optimizer's noise."""
+    dtype = KINDS[kind][0]
+    words, signed = (
+        (tf.uint32, tf.int32) if kind == "float32" else (tf.uint64, tf.int64)
+    )
+    source = GaussianNoise()
+    generator = tf.random.Generator.from_state(
+        source._generator.state.numpy(), alg="philox"
+    )
+    noise = source.sample([99], 1.0, dtype)
+    pair = [tf.bitcast(generator.uniform_full_int([50], words), signed) for _ in "ab"]
+    np.testing.assert_array_equal(noise, box_muller(*pair)[:99])
+
+
+def test_values_near_zero_are_spread_evenly():
+    """Sorted, the gaps between them are those of a Poisson process."""
+    x = draw(size=4_000_001)
+    near = np.sort(x[np.abs(x) < 0.01])
+    accept(stats.kstest(near / 0.02 + 0.5, "uniform").pvalue)
+    gaps = np.diff(near)
+    accept(stats.kstest(gaps / gaps.mean(), "expon").pvalue)
+
+
+def test_values_repeat_no_more_often_than_float32_makes_them():
+    """The number of equal pairs is that of Gaussian numbers rounded to float32."""
+    x = draw()
+    n = len(x)
+    _, counts = np.unique(x, return_counts=True)
+    pairs = np.sum(counts * (counts - 1.0)) / 2
+    # Each float's cell has the density times the gap to the next float.
+    grid = np.linspace(1e-6, 8, 400_001)
+    cell = stats.norm.pdf(grid) * np.spacing(grid.astype(np.float32))
+    per_value, step = stats.norm.pdf(grid), 2 * (grid[1] - grid[0])
+    twice, thrice = np.sum(per_value * cell) * step, np.sum(per_value * cell**2) * step
+    expected = n * (n - 1) / 2 * twice
+    spread = math.sqrt(expected + n**3 * (thrice - twice**2))
+    # Above 0.5 cells are wide enough that the finer structure of radius and angle
+    # shows in a few of them; one part in fifty is allowed on top.
+    accept(stats.norm.sf(max(0.0, pairs - 1.02 * expected) / spread))
+
+
+# Independence within a draw.
+
+
+def halves(x):
+    half = (len(x) + 1) // 2
+    return x[: len(x) - half], x[half:]
+
+
+@pytest.mark.parametrize("kind", ["float32", "hardened", "float64"])
+def test_both_halves_are_normal_and_independent(kind):
+    cosine, sine = halves(draw(kind))
+    for part in (cosine, sine):
+        accept(equiprobable(special.ndtr(part), 1000))
+    # The joint distribution, in 64 x 64 equiprobable cells; angle and radius.
+    cells = (special.ndtr(cosine) * 64).astype(int) + special.ndtr(sine) * 64 // 1 * 64
+    accept(equiprobable(cells / 4096, 4096))
+    accept(equiprobable(np.arctan2(sine, cosine) / (2 * math.pi) + 0.5, 1000))
+    radius = np.exp(-(cosine**2 + sine**2) / 2)
+    accept(equiprobable(radius, 1000))
+    n = math.sqrt(len(sine))
+    for f in (value, size_of):
+        for g in (value, size_of):
+            accept(2 * stats.norm.sf(abs(np.sum(f(cosine) * g(sine))) / n))
+            accept(*unpredictable(f(cosine), g(sine), 1000))
+
+
+@pytest.mark.parametrize("kind", ["float32", "compiled", "float64"])
+def test_values_do_not_depend_on_those_before(kind):
+    x = draw(kind)
+    for f in (value, size_of):
+        accept(*unpredictable(f(x), f(x), 1000))
+
+
+@pytest.mark.slow
+def test_values_do_not_depend_on_those_before_in_a_large_sample():
+    x = draw(size=8_000_001)
+    for f in (value, size_of):
+        accept(*unpredictable(f(x), f(x), 10_000))
+
+
+# Independence of draws.
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize("hardened", [False, True])
+def test_steps_and_variables_are_independent(dtype, hardened):
+    source = GaussianNoise(hardened=hardened)
+    shapes = [[101, 99], [9999], [3, 3333]]
+
+    @tf.function
+    def step():
+        parts = source.sample_all(shapes, [1.0] * 3, [dtype] * 3)
+        return tf.stack([tf.reshape(part, [-1])[:9999] for part in parts])
+
+    drawn = np.concatenate([step().numpy() for _ in range(40)]).astype(np.float64)
+    for f in (value, size_of):
+        accept(*uncorrelated(f(drawn)))
+    # Every variable against every other of its step, and of the step before, over all
+    # steps at once.
+    by_step = value(drawn).reshape(40, 3, 9999)
+    for later, earlier in ((by_step, by_step), (by_step[1:], by_step[:-1])):
+        for i, j in ((0, 1), (0, 2), (1, 2), (0, 0), (1, 1), (2, 2)):
+            if later is earlier and i == j:
+                continue
+            total = np.sum(later[:, i] * earlier[:, j])
+            accept(2 * stats.norm.sf(abs(total) / math.sqrt(later[:, i].size)))
+    # One step against the next, also moved against each other.
+    accept(*unpredictable(value(drawn[:60].ravel()), value(drawn[60:].ravel()), 1000))
+
+
+def test_streams_of_neighbouring_seeds_are_unrelated():
+    drawn = np.stack([GaussianNoise(seed).sample([20_000], 1.0) for seed in range(60)])
+    # Streams that run into each other share whole runs. Two runs of four values agree
+    # by chance with probability 1e-17.
+    runs = np.lib.stride_tricks.sliding_window_view(drawn, 4, axis=1).reshape(-1, 4)
+    assert len(np.unique(np.ascontiguousarray(runs).view("V16"))) == len(runs)
+    drawn = drawn.astype(np.float64)
+    for f in (value, size_of):
+        accept(*uncorrelated(f(drawn)))
+
+
+def test_streams_of_a_thousand_sources_are_unrelated():
+    sources = [GaussianNoise() for _ in range(1000)]
+    states = np.stack([source._generator.state.numpy() for source in sources])
+    # Key and counter, 64 bits each: two of a thousand agree with probability 3e-14.
+    for column in states.T:
+        assert len(np.unique(column)) == 1000
+    drawn = np.stack([source.sample([200], 1.0).numpy() for source in sources])
+    accept(*uncorrelated(value(drawn.astype(np.float64))))
+
+
+@pytest.mark.parametrize("compiled", [None, False, True])
+def test_no_two_draws_use_the_same_part_of_the_stream(compiled, monkeypatch):
+    """Of odd, large and tiny draws, of both types, hardened and for perturbation."""
+    plain, hardened = GaussianNoise(), GaussianNoise(hardened=True)
+    hardened._generator = stream = plain._generator  # draws of both on one stream
+    # XLA takes half a second to compile each.
+    sizes = (5, 20_001) if compiled else (1, 2, 3, 5, 255, 256, 257, 1023, 20_001)
+    original, used = stream.uniform_full_int, []
+
+    def recorded(*args, **kwargs):
+        used.append(original(*args, **kwargs))
+        return used[-1]
+
+    monkeypatch.setattr(stream, "uniform_full_int", recorded)
+
+    def run():
+        used.clear()
+        for source in (plain, hardened):
+            for size in sizes:
+                source.sample([size], 1.0)
+                source.sample([size], 1.0, tf.float64)
+                source.seed_pair()
+            types = [tf.bfloat16, tf.float64, tf.float32]
+            source.sample_all([[7], [3, 3], [11]], [1.0] * 3, types)
+        words = [tf.bitcast(u, tf.uint32) for u in used]
+        return tf.concat([tf.reshape(w, [-1]) for w in words], 0)
+
+    step = run
+    if compiled is not None:
+        step = tf.function(run, jit_compile=compiled, autograph=False)
+    words = np.concatenate([step().numpy() for _ in range(3)])
+    assert len(words) > 800_000
+    # Of a million 64-bit pairs, two agree by chance with probability 3e-8, three times
+    # in this file. Any overlap would repeat whole blocks of four words.
+    pairs = words[:-1].astype(np.uint64) << np.uint64(32) | words[1:]
+    assert len(np.unique(pairs)) == len(pairs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_counter_carries_into_its_upper_half(compiled):
+    source = GaussianNoise()
+    start = tf.constant([-300, 7, 1], tf.int64)  # 300 below 2^64
+    source._generator.state.assign(start)
+    step = tf.function(lambda: source.sample([2000], 1.0), jit_compile=compiled)
+    first, second = step().numpy(), step().numpy()
+    assert source._generator.state.numpy()[1] == 8
+    assert not np.intersect1d(first[:200], second[:200]).size
+
+
+def test_seed_pairs_never_repeat():
+    source = GaussianNoise()
+    pairs = tf.function(lambda: tf.stack([source.seed_pair() for _ in range(50)]))
+    found = np.concatenate([pairs().numpy() for _ in range(200)])
+    # 10,000 of 2^64: two agree with probability 3e-12.
+    assert len(np.unique(found, axis=0)) == len(found)
+    uniform = (found.ravel().astype(np.float64) + 2**31) / 2**32
+    accept(equiprobable(uniform, 100))
+
+
+@pytest.mark.slow
+def test_the_noise_of_federated_rounds_passes_as_well():
+    entropy = pytest.importorskip("tfdpclip.federated._entropy")
+    sample = tf.function(lambda: entropy.standard_normal(SIZE, entropy.fresh_seed()))
+    first, second = (sample().numpy().astype(np.float64) for _ in range(2))
+    check_distribution(first, 1000)
+    for f in (value, size_of):
+        accept(*unpredictable(f(first), f(first), 1000))
+        accept(*unpredictable(f(first), f(second), 1000))

@@ -1,0 +1,529 @@
+"""A valid call of every public function and constructor that needs no model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from tfdpclip import accounting, clipping, diagnostics, noise, sampling, tuning
+from tfdpclip.accounting import NeighboringRelation
+
+POISSON = sampling.Poisson(0.1)
+# Measured in closed form, so that odd numbers of steps take no time.
+FULL = sampling.FullBatch()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One public name, and what is known about its arguments.
+
+    Attributes:
+      call: the function or class.
+      valid: fresh arguments with which it works.
+      free: arguments that take any value (text that is shown, paths, whatever a user
+        function is given): accepting NaN there is no mistake.
+      fixed: arguments that are not replaced: Keras or TensorFlow interpret them.
+      unbounded: arguments of which infinity is a documented value.
+      infinite: whether infinity is a documented result.
+      named: other words by which messages may name an argument.
+      may_be_nan: fields of the result that may be NaN.
+      costly: whether a call that works takes seconds: then only values that must be
+        refused are tried.
+    """
+
+    call: Callable[..., Any]
+    valid: Callable[[], dict[str, Any]]
+    free: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    unbounded: tuple[str, ...] = ()
+    infinite: bool = False
+    named: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    may_be_nan: tuple[str, ...] = ()
+    costly: bool = False
+
+
+def case(call: Callable[..., Any], /, *, _: dict | None = None, **valid: Any) -> Case:
+    """A case with these arguments; `_` holds what else there is to say."""
+    fresh = {k: v for k, v in valid.items()}
+
+    def make():
+        return {k: v() if getattr(v, "fresh", False) else v for k, v in fresh.items()}
+
+    return Case(call, make, **(_ or {}))
+
+
+def each_time(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Marks an argument that is made anew for every call."""
+    make.fresh = True
+    return make
+
+
+def _ledger() -> accounting.Ledger:
+    ledger = accounting.Ledger(1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=FULL)
+    return ledger
+
+
+def on_ledger(method: str) -> Callable[..., Any]:
+    return lambda **arguments: getattr(_ledger(), method)(**arguments)
+
+
+COHORTS = POISSON.cohorts(list(range(20)), seed=1)
+RUN = {"sampling": FULL, "delta": 1e-5, "accountant": "pld", "unit": "example"}
+# Noise so small that nothing is left of privacy is infinite epsilon.
+LIMITS = {"infinite": True}
+
+ACCOUNTING = {
+    "BudgetExceededError": None,
+    "CohortPlan": None,
+    "NeighboringRelation": None,
+    "PrivacyMismatchError": None,
+    "PrivacyStatement": None,
+    "RoundBudget": case(
+        accounting.RoundBudget,
+        _={"free": ("clip",), "unbounded": ("epsilon",), "fixed": ("ledger",)},
+        epsilon=5.0,
+        delta=1e-5,
+        cohorts=COHORTS,
+        noise_multiplier=2.0,
+        unit="client",
+        clip="",
+        accountant="rdp",
+        ledger=None,
+        allow_change=False,
+    ),
+    "Ledger": case(
+        accounting.Ledger, _={"fixed": ("path",)}, delta=1e-5, accountant="rdp"
+    ),
+    "Ledger.begin": case(
+        on_ledger("begin"),
+        _={"free": ("clip",)},
+        noise_multiplier=1.0,
+        sampling=POISSON,
+        unit="example",
+        clip="",
+        seed=None,
+        observed=True,
+        change=True,
+    ),
+    "Ledger.reserve": case(on_ledger("reserve"), steps=1),
+    "Ledger.record": case(on_ledger("record"), steps=1),
+    "Ledger.add_unseen": case(on_ledger("add_unseen"), steps=1),
+    "Ledger.epsilon": case(on_ledger("epsilon"), _=LIMITS, delta=1e-5, more=1),
+    "Ledger.steps_left": case(
+        on_ledger("steps_left"), _={"unbounded": ("epsilon",)}, epsilon=2.0
+    ),
+    "Phase": case(
+        accounting.Phase,
+        _={"free": ("clip",)},
+        sampling=POISSON,
+        noise_multiplier=1.0,
+        unit="example",
+        clip="",
+        seeded=False,
+        observed=True,
+        runs=each_time(lambda: [1]),
+    ),
+    "TruncatedPoissonSampledDpEvent": case(
+        accounting.TruncatedPoissonSampledDpEvent,
+        source_dataset_size=100,
+        sampling_probability=0.1,
+        capacity=20,
+        event=dp_accounting.GaussianDpEvent(1.0),
+    ),
+    "cohort_for": case(
+        accounting.cohort_for,
+        _={"costly": True},
+        epsilon=2.0,
+        delta=1e-6,
+        population=10**6,
+        rounds=100,
+        noise_multiplier=0.2,
+        clients_per_round=100,
+        sampling="poisson",
+        accountant="rdp",
+        sensitivity=None,
+    ),
+    "delta": case(
+        accounting.delta,
+        noise_multiplier=1.0,
+        steps=10,
+        sampling=FULL,
+        epsilon=1.0,
+        accountant="pld",
+        unit="example",
+        sensitivity=1.0,
+    ),
+    "epsilon": case(accounting.epsilon, _=LIMITS, **RUN, noise_multiplier=1.0, steps=9),
+    "epsilon_profile": case(
+        accounting.epsilon_profile, _=LIMITS, **RUN, noise_multiplier=1.0, steps=[0, 3]
+    ),
+    "event_epsilon": case(
+        accounting.event_epsilon,
+        _=LIMITS,
+        event=dp_accounting.GaussianDpEvent(1.0),
+        delta=1e-5,
+        accountant="pld",
+    ),
+    "noise_multiplier": case(
+        accounting.noise_multiplier,
+        _={"unbounded": ("epsilon",)},
+        **RUN,
+        epsilon=1.0,
+        steps=10,
+        sensitivity=None,
+    ),
+    "steps_for": case(
+        accounting.steps_for,
+        _={"unbounded": ("epsilon",)},
+        **RUN,
+        epsilon=1.0,
+        noise_multiplier=3.0,
+        sensitivity=1.0,
+        spent=dp_accounting.NoOpDpEvent(),
+    ),
+    "effective_noise_multiplier": case(
+        accounting.effective_noise_multiplier,
+        gradient_noise_multiplier=1.0,
+        count_stddevs=[2.0],
+    ),
+    "split_noise_multiplier": case(
+        accounting.split_noise_multiplier, noise_multiplier=1.0, count_stddevs=[5.0]
+    ),
+    "group_noise_multipliers": case(
+        accounting.group_noise_multipliers,
+        noise_multiplier=1.0,
+        groups=2,
+        shares=[1.0, 2.0],
+    ),
+    "gdp_compose": case(accounting.gdp_compose, mus=[1.0, 2.0]),
+    "gdp_delta": case(accounting.gdp_delta, mu=1.0, epsilon=1.0),
+    "gdp_epsilon": case(
+        accounting.gdp_epsilon, _=LIMITS | {"unbounded": ("mu",)}, mu=1.0, delta=1e-5
+    ),
+    "gdp_mu": case(accounting.gdp_mu, epsilon=1.0, delta=1e-5),
+    "gdp_tradeoff": case(accounting.gdp_tradeoff, mu=1.0, alpha=0.5),
+    "layerwise_gdp_mu": case(
+        accounting.layerwise_gdp_mu, _=LIMITS, sigma=1.0, layers=[1.0, 2.0]
+    ),
+    "layerwise_sigma": case(accounting.layerwise_sigma, noise_multiplier=1.0, layers=2),
+    "noise_multiplier_from_layerwise_sigma": case(
+        accounting.noise_multiplier_from_layerwise_sigma, sigma=1.0, layers=2
+    ),
+    "sensitivity_factor": case(
+        accounting.sensitivity_factor,
+        relation=NeighboringRelation.REPLACE_ONE,
+        unit="example",
+    ),
+    "subsampled_gdp_log_h": case(accounting.subsampled_gdp_log_h, _=LIMITS, sigma=1.0),
+    "subsampled_gdp_mu": case(
+        accounting.subsampled_gdp_mu,
+        _=LIMITS,
+        noise_multiplier=1.0,
+        rate=0.1,
+        steps=10,
+        sampling="poisson",
+    ),
+}
+
+ROWS = np.ones((10, 2), np.float32), np.arange(10)
+EVENT = {"noise_multiplier": 1.0, "steps": 3, "unit": "example", "sensitivity": None}
+
+SAMPLING = {
+    "SamplingScheme": None,
+    "Poisson": case(sampling.Poisson, rate=0.1, capacity=20, population=100),
+    "FixedSize": case(
+        sampling.FixedSize, batch_size=3, population=10, replacement=False
+    ),
+    "ShuffledEpochs": case(
+        sampling.ShuffledEpochs, batch_size=3, population=10, relation="replace_one"
+    ),
+    "FullBatch": case(sampling.FullBatch),
+    "Poisson.event": case(POISSON.event, **EVENT),
+    "FixedSize.event": case(sampling.FixedSize(3, 10).event, **EVENT),
+    "ShuffledEpochs.event": case(sampling.ShuffledEpochs(3, 10).event, **EVENT),
+    "FullBatch.event": case(sampling.FullBatch().event, **EVENT),
+    "Poisson.expected_batch_size": case(POISSON.expected_batch_size, population=10),
+    "FixedSize.steps_per_epoch": case(
+        sampling.FixedSize(3, 10).steps_per_epoch, population=10
+    ),
+    "Poisson.default_capacity": case(POISSON.default_capacity, population=10),
+    "Cohorts": case(
+        sampling.Cohorts, scheme=POISSON, client_ids=["a", "b", "c"], seed=1
+    ),
+    "Cohorts.call": case(COHORTS, round_num=3),
+    "from_dict": case(sampling.from_dict, settings={"scheme": "Poisson", "rate": 0.5}),
+    "Batches": case(
+        sampling.Batches,
+        scheme=POISSON,
+        data=ROWS,
+        physical_batch_size=10,
+        accumulation_steps=1,
+        independent_groups=False,
+        steps=3,
+        initial_step=0,
+        seed=1,
+        prefetch=0,
+    ),
+}
+
+# These take the name to use in messages.
+_NAMED = {"named": {"value": ("thing",)}, "free": ("name",)}
+
+CLIPPING = {
+    "ClipRule": None,
+    "GroupedRule": None,
+    "Groups": None,
+    "AutomaticClip": case(clipping.AutomaticClip, stability=0.01, normalize=False),
+    "FixedClip": case(clipping.FixedClip, norm=1.0, normalize=False),
+    "QuantileClip": case(
+        clipping.QuantileClip,
+        target_quantile=0.5,
+        initial_norm=0.1,
+        learning_rate=0.2,
+        count_stddev=None,
+        update="geometric",
+        normalize=False,
+    ),
+    "QuantileClip.count_stddevs": case(
+        clipping.QuantileClip().count_stddevs, records_per_step=10.0, private=True
+    ),
+    "LayerwiseClip": case(
+        clipping.LayerwiseClip,
+        rule=1.0,
+        groups=None,
+        allocation="joint",
+        norms={"a": 1.0},
+    ),
+    "PublicNormClip": case(
+        clipping.PublicNormClip,
+        master_norm=1.0,
+        groups=None,
+        allocation="joint",
+        norms={"a": 1.0},
+        floor=0.01,
+    ),
+    "ScaledClip": case(
+        clipping.ScaledClip,
+        multipliers={"a": 1.0},
+        norm=1.0,
+        groups=None,
+        floor=0.01,
+    ),
+    "as_rule": case(
+        clipping.as_rule,
+        _={"named": {"clip": ("thing",)}, "free": ("name",)},
+        clip=1.0,
+        name="thing",
+    ),
+    "check_bool": case(clipping.check_bool, _=_NAMED, name="thing", value=True),
+    "check_non_negative": case(
+        clipping.check_non_negative, _=_NAMED, name="thing", value=1.0
+    ),
+    "check_positive": case(clipping.check_positive, _=_NAMED, name="thing", value=1.0),
+    "check_setting": case(clipping.check_setting, _=_NAMED, name="thing", value=1.0),
+    "layer_of": case(clipping.layer_of, name="a/b"),
+    "make_groups": case(
+        clipping.make_groups, groups=1, names=["a/b", "c/d"], norms={"a": 1.0, "c": 2.0}
+    ),
+    "register_rule": case(clipping.register_rule, rule_class=clipping.FixedClip),
+    "serialize_rule": case(clipping.serialize_rule, rule=clipping.FixedClip(1.0)),
+    "value_at": case(
+        clipping.value_at, _={"fixed": ("setting", "step")}, setting=1.0, step=0
+    ),
+}
+
+NOISE = {
+    # Of tensors that a generator made.
+    "box_muller": None,
+    "GaussianNoise": case(noise.GaussianNoise, seed=1, hardened=False),
+}
+
+GRADIENTS = np.random.default_rng(0).standard_normal((8, 3))
+GRID = {"clip_norms": [1.0], "batch_sizes": [4], "learning_rates": [0.1], "seeds": [0]}
+PLAN = tuning.TrainingPlan(FULL, 1.0, 10)
+BUDGET = {"population": 20, "epsilon": 1.0, "delta": 1e-5, "convention": "ceil"}
+
+
+def a_run(point):
+    return 1.0
+
+
+TUNING = {
+    # What functions return.
+    "BatchSizeAdvice": None,
+    "BatchSizeNoise": None,
+    "ClipErrors": None,
+    "FixedPoint": None,
+    "GridPoint": None,
+    "GridResult": None,
+    "OptimalClip": None,
+    "PublicClip": None,
+    "Recipe": None,
+    "SearchStatement": None,
+    "Grid": case(tuning.Grid, **GRID, others={"a": [1]}),
+    "RandomStopping": case(
+        tuning.RandomStopping,
+        _={"unbounded": ("shape",), "infinite": True},
+        mean=3.0,
+        shape=1.0,
+    ),
+    "RandomStopping.draw": case(tuning.RandomStopping(3.0).draw, rng=None),
+    "TrainingPlan": case(
+        tuning.TrainingPlan, sampling=POISSON, noise_multiplier=1.0, steps=10
+    ),
+    "batch_size_advice": case(
+        tuning.batch_size_advice,
+        **BUDGET,
+        epochs=2,
+        minimum_steps=2,
+        candidates=["full"],
+        tolerance=0.1,
+    ),
+    "batch_size_noise": case(
+        tuning.batch_size_noise, **BUDGET, candidates=["full"], epochs=2, steps=None
+    ),
+    "clip_errors": case(
+        tuning.clip_errors,
+        gradients=GRADIENTS,
+        sigma=1.0,
+        clip_norms=[0.5, 1.0],
+        d=3,
+        gram=False,
+        sampling_rate=0.5,
+    ),
+    "fixed_point_clip": case(
+        tuning.fixed_point_clip,
+        gradients=GRADIENTS,
+        sigma=1.0,
+        d=3,
+        initial=1.0,
+        max_iterations=9,
+        tolerance=1e-9,
+    ),
+    "optimal_clip": case(
+        tuning.optimal_clip,
+        gradients=GRADIENTS,
+        sigma=1.0,
+        d=3,
+        gram=False,
+        sampling_rate=0.5,
+        memory=10**6,
+    ),
+    "geometric": case(tuning.geometric, lowest=0.1, highest=1.0, count=3),
+    "learning_rate_rule": case(
+        tuning.learning_rate_rule,
+        learning_rate=0.1,
+        batch_size=10,
+        new_batch_size=20,
+        power=0.5,
+    ),
+    "run_grid": case(
+        tuning.run_grid,
+        _={"fixed": ("path",), "infinite": True},
+        grid=tuning.Grid(**GRID),
+        run=a_run,
+        metric="score",
+        maximize=True,
+        plan=lambda point: PLAN,
+        delta=1e-5,
+        search=None,
+        max_runs=1,
+        progress=None,
+    ),
+    "search_privacy": case(
+        tuning.search_privacy, plans=[PLAN], delta=1e-5, search=tuning.RandomStopping(3)
+    ),
+    "three_step_recipe": case(
+        tuning.three_step_recipe,
+        _={"fixed": ("candidates",)},
+        population=300,
+        epochs=2,
+        epsilon=1.0,
+        delta=1e-5,
+        learning_rate=0.1,
+        at_batch_size=10,
+        clip_norms=[1.0],
+        seeds=[0],
+        candidates=["full"],
+    ),
+}
+
+NORMS = [0.5, 1.0, 2.0]
+ACCURACY = diagnostics.class_accuracy([0, 0, 1], [True, False, True])
+WEIGHTS = diagnostics.class_weights(NORMS, [0, 1, 1], [0.1, 1.0])
+GEOMETRY = diagnostics.gradient_geometry(GRADIENTS)
+# Text to draw may be anything that can be drawn.
+FIGURE = {"fixed": ("path", "title", "xlabel")}
+
+DIAGNOSTICS = {
+    # What functions return.
+    "ClassAccuracy": None,
+    "ClippingBias": None,
+    "GradientGeometry": None,
+    "GradientNorms": None,
+    "NormSummary": None,
+    "RetainedWeight": None,
+    "SignalToNoise": None,
+    "SymmetryScore": None,
+    "GradientGeometry.symmetry": case(
+        GEOMETRY.symmetry, permutations=9, most=5, seed=0
+    ),
+    "GradientGeometry.clipping_bias": case(GEOMETRY.clipping_bias, clip_norm=1.0),
+    "GradientGeometry.projected_clipping_bias": case(
+        GEOMETRY.projected_clipping_bias, clip_norm=1.0
+    ),
+    "accuracy_difference": case(
+        diagnostics.accuracy_difference, one=ACCURACY, other=ACCURACY
+    ),
+    "by_class": case(diagnostics.by_class, norms=NORMS, labels=[0, 1, 1]),
+    "class_accuracy": case(
+        diagnostics.class_accuracy, labels=[0, 1], correct=[True, False]
+    ),
+    "class_weights": case(
+        diagnostics.class_weights,
+        norms=NORMS,
+        labels=[0, 1, 1],
+        clip_norms=[0.1, 1.0],
+        baseline=1.0,
+        baseline_norms=NORMS,
+        baseline_labels=[0, 1, 1],
+    ),
+    "gradient_geometry": case(
+        diagnostics.gradient_geometry, gradients=GRADIENTS, projections=2, seed=0
+    ),
+    "plot_class_weights": case(
+        diagnostics.plot_class_weights,
+        _=FIGURE,
+        weights=WEIGHTS,
+        order=[1, 0],
+        differences={"a": [0.0, 1.0]},
+        xlabel="",
+        title="",
+        public=True,
+    ),
+    "plot_norms": case(
+        diagnostics.plot_norms,
+        _=FIGURE,
+        norms={"a": NORMS},
+        clip_norms=1.0,
+        xlabel="",
+        title="",
+        public=True,
+    ),
+    "retained_weight": case(diagnostics.retained_weight, norms=NORMS, clip_norm=1.0),
+    "summarize_norms": case(
+        diagnostics.summarize_norms,
+        _={"may_be_nan": ("clip_norm", "fraction_clipped", "target")},
+        norms=NORMS,
+        clip_norm=1.0,
+        target_quantile=0.5,
+    ),
+    "symmetry_score": case(
+        diagnostics.symmetry_score, points=GRADIENTS, permutations=9, most=5, seed=0
+    ),
+}

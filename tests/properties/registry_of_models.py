@@ -1,0 +1,334 @@
+"""A valid call of every public function and constructor that takes a model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.properties.registry import COHORTS, POISSON, case, each_time
+from tfdpclip import (
+    accounting,
+    clipping,
+    diagnostics,
+    gradients,
+    keras,
+    testing,
+    tuning,
+)
+
+L = tf.keras.layers
+X = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
+Y = X[:, :1]
+PRIVACY = {
+    "clip": 1.0,
+    "noise_multiplier": 1.0,
+    "expected_batch_size": 64,
+    "accumulation_steps": 1,
+    "unit": "example",
+    "perturbation": 0.0,
+    "check_isolation": "first",
+    "gradient_memory": 10**6,
+    "hardened_noise": False,
+    "seed": None,
+}
+
+
+@functools.cache
+def model() -> tf.keras.Model:
+    """A small private model."""
+    made = tf.keras.Sequential([tf.keras.Input((2,)), L.Dense(1)])
+    settings = {"noise_multiplier": 1.0, "expected_batch_size": 4}
+    made.compile(keras.DPSGD(0.1, clip=1.0, **settings), "mse")
+    return made
+
+
+@functools.cache
+def normalised() -> tf.keras.Model:
+    """A small model with batch normalisation."""
+    layers = [tf.keras.Input((4, 4, 4)), L.BatchNormalization(), L.Flatten()]
+    return tf.keras.Sequential([*layers, L.Dense(2)])
+
+
+@functools.cache
+def tuned() -> tf.keras.Model:
+    """Another one, which `film` changes again and again."""
+    return tf.keras.models.clone_model(normalised())
+
+
+MODEL = each_time(model)
+# Keras hands these to the model, which may not like them.
+DATA = {"fixed": ("x", "y", "data", "public_data", "batch", "canaries_data")}
+SLOW = DATA | {"costly": True}
+
+KERAS: dict[str, Any] = {
+    "PrivateStateWarning": None,
+    "TrainableCounts": None,
+    # Keras's own arguments, and no others.
+    "FrozenBatchNormalization": None,
+    "DPSGD": case(keras.DPSGD, **PRIVACY),
+    # The same code as DPSGD.
+    "DPAdam": case(keras.DPAdam, _={"costly": True}, **PRIVACY),
+    "DPAdamW": case(keras.DPAdamW, _={"costly": True}, **PRIVACY),
+    "DPAdagrad": case(keras.DPAdagrad, _={"costly": True}, **PRIVACY),
+    "DPRMSprop": case(keras.DPRMSprop, _={"costly": True}, **PRIVACY),
+    "PrivacyBudget": case(
+        keras.PrivacyBudget,
+        _={"unbounded": ("epsilon",), "fixed": ("ledger",)},
+        epsilon=1.0,
+        delta=1e-5,
+        sampling=POISSON,
+        accountant="pld",
+        ledger=None,
+        check_data=True,
+        allow_change=False,
+    ),
+    "PublicBatchStatistics": case(keras.PublicBatchStatistics, data=X, batch_size=2),
+    "PublicGradientNorms": case(
+        keras.PublicGradientNorms, data=(X, Y), every="epoch", batch_size=2
+    ),
+    "check_isolation": case(
+        keras.check_isolation,
+        _=SLOW,
+        model=MODEL,
+        x=X,
+        y=Y,
+        loss=None,
+        examples=1,
+        tolerance=1e-3,
+    ),
+    "convert_batchnorm": case(
+        keras.convert_batchnorm, model=each_time(normalised), groups=2
+    ),
+    "film": case(
+        keras.film,
+        model=each_time(tuned),
+        head=None,
+        zero_head=True,
+        normalization=None,
+    ),
+    "privatize": case(keras.privatize, optimizer_class=tf.keras.optimizers.Adamax),
+    "public_gradient_norms": case(
+        keras.public_gradient_norms,
+        _=SLOW,
+        model=MODEL,
+        data=(X, Y),
+        batch_size=2,
+    ),
+}
+
+
+MADE = object()
+VARIABLE = tf.Variable([1.0, 1.0])
+ENGINE = {"memory": 10**6, "check_isolation": "first", "nominal_batch_size": 4}
+
+
+def engine(function):
+    """`function` on a loss that is made in a graph of its own."""
+
+    def call(loss, **options):
+        @tf.autograph.experimental.do_not_convert
+        def step(x):
+            made = tf.linalg.matvec(x, VARIABLE) if loss is MADE else loss
+            function(loss=made, **options)
+            return x
+
+        tf.function(step, autograph=False).get_concrete_function(X)
+
+    return call
+
+
+GRADIENTS: dict[str, Any] = {
+    "ExampleIsolationError": None,
+    "JacobianFallbackWarning": None,
+    "LossStructureError": None,
+    "PerExampleGradients": case(
+        engine(gradients.PerExampleGradients),
+        _={"costly": True},
+        loss=MADE,
+        variables=[VARIABLE],
+        **ENGINE,
+    ),
+    "clipped_sum": case(
+        engine(gradients.clipped_sum),
+        _={"fixed": ("state",), "costly": True},
+        loss=MADE,
+        variables=[VARIABLE],
+        rule=clipping.FixedClip(1.0),
+        **ENGINE,
+    ),
+    "per_example_norms": case(
+        engine(gradients.per_example_norms),
+        _={"costly": True},
+        loss=MADE,
+        variables=[VARIABLE],
+        **ENGINE,
+    ),
+}
+
+METER = {"batch_size": 2, "max_examples": 3}
+
+DIAGNOSTICS: dict[str, Any] = {
+    "GradientDiagnostics": case(
+        diagnostics.GradientDiagnostics,
+        _={"fixed": ("csv_path", "picture_dir", "log_dir")},
+        data=(X, Y),
+        every="epoch",
+        geometry=False,
+        public=False,
+        target_quantile=0.5,
+        max_examples=10,
+        batch_size=2,
+    ),
+    "GradientMeter": case(
+        diagnostics.GradientMeter,
+        model=MODEL,
+        loss=None,
+        variables=None,
+        groups=None,
+        training=False,
+    ),
+    "GradientMeter.signal_to_noise": case(
+        lambda **a: diagnostics.GradientMeter(model()).signal_to_noise(**a),
+        _={"costly": True, "fixed": ("state",)},
+        data=(X, Y),
+        clip=1.0,
+        noise_multiplier=1.0,
+        **METER,
+    ),
+    "gradient_norms": case(
+        diagnostics.gradient_norms,
+        _={"costly": True},
+        model=MODEL,
+        data=(X, Y),
+        **METER,
+    ),
+}
+TUNING: dict[str, Any] = {
+    "clip_from_public": case(
+        tuning.clip_from_public,
+        _={"costly": True, "named": {"public_data": ("data",)}},
+        model=MODEL,
+        public_data=(X, Y),
+        **METER,
+    ),
+}
+
+
+def _train(included):
+    return np.zeros(len(included))
+
+
+TESTING: dict[str, Any] = {
+    "AuditReport": None,
+    # These run whole federated rounds; tests/testing has their arguments.
+    "assert_aggregator_noise": None,
+    "assert_aggregator_sensitivity": None,
+    "audit_aggregator": None,
+    "NoiseReport": None,
+    "SensitivityReport": None,
+    "assert_isolated": case(testing.assert_isolated, _=SLOW, model=MODEL, x=X, y=Y),
+    "assert_noise": case(
+        testing.assert_noise,
+        _=SLOW,
+        model=MODEL,
+        batch=(X, Y),
+        steps=4,
+        false_alarm=1e-6,
+    ),
+    "assert_sensitivity": case(
+        testing.assert_sensitivity,
+        _=SLOW,
+        model=MODEL,
+        batch=(X, Y),
+        records=[0],
+        extremes=False,
+    ),
+    "audit": case(
+        testing.audit,
+        train=_train,
+        canaries=20,
+        delta=1e-5,
+        claimed=1.0,
+        guesses=(0.5,),
+        confidence=0.95,
+        seed=1,
+    ),
+    "audit_keras": case(
+        testing.audit_keras,
+        _=SLOW | {"fixed": ("data", "canaries")},
+        model=MODEL,
+        data=(X, Y),
+        canaries=(np.tile(X, (5, 1)), np.tile(Y, (5, 1))),
+        fit=lambda data, watch: model().fit(*data, callbacks=[watch], verbose=0),
+        delta=1e-5,
+        claimed=None,
+        confidence=0.95,
+        seed=1,
+    ),
+    "many_runs_lower_bound": case(
+        testing.many_runs_lower_bound,
+        with_record=np.arange(40.0),
+        without=np.arange(40.0),
+        delta=1e-5,
+        confidence=0.95,
+    ),
+    "one_run_lower_bound": case(
+        testing.one_run_lower_bound,
+        correct=10,
+        guesses=12,
+        canaries=20,
+        delta=1e-5,
+        confidence=0.95,
+    ),
+}
+
+
+def federated() -> dict[str, Any]:
+    """The same for what needs TensorFlow Federated, which takes long to import."""
+    import tensorflow_federated as tff
+
+    from tfdpclip import federated as library
+
+    def mean(noise):
+        return case(
+            noise,
+            _={"fixed": ("inner",)},
+            noise_multiplier=1.0,
+            clients_per_round=10,
+            clip=1.0,
+            secure=False,
+            noise="central",
+            minimum_clients=None,
+            variable_names=["a"],
+            seed=None,
+        )
+
+    budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, 2.0, accountant="rdp")
+    one = library.clipped_mean(1.0, 100)
+    return {
+        "ClippedMeanFactory": mean(library.ClippedMeanFactory),
+        "clipped_mean": mean(library.clipped_mean),
+        "clipped_mean.epsilon": case(one.epsilon, delta=1e-5, rounds=3),
+        "clipped_mean.event": case(one.event, rounds=3),
+        "clipped_mean.create": case(
+            one.create, value_type=tff.TensorType(np.float32, [3])
+        ),
+        "CohortDataSource": case(
+            library.CohortDataSource,
+            budget=budget,
+            data_of=lambda client: client,
+            federated_type=tff.FederatedType(np.int32, tff.CLIENTS),
+            name="bad input",
+        ),
+        "InnerSum": case(
+            library.InnerSum, factory=tff.aggregators.SumFactory(), inflation=1.0
+        ),
+        "SecureSettings": case(library.SecureSettings, bits=24, check_context=False),
+        "ZeroConcentratedDpEvent": case(library.ZeroConcentratedDpEvent, rho=1.0),
+        "server_momentum": case(
+            library.server_momentum, learning_rate=1.0, momentum=0.9, damped=False
+        ),
+    }

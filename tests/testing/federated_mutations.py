@@ -1,0 +1,332 @@
+"""Bugs planted in the federated half, each with the check that must find it.
+
+Every mutation is a mistake that somebody has made, or could make, in a private
+aggregator. `python -m tests.testing.mutations` writes which check found it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.testing import federated_bugs as bugs
+from tests.testing.planting import Mutation
+from tfdpclip import accounting, clipping, federated, testing
+from tfdpclip.clipping import rules
+from tfdpclip.federated import (
+    _discrete_noise,
+    _entropy,
+    _processes,
+    aggregators,
+    distributed,
+)
+from tfdpclip.federated import secure as secure_lib
+from tfdpclip.federated._processes import Release
+from tfdpclip.federated._records import RecordClip
+
+# Few clients: a count then is as telling as the update.
+CLIENTS = 12
+SMALL = tff.to_type([(np.float32, [3, 2]), (np.float32, [2])])
+WIDE = tff.to_type([(np.float32, [800]), (np.float32, [20, 20])])
+QUANTILE = clipping.QuantileClip(initial_norm=1.0)
+
+
+def factory_of(**options):
+    settings = {"noise_multiplier": 0.5, "clients_per_round": CLIENTS, "clip": QUANTILE}
+    # Asked again each time, so that a planted bug can be in the constructor.
+    return federated.clipped_mean(**{**settings, **options})
+
+
+def secure_context():
+    tff.backends.test.set_sync_test_cpp_execution_context()
+
+
+# Checks: each raises AssertionError, or nothing.
+
+
+def sensitivity(**options):
+    secure_context()
+    testing.assert_aggregator_sensitivity(factory_of(**options), SMALL)
+
+
+def noise(**options):
+    secure_context()
+    testing.assert_aggregator_noise(factory_of(**options), WIDE)
+
+
+def audit(**options):
+    """One round with a thousand canaries. False alarm: 1e-6."""
+    secure_context()
+    factory = factory_of(**options)
+    testing.audit_aggregator(factory, delta=1e-10, confidence=1 - 1e-6, seed=0)
+
+
+LAYERWISE = {"clip": clipping.LayerwiseClip(QUANTILE)}
+FIXED = {"clip": 0.7}
+SECURE = {"secure": True}
+COARSE = {"secure": federated.SecureSettings(bits=7), "clip": 0.7}
+DISTRIBUTED = {
+    "secure": federated.SecureSettings(bits=28),
+    "noise": "distributed",
+    "minimum_clients": 6,
+}
+QUIET = {"noise_multiplier": 3.0, "clients_per_round": 1000, "clip": 0.7}
+DOUBLING = {"inner": federated.InnerSum(bugs.Doubling(), inflation=2.0), **FIXED}
+
+MUTATIONS = [
+    Mutation(
+        "rounding after the clip, with no room left for it",
+        secure_lib.SecureEncoding,
+        "_shrink",
+        bugs.no_room_for_rounding,
+        sensitivity,
+        COARSE,
+    ),
+    Mutation(
+        "exact fraction among the measurements",
+        Release,
+        "add_noise",
+        bugs.exact_fraction_measured,
+        sensitivity,
+        slow=True,
+    ),
+    Mutation(
+        "exact norm of the mean among the measurements",
+        Release,
+        "add_noise",
+        bugs.exact_mean_measured,
+        sensitivity,
+    ),
+    Mutation(
+        "count without noise", Release, "add_noise", bugs.no_count_noise, sensitivity
+    ),
+    Mutation(
+        "clip follows the exact count, the noised one is shown",
+        Release,
+        "add_noise",
+        bugs.exact_adaptation,
+        sensitivity,
+        slow=True,
+    ),
+    Mutation(
+        "noise scaled by the next clip norm",
+        Release,
+        "add_noise",
+        bugs.next_clip_noise,
+        sensitivity,
+    ),
+    Mutation(
+        "noise scaled by the first clip norm",
+        Release,
+        "add_noise",
+        bugs.first_clip_noise,
+        sensitivity,
+    ),
+    Mutation(
+        "noise divided by the cohort's size twice",
+        Release,
+        "add_noise",
+        bugs.noise_divided_twice,
+        sensitivity,
+        slow=True,
+    ),
+    Mutation(
+        "inflation of an inner sum ignored",
+        Release,
+        "add_noise",
+        bugs.no_inflation,
+        sensitivity,
+        DOUBLING,
+        slow=True,
+    ),
+    Mutation(
+        "noise not split between update and count",
+        accounting,
+        "split_noise_multiplier",
+        lambda z, stddevs: z,
+        sensitivity,
+    ),
+    Mutation(
+        "counts of groups with a root of their number too little noise",
+        Release,
+        "add_noise",
+        bugs.missing_root,
+        sensitivity,
+        LAYERWISE,
+        slow=True,
+    ),
+    Mutation(
+        "sqrt(L) missing",
+        clipping.LayerwiseClip,
+        "noise_scales",
+        lambda self, state: self.sensitivity(state),
+        sensitivity,
+        LAYERWISE,
+        slow=True,
+    ),
+    Mutation(
+        "mean over the clients that came",
+        _processes,
+        "create_plain",
+        bugs.process(bugs.by_those_present),
+        sensitivity,
+    ),
+    Mutation(
+        "fraction of the clients that came",
+        _processes,
+        "create_plain",
+        bugs.process(bugs.count_by_those_present),
+        sensitivity,
+        slow=True,
+    ),
+    Mutation(
+        "sum clipped at the server, not the clients' updates",
+        _processes,
+        "create_plain",
+        bugs.create_server_clips,
+        sensitivity,
+        FIXED,
+    ),
+    Mutation("NaN let through", RecordClip, "weigh", bugs.nan_through, sensitivity),
+    Mutation(
+        "NaN counted as present", RecordClip, "weigh", bugs.nan_counted, sensitivity
+    ),
+    Mutation(
+        "clip by the largest tensor's norm",
+        RecordClip,
+        "_per_group",
+        bugs.largest_tensor,
+        sensitivity,
+        FIXED,
+        slow=True,
+    ),
+    Mutation(
+        "bits of 1 in place of 1/2",
+        rules.QuantileClip,
+        "indicators",
+        bugs.twice_the_bits,
+        sensitivity,
+        slow=True,
+    ),
+    Mutation(
+        "secure counts scaled wrongly",
+        secure_lib.CountEncoding,
+        "decode",
+        bugs.twice_the_counts,
+        sensitivity,
+        SECURE,
+        slow=True,
+    ),
+    Mutation(
+        "shares of noise for the full cohort, not for those who stay",
+        distributed,
+        "plan",
+        bugs.full_cohort,
+        sensitivity,
+        DISTRIBUTED,
+    ),
+    Mutation(
+        "shares of noise divided by n, not by its root",
+        distributed,
+        "plan",
+        bugs.shares_of_the_whole,
+        sensitivity,
+        DISTRIBUTED,
+        slow=True,
+    ),
+    Mutation(
+        "sum leaves the modulus",
+        distributed,
+        "plan",
+        bugs.narrow_modulus,
+        sensitivity,
+        DISTRIBUTED,
+        slow=True,
+    ),
+    Mutation(
+        "modular sum not centred",
+        distributed,
+        "decode",
+        bugs.not_centred,
+        sensitivity,
+        DISTRIBUTED,
+        slow=True,
+    ),
+    Mutation(
+        "the same noise in every round", _entropy, "fresh_seed", bugs.fixed_seed, noise
+    ),
+    Mutation(
+        "the same share of noise from every client",
+        _entropy,
+        "fresh_seed",
+        bugs.fixed_seed,
+        noise,
+        DISTRIBUTED,
+        slow=True,
+    ),
+    Mutation(
+        "noise seeded by the round",
+        Release,
+        "add_noise",
+        bugs.seeded_by_round,
+        noise,
+    ),
+    Mutation(
+        "the same noise for every tensor",
+        _entropy,
+        "standard_normal",
+        bugs.same_for_all_tensors,
+        noise,
+        slow=True,
+    ),
+    Mutation(
+        "noise that is not Gaussian",
+        _entropy,
+        "standard_normal",
+        bugs.uniform,
+        noise,
+        slow=True,
+    ),
+    Mutation(
+        "noise a tenth too small",
+        _entropy,
+        "standard_normal",
+        bugs.a_tenth_too_small,
+        noise,
+    ),
+    Mutation(
+        "no shares of noise",
+        _discrete_noise,
+        "sample",
+        bugs.no_shares,
+        noise,
+        DISTRIBUTED,
+        slow=True,
+    ),
+    Mutation(
+        "no noise at all",
+        _entropy,
+        "standard_normal",
+        lambda count, seed: tf.zeros([count]),
+        audit,
+        QUIET,
+    ),
+    Mutation(
+        "event with too large a multiplier",
+        aggregators.ClippedMeanFactory,
+        "_private_event",
+        bugs.bold_event,
+        audit,
+        FIXED,
+    ),
+    Mutation(
+        "distributed noise that is not added",
+        _discrete_noise,
+        "sample",
+        bugs.no_shares,
+        audit,
+        {**DISTRIBUTED, **QUIET, "minimum_clients": 1000},
+        slow=True,
+    ),
+]

@@ -1,0 +1,26 @@
+"""Planted federated bugs are found, and sound code passes the same checks."""
+
+import pytest
+
+pytest.importorskip("tensorflow_federated")
+
+from tests.testing.federated_mutations import MUTATIONS  # noqa: E402
+from tests.testing.planting import cases, distinct_checks  # noqa: E402
+
+# Checks that test noise have false alarms with probability 1e-6 each.
+
+
+@pytest.mark.parametrize("mutation", cases(MUTATIONS))
+def test_planted_bug_is_found(mutation):
+    with mutation.planted(), pytest.raises(AssertionError):
+        mutation.check(**mutation.options)
+
+
+@pytest.mark.parametrize(("check", "options"), distinct_checks(MUTATIONS))
+def test_sound_code_passes(check, options):
+    check(**options)
+
+
+def test_there_are_enough():
+    assert len(MUTATIONS) >= 25
+    assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)

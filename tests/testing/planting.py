@@ -1,0 +1,97 @@
+"""What the lists of planted bugs share: planting, and the page of what found them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "planted_bugs.md"
+
+_HEAD = """# Planted bugs
+
+Each bug is planted in the library while the check runs; the check must fail. The tables
+are written by `python -m tests.testing.mutations`. `mutations_test.py` beside it and
+`federated_mutations_test.py` hold the library to them, and run the same checks on sound
+code.
+"""
+
+# Titles of the tables, and where the bugs are.
+_LISTS = (
+    ("In Keras steps", "tests.testing.mutations"),
+    ("In federated rounds", "tests.testing.federated_mutations"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A bug: where it is planted, and the check that must find it."""
+
+    name: str
+    target: Any
+    attribute: str
+    bug: Any
+    check: Callable
+    options: dict = dataclasses.field(default_factory=dict)
+    slow: bool = False
+
+    @contextlib.contextmanager
+    def planted(self):
+        with mock.patch.object(self.target, self.attribute, self.bug):
+            yield
+
+    def __str__(self):
+        return self.name.replace(" ", "_")
+
+
+def distinct_checks(mutations: Sequence[Mutation]) -> list:
+    """Every check with its options, once, as parameters of a test."""
+    seen = []
+    for mutation in sorted(mutations, key=lambda m: m.slow):
+        case = (mutation.check, mutation.options)
+        if case not in [(p.values[0], p.values[1]) for p in seen]:
+            marks = pytest.mark.slow if mutation.slow else ()
+            name = f"{mutation.check.__name__}, as for {mutation}"
+            seen.append(pytest.param(*case, marks=marks, id=name))
+    return seen
+
+
+def cases(mutations: Sequence[Mutation]) -> list:
+    """The mutations as parameters of a test."""
+    return [
+        pytest.param(m, marks=pytest.mark.slow if m.slow else (), id=str(m))
+        for m in mutations
+    ]
+
+
+def table(mutations: Sequence[Mutation]) -> str:
+    """A Markdown table of what found what."""
+    rows = ["| planted bug | found by | what it says |", "| --- | --- | --- |"]
+    for mutation in mutations:
+        try:
+            with mutation.planted():
+                mutation.check(**mutation.options)
+            said = "**not found**"
+        except AssertionError as error:
+            said = " ".join(str(error).split())[:140]
+            # Names that depend on what ran before.
+            said = re.sub(r"\b(dense|layer)_\d+/", r"\1/", said).replace("|", "\\|")
+        rows.append(f"| {mutation.name} | `{mutation.check.__name__}` | {said} |")
+    return "\n".join(rows)
+
+
+def write_page() -> None:
+    """Writes both tables to docs/results/planted_bugs.md."""
+    parts = [_HEAD]
+    for title, module in _LISTS:
+        mutations = importlib.import_module(module).MUTATIONS
+        parts.append(f"## {title}\n\n{table(mutations)}\n")
+    PAGE.write_text("\n".join(parts))
+    print(f"{PAGE.name} is written.")

@@ -1,0 +1,121 @@
+"""The ledger's file: JSON with a checksum, so that damage is found, not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from tfdpclip import files
+
+FORMAT = 2
+_CHECKSUM = "checksum"
+_MOST_BYTES = 2**28
+_ADVICE = (
+    "Restore it from a backup. To begin a new ledger instead would forget what has "
+    "been spent."
+)
+
+
+class LedgerFile:
+    """Where a ledger is kept, and what this process last saw there.
+
+    *Formal guarantees*
+
+    * The file is replaced atomically, and is on the disk when `write` returns.
+    * A file that differs from what was written, in any value, does not load: it
+      carries a SHA-256 checksum of its content. (A checksum finds damage, not an
+      adversary, who could compute another.)
+    * `conflict` tells what another process wrote, and a file that went missing.
+
+    Args:
+      path: The file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = pathlib.Path(path)
+        self._seen: bytes | None = None
+        self._writing: bytes | None = None
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Writes what `read` returns.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        text = to_text(content).encode()
+        if self._seen is None:
+            files.prepare_directory(self.path.parent)
+        # An interruption leaves open whether it was written.
+        self._writing = text
+        files.write_atomically(self.path, text)
+        self._seen = text
+
+    def read(self) -> dict[str, Any]:
+        """Reads and checks the file.
+
+        Raises:
+          ValueError: If it is not a ledger, or damaged.
+          OSError: If it cannot be read.
+        """
+        try:
+            text = files.read_bytes(self.path, _MOST_BYTES)
+            content = from_text(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{self.path} is not a privacy ledger, or damaged: {error} {_ADVICE}"
+            ) from error
+        self._seen = text
+        return content
+
+    def conflict(self) -> str | None:
+        """Why the file must not be written over; None if it may."""
+        try:
+            now = files.read_bytes(self.path, _MOST_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            now = None
+        except ValueError:
+            now = b""  # No regular file.
+        if now == self._seen or (now is not None and now == self._writing):
+            return None
+        found = "is gone" if now is None else "was written by something else"
+        return (
+            f"{self.path} {found} while this process kept it. Two runs must not share "
+            "a ledger, and steps that ran must not be forgotten. Put the file back, or "
+            "end the other run; then continue with Ledger.load."
+        )
+
+
+def to_text(content: dict[str, Any]) -> str:
+    """The file's text."""
+    return json.dumps({**content, _CHECKSUM: _digest(content)}, indent=1) + "\n"
+
+
+def from_text(text: bytes) -> dict[str, Any]:
+    """What `to_text` was given.
+
+    Raises:
+      ValueError: If the text is anything but what `to_text` made.
+    """
+    if not text:
+        raise ValueError("it is empty.")
+    content = json.loads(text.decode(), parse_constant=_refuse)
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object.")
+    if content.get("format") != FORMAT:
+        # Files of format 1 had no checksum: damage to them cannot be told.
+        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}.")
+    if content.pop(_CHECKSUM, None) != _digest(content):
+        raise ValueError("its checksum does not fit its content.")
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON.")

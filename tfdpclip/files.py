@@ -1,0 +1,340 @@
+"""Files that survive a crash, a full disk, and damage: written whole, read with care.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import json
+import math
+import os
+import pathlib
+import secrets
+import stat
+import time
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+_SUFFIX = ".tfdpclip-tmp"
+# No write takes that long; what is older was left by a process that was killed.
+_LEFT_SECONDS = 600.0
+# What deflate can make of one byte, and what is read at all.
+_DEFLATE_RATIO = 1032
+_MOST_BYTES = 2**33
+
+_ROOM = "free some space, then run again"
+_ELSEWHERE = "make the directory writable, or choose another"
+_IN_THE_WAY = "its directory is missing or no directory; choose another"
+_ADVICE = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), then run again",
+    errno.EROFS: _ELSEWHERE,
+    errno.EACCES: _ELSEWHERE,
+    errno.EPERM: _ELSEWHERE,
+    errno.ENOENT: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.EISDIR: "a directory has this name; remove it or choose another",
+}
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Replaces a file in one step: it is never seen half written.
+
+    *Guarantees*
+
+    * Whenever the process or the machine stops, `path` holds either all of what it
+      held before or all of `content`; once this has returned, `content`.
+    * If this raises, `path` holds what it held before (unless only the last, the
+      directory's own synchronisation failed), and nothing else is left behind.
+    * A symbolic link stays one: what it points to is replaced. Permissions stay.
+
+    Args:
+      path: The file.
+      content: Bytes, or text to be written as UTF-8.
+
+    Raises:
+      OSError: If it cannot be written. Names the file and what to do.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    target = pathlib.Path(os.path.realpath(path))
+    # In the same directory: renaming is atomic within one file system only.
+    name = f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}"
+    temporary = target.with_name(name)
+    try:
+        mode = _mode(target)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                if mode is not None:
+                    os.chmod(temporary, mode)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _synchronise(target.parent)
+    except OSError as error:
+        raise _explained(error, path) from error
+
+
+def _mode(target: pathlib.Path) -> int | None:
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _synchronise(directory: pathlib.Path) -> None:
+    """Makes a renaming in a directory survive a power failure."""
+    if os.name == "nt":
+        return  # Directories cannot be opened there.
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems cannot, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _explained(error: OSError, path: Any) -> OSError:
+    code = error.errno or errno.EIO
+    advice = _ADVICE.get(code, "see to the disk, then run again")
+    reason = error.strerror or str(error)
+    return OSError(
+        code, f"{reason}; what was there before is kept; {advice}", os.fspath(path)
+    )
+
+
+def table_text(
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> str:
+    """Rows as CSV.
+
+    Args:
+      rows: Values by column.
+      columns: Their order; by default that of first appearance.
+
+    >>> table_text([{"round": 1}, {"round": 2, "loss": 0.5}])
+    'round,loss\\n1,\\n2,0.5\\n'
+    """
+    rows = list(rows)
+    if columns is None:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """Writes a matplotlib figure with `write_atomically`.
+
+    Args:
+      figure: The figure.
+      path: The file; its ending says which format.
+      **options: For `figure.savefig`, such as `dpi`.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    ending = pathlib.Path(path).suffix[1:]
+    if ending:
+        options.setdefault("format", ending)
+    content = io.BytesIO()
+    figure.savefig(content, **options)
+    write_atomically(path, content.getvalue())
+
+
+def prepare_directory(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Makes a directory, checks that it can be written to, and tidies it.
+
+    To be called before hours of work whose results are to go there. What
+    `write_atomically` left when its process was killed is deleted.
+
+    Args:
+      path: The directory.
+
+    Raises:
+      OSError: If it cannot be made or written to. Names it and what to do.
+    """
+    directory = pathlib.Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _explained(error, path) from error
+    probe = directory / f".writable{_SUFFIX}"
+    try:
+        write_atomically(probe, b"yes")
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    remove_leftovers(directory)
+    return directory
+
+
+def remove_leftovers(directory: pathlib.Path) -> None:
+    """Deletes unfinished files that killed processes left in a directory.
+
+    Only old ones: another process may be writing.
+    """
+    now = time.time()
+    for path in directory.glob(f".*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if now - path.stat().st_mtime > _LEFT_SECONDS:
+                path.unlink()
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = _MOST_BYTES) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+      ValueError: If it is a directory, a pipe or a device, or larger.
+      OSError: If it is missing or cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        # Not blocking: to open a pipe that nobody writes to would wait forever.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        if os.path.isdir(path):
+            raise ValueError(f"{path} is a directory, not a file.")
+        handle = os.open(path, flags)
+        file = stack.enter_context(os.fdopen(handle, "rb"))
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is no regular file.")
+        if found.st_size > most:
+            raise ValueError(
+                f"{path} has {found.st_size} bytes, more than the {most} that such a "
+                "file can have."
+            )
+        return file.read()
+
+
+def read_json(path: str | os.PathLike[str], most: int = 2**28) -> Any:
+    """What a JSON file says. NaN and Infinity are no JSON.
+
+    Raises:
+      ValueError: If it is not JSON in UTF-8. Names the file.
+      OSError: If it is missing or cannot be read.
+    """
+    content = read_bytes(path, most)
+    try:
+        return json.loads(content.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if content else "it is empty"
+        raise ValueError(
+            f"{path} is cut or damaged, or no JSON file: {reason}."
+        ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_npz(
+    source: str | os.PathLike[str] | BinaryIO,
+    names: Sequence[str] | None = None,
+    most: int = _MOST_BYTES,
+) -> dict[str, np.ndarray]:
+    """Arrays of a .npz file. Executes nothing from it; checks sizes before allocating.
+
+    Args:
+      source: The file, or a stream that can seek.
+      names: The arrays wanted; all by default.
+      most: How many bytes the arrays may have.
+
+    Returns:
+      Arrays by name, in the order of the file.
+
+    Raises:
+      ValueError: If it is no .npz file, is cut or damaged, lacks an array, or holds
+        Python objects. Names the file, if there is a name.
+      OSError: If it is missing or cannot be read.
+    """
+    path = getattr(source, "name", "the file") if hasattr(source, "read") else source
+    with contextlib.ExitStack() as stack:
+        if not hasattr(source, "read"):
+            if not os.path.isfile(source):
+                if os.path.exists(source):
+                    raise ValueError(f"{path} is no regular file.")
+                raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+            source = stack.enter_context(open(source, "rb"))
+        try:
+            return _arrays(source, names, most)
+        except (OSError, MemoryError) as error:
+            # EINVAL: a damaged archive makes zipfile seek to below 0.
+            code = error.errno if isinstance(error, OSError) else None
+            if code not in (None, errno.EINVAL):
+                raise
+            raise ValueError(f"{path} is cut or damaged: {error}.") from error
+        except Exception as error:
+            # Damaged archives raise a dozen kinds of errors, of zipfile, zlib, numpy.
+            reason = error.args[0] if isinstance(error, KeyError) else error
+            raise ValueError(
+                f"{path} is cut or damaged, or no .npz file: {reason}."
+            ) from error
+
+
+def _arrays(stream, names, most) -> dict[str, np.ndarray]:
+    size = stream.seek(0, os.SEEK_END) or stream.tell()
+    stream.seek(0)
+    found = {}
+    with zipfile.ZipFile(stream) as archive:
+        members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
+        if len(members) != len(archive.infolist()):
+            raise ValueError("it has two arrays of one name")
+        missing = [name for name in names or () if name not in members]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        wanted = list(members) if names is None else list(names)
+        declared = [members[name].file_size for name in wanted]
+        packed = [members[name].compress_size for name in wanted]
+        if max(packed, default=0) > size or sum(declared) > _DEFLATE_RATIO * size:
+            raise ValueError("it declares more than it can hold")
+        if sum(declared) > most:
+            raise ValueError(f"its arrays have {sum(declared)} bytes, over {most}")
+        for name in wanted:
+            # Reads all of it, which checks its checksum.
+            found[name] = _array(name, archive.read(members[name]))
+    return found
+
+
+def _array(name: str, content: bytes) -> np.ndarray:
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"{name} is of version {version}")
+    shape, fortran, dtype = readers[version](stream)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, which could run any code")
+    start = stream.tell()
+    if min(shape, default=0) < 0 or (
+        math.prod(shape) * dtype.itemsize != len(content) - start
+    ):
+        raise ValueError(
+            f"{name} is said to be {shape} of {dtype}, but has {len(content) - start} "
+            "bytes"
+        )
+    if 0 in shape or dtype.itemsize == 0:
+        return np.zeros(shape, dtype)
+    flat = np.frombuffer(content, dtype, offset=start)
+    return flat.reshape(shape, order="F" if fortran else "C").copy()

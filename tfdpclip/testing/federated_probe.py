@@ -1,0 +1,301 @@
+"""Rounds of an aggregator with its noise in the tester's hands."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def modules() -> Any:
+    """The modules of `tfdpclip.federated` that are needed here.
+
+    Raises:
+      ImportError: without TensorFlow Federated, naming the extra to install.
+    """
+    from tfdpclip.federated import (
+        _discrete_noise,
+        _entropy,
+        _records,
+        _tff,
+        aggregators,
+    )
+
+    return _Modules(_discrete_noise, _entropy, _records, _tff, aggregators)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Modules:
+    discrete_noise: Any
+    entropy: Any
+    records: Any
+    tff: Any
+    aggregators: Any
+
+
+def check_factory(factory: Any) -> None:
+    """Raises unless `factory` is one of ours, and private.
+
+    Raises:
+      ValueError: if it is neither.
+    """
+    if not isinstance(factory, modules().aggregators.ClippedMeanFactory):
+        raise ValueError(
+            "factory must be what dpc.federated.clipped_mean(...) returns, got "
+            f"{type(factory).__name__}."
+        )
+    if not factory.noise_multiplier > 0:
+        raise ValueError(
+            "factory has noise_multiplier 0, so there is no guarantee to test. Use the "
+            "noise that it is meant to have."
+        )
+    if factory.seed is not None:
+        raise ValueError(
+            f"factory has seed {factory.seed}, so that its noise is no secret and "
+            "there is no guarantee to test. Leave seed out."
+        )
+
+
+def as_type(value_type: Any) -> Any:
+    """The type meant by a TFF type, what makes one, or an example of a value.
+
+    Raises:
+      ValueError: if it is none of these.
+    """
+    tff = modules().tff.tff
+    if isinstance(value_type, tff.Type):
+        return value_type
+    try:
+        return tff.to_type(_described(value_type))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "value_type must be a TFF type such as tff.to_type([(np.float32, [3, 2]), "
+            "(np.float32, [2])]), or a structure of arrays that is an example of an "
+            f"update, got {value_type!r}."
+        ) from error
+
+
+def _described(value: Any) -> Any:
+    """An example with every array replaced by its dtype and shape."""
+    if isinstance(value, (np.ndarray, np.generic)) or tf.is_tensor(value):
+        array = np.asarray(value)
+        return (array.dtype.type, list(array.shape))
+    if isinstance(value, dict):
+        return type(value)((name, _described(part)) for name, part in value.items())
+    if isinstance(value, (list, tuple)) and any(map(_holds_arrays, value)):
+        return type(value)(_described(part) for part in value)
+    return value
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_arrays, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_arrays, value))
+    return isinstance(value, (np.ndarray, np.generic)) or tf.is_tensor(value)
+
+
+class Dial:
+    """Stands in for the noise: a vector of standard normals that the tester chooses.
+
+    Computations of TensorFlow Federated are serialised, so that no Python object is in
+    them. They read the vector from a file, whenever they run, on this machine.
+
+    Attributes:
+      size: how many numbers the graphs that were made under `frozen` ask for.
+      share: the smallest stddev of a client's discrete noise; None if there is none.
+    """
+
+    def __init__(self, folder: str):
+        self._path = pathlib.Path(folder) / "noise"
+        self.size = 0
+        self.share: float | None = None
+        # By how much one unit moves what one of several clients adds.
+        self.clients = 1.0
+
+    def set(self, values: np.ndarray) -> None:
+        """What the next rounds draw, `[size]`."""
+        raw = np.asarray(values, np.float64).tobytes()
+        self._path.write_bytes(base64.urlsafe_b64encode(raw) + b"\n")
+
+    def _read(self, count: int) -> tf.Tensor:
+        place, self.size = self.size, self.size + count
+        # A data set, because an operation without state may be run just once.
+        line = tf.data.TextLineDataset([str(self._path)]).batch(1).get_single_element()
+        numbers = tf.io.decode_raw(tf.io.decode_base64(line[0]), tf.float64)
+        return tf.reshape(numbers[place : place + count], [count])
+
+    def standard_normal(self, count: int, seed: tf.Tensor) -> tf.Tensor:
+        """In place of `_entropy.standard_normal`."""
+        del seed
+        return tf.cast(self._read(count), tf.float32)
+
+    def discrete(self, count: int, stddev: float, seed: tf.Tensor) -> tf.Tensor:
+        """In place of `_discrete_noise.sample`: all clients draw the same.
+
+        Shares of n clients are independent, so that their sum has sqrt(n) times the
+        stddev of one; the same share n times would have n times as much.
+        """
+        del seed
+        self.share = stddev if self.share is None else min(self.share, stddev)
+        unit = stddev / np.sqrt(self.clients)
+        return tf.cast(tf.round(self._read(count) * unit), tf.int64)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Aggregation processes made in this context draw from the dial."""
+        found = modules()
+        seed = np.random.default_rng().integers(0, 2**62, 2)
+        stand_ins = [
+            (found.entropy, "standard_normal", self.standard_normal),
+            (found.entropy, "fresh_seed", lambda: tf.constant(seed, tf.int64)),
+            (found.discrete_noise, "sample", self.discrete),
+        ]
+        own = [getattr(module, name) for module, name, _ in stand_ins]
+        for module, name, stand_in in stand_ins:
+            setattr(module, name, stand_in)
+        try:
+            yield
+        finally:
+            for (module, name, _), function in zip(stand_ins, own, strict=True):
+                setattr(module, name, function)
+
+
+class Rounds:
+    """Rounds of a process, with everything they release as one vector.
+
+    Args:
+      factory: the aggregation factory.
+      value_type: of one client's update.
+      dial: makes the noise; None for the factory's own.
+    """
+
+    def __init__(self, factory: Any, value_type: Any, dial: Dial | None = None):
+        found = modules()
+        self._tff = found.tff
+        self.factory = factory
+        self.layout = self.layout_of(factory, value_type)
+        self.clip = found.records.RecordClip(factory.clip, self.layout)
+        self.dial = dial
+        with dial.frozen() if dial else contextlib.nullcontext():
+            self.process = factory.create(value_type)
+        signature = self.process.next.type_signature.result
+        self._types = {
+            name: getattr(signature, name).member
+            for name in ("result", "measurements", "state")
+        }
+        self._has_inner = factory.inner is not None
+        if self._has_inner:
+            # What an inner process keeps to itself is not part of the guarantee.
+            self._types["state"] = self._types["state"].own
+        self.names = [
+            name if path == "0" and len(named) == 1 else f"{name}/{path}"
+            for name, part in self._types.items()
+            for named in [self._named(part)]
+            for path, _ in named
+        ]
+
+    @staticmethod
+    def layout_of(factory: Any, value_type: Any) -> Any:
+        """How an update lies in a vector."""
+        return modules().records.Layout(value_type, factory.variable_names)
+
+    def _named(self, part: Any) -> list:
+        return self._tff.named_leaves(part)
+
+    def value(self, vector: np.ndarray) -> Any:
+        """An update with these coordinates."""
+        layout = self.layout
+        parts = np.split(np.asarray(vector), np.cumsum(layout.sizes)[:-1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            leaves = [
+                part.astype(dtype.as_numpy_dtype).reshape(shape)
+                for part, dtype, shape in zip(
+                    parts, layout.dtypes, layout.shapes, strict=True
+                )
+            ]
+        return self._tff.pack(leaves, layout.value_type)
+
+    def vector(self, value: Any) -> np.ndarray:
+        """The coordinates of an update, or of a result."""
+        return np.concatenate([np.ravel(x) for x in self._leaves(value)] or [[]])
+
+    def _leaves(self, value: Any) -> list[np.ndarray]:
+        if not isinstance(value, (np.ndarray, np.generic, int, float)):
+            value = self._tff.flatten(value)
+        else:
+            value = [value]
+        return [np.asarray(leaf, np.float64) for leaf in value]
+
+    def run(self, state: Any, cohort: Sequence[Any], noise: Any = 0.0) -> Any:
+        """One round; `noise` is what the dial shows."""
+        if self.dial:
+            self.dial.set(np.broadcast_to(noise, [self.dial.size]))
+        return self.process.next(state, list(cohort))
+
+    def released(self, output: Any) -> np.ndarray:
+        """The result, the measurements and the next state, float64."""
+        state = output.state["own"] if self._has_inner else output.state
+        parts = output.result, output.measurements, state
+        return np.concatenate([self.vector(part) for part in parts])
+
+    def labels(self, output: Any) -> list[str]:
+        """The name of each entry of `released`."""
+        state = output.state["own"] if self._has_inner else output.state
+        leaves = [
+            leaf
+            for part in (output.result, output.measurements, state)
+            for leaf in self._leaves(part)
+        ]
+        return [
+            name for name, leaf in zip(self.names, leaves, strict=True)
+            for _ in range(leaf.size)
+        ]  # fmt: skip
+
+    def clip_round(self, state: Any) -> int:
+        """How many rounds led to this state."""
+        return int((state["own"] if self._has_inner else state)["round"])
+
+    def clip_state(self, state: Any) -> Any:
+        """The clip rule's state from the state of the process."""
+        own = state["own"] if self._has_inner else state
+        flat = [
+            tf.constant(leaf, like.dtype)
+            for leaf, like in zip(
+                self._leaves(own["clip"]), self.clip.initial_state(), strict=True
+            )
+        ]
+        return self.clip.state(flat)
+
+
+@contextlib.contextmanager
+def counted_shares() -> Iterator[list[float]]:
+    """Notes the stddev of every share of discrete noise for which a graph is made."""
+    module, stddevs = modules().discrete_noise, []
+    own = module.sample
+
+    def sample(count, stddev, seed):
+        stddevs.append(stddev)
+        return own(count, stddev, seed)
+
+    module.sample = sample
+    try:
+        yield stddevs
+    finally:
+        module.sample = own
+
+
+@contextlib.contextmanager
+def dialled(factory: Any, value_type: Any, clients: int) -> Iterator[Rounds]:
+    """`Rounds` whose noise is on a dial, for cohorts of that many clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        dial = Dial(folder)
+        dial.clients = float(clients)
+        yield Rounds(factory, value_type, dial)

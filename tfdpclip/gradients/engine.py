@@ -467,7 +467,8 @@ class PerExampleGradients(RecordGradients):
                 f"{op.type})",
             )
             for op, meeting in self._meetings.items()
-            for output in meeting.outputs
+            for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)
+            if gradient is not None
         ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -25,6 +26,30 @@ def gradients_at(
     calls = {t.op for t in tensors if t.op.type in CALLS} if in_xla() else ()
     inputs = [t for op in calls for t in op.inputs if t.dtype.is_floating]
     return tf.gradients(losses, tensors + inputs, grad_ys)[: len(tensors)]
+
+
+@contextlib.contextmanager
+def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
+    """Gives some ops of the graph other gradient functions for a while.
+
+    Args:
+      rules: `rule(op, *gradients at the outputs)` -> the gradients at the inputs, None
+        for those that do not matter. A gradient that is not there comes as None.
+    """
+    before = {op: op._gradient_function for op in rules}
+    for op, rule in rules.items():
+
+        def gradient(op, *at_outputs, rule=rule):
+            # TensorFlow fills in zeros for what is not there.
+            given = (None if g.op.type == "ZerosLike" else g for g in at_outputs)
+            return rule(op, *given)
+
+        op._gradient_function = gradient
+    try:
+        yield
+    finally:
+        for op, function in before.items():
+            op._gradient_function = function
 
 
 def in_xla() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -126,22 +126,21 @@ class VariableGradient:
             entry[2].append(gradient)
         return roots.values()
 
-    def weighted_sum(
-        self, weights: tf.Tensor, kept: tf.Tensor | None = None
-    ) -> tf.Tensor:
+    def saved(self) -> list[tuple[tf.Tensor, int | None]]:
+        """What `weighted_sum` reads, and how many rows of each are one example's."""
+        return [(t, form.rows) for _, form in self.parts for t in form.saved()]
+
+    def weighted_sum(self, weights: tf.Tensor, saved: Iterator[tf.Tensor]) -> tf.Tensor:
         """sum_i weights_i g_i, of the variable's shape.
 
         Args:
           weights: `[B]`.
-          kept: `[B]`, False for examples whose gradient must be replaced by zeros; None
-            where every gradient is finite.
+          saved: yields what to take instead of the tensors that `saved` lists.
         """
         total, others = None, []
         for use, form in self.parts:
-            dtype = form.dtype
-            if kept is not None:
-                form = form.keep(kept)
-            part = form.weighted_sum(tf.cast(weights, dtype))
+            tensors = [next(saved) for _ in form.saved()]
+            part = form.replaced(tensors).weighted_sum(tf.cast(weights, form.dtype))
             if _is_renamed(use):
                 part = tf.reshape(part, self.variable.shape)
                 total = part if total is None else total + part

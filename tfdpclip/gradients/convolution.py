@@ -18,7 +18,6 @@ from tfdpclip.gradients.forms import (
     in_chunks,
     merge_steps,
     rows_per_example,
-    rows_where,
     scaled,
     sum_squares,
 )
@@ -67,18 +66,27 @@ class Convolution(Form):
       geometry: the settings.
       shape: the filter's static shape.
       batch_size: B.
+      rows: the rows of one example, if known.
     """
 
-    def __init__(self, big, small, geometry: Geometry, shape, batch_size):
+    def __init__(self, big, small, geometry: Geometry, shape, batch_size, rows=None):
         self.big, self.small = big, small
         self.geometry = geometry
         self.shape = list(shape)
         self.batch_size = batch_size
+        self._rows = rows
         self._kept: Kept | None = None
 
     @property
     def dtype(self):
         return self.small.dtype
+
+    @property
+    def rows(self):
+        return self._rows if self._kept is None else 1
+
+    def _rows_per_example(self):
+        return self._rows or rows_per_example(self.small, self.batch_size)
 
     # Costs, from static shapes.
 
@@ -190,10 +198,16 @@ class Convolution(Form):
         if not hasattr(self, "_padded_big"):
             self._padded_big = self._padded()
         shifted = self._shift(self._padded_big, offset)
-        return merge_steps(shifted, self.batch_size, self.big.shape[-1])
+        return merge_steps(
+            shifted, self.batch_size, self.big.shape[-1], rows=self._rows
+        )
 
     def _flat_small(self) -> tf.Tensor:
-        return merge_steps(self.small, self.batch_size, self.small.shape[-1])
+        if not hasattr(self, "_merged_small"):
+            self._merged_small = merge_steps(
+                self.small, self.batch_size, self.small.shape[-1], rows=self._rows
+            )
+        return self._merged_small
 
     def _product(self, offset) -> tf.Tensor:
         """`[B, C / groups, U]` (`[B, C, multiplier]` when depthwise)."""
@@ -231,7 +245,7 @@ class Convolution(Form):
             if places.max() == cells:
                 flat = tf.pad(flat, [[0, 0], [0, 1], [0, 0]])
             patches, axes = tf.gather(flat, places, axis=1), 2
-        return merge_steps(patches, self.batch_size, patch, axes)
+        return merge_steps(patches, self.batch_size, patch, axes, self._rows)
 
     def _patch_cells(self) -> np.ndarray:
         """The number of the image's cell behind each place of each patch.
@@ -280,7 +294,7 @@ class Convolution(Form):
         geometry = self.geometry
         if geometry.groups == 1 and not (geometry.depthwise and geometry.spatial != 2):
             return self._filter_gradient(small)
-        whole = Convolution(self.big, small, geometry, self.shape, self.batch_size)
+        whole = self._with(self.big, small, self.batch_size)
         totals = [
             tf.reduce_sum(whole._product(offset), axis=0) for offset in self._offsets()
         ]
@@ -309,17 +323,16 @@ class Convolution(Form):
 
     def _by_row(self, values: tf.Tensor) -> tf.Tensor:
         """`[B]` spread over the rows of `small`, ready to multiply."""
-        rows = rows_per_example(self.small, self.batch_size)
-        spread = tf.repeat(values, rows)
+        spread = values
+        if self._rows != 1:
+            spread = tf.repeat(values, self._rows_per_example())
         return tf.reshape(spread, [-1] + [1] * (self.small.shape.rank - 1))
 
     def part(self, start, size):
-        rows = rows_per_example(self.small, self.batch_size)
-        return Convolution(
+        rows = self._rows_per_example()
+        return self._with(
             cut_rows(self.big, start * rows, size * rows),
             cut_rows(self.small, start * rows, size * rows),
-            self.geometry,
-            self.shape,
             size,
         )
 
@@ -328,17 +341,17 @@ class Convolution(Form):
         stacked = tf.stack(products, axis=1)
         return tf.reshape(stacked, [self.batch_size, *self.shape])
 
-    def keep(self, kept):
+    def saved(self):
+        return [self.big, self.small] if self._kept is None else self._kept.values
+
+    def replaced(self, saved):
         if self._kept is not None:
-            return self._kept.keep(kept)
-        rows = rows_per_example(self.small, self.batch_size)
-        by_row = tf.repeat(kept, rows)
+            return self._kept.replaced(saved)
+        return self._with(*saved, self.batch_size)
+
+    def _with(self, big, small, batch_size):
         return Convolution(
-            rows_where(by_row, self.big),
-            rows_where(by_row, self.small),
-            self.geometry,
-            self.shape,
-            self.batch_size,
+            big, small, self.geometry, self.shape, batch_size, self._rows
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,15 +12,21 @@ from tfdpclip._arguments import choice, items, shown
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, check_positive
 from tfdpclip.gradients import fallback, isolation
-from tfdpclip.gradients.backward import gradients_at
+from tfdpclip.gradients.backward import gradients_at, in_xla, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.forms import Budget
+from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.loss import LossParts, take_apart
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients, column_of
-from tfdpclip.gradients.rules import Context, build_form, has_rule, outputs_of
+from tfdpclip.gradients.rules import (
+    Context,
+    build_form,
+    has_rule,
+    outputs_of,
+    pull_back_of,
+)
 from tfdpclip.gradients.uses import Use, find_uses
 
 # How many bytes of materialised per-example gradients may be alive for one variable.
@@ -48,15 +54,29 @@ class _Meeting:
 
     Attributes:
       outputs: the outputs that its rule needs gradients at.
+      pull_back: takes gradients from the outputs to the op's inputs, if a rule does.
       gradients: those of the summed loss, None where an output does not matter.
     """
 
     outputs: list[tf.Tensor]
+    pull_back: Callable | None
     gradients: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
 
     @property
     def reached(self) -> bool:
         return any(gradient is not None for gradient in self.gradients)
+
+    def pulled(self, context: Context) -> Callable:
+        """The gradient function of the op, which notes what comes in on the way."""
+
+        def gradient(op, *at_outputs):
+            by_output = dict(
+                zip((t.ref() for t in op.outputs), at_outputs, strict=True)
+            )
+            self.gradients = [by_output[t.ref()] for t in self.outputs]
+            return self.pull_back(self.gradients, context)
+
+        return gradient
 
 
 class PerExampleGradients(RecordGradients):
@@ -171,11 +191,8 @@ class PerExampleGradients(RecordGradients):
             for use in found if is_covered else ():
                 if use.op not in self._meetings:
                     outputs = [use.op.outputs[k] for k in outputs_of(use)]
-                    self._meetings[use.op] = _Meeting(outputs)
-        tensors = [t for m in self._meetings.values() for t in m.outputs]
-        gradients = iter(gradients_at(self._loss, tensors))
-        for meeting in self._meetings.values():
-            meeting.gradients = [next(gradients) for _ in meeting.outputs]
+                    self._meetings[use.op] = _Meeting(outputs, pull_back_of(use))
+        self._differentiate(context)
         forms: dict = {}
         self._place = {id(v): i for i, v in enumerate(self.variables)}
         self._gradients: dict[int, VariableGradient] = {}
@@ -208,6 +225,22 @@ class PerExampleGradients(RecordGradients):
             self._gradients[i] = VariableGradient(variable, handles[i], found, built)
         if self._slow.variables:
             fallback.warn(self._slow.variables, self._slow.reasons)
+
+    def _differentiate(self, context):
+        """Finds the gradients at all meetings, in one backward pass."""
+        others = [m for m in self._meetings.values() if m.pull_back is None]
+        tensors = [t for m in others for t in m.outputs]
+        rules = {}
+        for op, meeting in self._meetings.items():
+            if meeting.pull_back is not None:
+                meeting.gradients = [None] * len(meeting.outputs)
+                rules[op] = meeting.pulled(context)
+                # So that the pass reaches the call.
+                tensors += [t for t in op.inputs if t.dtype.is_floating]
+        with own_gradients(rules):
+            gradients = iter(gradients_at(self._loss, tensors))
+        for meeting in others:
+            meeting.gradients = [next(gradients) for _ in meeting.outputs]
 
     @property
     def connected(self) -> list[bool]:
@@ -296,23 +329,58 @@ class PerExampleGradients(RecordGradients):
         columns = [
             column_of(weights, assignment, i) for i in range(len(self.variables))
         ]
-        sums = tf.cond(
-            tf.reduce_all(finite),
-            lambda: self._sums(columns, None),
-            lambda: self._sums(columns, finite),
-        )
+        sums = self._sums(columns, finite)
         if self.perturbation is None:
-            return list(sums)
+            return sums
         added = self.perturbation.weighted_sum(columns)
         return [
             total + tf.cast(part, total.dtype) if connected else total
             for total, part, connected in zip(sums, added, self._connected, strict=True)
         ]
 
-    def _sums(self, columns, kept):
+    def _sums(self, columns, finite):
         sums: list = [None] * len(self.variables)
+        everything = tf.reduce_all(finite)
+        saved = iter(self._saved(finite, everything))
         for i, gradient in self._gradients.items():
-            sums[i] = gradient.weighted_sum(columns[i], kept)
+            sums[i] = gradient.weighted_sum(columns[i], saved)
+        if self._slow.variables:
+            found = tf.cond(
+                everything,
+                lambda: self._all_slow_sums(columns, None),
+                lambda: self._all_slow_sums(columns, finite),
+            )
+            for variable, total in zip(self._slow.variables, found, strict=True):
+                sums[self._place[id(variable)]] = total
+        return [
+            tf.zeros(v.shape, v.dtype) if total is None else total
+            for v, total in zip(self.variables, sums, strict=True)
+        ]
+
+    def _saved(self, finite, everything) -> list[tf.Tensor]:
+        """What the sums are made of, with zeros for examples that are not finite."""
+        saved = [part for g in self._gradients.values() for part in g.saved()]
+        if not saved:
+            return []
+        tensors = [tensor for tensor, _ in saved]
+
+        def without():
+            masks = {1: finite}
+            kept = []
+            for tensor, rows in saved:
+                if rows not in masks:
+                    count = rows or rows_per_example(tensor, self.parts.batch_size)
+                    masks[rows] = tf.repeat(finite, count)
+                kept.append(rows_where(masks[rows], tensor))
+            return kept
+
+        if in_xla():
+            # Which would copy what goes through a branch as it is.
+            return without()
+        return tf.cond(everything, lambda: tensors, without)
+
+    def _all_slow_sums(self, columns, kept):
+        sums: dict = {}
         groups: dict = {}
         for variable, handle in zip(
             self._slow.variables, self._slow.handles, strict=True
@@ -324,12 +392,10 @@ class PerExampleGradients(RecordGradients):
         for weights, variables, handles in groups.values():
             found = self._slow_sums(weights, variables, handles, kept)
             for variable, total in zip(variables, found, strict=True):
-                if total is not None:
-                    sums[self._place[id(variable)]] = tf.convert_to_tensor(total)
-        return [
-            tf.zeros(v.shape, v.dtype) if total is None else total
-            for v, total in zip(self.variables, sums, strict=True)
-        ]
+                if total is None:
+                    total = tf.zeros(variable.shape, variable.dtype)
+                sums[id(variable)] = tf.convert_to_tensor(total)
+        return [sums[id(v)] for v in self._slow.variables]
 
     def _slow_sums(self, weights, variables, handles, kept):
         if kept is None and not self._slow.coarse:
@@ -376,14 +442,14 @@ class PerExampleGradients(RecordGradients):
             seen = tf.where(passed_before, tf.zeros_like(seen), seen)
 
         def run():
-            ok, conclusive, assertions = isolation.check(
+            ok, conclusive, assertion = isolation.check(
                 self._loss,
                 self._probes(),
                 self._flows,
                 self.parts.batch_size,
                 self._context.claims,
             )
-            with tf.control_dependencies([a for a in assertions if a is not None]):
+            with tf.control_dependencies([] if assertion is None else [assertion]):
                 # Counts down from UNCHECKED until a batch is conclusive.
                 done = tf.logical_or(conclusive, seen <= -isolation.ATTEMPTS)
                 passed = tf.where(done, tf.cast(isolation.PASSED, tf.int64), seen - 1)
@@ -410,7 +476,8 @@ class PerExampleGradients(RecordGradients):
                 f"{op.type})",
             )
             for op, meeting in self._meetings.items()
-            for output in meeting.outputs
+            for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)
+            if gradient is not None
         ]
 
 
@@ -535,5 +602,6 @@ def _in_graph(loss: Any) -> tf.Tensor:
         )
     raise LossStructureError(
         "The engine reads the graph of the loss, which must be a tensor: call it "
-        "inside a tf.function, where the loss is computed. In eager code there is no graph."
+        "inside a tf.function, where the loss is computed. In eager code there is no "
+        "graph."
     )

@@ -28,6 +28,8 @@ class Form(abc.ABC):
 
     shape: list[int]
     batch_size: tf.Tensor
+    # How many rows of what is saved belong to one example; None if unknown.
+    rows: int | None = 1
 
     @property
     @abc.abstractmethod
@@ -51,8 +53,12 @@ class Form(abc.ABC):
         """All gradients, `[B, *shape]`."""
 
     @abc.abstractmethod
-    def keep(self, kept: tf.Tensor) -> Form:
-        """The same with the examples where `kept`, `[B]`, is False exactly 0."""
+    def saved(self) -> list[tf.Tensor]:
+        """What `weighted_sum` reads: zeros in an example's rows make its gradient 0."""
+
+    @abc.abstractmethod
+    def replaced(self, saved: list[tf.Tensor]) -> Form | Kept:
+        """The same, for `weighted_sum`, with other values of what is `saved`."""
 
 
 class Budget:
@@ -124,7 +130,11 @@ def sum_squares(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def merge_steps(
-    tensor: tf.Tensor, batch_size: tf.Tensor, width: int, axes: int = 1
+    tensor: tf.Tensor,
+    batch_size: tf.Tensor,
+    width: int,
+    axes: int = 1,
+    rows: int | None = None,
 ) -> tf.Tensor:
     """`[B * rows, ..., *tail]` as `[B, T, width]`, with a tail of `axes` axes.
 
@@ -133,7 +143,7 @@ def merge_steps(
     inner = tensor.shape[1 : tensor.shape.rank - axes].as_list()
     if None in inner:
         inner = [tf.reduce_prod(tf.shape(tensor)[1 : tensor.shape.rank - axes])]
-    rows = rows_per_example(tensor, batch_size)
+    rows = rows or rows_per_example(tensor, batch_size)
     return tf.reshape(tensor, [batch_size, rows * math.prod(inner), width])
 
 
@@ -178,7 +188,18 @@ def scaled(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tensor / tf.reshape(safe, shape), safe
 
 
+def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """sum_i weights_i tensor_i, for weights `[B]` and a tensor `[B, ...]`."""
+    shape = tensor.shape[1:].as_list()
+    if None in shape or 0 in shape:
+        return tf.tensordot(weights, tensor, 1)
+    flat = tensor if len(shape) == 1 else tf.reshape(tensor, [-1, math.prod(shape)])
+    total = tf.matmul(tf.reshape(weights, [1, -1]), flat)
+    return tf.reshape(total, shape)
+
+
 def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor` with zeros in the rows where `kept`, a vector, is False."""
     mask = tf.reshape(kept, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
 
@@ -203,7 +224,10 @@ class Explicit(Form):
     def __init__(self, values: tf.Tensor, shape: list[int]):
         self.values = values
         self.shape = list(shape)
-        self.batch_size = tf.shape(values)[0]
+
+    @property
+    def batch_size(self):
+        return tf.shape(self.values)[0]
 
     @property
     def dtype(self):
@@ -213,7 +237,7 @@ class Explicit(Form):
         return sum_squares(self.values)
 
     def weighted_sum(self, weights):
-        return tf.tensordot(weights, self.values, 1)
+        return sum_weighted(weights, self.values)
 
     def part(self, start, size):
         return Explicit(cut_rows(self.values, start, size), self.shape)
@@ -221,8 +245,11 @@ class Explicit(Form):
     def gradients(self):
         return self.values
 
-    def keep(self, kept):
-        return Explicit(rows_where(kept, self.values), self.shape)
+    def saved(self):
+        return [self.values]
+
+    def replaced(self, saved):
+        return Explicit(*saved, self.shape)
 
 
 class Kept:
@@ -246,11 +273,11 @@ class Kept:
 
     def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
         """See `Form.weighted_sum`."""
-        return self._finish([tf.tensordot(weights, v, 1) for v in self.values])
+        return self._finish([sum_weighted(weights, v) for v in self.values])
 
-    def keep(self, kept: tf.Tensor) -> Kept:
-        """See `Form.keep`."""
-        return Kept([rows_where(kept, v) for v in self.values], self._finish)
+    def replaced(self, saved: list[tf.Tensor]) -> Kept:
+        """See `Form.replaced`."""
+        return Kept(saved, self._finish)
 
 
 class Outer(Form):
@@ -259,7 +286,8 @@ class Outer(Form):
     Args:
       x: `[B, G, T, K]`, or `[B, T, K]` without groups.
       z: `[B, G, T, U]`, or `[B, T, U]`.
-      arrange: turns `[b, G, K, U]` (or `[b, K, U]`) into `[b, *shape]`.
+      arrange: `arrange(tensor, lead)` turns `[*lead, G, K, U]` (or `[*lead, K, U]`)
+        into `[*lead, *shape]`; `lead` is [] or [-1].
       shape: the static shape of one gradient.
       steps: T if it is known, to choose the cheapest way.
       layout: what makes two uses' gradients add entry by entry; equal layouts can be
@@ -272,8 +300,11 @@ class Outer(Form):
         self.shape = list(shape)
         self.steps = steps
         self.layout = layout
-        self.batch_size = tf.shape(x)[0]
         self._kept: Kept | None = None
+
+    @property
+    def batch_size(self):
+        return tf.shape(self.x)[0]
 
     @property
     def dtype(self):
@@ -305,7 +336,7 @@ class Outer(Form):
         in_place = size <= 2 * groups * steps * wide
         if keeping <= min(gram, building) and (in_place or budget.reserve(4 * size)):
             self._kept = Kept(
-                [self._products()], lambda sums: self._arrange(sums[0][tf.newaxis])[0]
+                [self._products()], lambda sums: self._arrange(sums[0], [])
             )
             return self._kept.squared_norms()
         if gram <= building:
@@ -351,7 +382,7 @@ class Outer(Form):
             )
         else:
             total = tf.einsum("bgtk,bgtu->gku", self.x, z)
-        return self._arrange(total[tf.newaxis])[0]
+        return self._arrange(total, [])
 
     def part(self, start, size):
         return Outer(
@@ -364,19 +395,15 @@ class Outer(Form):
         )
 
     def gradients(self):
-        return self._arrange(self._products())
+        return self._arrange(self._products(), [-1])
 
-    def keep(self, kept):
+    def saved(self):
+        return [self.x, self.z] if self._kept is None else self._kept.values
+
+    def replaced(self, saved):
         if self._kept is not None:
-            return self._kept.keep(kept)
-        return Outer(
-            rows_where(kept, self.x),
-            rows_where(kept, self.z),
-            self._arrange,
-            self.shape,
-            self.steps,
-            self.layout,
-        )
+            return self._kept.replaced(saved)
+        return Outer(*saved, self._arrange, self.shape, self.steps, self.layout)
 
     def joined(self, others: list[Outer]) -> Outer:
         """The sum with `others`, as one longer sequence."""
@@ -408,7 +435,10 @@ class Lookup(Form):
         self.ids, self.z = ids, z
         self.shape = list(shape)
         self.steps = steps
-        self.batch_size = tf.shape(ids)[0]
+
+    @property
+    def batch_size(self):
+        return tf.shape(self.ids)[0]
 
     @property
     def dtype(self):
@@ -423,19 +453,21 @@ class Lookup(Form):
             return gram_norms(tf.cast(same, products.dtype), products)
         steps = tf.shape(self.ids)[1]
         width = self.z.shape[-1]
-        owner = tf.repeat(tf.range(self.batch_size), steps)
         if in_xla():
             segments, z = self._segments_by_sorting(steps)
+            # Distinct (example, row) pairs are at most as many as the ids themselves.
+            count = tf.size(segments)
+            owner = tf.repeat(tf.range(self.batch_size), steps)
+            # Whose pair it is: each pair's ids belong to one example.
+            owners = tf.math.unsorted_segment_max(owner, segments, count)
         else:
-            keys = tf.cast(self.ids, tf.int64) + self.shape[0] * tf.cast(
-                tf.range(self.batch_size)[:, tf.newaxis], tf.int64
-            )
-            _, segments = tf.unique(tf.reshape(keys, [-1]))
+            first = self.shape[0] * tf.range(self.batch_size, dtype=tf.int64)
+            keys = tf.cast(self.ids, tf.int64) + first[:, tf.newaxis]
+            pairs, segments = tf.unique(tf.reshape(keys, [-1]))
+            count = tf.size(pairs)
+            owners = tf.cast(pairs // self.shape[0], tf.int32)
             z = tf.reshape(self.z, [-1, width])
-        # Distinct (example, row) pairs are at most as many as the ids themselves.
-        rows = tf.math.unsorted_segment_sum(z, segments, tf.size(segments))
-        # Whose pair it is: each pair's ids belong to one example.
-        owners = tf.math.unsorted_segment_max(owner, segments, tf.size(segments))
+        rows = tf.math.unsorted_segment_sum(z, segments, count)
         return tf.math.unsorted_segment_sum(
             tf.reduce_sum(tf.square(rows), axis=1), owners, self.batch_size
         )
@@ -476,5 +508,8 @@ class Lookup(Form):
         )
         return tf.reshape(flat, [-1, *self.shape])
 
-    def keep(self, kept):
-        return Lookup(self.ids, rows_where(kept, self.z), self.shape, self.steps)
+    def saved(self):
+        return [self.z]
+
+    def replaced(self, saved):
+        return Lookup(self.ids, *saved, self.shape, self.steps)

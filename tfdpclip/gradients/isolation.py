@@ -8,6 +8,7 @@ by exactly that power, and nothing is lost to rounding. Mixing of any kind shows
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -46,7 +47,7 @@ def check(
     flows: Dataflow,
     batch_size: tf.Tensor,
     claims: Sequence[tuple[Callable[[], tf.Tensor], str]] = (),
-) -> tuple[tf.Tensor, tf.Tensor, list[tf.Operation]]:
+) -> tuple[tf.Tensor, tf.Tensor, tf.Operation]:
     """Builds the check in the current graph.
 
     Args:
@@ -59,29 +60,26 @@ def check(
 
     Returns:
       Two boolean scalars, whether all is well and whether the batch could show it, and
-      the assertions, which XLA drops.
+      an assertion that all is well, which XLA drops.
     """
     powers = tf.random.shuffle(tf.range(batch_size)) % 8
     scales = tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)
     # A loss that is not finite has no gradient worth comparing.
     usable = tf.math.is_finite(per_example)
-    ok, conclusive, assertions = tf.constant(True), tf.constant(True), []
+    found, telling, messages = [], [], []
 
-    def require(condition, *message):
-        nonlocal ok
-        ok = tf.logical_and(ok, condition)
-        assertions.append(tf.debugging.Assert(condition, list(message)))
+    def require(condition, message):
+        found.append(condition)
+        messages.append(message)
 
     leading = [source for source in flows.sources if flows[source].leads]
     if leading:
         sizes = tf.stack([tf.shape(source)[0] for source in leading])
         require(
             tf.reduce_any(tf.equal(sizes, batch_size)),
-            "ExampleIsolationError: the loss has as many entries as given first, but "
-            "the data have these numbers of examples. An entry of the loss must be an "
-            "example: reshape the loss to [batch, entries per example].",
-            batch_size,
-            sizes,
+            "ExampleIsolationError: the loss has not as many entries as the data have "
+            "examples. An entry of the loss must be an example: reshape the loss to "
+            "[batch, entries per example].",
         )
     for claim, message in claims:
         require(claim(), message)
@@ -95,10 +93,14 @@ def check(
     for probe, first, scaled in zip(probes, plain, again, strict=True):
         if first is None or scaled is None:
             continue
-        good, telling = _separates(
-            probe.tensor, first, scaled, scales, usable, flows, batch_size
+        good, two = _separates(
+            flows[probe.tensor],
+            tf.convert_to_tensor(first),
+            tf.convert_to_tensor(scaled),
+            scales,
+            usable,
         )
-        conclusive = tf.logical_and(conclusive, telling)
+        telling.append(two)
         require(
             good,
             f"ExampleIsolationError: an example's gradient depends on other examples "
@@ -107,39 +109,76 @@ def check(
             "first does this. Use GroupNormalization or LayerNormalization, and keep "
             "the batch on axis 0." + see("mixed-examples"),
         )
-    return ok, conclusive, assertions
+    found = tf.stack(found) if found else tf.ones([1], tf.bool)
+    messages = tf.constant(messages or [""])
+    ok = tf.reduce_all(found)
+    culprit = tf.gather(messages, tf.argmin(tf.cast(found, tf.int32)))
+    conclusive = tf.reduce_all(tf.stack(telling)) if telling else tf.constant(True)
+    return ok, conclusive, tf.debugging.Assert(ok, [culprit])
 
 
-def _separates(tensor, first, scaled, scales, usable, flows, batch_size):
+def _separates(flow, first, scaled, scales, usable):
     """Whether the gradient separates by example, and whether two examples have one."""
-    flow = flows[tensor]
-    first = tf.convert_to_tensor(first)
-    scaled = tf.convert_to_tensor(scaled)
-    if first.shape.rank == 0:
+    rank = first.shape.rank
+    if rank == 0:
         return tf.constant(False), tf.constant(True)
     axis = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
-    rank = first.shape.rank
-    length = tf.shape(first)[axis]
+    if axis != 0:
+        perm = [axis, *(i for i in range(rank) if i != axis)]
+        first, scaled = tf.transpose(first, perm), tf.transpose(scaled, perm)
+    compare = _compare_minor if flow.leads and flow.minor else _compare_major
+    return compare(_as_matrix(first), _as_matrix(scaled), scales, usable)
+
+
+def _as_matrix(tensor: tf.Tensor) -> tf.Tensor:
+    """`[N, ...]` as `[N, entries]` in float32."""
+    entries = tensor.shape[1:].num_elements()
+    if entries is None:
+        rows = tf.shape(tensor)[0]
+        entries = tf.reduce_prod(tf.shape(tensor)[1:])
+        tensor = tf.reshape(tensor, tf.stack([rows, entries]))
+    elif tensor.shape.rank != 2:
+        # An empty row has nothing to compare.
+        tensor = tf.reshape(tensor, [-1, entries]) if entries else tf.zeros([0, 1])
+    return tf.cast(tensor, tf.float32)
+
+
+def _compare(first, scaled, scales, usable, *, minor):
+    """Compares two gradients, `[N, entries]`, row by row; see `_separates`."""
+    batch_size, length = tf.size(scales), tf.shape(first)[0]
     rows = length // tf.maximum(batch_size, 1)
     whole = tf.equal(rows * batch_size, length)
     # Which example each row belongs to; anything in range where rows are left over.
     row = tf.range(length)
-    minor = flow.leads and flow.minor
     example = row % tf.maximum(batch_size, 1) if minor else row // tf.maximum(rows, 1)
     example = tf.minimum(example, batch_size - 1)
-    shape = [1] * axis + [-1] + [1] * (rank - axis - 1)
-    expected = tf.reshape(tf.gather(scales, example), shape)
-    kept = tf.reshape(tf.gather(usable, example), shape)
-    a = tf.cast(first, tf.float32) * expected
-    b = tf.cast(scaled, tf.float32)
-    finite = tf.math.is_finite(a) & tf.math.is_finite(b) & kept
-    error = tf.reduce_max(tf.where(finite, tf.abs(a - b), 0.0))
-    size = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0))
-    others = [i for i in range(rank) if i != axis]
-    by_row = tf.reduce_any(finite & (a != 0), axis=others)
+    expected = first * tf.gather(scales, example)[:, tf.newaxis]
+    finite = tf.math.is_finite(expected) & tf.math.is_finite(scaled)
+    finite &= tf.gather(usable, example)[:, tf.newaxis]
+    error = tf.reduce_max(tf.where(finite, tf.abs(expected - scaled), 0.0))
+    size = tf.reduce_max(tf.where(finite, tf.abs(expected), 0.0))
+    by_row = tf.reduce_any(finite & (expected != 0), axis=1)
     reached = tf.math.unsorted_segment_max(
         tf.cast(by_row, tf.int32), example, batch_size
     )
     telling = tf.math.count_nonzero(reached > 0) >= 2
-    good = tf.logical_and(whole, error <= _TOLERANCE * size)
-    return good, tf.logical_or(telling, tf.logical_not(whole))
+    good = whole & (error <= _TOLERANCE * size)
+    return good, telling | ~whole
+
+
+# Functions of their own: a model with a hundred tensors calls them a hundred times, and
+# traces them once.
+_SIGNATURE = [
+    tf.TensorSpec([None, None], tf.float32),
+    tf.TensorSpec([None, None], tf.float32),
+    tf.TensorSpec([None], tf.float32),
+    tf.TensorSpec([None], tf.bool),
+]
+_compare_major, _compare_minor = (
+    tf.function(
+        functools.partial(_compare, minor=minor),
+        input_signature=_SIGNATURE,
+        autograph=False,
+    )
+    for minor in (False, True)
+)

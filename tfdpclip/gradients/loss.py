@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
-from tfdpclip.gradients.sizes import static_number
+from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE
 
 _FIX = (

@@ -54,9 +54,12 @@ def _read_call(op: tf.Operation) -> _Call | None:
 
 def _applies(use: Use) -> bool:
     call = _read_call(use.op)
-    return call is not None and any(
-        use.op.inputs[use.index] is call.inputs[name] for name in _WEIGHTS
-    )
+    if call is None:
+        return False
+    shape = call.inputs["inputs"].shape
+    if shape.rank != 3 or None in (shape[2], use.op.outputs[0].shape[-1]):
+        return False
+    return any(use.op.inputs[use.index] is call.inputs[name] for name in _WEIGHTS)
 
 
 def _outputs(use: Use) -> list[int]:
@@ -64,14 +67,19 @@ def _outputs(use: Use) -> list[int]:
     return [0, 1, 2, 3] if _read_call(use.op).kind == "lstm" else [0, 1, 2]
 
 
-def _build(use: Use, dz, shape, context: Context) -> Form | None:
+def _unroll(op: tf.Operation, dz, context: Context) -> _Unrolled:
+    if op not in context.shared:
+        context.shared[op] = _Unrolled(op, _read_call(op), dz, context)
+    return context.shared[op]
+
+
+def _pull_back(op: tf.Operation, dz, context: Context) -> list[tf.Tensor | None]:
+    return _unroll(op, dz, context).at_inputs()
+
+
+def _build(use: Use, dz, shape, context: Context) -> Form:
+    unrolled = _unroll(use.op, dz, context)
     call = _read_call(use.op)
-    inputs = call.inputs["inputs"]
-    if inputs.shape.rank != 3 or None in (inputs.shape[2], use.op.outputs[0].shape[-1]):
-        return None
-    if use.op not in context.shared:
-        context.shared[use.op] = _Unrolled(use.op, call, dz, context)
-    unrolled = context.shared[use.op]
     name = next(n for n in _WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
     return unrolled.form(name, shape)
 
@@ -80,13 +88,14 @@ class _Unrolled:
     """The recurrence, run again, with the gradient at every gate and step."""
 
     def __init__(self, op, call: _Call, dz, context: Context):
+        self._call = call
         self._steps = call.inputs["inputs"].shape[1]
         self._x = in_float(call.inputs["inputs"])
         if call.backwards:
             self._x = tf.reverse(self._x, [1])
         self._mask = self._by_step_mask(call)
         weights = [in_float(call.inputs[name]) for name in _WEIGHTS]
-        cell = (_LSTM if call.kind == "lstm" else _GRU)(*weights)
+        self._cell = cell = (_LSTM if call.kind == "lstm" else _GRU)(*weights)
         states = [in_float(call.inputs["init_h"])]
         if call.kind == "lstm":
             states.append(in_float(call.inputs["init_c"]))
@@ -99,7 +108,7 @@ class _Unrolled:
             outputs = tf.where(repeats > 0, outputs, zeroed)
         context.claims.append(self._claim(op, outputs, last))
         seeds = self._seeds(dz, outputs, last)
-        gates = _backwards(cell, saved, self._mask, repeats, *seeds)
+        gates, self._at_start = _backwards(cell, saved, self._mask, repeats, *seeds)
         # [T, B, ...] -> [B, T, ...]
         self._gates = [tf.transpose(gate, [1, 0, 2]) for gate in gates]
         self._previous = tf.transpose(saved[0], [1, 0, 2])
@@ -159,6 +168,18 @@ class _Unrolled:
         ]
         return at_outputs, at_states
 
+    def at_inputs(self) -> list[tf.Tensor | None]:
+        """The gradients at the call's inputs, without those of its weights."""
+        at_x = tf.tensordot(self._gates[0], tf.transpose(self._cell.kernel), 1)
+        if self._call.backwards:
+            at_x = tf.reverse(at_x, [1])
+        names = ("inputs", "init_h", "init_c")[: 1 + len(self._at_start)]
+        found = dict(zip(names, [at_x, *self._at_start], strict=True))
+        return [
+            tf.cast(found[name], tensor.dtype) if name in found else None
+            for name, tensor in self._call.inputs.items()
+        ]
+
     def form(self, name: str, shape) -> Form:
         """The per-example gradient of one of the layer's weights."""
         into, inner = self._gates[0], self._gates[-1]
@@ -173,7 +194,8 @@ class _Unrolled:
     def _outer(self, x, z, shape):
         x = tf.ensure_shape(x, [None, self._steps, shape[0]])
         z = tf.ensure_shape(z, [None, self._steps, shape[1]])
-        return Outer(x, z, tf.identity, shape, self._steps, ("recurrent", id(self)))
+        layout = ("recurrent", id(self))
+        return Outer(x, z, lambda sums, lead: sums, shape, self._steps, layout)
 
 
 class _LSTM:
@@ -277,7 +299,7 @@ def _forwards(cell, x, mask, states):
 
 
 def _backwards(cell, saved, mask, repeats, at_outputs, at_states):
-    """The gradients at the gates, `[T, B, ...]` each, latest step first to last."""
+    """The gradients at the gates, `[T, B, ...]` each, and at the initial states."""
     *before, kept = saved
     steps = tf.shape(kept)[0]
     count = 2 if isinstance(cell, _GRU) else 1
@@ -303,10 +325,10 @@ def _backwards(cell, saved, mask, repeats, at_outputs, at_states):
 
     dh, *dstates = at_states
     start = (steps - 1, dh, dstates, tf.zeros_like(dh), gates)
-    *_, gates = tf.while_loop(
+    _, dh, dstates, _, gates = tf.while_loop(
         lambda t, *_: t >= 0, body, start, maximum_iterations=steps
     )
-    return [array.stack() for array in gates]
+    return [array.stack() for array in gates], [dh, *dstates]
 
 
-register_call_rule(CallRule(_applies, _outputs, _build))
+register_call_rule(CallRule(_applies, _outputs, _build, _pull_back))

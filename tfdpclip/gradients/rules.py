@@ -8,6 +8,7 @@ apply; the engine then falls back to a Jacobian for that variable.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import string
 from collections.abc import Callable
@@ -60,11 +61,14 @@ class CallRule:
       outputs: the numbers of the call's outputs that the rule needs gradients at, for
         a use.
       build: `build(use, gradients at the outputs, shape, context)` -> a form or None.
+      pull_back: `pull_back(op, gradients at the outputs, context)` -> those at the op's
+        inputs, None at its weights, so that the call is not differentiated once more.
     """
 
     applies: Callable[[Use], bool]
     outputs: Callable[[Use], list[int]]
     build: Callable
+    pull_back: Callable
 
 
 _CALL_RULES: list[CallRule] = []
@@ -79,6 +83,16 @@ def _call_rule(use: Use) -> CallRule | None:
     if use.op.type not in CALLS:
         return None
     return next((rule for rule in _CALL_RULES if rule.applies(use)), None)
+
+
+def pull_back_of(use: Use) -> Callable | None:
+    """How to pass on gradients from the use's outputs to its op's inputs, if by rule.
+
+    Returns:
+      `pull_back(gradients, context)`; see `CallRule`.
+    """
+    rule = _call_rule(use)
+    return None if rule is None else functools.partial(rule.pull_back, use.op)
 
 
 def has_rule(use: Use) -> bool:
@@ -155,6 +169,15 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
         with tf.control_dependencies(_whole_examples(tensor, rows, context, like)):
             tensor = tf.identity(tensor)
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
+
+
+def _in_steps(tensor, context: Context, like, width: int, axes: int) -> tf.Tensor:
+    """`[N, ..., *tail]` as `[B, T, width]`, with a tail of `axes` axes."""
+    flow = context.flows[like]
+    if flow.leads and flow.rows and not flow.minor:
+        return merge_steps(tensor, context.batch_size, width, axes, flow.rows)
+    tensor = by_example(tensor, context, like)
+    return merge_steps(tensor, context.batch_size, width, axes, 1)
 
 
 def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
@@ -260,19 +283,22 @@ def _contraction(use, dz, shape, context, labels, out):
         return None
     if any(n not in x_labels for n in out if n not in us):
         return None
-    x = tf.transpose(x, [x_labels.index(n) for n in [batch, *others, *time, *ks]])
-    z = tf.transpose(dz, [out.index(n) for n in [batch, *others, *time, *us]])
+    x = _transposed(x, [x_labels.index(n) for n in [batch, *others, *time, *ks]])
+    z = _transposed(dz, [out.index(n) for n in [batch, *others, *time, *us]])
     like = source if flow.axes == (0,) and x_labels[0] == batch else use.output
     g = math.prod(sizes[n] for n in others)
     x = _stacked(x, context, like, g, len(others), [sizes[n] for n in ks])
     z = _stacked(z, context, like, g, len(others), [sizes[n] for n in us])
     grouped = bool(others)
     order = [*others, *ks, *us]
-    perm = [0, *(1 + order.index(n) for n in p_core)]
 
-    def arrange(products):
-        unpacked = tf.reshape(products, [-1, *(sizes[n] for n in order)])
-        return tf.reshape(tf.transpose(unpacked, perm), [-1, *shape])
+    def arrange(products, lead):
+        ahead = len(lead)
+        perm = [*range(ahead), *(ahead + order.index(n) for n in p_core)]
+        if perm != list(range(len(perm))):
+            unpacked = tf.reshape(products, [*lead, *(sizes[n] for n in order)])
+            products = tf.transpose(unpacked, perm)
+        return tf.reshape(products, [*lead, *shape])
 
     steps = _rows(context, like)
     for name in time:
@@ -282,12 +308,16 @@ def _contraction(use, dz, shape, context, labels, out):
     return Outer(x, z, arrange, shape, steps, layout)
 
 
+def _transposed(tensor, perm):
+    return tensor if perm == sorted(perm) else tf.transpose(tensor, perm)
+
+
 def _stacked(tensor, context, like, groups, group_axes, tail):
     """`[N, groups..., time..., tail...]` as `[B, (G,) T, prod(tail)]`."""
     width = math.prod(tail)
-    tensor = by_example(tensor, context, like)
     if not group_axes:
-        return merge_steps(tensor, context.batch_size, width, len(tail))
+        return _in_steps(tensor, context, like, width, len(tail))
+    tensor = by_example(tensor, context, like)
     dims = tf.unstack(tf.shape(tensor))
     time = math.prod(dims[2 + group_axes : len(dims) - len(tail)])
     tensor = tf.reshape(tensor, [dims[0], dims[1], groups, time, width])
@@ -418,10 +448,8 @@ def _gather(use, dz, shape, context):
     if ids.shape.rank in (None, 0) or not _batch_first(ids, context):
         return None
     width = math.prod(shape[1:])
-    rows = by_example(ids, context, ids)
-    flat = merge_steps(rows, context.batch_size, 1, 0)[..., 0]
-    z = by_example(dz, context, ids)
-    z = merge_steps(z, context.batch_size, width, len(shape) - 1)
+    flat = tf.squeeze(_in_steps(ids, context, ids, 1, 0), axis=-1)
+    z = _in_steps(dz, context, ids, width, len(shape) - 1)
     steps = _rows(context, ids)
     for size in ids.shape[1:].as_list():
         steps = None if steps is None or size is None else steps * size
@@ -467,7 +495,9 @@ def _convolution(use, dz, shape, context):
     )
     if context.flows[use.output].minor:
         big, small = (_major(t, context, use.output) for t in (big, small))
-    return Convolution(big, small, geometry, shape, context.batch_size)
+    flow = context.flows[use.output]
+    rows = flow.rows if flow.leads else None
+    return Convolution(big, small, geometry, shape, context.batch_size, rows)
 
 
 def _major(tensor, context, like):

@@ -7,7 +7,6 @@ everybody's gradient. So every size carries its power of B.
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE, Flow
@@ -91,38 +90,3 @@ def _slice(op, output, dims) -> Flow:
         step,
     )
     return _vector(dims[cut])
-
-
-def static_number(tensor: tf.Tensor) -> float | None:
-    """The value of a constant number, through a few ops more than TensorFlow folds."""
-    value = _static(tensor)
-    return (
-        None if value is None or np.size(value) != 1 else float(np.reshape(value, ()))
-    )
-
-
-def _static(tensor: tf.Tensor):
-    value = tf.get_static_value(tensor)
-    if value is not None:
-        return value
-    op = tensor.op
-    if op.type == "StridedSlice":
-        parts = [_static(t) for t in op.inputs]
-        if any(p is None for p in parts) or not op.get_attr("shrink_axis_mask") & 1:
-            return None
-        return parts[0][int(parts[1][0])]
-    if op.type in _SAME:
-        return _static(op.inputs[0])
-    if op.type in ("Mul", "Maximum", *_QUOTIENTS):
-        a, b = (_static(t) for t in op.inputs)
-        if a is None or b is None:
-            return None
-        if op.type == "Mul":
-            return a * b
-        if op.type == "Maximum":
-            return np.maximum(a, b)
-        return a / b if b != 0 else None
-    if op.type == "Prod":
-        inner = _static(op.inputs[0])
-        return None if inner is None else np.prod(inner)
-    return None

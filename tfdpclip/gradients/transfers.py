@@ -10,6 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip.gradients.known import known_shape
+
 # How much a tensor's value depends on the data.
 PUBLIC, SIZE, DATA = 0, 1, 2
 
@@ -29,6 +31,8 @@ class Flow:
       power: of a number of kind SIZE, its power of the batch size; None if it depends
         on that size in another way. 0 for what does not depend on it.
       dims: of a vector of sizes, the powers of its entries.
+      entries: how many numbers of the tensor belong to one example, where they follow
+        each other though axis 0 does not count examples; None if unknown.
     """
 
     kind: int = PUBLIC
@@ -39,6 +43,7 @@ class Flow:
     trained: bool = False
     power: int | None = 0
     dims: tuple | None = None
+    entries: int | None = None
 
     @property
     def leads(self) -> bool:
@@ -168,7 +173,9 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, () if flow.kind == DATA and flow.axes == () else None)
     if flow.axes != (0,):
         return _reshape_inner(op, output, flow)
-    before, after = _tail(source.shape), _tail(output.shape)
+    shape = known_shape(output) if output.shape.rank else None
+    before = _tail(source.shape.as_list() if source.shape.rank else None)
+    after = _tail(shape)
     rank = output.shape.rank
     if rank and flow.rows is not None and batch_size:
         lead = output.shape[0]
@@ -182,10 +189,10 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
                 return Flow(DATA, (0,), rows, flow.minor)
     if rank and output.shape[0] == 1 and rank > 1:
         # [N, ...] -> [1, N', ...], as layer normalisation does.
-        inner = _tail(output.shape[1:])
+        inner = _tail(shape[1:])
         if before is not None and inner and flow.rows is not None:
             if (flow.rows * before) % inner == 0:
-                return Flow(DATA, (1,))
+                return Flow(DATA, (1,), entries=_entries(flow, before))
         return Flow(DATA, None)
     if rank and output.shape[0] is None and not flow.minor:
         return Flow(DATA, (0,), None)
@@ -197,15 +204,24 @@ def _reshape_inner(op, output, flow) -> Flow:
     source = op.inputs[0]
     if flow.axes != (1,) or source.shape[0] != 1 or not output.shape.rank:
         return Flow(DATA, None)
-    return Flow(DATA, (0,), None)
+    after = _tail(known_shape(output))
+    if flow.entries is None or not after or flow.entries % after:
+        return Flow(DATA, (0,), None)
+    return Flow(DATA, (0,), flow.entries // after)
 
 
-def _tail(shape) -> int | None:
-    """How many entries follow the leading axis, if that is known."""
-    if shape.rank is None or shape.rank == 0:
+def _entries(flow: Flow, tail: int | None) -> int | None:
+    """How many numbers an example has, if they follow each other."""
+    if flow.rows is None or tail is None or flow.minor:
         return None
-    dims = shape.as_list()[1:]
-    return None if None in dims else math.prod(dims)
+    return flow.rows * tail
+
+
+def _tail(shape: list | None) -> int | None:
+    """How many entries follow the leading axis, if that is known."""
+    if not shape or None in shape[1:]:
+        return None
+    return math.prod(shape[1:])
 
 
 def _transpose(op, output, inputs, batch_size) -> Flow:

@@ -362,8 +362,8 @@ class AutomaticClip(ClipRule):
     *Formal guarantees*: sensitivity 1 under adding or removing one record.
 
     Args:
-      stability: added to the norm; 0 or above. Larger keeps small records small. A
-        record whose norm is below 1.2e-38 (no normal float32) counts as zero.
+      stability: added to the norm; 0 or above. Larger keeps small records small. With
+        0, a record whose norm is below 1.2e-38 (no normal float32) counts as zero.
       normalize: accepted for symmetry with the other rules; this rule is normalised
         already, so it changes nothing.
 
@@ -388,9 +388,10 @@ class AutomaticClip(ClipRule):
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
         norms = _at_least_float32(norms)
         # Of less than a normal float32 the inverse is infinite: that counts as 0.
-        size = tf.maximum(norms + self.stability, _SMALLEST_NORMAL)
-        counts = tf.logical_and(tf.math.is_finite(norms), norms >= _SMALLEST_NORMAL)
-        return tf.where(counts, 1 / size, tf.zeros_like(size))
+        size = norms + self.stability
+        counts = tf.logical_and(tf.math.is_finite(norms), size >= _SMALLEST_NORMAL)
+        inverse = 1 / tf.maximum(size, _SMALLEST_NORMAL)
+        return tf.where(counts, inverse, tf.zeros_like(inverse))
 
     def sensitivity(self, state: Any) -> tf.Tensor:
         return tf.constant(1.0, tf.float32)

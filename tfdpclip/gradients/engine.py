@@ -442,14 +442,14 @@ class PerExampleGradients(RecordGradients):
             seen = tf.where(passed_before, tf.zeros_like(seen), seen)
 
         def run():
-            ok, conclusive, assertion = isolation.check(
+            ok, conclusive, assertions = isolation.check(
                 self._loss,
                 self._probes(),
                 self._flows,
                 self.parts.batch_size,
                 self._context.claims,
             )
-            with tf.control_dependencies([] if assertion is None else [assertion]):
+            with tf.control_dependencies(assertions):
                 # Counts down from UNCHECKED until a batch is conclusive.
                 done = tf.logical_or(conclusive, seen <= -isolation.ATTEMPTS)
                 passed = tf.where(done, tf.cast(isolation.PASSED, tf.int64), seen - 1)

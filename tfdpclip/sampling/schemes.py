@@ -520,7 +520,7 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     kinds = {k.__name__: k for k in (Poisson, FixedSize, ShuffledEpochs, FullBatch)}
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(
-            f"settings name an unknown sampling scheme {_validate.shown(name)}; known: "
+            f"Unknown sampling scheme {_validate.shown(name)} in settings; known: "
             f"{', '.join(kinds)}."
         )
     try:

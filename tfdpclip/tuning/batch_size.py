@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdpclip.accounting import _validate, noise_multiplier
@@ -328,6 +328,8 @@ def _calibrated(epsilon, delta, steps, rate) -> float:
 def _sizes(candidates, population) -> list[int]:
     if isinstance(candidates, str) or _validate.real(candidates) is not None:
         candidates = [candidates]
+    if isinstance(candidates, Mapping):  # Of tables by batch size, the keys.
+        candidates = list(candidates)
     sizes = set()
     for size in _validate.items("candidates", candidates):
         if isinstance(size, str) and size == "full":

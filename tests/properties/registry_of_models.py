@@ -248,6 +248,7 @@ TESTING: dict[str, Any] = {
     ),
     "audit": case(
         testing.audit,
+        _={"unbounded": ("claimed",), "infinite": True},
         train=_train,
         canaries=20,
         delta=1e-5,
@@ -258,7 +259,12 @@ TESTING: dict[str, Any] = {
     ),
     "audit_keras": case(
         testing.audit_keras,
-        _=SLOW | {"fixed": ("data", "canaries")},
+        _=SLOW
+        | {
+            "fixed": ("data", "canaries"),
+            "unbounded": ("claimed",),
+            "infinite": True,
+        },
         model=MODEL,
         data=(X, Y),
         canaries=(np.tile(X, (5, 1)), np.tile(Y, (5, 1))),

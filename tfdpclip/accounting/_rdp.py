@@ -61,7 +61,8 @@ def _single(event: dp_accounting.DpEvent) -> np.ndarray:
     if z is None:
         with np.errstate(all="ignore"):
             return np.maximum(accountant.compose(event).rdp, 0.0)
-    unsampled = np.asarray(ORDERS) / (2 * min(z, _MOST_NOISE) ** 2)
+    with np.errstate(divide="ignore"):
+        unsampled = np.asarray(ORDERS) / (2 * np.float64(min(z, _MOST_NOISE)) ** 2)
     closed = isinstance(event, dp_accounting.GaussianDpEvent) or z > _MOST_NOISE
     if closed or unsampled.max() <= _RESOLUTION:
         return unsampled
@@ -74,7 +75,7 @@ def _single(event: dp_accounting.DpEvent) -> np.ndarray:
     # most the resolution.
     found = np.where(np.isnan(found), unsampled, found)
     least = np.minimum(_RESOLUTION, unsampled)
-    return np.where(found < _RESOLUTION, least, found)
+    return np.minimum(np.where(found < _RESOLUTION, least, found), unsampled)
 
 
 def _noise(event: dp_accounting.DpEvent) -> float | None:

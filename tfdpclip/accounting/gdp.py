@@ -312,6 +312,8 @@ def subsampled_gdp_mu(
 def _log_delta(mu: float, epsilon: float) -> float:
     if mu == 0:
         return -math.inf
+    if epsilon == 0:  # Where the difference would lose all its digits for a small mu.
+        return math.log(math.erf(mu / math.sqrt(8)) or 5e-324)
     log_upper = float(special.log_ndtr(-epsilon / mu + mu / 2))
     if log_upper == -math.inf:  # No smaller delta has a logarithm.
         return -math.inf

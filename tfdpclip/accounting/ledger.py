@@ -50,6 +50,21 @@ class Phase:
         """Number of steps."""
         return sum(self.runs)
 
+    def __post_init__(self):
+        _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        _validate.choice("unit", self.unit, events.UNITS)
+        _validate.text("clip", self.clip)
+        _validate.boolean("seeded", self.seeded)
+        _validate.boolean("observed", self.observed)
+        self.runs = [
+            _validate.integer("runs", n) for n in _validate.items("runs", self.runs)
+        ]
+        if not hasattr(self.sampling, "event"):
+            raise ValueError(
+                "sampling must be a scheme of tfdpclip.sampling, such as "
+                f"Poisson(rate), got {_validate.shown(self.sampling)}."
+            )
+
     def settings(self) -> dict[str, Any]:
         """Returns everything but the steps, comparable and JSON-ready."""
         return {
@@ -205,6 +220,9 @@ class Ledger:
           ValueError: If an argument is out of range.
         """
         scheme = getattr(sampling, "scheme", sampling)
+        if seed is not None:
+            _validate.integer("seed", seed)
+        _validate.boolean("change", change)
         seeded = seed is not None or getattr(sampling, "seed", None) is not None
         phase = Phase(
             scheme,
@@ -212,7 +230,7 @@ class Ledger:
             _validate.choice("unit", unit, events.UNITS),
             str(clip),
             seeded,
-            observed,
+            _validate.boolean("observed", observed),
         )
         phase.event(1)  # Validates the rest.
         self._forfeit_reserved()
@@ -277,6 +295,7 @@ class Ledger:
 
     def event(self, more: int = 0) -> dp_accounting.DpEvent:
         """Returns everything that ran or is reserved, and `more` steps."""
+        more = _validate.integer("more", more)
         parts = [phase.event() for phase in self.phases[:-1]]
         if self.phases:
             parts.append(self.phases[-1].event(self.reserved + more))

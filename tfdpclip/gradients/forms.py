@@ -126,7 +126,12 @@ def in_chunks(
 def sum_squares(tensor: tf.Tensor) -> tf.Tensor:
     """Sums the squares of everything but the leading axis."""
     axes = list(range(1, tensor.shape.rank))
-    return tf.reduce_sum(tf.square(tensor), axis=axes) if axes else tf.square(tensor)
+    if not axes:
+        return tf.square(tensor)
+    if in_xla():  # Which fuses the two, and has no op for the norm.
+        return tf.reduce_sum(tf.square(tensor), axis=axes)
+    # One pass through memory, without a copy of the squares.
+    return tf.square(tf.math.reduce_euclidean_norm(tensor, axis=axes))
 
 
 def merge_steps(

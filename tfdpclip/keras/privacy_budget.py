@@ -90,7 +90,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
-                f"Poisson(rate), or its batches; got {sampling!r}."
+                "Poisson(rate), or its batches; got "
+                f"{_validate.shown(sampling)}."
             )
         if accountant == "gdp" and self.sampling.amplified and epsilon != math.inf:
             raise ValueError(
@@ -98,8 +99,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 '"pld".'
             )
         self.ledger = Ledger.open(ledger, self.delta, accountant)
-        self._check_data = check_data
-        self._allow_change = allow_change
+        self._check_data = _validate.boolean("check_data", check_data)
+        self._allow_change = _validate.boolean("allow_change", allow_change)
         self._running_optimizer = None
         self._iterations: int | None = None
         self._planned: int | None = None

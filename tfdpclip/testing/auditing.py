@@ -16,6 +16,7 @@ from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.testing.probe import check_model
 
 _MOST = 100.0
+_MOST_CANARIES = 10**7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def one_run_lower_bound(
     >>> one_run_lower_bound(50, 100, 1000, 1e-5)
     0.0
     """
-    canaries = _validate.integer("canaries", canaries, minimum=1)
+    canaries = _validate.integer("canaries", canaries, 1, _MOST_CANARIES)
     guesses = _validate.integer("guesses", guesses)
     correct = _validate.integer("correct", correct)
     if not correct <= guesses <= canaries:
@@ -94,7 +95,7 @@ def one_run_lower_bound(
             f"correct ({correct}) must be at most guesses ({guesses}), and those at "
             f"most canaries ({canaries})."
         )
-    _check_level(delta, confidence)
+    delta, confidence = _check_level(delta, confidence)
 
     def chance(epsilon: float) -> float:
         right = 1 / (1 + math.exp(-epsilon))
@@ -136,7 +137,8 @@ def many_runs_lower_bound(
     >>> many_runs_lower_bound(rng.normal(size=200), rng.normal(size=200), 1e-5)
     0.0
     """
-    inside, outside = np.asarray(with_record, float), np.asarray(without, float)
+    inside = _validate.floats("with_record", with_record).ravel()
+    outside = _validate.floats("without", without).ravel()
     if min(inside.size, outside.size) < 20 or not (
         np.isfinite(inside).all() and np.isfinite(outside).all()
     ):
@@ -144,7 +146,7 @@ def many_runs_lower_bound(
             "with_record and without need 20 finite scores each, got "
             f"{inside.size} and {outside.size}."
         )
-    _check_level(delta, confidence)
+    delta, confidence = _check_level(delta, confidence)
     cut_in, cut_out = inside.size // 2, outside.size // 2
     candidates = np.concatenate([inside[:cut_in], outside[:cut_out]])
     best, threshold, above = -math.inf, 0.0, True
@@ -199,10 +201,20 @@ def audit(
     Raises:
       ValueError: if an argument is out of range or the scores are unusable.
     """
-    canaries = _validate.integer("canaries", canaries, minimum=10)
-    _check_level(delta, confidence)
+    _validate.function("train", train, 1)
+    canaries = _validate.integer("canaries", canaries, 10, _MOST_CANARIES)
+    delta, confidence = _check_level(delta, confidence)
+    if claimed is not None and _validate.real(claimed) != math.inf:
+        claimed = _validate.non_negative("claimed", claimed)
+    guesses = [
+        _validate.rate("guesses", g) for g in _validate.items("guesses", guesses)
+    ]
+    if not guesses:
+        raise ValueError("guesses is empty: name a share of the canaries, such as 0.5.")
+    if seed is not None:
+        seed = _validate.integer("seed", seed)
     included = np.random.default_rng(seed).random(canaries) < 0.5
-    scores = np.asarray(train(included), np.float64)
+    scores = _validate.floats("what train returns", train(included))
     if scores.shape != (canaries,) or np.isnan(scores).any():
         raise ValueError(
             f"train must return one number per canary, [{canaries}], got an array of "
@@ -255,6 +267,7 @@ def audit_keras(
       The report.
     """
     check_model(model)
+    _validate.function("fit", fit, 2)
     x, y = (np.asarray(part) for part in data)
     canary_x, canary_y = (np.asarray(part) for part in canaries)
 
@@ -345,11 +358,14 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
         self.steps += 1
 
 
-def _check_level(delta: float, confidence: float) -> None:
+def _check_level(delta: float, confidence: float) -> tuple[float, float]:
+    delta = _validate.finite("delta", delta)
+    confidence = _validate.finite("confidence", confidence)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1), got {delta!r}.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence!r}.")
+    return delta, confidence
 
 
 def _largest_refuted(chance: Callable[[float], float], level: float) -> float:

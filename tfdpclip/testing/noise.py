@@ -11,7 +11,14 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tfdpclip.testing.probe import Probe, as_batches, check_model, fresh_noise
+from tfdpclip.accounting import _validate
+from tfdpclip.testing.probe import (
+    Probe,
+    as_batches,
+    check_model,
+    fresh_noise,
+    unpack,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +85,10 @@ def assert_noise(
     z_g = float(optimizer.gradient_noise_multiplier)
     if not z_g > 0:
         raise ValueError("noise_multiplier is 0: there is no noise to test.")
-    if steps < 4:
-        raise ValueError(f"steps must be 4 or above, got {steps}.")
+    steps = _validate.integer("steps", steps, 4)
+    false_alarm = _validate.delta(false_alarm, "false_alarm")
     pieces = optimizer.accumulation_steps
-    x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+    x, y, _ = unpack(batch)
     size = len(tf.nest.flatten(x)[0])
     batches = as_batches((x, y, np.zeros(size, np.float32)), pieces)
     probe = Probe(model)

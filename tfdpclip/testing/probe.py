@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._arguments import shown
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.noise import GaussianNoise
 
@@ -176,13 +177,31 @@ def fresh_noise() -> GaussianNoise:
     return GaussianNoise()
 
 
+def unpack(batch: Any) -> tuple[Any, Any, Any]:
+    """(x, y, sample_weight) of a batch, None for what it lacks.
+
+    Raises:
+      ValueError: if it is no batch.
+    """
+    if not isinstance(batch, (tuple, list)) or not 1 <= len(batch) <= 3:
+        raise ValueError(
+            f"batch must be (x, y) or (x, y, sample_weight), got {shown(batch)}."
+        )
+    for array in tf.nest.flatten(batch[0]) or [None]:
+        if not np.ndim(array) or np.asarray(array).dtype == object:
+            raise ValueError(
+                f"batch must start with x, arrays of examples, got {shown(array)}."
+            )
+    return tf.keras.utils.unpack_x_y_sample_weight(tuple(batch))
+
+
 def as_batches(batch: Any, pieces: int) -> list[tuple[Any, Any, np.ndarray]]:
     """Arrays as `pieces` physical batches (x, y, weight).
 
     Raises:
       ValueError: if the number of examples is no multiple of `pieces`, or 0.
     """
-    x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
+    x, y, weight = unpack(batch)
     x = tf.nest.map_structure(np.asarray, x)
     y = tf.nest.map_structure(np.asarray, y)
     size = len(tf.nest.flatten(x)[0])

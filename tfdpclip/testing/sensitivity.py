@@ -11,7 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import accounting
-from tfdpclip.testing.probe import DialledNoise, Probe, Release, as_batches, check_model
+from tfdpclip._arguments import boolean, items, whole
+from tfdpclip.testing.probe import (
+    DialledNoise,
+    Probe,
+    Release,
+    as_batches,
+    check_model,
+    unpack,
+)
 
 # Rounding of a float32 step, and of the linearised clip update.
 _TOLERANCE = 0.02
@@ -105,9 +113,14 @@ def assert_sensitivity(
         )
     factor = accounting.sensitivity_factor(unit=optimizer.unit)
     pieces = optimizer.accumulation_steps
-    size = len(tf.nest.flatten(batch[0])[0])
+    base_x, base_y, base_weight = unpack(batch)
+    size = len(tf.nest.flatten(base_x)[0])
+    boolean("extremes", extremes)
     if records is None:
         records = np.unique(np.linspace(0, size - 1, min(8, size)).astype(int))
+    records = [whole(index) for index in items("records", records)]
+    if any(index is None or not 0 <= index < size for index in records):
+        raise ValueError(f"records must be indices from 0 to {size - 1}.")
     noise = DialledNoise()
     probe = Probe(model, noise)
 
@@ -116,7 +129,6 @@ def assert_sensitivity(
         return probe(as_batches(data, pieces))
 
     worst = SensitivityReport(0.0, factor / z, "no record", 0)
-    base_x, base_y, base_weight = tf.keras.utils.unpack_x_y_sample_weight(batch)
     if base_weight is None:
         base_weight = np.ones(size, np.float32)
     for index in records:

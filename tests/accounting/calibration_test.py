@@ -122,7 +122,8 @@ class TestExtremes:
     def test_a_great_deal_of_noise(self, accountant):
         scheme = sampling.Poisson(0.01)
         spent = accounting.epsilon(1e6, 1000, scheme, _DELTA, accountant)
-        assert 0 <= spent < 1e-3
+        # RDP cannot say less than log(1 / delta) / (the largest order - 1), about.
+        assert 0 < spent < (1e-3 if accountant == "pld" else 4e-3)
 
     def test_huge_numbers_of_steps(self):
         scheme = sampling.Poisson(0.001)

@@ -18,13 +18,15 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all bench lint format requirements BUILD clean distclean
+.PHONY: help demo test test-all bench smoke peers lint format requirements BUILD clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
 	@echo 'make test          lint, then the fast tests and the doctests'
 	@echo 'make test-all      lint, then every test'
-	@echo 'make bench         time private steps against plain steps'
+	@echo 'make smoke         a minute of timing; fails if a step became very slow'
+	@echo 'make bench         time private steps against plain steps and other libraries'
+	@echo 'make peers         install the other libraries that make bench compares with'
 	@echo 'make lint          ruff check and ruff format --check'
 	@echo 'make format        let ruff rewrite what make lint complains about'
 	@echo 'make BUILD         rewrite BUILD from the modules and their imports'
@@ -58,6 +60,13 @@ test-all: lint
 
 bench: $(READY)
 	@$(PY) -m benchmarks.step_time $(ARGS)
+
+smoke: $(READY)
+	@$(PY) -m benchmarks.smoke $(ARGS)
+
+# Each has an environment of its own, in runs/peers.
+peers: $(READY)
+	@$(PY) -m benchmarks.peers.environments opacus jax
 
 lint: $(READY)
 	@$(VENV)/bin/ruff check --output-format concise .

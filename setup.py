@@ -9,8 +9,9 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 PLOTS = ["matplotlib>=3.7", "pandas>=2.0"]
 EXAMPLES = ["scikit-learn>=1.3", *PLOTS]
-BENCHMARKS = ["tensorflow-privacy>=0.9.0"]
+BENCHMARKS = ["psutil>=5.9", "tensorflow-privacy>=0.9.0", "tqdm>=4.64", *PLOTS]
 TEST = [
+    "hypothesis>=6.100",
     "packaging>=21.0",
     "psutil>=5.9",
     "pytest>=8.2",

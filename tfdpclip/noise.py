@@ -97,22 +97,23 @@ class GaussianNoise:
             return []
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
         sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
-        narrow = [i for i, dtype in enumerate(dtypes) if dtype != tf.float64]
-        flat: list = [None] * len(shapes)
-        if narrow:
-            drawn = self._normal(sum(sizes[i] for i in narrow), tf.float32)
-            parts = tf.split(drawn, [sizes[i] for i in narrow])
-            for i, part in zip(narrow, parts, strict=True):
-                flat[i] = part
-        for i, dtype in enumerate(dtypes):
-            if flat[i] is None:
-                flat[i] = self._normal(sizes[i], dtype)
-        return [
-            tf.cast(tf.reshape(part * tf.cast(stddev, part.dtype), shape), dtype)
-            for part, shape, stddev, dtype in zip(
-                flat, shapes, stddevs, dtypes, strict=True
-            )
-        ]
+        drawn: list = [None] * len(shapes)
+        for wide in (False, True):
+            places = [i for i, t in enumerate(dtypes) if (t == tf.float64) == wide]
+            if not places:
+                continue
+            dtype = tf.float64 if wide else tf.float32
+            flat = self._normal(sum(sizes[i] for i in places), dtype)
+            scales = [stddevs[i] for i in places]
+            if all(scale is scales[0] for scale in scales):
+                flat *= tf.cast(scales[0], dtype)
+                scales = [None] * len(places)
+            parts = tf.split(flat, [sizes[i] for i in places])
+            for i, part, scale in zip(places, parts, scales, strict=True):
+                if scale is not None:
+                    part *= tf.cast(scale, dtype)
+                drawn[i] = tf.cast(tf.reshape(part, shapes[i]), dtypes[i])
+        return drawn
 
     def seed_pair(self) -> tf.Tensor:
         """Two fresh int32, `[2]`, for `tf.random.stateless_*` within one step."""

@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 
 import tfdpclip as dpc
 from benchmarks import timing
+from tff_tasks.engine_tff import let_workers_be_interrupted
 from tfdpclip import federated
 
 _INPUTS = 784
@@ -167,6 +168,7 @@ ROUNDS = {
 
 def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
     """What makes a round, by variant, and the number of parameters."""
+    let_workers_be_interrupted()
     tff.backends.test.set_sync_test_cpp_execution_context()
     if spec.model not in ROUNDS:
         raise ValueError(f"model must be of {', '.join(ROUNDS)}, got {spec.model!r}.")

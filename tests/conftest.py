@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 # Both must be set before the import of TensorFlow and of matplotlib.
@@ -11,6 +12,12 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import psutil
 import pytest
+
+# TensorFlow Federated interrupts a worker that it no longer needs and waits for its
+# end, for ever if interrupts are ignored, as they are in a shell's background jobs. A
+# handler, unlike "ignore", is not inherited.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import atexit
 import os
 import pathlib
 import signal
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,17 @@ def allow_deep_messages() -> None:
     except ImportError:
         return
     _message.SetAllowOversizeProtos(True)
+
+
+def let_workers_be_interrupted() -> None:
+    """Makes sure that workers end when TensorFlow Federated interrupts them.
+
+    It waits for their end, for ever if they ignore interrupts, as a shell's background
+    jobs do. A handler, unlike "ignore", is not inherited.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def end_workers() -> None:
@@ -83,6 +95,7 @@ class TffEngine:
         spec: Any,
     ):
         allow_deep_messages()
+        let_workers_be_interrupted()
         if config.secure:
             # What TensorFlow Federated has for secure sums is a simulation of them.
             tff.backends.test.set_sync_test_cpp_execution_context()

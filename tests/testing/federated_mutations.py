@@ -6,6 +6,8 @@ aggregator. `python -m tests.testing.mutations` writes which check found it.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -38,8 +40,14 @@ def factory_of(**options):
     return federated.clipped_mean(**{**settings, **options})
 
 
+@functools.cache
+def _context():
+    # One for all: each has a worker process, whose end is waited for.
+    return tff.backends.test.create_sync_test_cpp_execution_context()
+
+
 def secure_context():
-    tff.backends.test.set_sync_test_cpp_execution_context()
+    tff.framework.set_default_context(_context())
 
 
 # Checks: each raises AssertionError, or nothing.

@@ -11,7 +11,9 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def gradients_at(
-    losses: tf.Tensor, tensors: Sequence[tf.Tensor], grad_ys: tf.Tensor | None = None
+    losses: tf.Tensor | Sequence[tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    grad_ys: tf.Tensor | Sequence[tf.Tensor] | None = None,
 ) -> list[tf.Tensor | None]:
     """The gradients of the summed (or weighted) losses at `tensors`.
 

@@ -466,6 +466,8 @@ class PerExampleGradients(RecordGradients):
 
     def _probes(self) -> list[isolation.Probe]:
         names: dict = {}
+        # What a rule pulled back is not what TensorFlow finds, to the last digits.
+        exact = not any(m.pull_back for m in self._meetings.values())
         for i, gradient in self._gradients.items():
             for use, _ in gradient.parts:
                 names.setdefault(use.op, self.variables[i].name)
@@ -474,6 +476,7 @@ class PerExampleGradients(RecordGradients):
                 output,
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
                 f"{op.type})",
+                gradient if exact else None,
             )
             for op, meeting in self._meetings.items()
             for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)

@@ -35,10 +35,12 @@ class Probe:
     Attributes:
       tensor: the tensor.
       label: how errors name it.
+      gradient: of the summed losses at the tensor, if it is known.
     """
 
     tensor: tf.Tensor
     label: str
+    gradient: tf.Tensor | None = None
 
 
 def check(
@@ -86,9 +88,7 @@ def check(
     floats = [s for s in leading if s.dtype.is_floating] + flows.converted
     probes = [*probes, *(Probe(s, f"the data at {s.name!r}") for s in floats)]
     tensors = [probe.tensor for probe in probes]
-    # Both gradients are built here, so that they add up in the same order: in coarse
-    # types another order is another result.
-    plain = gradients_at(per_example, tensors)
+    plain = _plain_gradients(per_example, probes, flows)
     again = gradients_at(per_example, tensors, tf.cast(scales, per_example.dtype))
     for probe, first, scaled in zip(probes, plain, again, strict=True):
         if first is None or scaled is None:
@@ -112,6 +112,62 @@ def check(
     ok = tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
     conclusive = tf.reduce_all(tf.stack(telling)) if telling else tf.constant(True)
     return ok, conclusive, [a for a in assertions if a is not None]
+
+
+def _plain_gradients(per_example, probes, flows) -> list[tf.Tensor | None]:
+    """The gradients of the summed losses at the probes, made from those that are known.
+
+    A path from the data to the losses goes first through one of the tensors whose
+    gradient is known. Where no such tensor feeds another one, the gradient at the data
+    is what those pull back.
+    """
+    known = [probe for probe in probes if probe.gradient is not None]
+    unknown = [probe.tensor for probe in probes if probe.gradient is None]
+    first = _first_reached(unknown, known, per_example, flows)
+    # In coarse types, another order of adding up is another result.
+    if first is None or any(probe.tensor.dtype.size < 4 for probe in known):
+        return gradients_at(per_example, [probe.tensor for probe in probes])
+    pulled: list = [None] * len(unknown)
+    if first:
+        ends, seeds = [p.tensor for p in first], [p.gradient for p in first]
+        pulled = gradients_at(ends, unknown, seeds)
+    pulled = iter(pulled)
+    return [next(pulled) if p.gradient is None else p.gradient for p in probes]
+
+
+def _first_reached(tensors, known, losses, flows) -> list[Probe] | None:
+    """Which known probes are met first on the ways from `tensors` to the losses.
+
+    None if a way meets none, or if one of them feeds another.
+    """
+    probes = {probe.tensor.ref(): probe for probe in known}
+    found, seen = {}, set()
+    todo = list(tensors)
+    while todo:
+        tensor = todo.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        if tensor.ref() in probes:
+            found[tensor.ref()] = probes[tensor.ref()]
+            continue
+        if tensor is losses:
+            return None
+        consumers = [op for op in tensor.consumers() if op in flows]
+        todo.extend(output for op in consumers for output in op.outputs)
+    # Does one of them feed another?
+    ops = {probe.tensor.op for probe in found.values()}
+    above = [t.op for op in ops for t in op.inputs]
+    visited = set()
+    while above:
+        op = above.pop()
+        if op in visited:
+            continue
+        visited.add(op)
+        if op in ops:
+            return None
+        above.extend(t.op for t in op.inputs)
+    return list(found.values())
 
 
 def _separates(flow, first, scaled, scales, usable):

@@ -17,8 +17,8 @@ import tensorflow_federated as tff
 
 import tfdpclip as dpc
 from benchmarks import timing
-from tff_tasks.engine_tff import let_workers_be_interrupted
 from tfdpclip import federated
+from tff_tasks.engine_tff import let_workers_be_interrupted
 
 _INPUTS = 784
 _CLASSES = 10

@@ -155,7 +155,7 @@ class FederatedRun:
     def table(directory):
         path = directory / records.METRICS
         rows = records.Table(path).rows if path.exists() else []
-        return len(rows) - 1
+        return max(len(rows) - 1, 0)
 
     @staticmethod
     def check_end(directory):

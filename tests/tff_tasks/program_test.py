@@ -327,6 +327,7 @@ def children(pid):
     return [int(line) for line in found.stdout.split()]
 
 
+@pytest.mark.slow
 def test_killed_process_resumes(tmp_path):
     """The same program, killed in the middle of a round, and one left alone."""
     arguments = [

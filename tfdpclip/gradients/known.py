@@ -62,9 +62,12 @@ def _pack(op, *parts):
 
 def _slice(op, value, begin, end, step):
     names = ("ellipsis_mask", "new_axis_mask")
-    if np.ndim(value) != 1 or np.size(begin) != 1 or any(map(op.get_attr, names)):
+    if np.ndim(value) != 1 or any(map(op.get_attr, names)):
         return None
-    begin, end, step = (int(np.reshape(b, ())) for b in (begin, end, step))
+    bounds = [np.reshape(bound, [-1]).tolist() for bound in (begin, end, step)]
+    if any(len(bound) != 1 or bound[0] is None for bound in bounds):
+        return None
+    begin, end, step = (int(bound[0]) for bound in bounds)
     if op.get_attr("shrink_axis_mask"):
         return value[begin]
     return value[

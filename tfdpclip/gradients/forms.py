@@ -198,7 +198,8 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     shape = tensor.shape[1:].as_list()
     if None in shape or 0 in shape:
         return tf.tensordot(weights, tensor, 1)
-    flat = tensor if len(shape) == 1 else tf.reshape(tensor, [-1, math.prod(shape)])
+    # Of an empty batch, TensorFlow's own gradients can have another width.
+    flat = tf.reshape(tensor, [-1, math.prod(shape)])
     total = tf.matmul(tf.reshape(weights, [1, -1]), flat)
     return tf.reshape(total, shape)
 

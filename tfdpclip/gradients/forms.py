@@ -198,7 +198,10 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     shape = tensor.shape[1:].as_list()
     if None in shape or 0 in shape:
         return tf.tensordot(weights, tensor, 1)
-    # Of an empty batch, TensorFlow's own gradients can have another width.
+    if len(shape) == 1:
+        # Not a matrix product: of an empty batch, TensorFlow's own gradients can have
+        # another width, which nothing corrects, as the static shape hides it.
+        return tf.tensordot(weights, tensor, 1)
     flat = tf.reshape(tensor, [-1, math.prod(shape)])
     total = tf.matmul(tf.reshape(weights, [1, -1]), flat)
     return tf.reshape(total, shape)

@@ -7,12 +7,14 @@ numbers never repeat add 1e-7.
 """
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import optimize, special, stats
 
+from tfdpclip import _philox, noise
 from tfdpclip.noise import GaussianNoise, box_muller
 
 MOST = 1000
@@ -20,8 +22,11 @@ LEVEL = 8e-7 / MOST
 SIZE = 1_000_001
 _made = 0
 
+# "words" draws as small noise and noise on other devices is drawn, from the framework's
+# generator; "compiled" is a step compiled by XLA as a whole.
 KINDS = {
     "float32": (tf.float32, False, False),
+    "words": (tf.float32, False, False),
     "hardened": (tf.float32, True, False),
     "compiled": (tf.float32, False, True),
     "float64": (tf.float64, False, False),
@@ -41,7 +46,12 @@ def draw(kind="float32", size=SIZE, seed=None):
     dtype, hardened, jit = KINDS[kind]
     source = GaussianNoise(seed, hardened)
     sample = tf.function(lambda: source.sample([size], 1.0, dtype), jit_compile=jit)
-    return sample().numpy().astype(np.float64)
+    with on_cpus(kind != "words"):
+        return sample().numpy().astype(np.float64)
+
+
+def on_cpus(answer):
+    return mock.patch.object(noise, "_on_cpus", lambda: answer)
 
 
 def two_sided(count, trials, probability):
@@ -174,7 +184,7 @@ def check_tails(kind, size, blocks, levels=(3, 4, 5, 5.5, 6)):
 
 
 def test_the_tails_have_their_mass():
-    zeros = check_tails("float32", 4_000_000, 50)
+    zeros = check_tails("float32", 4_000_000, 80)
     # A value of exactly 0 would release its coordinate without noise.
     assert zeros == 0
 
@@ -192,8 +202,18 @@ def test_the_tails_have_their_mass_to_six_standard_deviations(kind, blocks):
     assert zeros == 0 or kind == "hardened"
 
 
-@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
-def test_the_radius_of_every_word_is_that_of_its_quantile(dtype):
+@tf.function(jit_compile=True)
+def compiled_pair(first, second):
+    """What compiled draws make of two words, laid out as `box_muller` does."""
+    words = (tf.cast(tf.bitcast(word, tf.uint32), tf.uint64) for word in (first, second))
+    return tf.concat(_philox.two_normals(*words, tf.constant(1.0)), 0)
+
+
+@pytest.mark.parametrize(
+    "dtype, transform",
+    [(tf.int32, box_muller), (tf.int64, box_muller), (tf.int32, compiled_pair)],
+)
+def test_the_radius_of_every_word_is_that_of_its_quantile(dtype, transform):
     """Exact where no sample could tell: the tail, word for word."""
     words = np.array(
         [0, 1, 2, 3, 10, 1000, 10**6, 10**9, 2**31 - 2], dtype.as_numpy_dtype
@@ -202,7 +222,7 @@ def test_the_radius_of_every_word_is_that_of_its_quantile(dtype):
         second = np.full(len(words), low + 256 * 12345, dtype.as_numpy_dtype)
         for first in (words, words | np.iinfo(words.dtype).min):  # the sign is unused
             cosine, sine = np.split(
-                box_muller(tf.constant(first), tf.constant(second)).numpy(), 2
+                transform(tf.constant(first), tf.constant(second)).numpy(), 2
             )
             radius = np.hypot(cosine.astype(np.float64), sine.astype(np.float64))
             if dtype == tf.int32:
@@ -212,7 +232,7 @@ def test_the_radius_of_every_word_is_that_of_its_quantile(dtype):
             expected = np.sqrt(-2 * np.log(quantile))
             np.testing.assert_allclose(radius[:-1], expected[:-1], rtol=1e-6)
             assert radius[-1] > 0
-    reach = np.hypot(*box_muller(tf.zeros([1], dtype), tf.zeros([1], dtype)).numpy())
+    reach = np.hypot(*transform(tf.zeros([1], dtype), tf.zeros([1], dtype)).numpy())
     assert reach == pytest.approx(7.446 if dtype == tf.int32 else 9.419, abs=1e-3)
 
 
@@ -227,9 +247,92 @@ def test_samples_are_made_of_the_generators_words(kind):
     generator = tf.random.Generator.from_state(
         source._generator.state.numpy(), alg="philox"
     )
-    noise = source.sample([99], 1.0, dtype)
-    pair = [tf.bitcast(generator.uniform_full_int([50], words), signed) for _ in "ab"]
-    np.testing.assert_array_equal(noise, box_muller(*pair)[:99])
+    drawn = source.sample([99], 1.0, dtype)
+    pair = [tf.bitcast(generator.uniform_full_int([56], words), signed) for _ in "ab"]
+    np.testing.assert_array_equal(drawn, box_muller(*pair)[:99])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_compiled_samples_are_made_of_philox_blocks(jit):
+    """Of counters that differ in every block, draw and source."""
+    source = GaussianNoise()
+    sample = tf.function(lambda: source.sample([70_000], 2.0), jit_compile=jit)
+    state = source._generator.state.numpy().view(np.uint64)
+    first, second = sample().numpy(), sample().numpy()
+    low = np.uint64(2**32 - 1)
+    key = state[2] ^ np.uint64(_philox._DOMAIN)
+    # How far the framework moves its counter is its own choice, but it moves.
+    moved = source._generator.state.numpy().view(np.uint64)[0] - state[0]
+    assert moved % 2 == 0 and moved > 0
+    for serial, drawn in ((state[0], first), (state[0] + moved // np.uint64(2), second)):
+        counter = [
+            np.arange(70_000 // 4, dtype=np.uint64),
+            *(state[1] & low, serial & low, serial >> np.uint64(32)),
+        ]
+        words = _philox.philox(
+            [tf.constant(part) for part in counter],
+            [tf.constant(key & low), tf.constant(key >> np.uint64(32))],
+        )
+        for place in (0, 2):
+            pair = [
+                tf.bitcast(tf.cast(word, tf.uint32), tf.int32)
+                for word in words[place : place + 2]
+            ]
+            cosine, sine = np.split(2 * box_muller(*pair).numpy(), 2)
+            # Sines, cosines and logarithms are the compiler's own, or ours.
+            np.testing.assert_allclose(drawn[place::4], cosine, atol=2e-6)
+            np.testing.assert_allclose(drawn[place + 1 :: 4], sine, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "counter, key, words",
+    [
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        (
+            [0xFFFFFFFF] * 4,
+            [0xFFFFFFFF] * 2,
+            [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        ),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_gives_the_published_words(counter, key, words):
+    """The known answers that Salmon et al. publish with their generator."""
+    counter, key = ([tf.constant(v, tf.uint64) for v in p] for p in (counter, key))
+    assert [int(word) for word in _philox.philox(counter, key)] == words
+
+
+def test_philox_is_the_frameworks_generator():
+    state = np.array([2**40 + 5, 2**33 + 9, 2**63 - 12345], np.int64)
+    generator = tf.random.Generator.from_state(tf.constant(state), alg="philox")
+    expected = generator.uniform_full_int([4 * 100], tf.uint32).numpy()
+    low, wide = np.uint64(2**32 - 1), state.view(np.uint64)
+    key = [wide[2] & low, wide[2] >> np.uint64(32)]
+    counter = [
+        (wide[0] & low) + np.arange(100, dtype=np.uint64),
+        *(wide[0] >> np.uint64(32), wide[1] & low, wide[1] >> np.uint64(32)),
+    ]
+    words = _philox.philox(*([tf.constant(p) for p in parts] for parts in (counter, key)))
+    np.testing.assert_array_equal(np.stack(words, 1).ravel(), expected)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_sines_and_cosines_are_right_to_the_last_bit_or_so(jit):
+    # Angles are odd multiples of 2^-24; ends, quarters and their neighbours included.
+    odd = np.arange(-(2**24) + 1, 2**24, 2, dtype=np.int64)
+    near = np.abs(odd[:, None] - 2**22 * np.arange(-4, 5)).min(1) < 1000
+    half_turns = odd[near | (np.arange(len(odd)) % 97 == 0)] * 2.0**-24
+    cosine, sine = tf.function(_philox.cosine_and_sine, jit_compile=jit)(
+        tf.constant(half_turns, tf.float32)
+    )
+    # Float32 rounds numbers below 1 by 6e-8.
+    assert np.max(np.abs(cosine - np.cos(np.pi * half_turns))) < 1.5e-7
+    assert np.max(np.abs(sine - np.sin(np.pi * half_turns))) < 1.5e-7
+    assert np.all(cosine != 0) and np.all(sine != 0)
 
 
 def test_values_near_zero_are_spread_evenly():
@@ -262,14 +365,19 @@ def test_values_repeat_no_more_often_than_float32_makes_them():
 # Independence within a draw.
 
 
-def halves(x):
-    half = (len(x) + 1) // 2
-    return x[: len(x) - half], x[half:]
+def halves(x, kind):
+    """The cosines and the sines."""
+    if kind in ("words", "float64", "hardened float64"):
+        # The draw itself was longer, by up to 15.
+        half = (-(-len(x) // 16) * 16) // 2
+        return x[: len(x) - half], x[half:]
+    pairs = len(x) // 2
+    return x[: 2 * pairs : 2], x[1 : 2 * pairs : 2]
 
 
-@pytest.mark.parametrize("kind", ["float32", "hardened", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_both_halves_are_normal_and_independent(kind):
-    cosine, sine = halves(draw(kind))
+    cosine, sine = halves(draw(kind), kind)
     for part in (cosine, sine):
         accept(equiprobable(special.ndtr(part), 1000))
     # The joint distribution, in 64 x 64 equiprobable cells; angle and radius.
@@ -285,7 +393,7 @@ def test_both_halves_are_normal_and_independent(kind):
             accept(*unpredictable(f(cosine), g(sine), 1000))
 
 
-@pytest.mark.parametrize("kind", ["float32", "compiled", "float64"])
+@pytest.mark.parametrize("kind", ["float32", "words", "compiled", "float64"])
 def test_values_do_not_depend_on_those_before(kind):
     x = draw(kind)
     for f in (value, size_of):

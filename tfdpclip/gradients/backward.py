@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tfdpclip._xla import in_xla
+
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -52,18 +54,3 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
     finally:
         for op, function in before.items():
             op._gradient_function = function
-
-
-def in_xla() -> bool:
-    """Whether the code being traced will be compiled by XLA."""
-    context = tf.compat.v1.get_default_graph()._get_control_flow_context()
-    while context is not None:
-        if context.IsXLAContext():
-            return True
-        context = context.outer_context
-    graph = tf.compat.v1.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)
-    if outer is None or not hasattr(outer, "as_default"):
-        return False
-    with outer.as_default():
-        return in_xla()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpclip.gradients.backward import in_xla
+from tfdpclip._xla import in_xla
 
 
 class Form(abc.ABC):
@@ -123,9 +123,10 @@ def in_chunks(
     return out
 
 
-def sum_squares(tensor: tf.Tensor) -> tf.Tensor:
-    """Sums the squares of everything but the leading axis."""
-    axes = list(range(1, tensor.shape.rank))
+def sum_squares(tensor: tf.Tensor, axes: int | None = None) -> tf.Tensor:
+    """Sums the squares over the last `axes`; by default over all but the first."""
+    rank = tensor.shape.rank
+    axes = list(range(rank - (rank - 1 if axes is None else axes), rank))
     if not axes:
         return tf.square(tensor)
     if in_xla():  # Which fuses the two, and has no op for the norm.
@@ -327,13 +328,15 @@ class Outer(Form):
         groups = self.x.shape[1] if self.x.shape.rank == 4 else 1
         wide = (self.x.shape[-1] or 1) + (self.z.shape[-1] or 1)
         if self.steps == 1:
-            x, z = self._squeezed()
-            x, x_size = scaled(x)
-            z, z_size = scaled(z)
-            norms = tf.reduce_sum(tf.square(x), -1) * tf.reduce_sum(tf.square(z), -1)
+            # In float64 a square neither overflows nor, worse, underflows: an example
+            # whose small gradient meets a huge input must not be taken for zero.
+            x, z = (
+                sum_squares(tf.cast(part, tf.float64), 1) for part in self._squeezed()
+            )
+            norms = x * z
             if norms.shape.rank == 2:
                 norms = tf.reduce_sum(norms, axis=1)
-            return norms * tf.square(x_size * z_size)
+            return tf.cast(norms, self.dtype)
         steps = self.steps or 32
         # Multiply-adds per example of the three ways, and of moving `size` numbers
         # through memory. Keeping the products saves the weighted sum from scratch.

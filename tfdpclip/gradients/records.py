@@ -107,7 +107,11 @@ class RecordGradients(abc.ABC):
         return self._plain_squares()
 
     def clipped_sum(
-        self, rule: ClipRule, state: Any, norms: tf.Tensor | None = None
+        self,
+        rule: ClipRule,
+        state: Any,
+        norms: tf.Tensor | None = None,
+        divisor: float = 1.0,
     ) -> list[tf.Tensor]:
         """The clipped gradients of all records, summed, for each variable.
 
@@ -115,9 +119,11 @@ class RecordGradients(abc.ABC):
           rule: a clip rule, bound to the variables if it has groups.
           state: its state.
           norms: `record_norms` for this rule, if they are at hand.
+          divisor: what to divide the sums by.
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
-        weights = rule.weights(norms, state)
+        # Not the sums: the weights are few.
+        weights = rule.weights(norms, state) / divisor
         return self.weighted_sum(self.mask(weights), rule.assignment)
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdpclip._arguments import shown
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.keras.updates import fused_update_step
 
 _ARGUMENTS = """
     Privacy arguments, for every optimizer of this module:
@@ -67,8 +68,8 @@ def privatize(
 ) -> type[tf.keras.optimizers.Optimizer]:
     """A differentially private version of a Keras optimizer class.
 
-    Everything after the gradient (momentum, schedules, weight decay, averaging) is the
-    given class's own, and works on gradients that are private already.
+    Everything after the gradient (momentum, schedules, weight decay, averaging) does
+    what the given class does, and works on gradients that are private already.
 
     Args:
       optimizer_class: a subclass of `tf.keras.optimizers.Optimizer`.
@@ -114,6 +115,9 @@ def _private_class(optimizer_class):
         f"by keyword.\n{_ARGUMENTS}"
     )
     body = {"__init__": __init__, "__doc__": doc, "__module__": __name__}
+    update_step = fused_update_step(optimizer_class)
+    if update_step is not None:
+        body["update_step"] = update_step
     made = type(name, (PrivateOptimizer, optimizer_class), body)
     # A class from elsewhere must not take the place of a Keras class of the same name.
     module = optimizer_class.__module__

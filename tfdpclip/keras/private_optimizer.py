@@ -437,10 +437,10 @@ class PrivateOptimizer:
         )
 
     def _clipped(self, records):
-        """The clipped sums, the sums of indicators and the shared gradients."""
+        """The clipped sums over the divisor, sums of indicators, shared gradients."""
         rule, state = self._bound_rule.rule, self.clip_state
         norms = records.record_norms(rule.assignment)
-        sums = records.clipped_sum(rule, state, norms)
+        sums = records.clipped_sum(rule, state, norms, self._divisor)
         indicators = rule.indicators(norms, state, records.present)
         indicators = tf.where(records.isolated, indicators, 0.0)
         return sums, tf.reduce_sum(indicators, axis=0), records.shared_gradients()
@@ -450,21 +450,26 @@ class PrivateOptimizer:
         self.apply_gradients(released)
 
     def _release(self, gradients, sums, counts, shared):
-        """Noise with the clip that was applied, divide, and only then adapt."""
+        """Noise with the clip that was applied, and only then adapt."""
         rule, state = self._bound_rule.rule, self.clip_state
         multiplier = self._bound_rule.gradient_noise_multiplier(self.iterations)
-        stddevs = multiplier * rule.noise_scales(state)
-        if rule.assignment is None:
+        stddevs = multiplier / self._divisor * rule.noise_scales(state)
+        if isinstance(multiplier, float) and multiplier == 0:
+            stddevs = [0.0] * len(gradients.variables)
+        elif rule.assignment is None:
             stddevs = [stddevs] * len(gradients.variables)
         else:
             columns = tf.unstack(stddevs)
             stddevs = [columns[column] for column in rule.assignment]
         drawn = [i for i, c in enumerate(gradients.connected) if c]
-        noise = self._noise.sample_all(
-            [gradients.variables[i].shape for i in drawn],
-            [stddevs[i] for i in drawn],
-            [sums[i].dtype for i in drawn],
+        count_stddevs = self._bound_rule.count_stddevs
+        *noise, count_noise = self._noise.sample_all(
+            [*(gradients.variables[i].shape for i in drawn), [len(count_stddevs)]],
+            [*(stddevs[i] for i in drawn), 1.0],
+            [*(sums[i].dtype for i in drawn), tf.float32],
         )
+        if count_stddevs:
+            counts += count_noise * tf.constant(count_stddevs, tf.float32)
         noisy = {i: sums[i] + part for i, part in zip(drawn, noise, strict=True)}
         released = []
         for i, (variable, extra) in enumerate(
@@ -472,7 +477,7 @@ class PrivateOptimizer:
         ):
             private = None
             if i in noisy:
-                private = tf.cast(noisy[i] / self._divisor, variable.dtype)
+                private = tf.cast(noisy[i], variable.dtype)
             if extra is not None:
                 extra = tf.convert_to_tensor(extra)
                 private = extra if private is None else private + extra
@@ -484,12 +489,8 @@ class PrivateOptimizer:
     def _adapt(self, state, counts):
         if not self._clip_state:
             return
-        bound = self._bound_rule
-        stddevs = tf.constant(bound.count_stddevs, tf.float32)
-        if bound.count_stddevs:
-            counts += self._noise.sample([len(bound.count_stddevs)], 1.0) * stddevs
         fractions = tf.clip_by_value(counts / self._divisor + 0.5, 0, 1)
-        new = tf.nest.flatten(bound.rule.next_state(state, fractions))
+        new = tf.nest.flatten(self._bound_rule.rule.next_state(state, fractions))
         for variable, value in zip(self._clip_state, new, strict=True):
             variable.assign(value)
 

@@ -39,10 +39,6 @@ class DialledNoise:
 
     At level 0 a step releases its un-noised sums; what it releases more at level 1 is
     the stddev of the noise as it arrives, whatever is done to it on the way.
-
-    Args:
-      selected: which draws, in the order in which the step asks for them, the level
-        applies to; the others are zero. None for all.
     """
 
     def __init__(self):

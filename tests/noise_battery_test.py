@@ -51,7 +51,7 @@ def draw(kind="float32", size=SIZE, seed=None):
 
 
 def on_cpus(answer):
-    return mock.patch.object(noise, "_on_cpus", lambda: answer)
+    return mock.patch.object(noise, "on_cpus", lambda: answer)
 
 
 def two_sided(count, trials, probability):

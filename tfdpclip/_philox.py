@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdpclip._xla import in_xla
+from tfdpclip._devices import in_xla
 
 # Not the stream of anything else that is drawn with the same key.
 _DOMAIN = 0x746664_70636C6970

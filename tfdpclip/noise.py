@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _philox
+from tfdpclip._devices import on_cpus
 from tfdpclip.clipping import check_bool, check_non_negative
 
 # A draw of this many is worth the quarter of a second that compiling it takes.
@@ -140,8 +141,9 @@ class GaussianNoise:
     def _normal(self, count: int, standard: int, stddev: tf.Tensor) -> tf.Tensor:
         """`count` samples of N(0, stddev^2) and then `standard` ones of N(0, 1)."""
         draw = self._draw
+        # Other devices are fast with the framework's own generator.
         large = count + standard >= _COMPILED_FROM
-        if large and stddev.dtype == tf.float32 and _on_cpus():
+        if large and stddev.dtype == tf.float32 and on_cpus():
             draw = self._draw_compiled
         if not self.hardened:
             return draw(count, standard, stddev)
@@ -173,11 +175,6 @@ def _is_zero(stddev: Any) -> bool:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _on_cpus() -> bool:
-    """Whether there is no other device, on which the framework's generator is fast."""
-    return all(d.device_type == "CPU" for d in tf.config.list_logical_devices())
 
 
 def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:

@@ -142,6 +142,7 @@ def accounted(**options):
 _release = PrivateOptimizer._release
 _adapt = PrivateOptimizer._adapt
 _sample_all = GaussianNoise.sample_all
+_clipped_sum = PerExampleGradients.clipped_sum
 _init_noise = GaussianNoise.__init__
 _record_norms = RecordGradients.record_norms
 _plain_squares = PerExampleGradients._plain_squares
@@ -171,14 +172,9 @@ def _no_noise_before_the_update(self, gradients, sums, counts, shared):
         self._noise = own
 
 
-def _actual_batch_size(self, gradients, sums, counts, shared):
-    own = self._divisor
-    real = tf.reduce_sum(tf.cast(gradients.present, tf.float32))
-    self._divisor = tf.maximum(real, 1.0)
-    try:
-        return _release(self, gradients, sums, counts, shared)
-    finally:
-        self._divisor = own
+def _actual_batch_size(self, rule, state, norms=None, divisor=1.0):
+    real = tf.reduce_sum(tf.cast(self.present, tf.float32))
+    return _clipped_sum(self, rule, state, norms, tf.maximum(real, 1.0))
 
 
 def _divided_twice(self, gradients, sums, counts, shared):
@@ -197,10 +193,21 @@ def _adapt_first(self, gradients, sums, counts, shared):
         return _release(self, gradients, sums, counts, shared)
 
 
-def _exact_counts(self, state, counts):
-    own, self._noise = self._noise, _Silent()
+class _CountsLeftOut:
+    """A noise source whose last draw, that of the counts, is zero."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def sample_all(self, shapes, stddevs, dtypes=None):
+        *others, last = self._own.sample_all(shapes, stddevs, dtypes)
+        return [*others, tf.zeros_like(last)]
+
+
+def _exact_counts(self, gradients, sums, counts, shared):
+    own, self._noise = self._noise, _CountsLeftOut(self._noise)
     try:
-        _adapt(self, state, counts)
+        return _release(self, gradients, sums, counts, shared)
     finally:
         self._noise = own
 
@@ -305,8 +312,8 @@ MUTATIONS = [
     ),
     Mutation(
         "actual batch size as divisor",
-        PrivateOptimizer,
-        "_release",
+        PerExampleGradients,
+        "clipped_sum",
         _actual_batch_size,
         sensitivity,
     ),
@@ -328,7 +335,7 @@ MUTATIONS = [
     Mutation(
         "counts without noise",
         PrivateOptimizer,
-        "_adapt",
+        "_release",
         _exact_counts,
         sensitivity,
         QUANTILE,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdpclip._xla import in_xla
+from tfdpclip._devices import in_xla
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 

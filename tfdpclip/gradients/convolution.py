@@ -95,6 +95,12 @@ class Convolution(Form):
         return 64 if None in dims else math.prod(dims)
 
     def squared_norms(self, budget: Budget):
+        # Patches of the image, which are large, would otherwise be cut as soon as the
+        # forward pass gets there, and be kept until the backward pass does.
+        with tf.control_dependencies([self.small]):
+            return self._squared_norms(budget)
+
+    def _squared_norms(self, budget: Budget):
         geometry, size = self.geometry, math.prod(self.shape)
         positions = self._positions()
         patch = math.prod(geometry.kernel) * self.big.shape[-1]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpclip._xla import in_xla
+from tfdpclip._devices import in_xla, on_cpus
 
 
 class Form(abc.ABC):
@@ -464,36 +464,42 @@ class Lookup(Form):
             products = tf.matmul(self.z, self.z, transpose_b=True)
             return gram_norms(tf.cast(same, products.dtype), products)
         steps = tf.shape(self.ids)[1]
-        width = self.z.shape[-1]
+        # Each token gets a place among its example's, the same for equal tokens.
         if in_xla():
-            segments, z = self._segments_by_sorting(steps)
-            # Distinct (example, row) pairs are at most as many as the ids themselves.
-            count = tf.size(segments)
-            owner = tf.repeat(tf.range(self.batch_size), steps)
-            # Whose pair it is: each pair's ids belong to one example.
-            owners = tf.math.unsorted_segment_max(owner, segments, count)
+            places, z = self._places_by_sorting(steps)
         else:
-            first = self.shape[0] * tf.range(self.batch_size, dtype=tf.int64)
-            keys = tf.cast(self.ids, tf.int64) + first[:, tf.newaxis]
-            pairs, segments = tf.unique(tf.reshape(keys, [-1]))
-            count = tf.size(pairs)
-            owners = tf.cast(pairs // self.shape[0], tf.int32)
-            z = tf.reshape(self.z, [-1, width])
-        rows = tf.math.unsorted_segment_sum(z, segments, count)
-        return tf.math.unsorted_segment_sum(
-            tf.reduce_sum(tf.square(rows), axis=1), owners, self.batch_size
+            places, z = self._places(), self.z
+        places += steps * tf.range(self.batch_size)[:, tf.newaxis]
+        rows = tf.math.unsorted_segment_sum(
+            tf.reshape(z, [-1, self.z.shape[-1]]),
+            tf.reshape(places, [-1]),
+            self.batch_size * steps,
         )
+        rows = tf.reshape(rows, [self.batch_size, steps, self.z.shape[-1]])
+        norms = sum_squares(rows)
+        if in_xla() or on_cpus():
+            return norms
+        # Elsewhere a token that is not in the table raises no error, and would be
+        # taken for another example's.
+        known = (self.ids >= 0) & (self.ids < self.shape[0])
+        return tf.where(tf.reduce_all(known, axis=1), norms, math.inf)
 
-    def _segments_by_sorting(self, steps):
+    def _places(self):
+        bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
+        first = tf.bitwise.left_shift(tf.range(tf.cast(self.batch_size, tf.int64)), bits)
+        keys = tf.cast(self.ids, tf.int64) + first[:, tf.newaxis]
+        # Numbered as they come up, so that an example's begin with its first token's.
+        found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
+        return found - found[:, :1]
+
+    def _places_by_sorting(self, steps):
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         z = tf.gather(self.z, order, batch_dims=1)
         fresh = tf.concat(
             [tf.ones_like(ids[:, :1], tf.bool), ids[:, 1:] != ids[:, :-1]], axis=1
         )
-        within = tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1
-        segments = within + steps * tf.range(self.batch_size)[:, tf.newaxis]
-        return tf.reshape(segments, [-1]), tf.reshape(z, [-1, z.shape[-1]])
+        return tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1, z
 
     def weighted_sum(self, weights):
         z = self.z * weights[:, tf.newaxis, tf.newaxis]

@@ -101,6 +101,7 @@ def check(
             usable,
         )
         telling.append(two)
+        _wait_for(two, scaled)
         require(
             good,
             f"ExampleIsolationError: an example's gradient depends on other examples "
@@ -112,6 +113,26 @@ def check(
     ok = tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
     conclusive = tf.reduce_all(tf.stack(telling)) if telling else tf.constant(True)
     return ok, conclusive, [a for a in assertions if a is not None]
+
+
+def _wait_for(compared: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices) -> None:
+    """Takes the backward pass beyond `gradient` no further before it was compared.
+
+    Otherwise the whole pass might run ahead, and all its gradients be alive at once.
+    """
+    parts = tf.nest.flatten(gradient, expand_composites=True)
+    sources = {compared.op, *(part.op for part in parts)}
+    # What the comparison itself reads.
+    before, todo = set(), [compared.op]
+    while todo:
+        op = todo.pop()
+        if op not in before:
+            before.add(op)
+            todo.extend([*(t.op for t in op.inputs), *op.control_inputs])
+    for part in parts:
+        for op in part.consumers():
+            if op not in before and op not in sources:
+                op._add_control_input(compared.op)
 
 
 def _plain_gradients(per_example, probes, flows) -> list[tf.Tensor | None]:
@@ -205,17 +226,17 @@ def _compare(first, scaled, scales, usable, *, minor):
     row = tf.range(length)
     example = row % tf.maximum(batch_size, 1) if minor else row // tf.maximum(rows, 1)
     example = tf.minimum(example, batch_size - 1)
-    expected = first * tf.gather(scales, example)[:, tf.newaxis]
-    finite = tf.math.is_finite(expected) & tf.math.is_finite(scaled)
-    finite &= tf.gather(usable, example)[:, tf.newaxis]
-    error = tf.reduce_max(tf.where(finite, tf.abs(expected - scaled), 0.0))
-    size = tf.reduce_max(tf.where(finite, tf.abs(expected), 0.0))
-    by_row = tf.reduce_any(finite & (expected != 0), axis=1)
-    reached = tf.math.unsorted_segment_max(
-        tf.cast(by_row, tf.int32), example, batch_size
-    )
+    # As few arrays of the gradients' own size as possible, each overwritten.
+    error = first * tf.gather(scales, example)[:, tf.newaxis]
+    error = tf.reduce_max(tf.abs(error - scaled), axis=1)
+    size = tf.reduce_max(tf.abs(scaled), axis=1)
+    # Rows with an entry that is not finite show nothing.
+    shows = tf.math.is_finite(error) & tf.math.is_finite(size)
+    shows &= tf.gather(usable, example)
+    error, size = (tf.where(shows, part, 0.0) for part in (error, size))
+    reached = tf.math.unsorted_segment_max(size, example, batch_size)
     telling = tf.math.count_nonzero(reached > 0) >= 2
-    good = whole & (error <= _TOLERANCE * size)
+    good = whole & (tf.reduce_max(error) <= _TOLERANCE * tf.reduce_max(size))
     return good, telling | ~whole
 
 

@@ -102,16 +102,18 @@ class _Unrolled:
         by_time = tf.transpose(self._x, [1, 0, 2])
         saved, outputs, last = _forwards(cell, by_time, self._mask, states)
         repeats = tf.constant(1.0, self._x.dtype)
+        final = last[0]
         if self._mask is not None:
+            outputs = outputs.stack()
             repeats = self._repeats(op, outputs)
-            zeroed = tf.where(self._mask, outputs, tf.zeros_like(outputs))
-            outputs = tf.where(repeats > 0, outputs, zeroed)
-        context.claims.append(self._claim(op, outputs, last))
-        seeds = self._seeds(dz, outputs, last)
+            zeroed = tf.where(self._mask[-1], outputs[-1], tf.zeros_like(final))
+            final = tf.where(repeats > 0, outputs[-1], zeroed)
+        context.claims.append(self._claim(op, final, last))
+        seeds = self._seeds(dz, tf.shape(by_time)[0], last)
         gates, self._at_start = _backwards(cell, saved, self._mask, repeats, *seeds)
         # [T, B, ...] -> [B, T, ...]
         self._gates = [tf.transpose(gate, [1, 0, 2]) for gate in gates]
-        self._previous = tf.transpose(saved[0], [1, 0, 2])
+        self._previous = tf.transpose(saved[0].stack(), [1, 0, 2])
 
     def _by_step_mask(self, call):
         mask = call.inputs.get("mask")
@@ -133,12 +135,12 @@ class _Unrolled:
         blank = masked & (own == 0) & (outputs[-count:] != 0)
         return tf.cast(tf.logical_not(tf.reduce_any(blank)), outputs.dtype)
 
-    def _claim(self, op, outputs, last):
+    def _claim(self, op, final, last):
         """That the recurrence came out as the layer's own did."""
 
         def claim():
             own = in_float(op.outputs[0])
-            error = tf.reduce_max(tf.abs(own - outputs[-1]), axis=-1)
+            error = tf.reduce_max(tf.abs(own - final), axis=-1)
             error += tf.reduce_max(tf.abs(in_float(op.outputs[2]) - last[0]), axis=-1)
             tolerance = 1e-4 if op.outputs[0].dtype.size >= 4 else 0.1
             # An example that is not finite is dropped anyway.
@@ -150,10 +152,9 @@ class _Unrolled:
             "unroll=True."
         )
 
-    def _seeds(self, dz, outputs, last):
+    def _seeds(self, dz, steps, last):
         """The gradient at each step's output, `[T, B, U]`, and at the last state."""
-        steps = tf.shape(outputs)[0]
-        at_outputs = tf.zeros_like(outputs)
+        at_outputs = tf.zeros([steps, *tf.unstack(tf.shape(last[0]))], last[0].dtype)
         if dz[1] is not None:
             given = tf.transpose(in_float(dz[1]), [1, 0, 2])
             # Without return_sequences the layer has the last output only.
@@ -270,8 +271,9 @@ def _forwards(cell, x, mask, states):
     """Runs the recurrence over `[T, B, D]`.
 
     Returns:
-      What the way back needs, `[T, B, ...]` each: the states before each step, then
-      what the cell keeps; the outputs, `[T, B, U]`; and the last states.
+      What the way back needs, as arrays of T tensors `[B, ...]`: the states before each
+      step, then what the cell keeps; the outputs, `[B, U]`, likewise; and the last
+      states.
     """
     projected = cell.project(x)
     steps = tf.shape(projected)[0]
@@ -294,19 +296,18 @@ def _forwards(cell, x, mask, states):
     _, last, _, before, kept, outputs = tf.while_loop(
         lambda t, *_: t < steps, body, start, maximum_iterations=steps
     )
-    saved = [array.stack() for array in before] + [kept.stack()]
-    return saved, outputs.stack(), last
+    return [*before, kept], outputs, last
 
 
 def _backwards(cell, saved, mask, repeats, at_outputs, at_states):
     """The gradients at the gates, `[T, B, ...]` each, and at the initial states."""
     *before, kept = saved
-    steps = tf.shape(kept)[0]
+    steps = tf.shape(at_outputs)[0]
     count = 2 if isinstance(cell, _GRU) else 1
     gates = [tf.TensorArray(kept.dtype, steps) for _ in range(count)]
 
     def body(t, dh, dstates, doutput, gates):
-        states, keep = [state[t] for state in before], kept[t]
+        states, keep = [state.read(t) for state in before], kept.read(t)
         dout = at_outputs[t] + doutput
         if mask is None:
             made, dh, dstates = cell.backward(dh + dout, dstates, states, keep)

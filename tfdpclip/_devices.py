@@ -1,4 +1,4 @@
-"""Which code is compiled by XLA."""
+"""Where code runs: compiled by XLA or not, on CPUs alone or not."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def in_xla() -> bool:
         return False
     with outer.as_default():
         return in_xla()
+
+
+def on_cpus() -> bool:
+    """Whether there is no other device."""
+    return all(d.device_type == "CPU" for d in tf.config.list_logical_devices())

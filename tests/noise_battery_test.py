@@ -205,7 +205,9 @@ def test_the_tails_have_their_mass_to_six_standard_deviations(kind, blocks):
 @tf.function(jit_compile=True)
 def compiled_pair(first, second):
     """What compiled draws make of two words, laid out as `box_muller` does."""
-    words = (tf.cast(tf.bitcast(word, tf.uint32), tf.uint64) for word in (first, second))
+    words = (
+        tf.cast(tf.bitcast(word, tf.uint32), tf.uint64) for word in (first, second)
+    )
     return tf.concat(_philox.two_normals(*words, tf.constant(1.0)), 0)
 
 
@@ -264,7 +266,10 @@ def test_compiled_samples_are_made_of_philox_blocks(jit):
     # How far the framework moves its counter is its own choice, but it moves.
     moved = source._generator.state.numpy().view(np.uint64)[0] - state[0]
     assert moved % 2 == 0 and moved > 0
-    for serial, drawn in ((state[0], first), (state[0] + moved // np.uint64(2), second)):
+    for serial, drawn in (
+        (state[0], first),
+        (state[0] + moved // np.uint64(2), second),
+    ):
         counter = [
             np.arange(70_000 // 4, dtype=np.uint64),
             *(state[1] & low, serial & low, serial >> np.uint64(32)),
@@ -316,7 +321,9 @@ def test_philox_is_the_frameworks_generator():
         (wide[0] & low) + np.arange(100, dtype=np.uint64),
         *(wide[0] >> np.uint64(32), wide[1] & low, wide[1] >> np.uint64(32)),
     ]
-    words = _philox.philox(*([tf.constant(p) for p in parts] for parts in (counter, key)))
+    words = _philox.philox(
+        *([tf.constant(p) for p in parts] for parts in (counter, key))
+    )
     np.testing.assert_array_equal(np.stack(words, 1).ravel(), expected)
 
 

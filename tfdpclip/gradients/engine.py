@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip._arguments import choice, items, shown
-from tfdpclip._docs import see
 from tfdpclip._devices import in_xla
+from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, check_positive
 from tfdpclip.gradients import fallback, isolation
 from tfdpclip.gradients.backward import gradients_at, own_gradients

@@ -486,7 +486,9 @@ class Lookup(Form):
 
     def _places(self):
         bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
-        first = tf.bitwise.left_shift(tf.range(tf.cast(self.batch_size, tf.int64)), bits)
+        first = tf.bitwise.left_shift(
+            tf.range(tf.cast(self.batch_size, tf.int64)), bits
+        )
         keys = tf.cast(self.ids, tf.int64) + first[:, tf.newaxis]
         # Numbered as they come up, so that an example's begin with its first token's.
         found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))

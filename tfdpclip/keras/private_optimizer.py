@@ -34,6 +34,7 @@ from tfdpclip.gradients.isolation import FAILED, UNCHECKED
 from tfdpclip.gradients.whole import WholeGradient
 from tfdpclip.keras import private_state
 from tfdpclip.keras.bound_rule import BoundRule
+from tfdpclip.keras.outside import outside_of_functions
 from tfdpclip.noise import GaussianNoise
 
 
@@ -388,7 +389,9 @@ class PrivateOptimizer:
             raise ValueError(
                 "There is nothing to train: the model has no trainable variables."
             )
-        with tf.init_scope():
+        if self._transient.status is None:
+            outside_of_functions(lambda: self.build(var_list), var_list)
+        else:
             self.build(var_list)
         self._check_public_norms()
         perturbation = None

@@ -1,9 +1,9 @@
 """Keras's own update rules in one pass through memory.
 
-Keras writes SGD, momentum and Adam as three to a dozen operations on every variable. The
-framework has one operation for each of them, which computes the same, to the bit for SGD
-and but for the rounding of 1 - beta for Adam. What a private step saves here pays for
-part of its noise.
+Keras writes SGD, momentum and Adam as three to a dozen operations on every variable.
+The framework has one operation for each of them, which computes the same, to the bit
+for SGD and but for the rounding of 1 - beta for Adam. What a private step saves here
+pays for part of its noise.
 """
 
 from __future__ import annotations

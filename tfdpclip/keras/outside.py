@@ -1,0 +1,45 @@
+"""Making variables where no `tf.function` sees them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+
+def outside_of_functions(build: Callable[[], None], needed: Sequence) -> None:
+    """Runs `build`, which makes variables, once and outside of any graph.
+
+    A `tf.function` that sees variables being made in its first trace traces everything
+    a second time, also where they are made in an `init_scope`. Another thread has no
+    trace around it.
+
+    Args:
+      build: what makes the variables.
+      needed: variables that it may read. If one of them has no value yet, as in the
+        first trace of a model that makes its own variables there, or if a distribution
+        strategy is at work, `build` runs in an `init_scope` instead.
+    """
+    with tf.init_scope():
+        apart = (
+            tf.executing_eagerly()
+            and not tf.distribute.has_strategy()
+            and all(bool(variable.is_initialized()) for variable in needed)
+        )
+        if not apart:
+            build()
+            return
+    errors: list[BaseException] = []
+
+    def run():
+        try:
+            build()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tfdpclip-variables")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -16,6 +16,7 @@ from benchmarks import (
     federated_round,
     growth,
     memory,
+    op_times,
     report,
     scaling,
     smoke,
@@ -361,3 +362,24 @@ def test_federated_rounds_run(tmp_path):
     rows = rows_of(tmp_path / "federated.csv")
     assert [row["aggregator"] for row in rows] == ["plain", "central", "distributed"]
     assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_operations_of_a_step_are_told_apart(tmp_path):
+    op_times.main(["--cells=mlp:8", f"--output_dir={tmp_path}"])
+    rows = rows_of(tmp_path / "op_times.csv")
+    found = {row["op"]: row for row in rows}
+    assert float(found["noise, compiled"]["plain_ms"]) == 0
+    assert float(found["noise, compiled"]["private_ms"]) > 0
+    assert all(
+        float(found["MatMul"][f"{name}_ms"]) > 0 for name in ("plain", "private")
+    )
+    differences = [abs(float(row["difference_ms"])) for row in rows]
+    assert differences == sorted(differences, reverse=True)
+    text = (tmp_path / "op_times.md").read_text()
+    assert "## mlp, B = 8" in text and "| noise, compiled | 0.00 |" in text
+
+
+def test_a_cell_without_a_batch_size_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        op_times.main(["--cells=mlp"])
+    assert "model:batch_size" in capsys.readouterr().err

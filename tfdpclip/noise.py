@@ -107,17 +107,18 @@ class GaussianNoise:
         if not shapes:
             return []
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
+        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
         drawn: list = [None] * len(shapes)
         for wide in (False, True):
             dtype = tf.float64 if wide else tf.float32
-            places = [i for i, t in enumerate(dtypes) if (t == tf.float64) == wide]
-            silent = [i for i in places if _is_zero(stddevs[i])]
-            places = [i for i in places if i not in silent]
-            for i in silent:
-                drawn[i] = tf.zeros(shapes[i], dtypes[i])
+            places = []
+            for i, t in enumerate(dtypes):
+                if _is_zero(stddevs[i]) or not sizes[i]:
+                    drawn[i] = tf.zeros(shapes[i], t)
+                elif (t == tf.float64) == wide:
+                    places.append(i)
             if not places:
                 continue
-            sizes = {i: math.prod(tf.TensorShape(shapes[i]).as_list()) for i in places}
             scale = stddevs[places[0]]
             scaled = [i for i in places if stddevs[i] is scale]
             others = [i for i in places if stddevs[i] is not scale]

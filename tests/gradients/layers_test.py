@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.keras.helpers import mostly_slow
 from tfdpclip.clipping import QuantileClip
 from tfdpclip.gradients import JacobianFallbackWarning, clipped_sum
 
@@ -239,6 +240,29 @@ def test_layer_matches_one_example_at_a_time(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
         compare(head(*layers()), x, y)
+
+
+@pytest.mark.parametrize(
+    "name", mostly_slow([n for n in LAYERS if "unrolled" in n], LAYERS)
+)
+def test_layer_matches_in_a_batch_of_static_size(name):
+    """In which sizes, and what is made from them alone, are constants of the graph."""
+    shape, layers = LAYERS[name]
+    tf.keras.utils.set_random_seed(3)
+    x, y = images(*shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JacobianFallbackWarning)
+        compare(head(*layers()), x, y, dynamic=False, sizes=[len(y)])
+
+
+@pytest.mark.parametrize("layer", [L.SimpleRNN, L.LSTM, L.GRU])
+def test_large_initial_states_of_a_static_batch_are_known(layer):
+    """Constants of more than a thousand entries are filled when the step runs."""
+    x, y = images(3, 4, batch=12)
+    model = head(layer(90, unroll=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JacobianFallbackWarning)
+        compare(model, x, y, dynamic=False, sizes=[len(y)])
 
 
 @pytest.mark.parametrize("name", SLOW_PATH)

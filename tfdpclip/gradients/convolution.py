@@ -27,6 +27,9 @@ from tfdpclip.gradients.forms import (
 # rows (measured on CPU).
 _SMALL_PATCH = 96
 _FEW_CHANNELS = 8
+# Patches of at most this size may be cut before they are needed, which is a little
+# faster.
+_EARLY_BYTES = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +98,11 @@ class Convolution(Form):
         return 64 if None in dims else math.prod(dims)
 
     def squared_norms(self, budget: Budget):
-        # Patches of the image, which are large, would otherwise be cut as soon as the
-        # forward pass gets there, and be kept until the backward pass does.
+        patch = math.prod(self.geometry.kernel) * self.big.shape[-1]
+        if 4 * self._positions() * patch * budget.batch_size <= _EARLY_BYTES:
+            return self._squared_norms(budget)
+        # Patches of the image would otherwise be cut as soon as the forward pass gets
+        # there, and be kept until the backward pass does.
         with tf.control_dependencies([self.small]):
             return self._squared_norms(budget)
 

@@ -87,6 +87,7 @@ class Dataflow:
                 flow = size_flow(op, output, inputs)
             elif all(f.kind == PUBLIC for f in inputs):
                 batched = trained and self._repeats_for_batch(op, output)
+                batched = batched or self._fills_a_batch(op, output)
                 flow = Flow(DATA, (0,), 1) if batched else Flow()
             elif all(f.kind != DATA for f in inputs):
                 flow = self._shaped(op, output, inputs)
@@ -129,6 +130,13 @@ class Dataflow:
         if before.rank is None or not after.rank or after[0] != self.batch_size:
             return False
         return before.rank < after.rank or before[0] == 1
+
+    def _fills_a_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
+        """Whether one value is repeated, as in an initial state, for a static batch."""
+        shape = output.shape
+        return bool(op.type == "Fill" and shape.rank and shape.rank > 1) and (
+            self.batch_size is not None and shape[0] == self.batch_size
+        )
 
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""

@@ -479,17 +479,22 @@ class Lookup(Form):
         norms = sum_squares(rows)
         if in_xla() or on_cpus():
             return norms
-        # Elsewhere a token that is not in the table raises no error, and would be
-        # taken for another example's.
-        known = (self.ids >= 0) & (self.ids < self.shape[0])
-        return tf.where(tf.reduce_all(known, axis=1), norms, math.inf)
+        # Elsewhere a token that is not in the table raises no error.
+        return tf.where(tf.reduce_all(self._known(), axis=1), norms, math.inf)
+
+    def _known(self):
+        return (self.ids >= 0) & (self.ids < self.shape[0])
 
     def _places(self):
+        ids = tf.cast(self.ids, tf.int64)
+        if not on_cpus():
+            # It must not be taken for another example's either.
+            ids = tf.where(self._known(), ids, 0)
         bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
         first = tf.bitwise.left_shift(
             tf.range(tf.cast(self.batch_size, tf.int64)), bits
         )
-        keys = tf.cast(self.ids, tf.int64) + first[:, tf.newaxis]
+        keys = ids + first[:, tf.newaxis]
         # Numbered as they come up, so that an example's begin with its first token's.
         found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
         return found - found[:, :1]

@@ -91,11 +91,13 @@ def _in_a_process(model: str, batch_size: int, variant: str) -> dict[str, float]
     found = subprocess.run(
         [*command, f"{model}:{batch_size}", "--mode", variant],
         cwd=ROOT,
-        check=True,
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_SECONDS,
     )
+    if found.returncode:
+        why = (found.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"{model}, B={batch_size}, {variant} failed: {why}")
     return json.loads(found.stdout.splitlines()[-1])
 
 

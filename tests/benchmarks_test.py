@@ -365,7 +365,7 @@ def test_federated_rounds_run(tmp_path):
 
 
 def test_operations_of_a_step_are_told_apart(tmp_path):
-    op_times.main(["--cells=mlp:8", f"--output_dir={tmp_path}"])
+    op_times.main(["--cells=mlp:16", f"--output_dir={tmp_path}"])
     rows = rows_of(tmp_path / "op_times.csv")
     found = {row["op"]: row for row in rows}
     assert float(found["noise, compiled"]["plain_ms"]) == 0
@@ -376,10 +376,16 @@ def test_operations_of_a_step_are_told_apart(tmp_path):
     differences = [abs(float(row["difference_ms"])) for row in rows]
     assert differences == sorted(differences, reverse=True)
     text = (tmp_path / "op_times.md").read_text()
-    assert "## mlp, B = 8" in text and "| noise, compiled | 0.00 |" in text
+    assert "## mlp, B = 16" in text and "| noise, compiled | 0.00 |" in text
 
 
 def test_a_cell_without_a_batch_size_is_refused(capsys):
     with pytest.raises(SystemExit):
         op_times.main(["--cells=mlp"])
     assert "model:batch_size" in capsys.readouterr().err
+
+
+def test_a_cell_that_fails_says_why(tmp_path):
+    # So few records that the counts are too precise.
+    with pytest.raises(RuntimeError, match="mlp, B=2, quantile failed: .*count_stddev"):
+        op_times.main(["--cells=mlp:2", f"--output_dir={tmp_path}"])

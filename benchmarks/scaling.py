@@ -58,9 +58,9 @@ class Axis:
 AXES = (
     Axis("batch size", "mnist_cnn", "batch_size", (16, 64, 256, 1024)),
     Axis("batch size", "mlp", "batch_size", (64, 256, 1024, 4096)),
-    Axis("batch size", "transformer", "batch_size", (8, 16, 32, 64)),
+    Axis("batch size", "transformer", "batch_size", (16, 32, 64, 128)),
     Axis("width", "mlp", "width", (256, 512, 1024, 2048), 64),
-    Axis("sequence length", "transformer", "length", (32, 64, 128, 256), 8),
+    Axis("sequence length", "transformer", "length", (32, 64, 128, 256)),
     Axis("sequence length", "lstm", "length", (16, 32, 64, 128)),
     Axis("image size", "convnet", "size", (16, 32, 64, 128)),
     Axis("layers", "mlp", "depth", (2, 4, 8, 16), 64),

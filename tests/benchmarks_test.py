@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import subprocess
 import time
 
 import pytest
@@ -385,7 +386,11 @@ def test_a_cell_without_a_batch_size_is_refused(capsys):
     assert "model:batch_size" in capsys.readouterr().err
 
 
-def test_a_cell_that_fails_says_why(tmp_path):
-    # So few records that the counts are too precise.
-    with pytest.raises(RuntimeError, match="mlp, B=2, quantile failed: .*count_stddev"):
+def test_a_cell_that_fails_says_why(tmp_path, monkeypatch):
+    def run(command, **kwargs):
+        return subprocess.CompletedProcess(command, 1, "", "Traceback\nTypeError: no\n")
+
+    monkeypatch.setattr(op_times.subprocess, "run", run)
+    with pytest.raises(RuntimeError, match="mlp, B=2, plain failed: TypeError: no"):
         op_times.main(["--cells=mlp:2", f"--output_dir={tmp_path}"])
+    assert not list(tmp_path.iterdir())

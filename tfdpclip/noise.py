@@ -14,8 +14,9 @@ from tfdpclip import _philox
 from tfdpclip._devices import on_cpus
 from tfdpclip.clipping import check_bool, check_non_negative
 
-# A draw of this many is worth the quarter of a second that compiling it takes.
-_COMPILED_FROM = 2**16
+# A draw of this many is worth the quarter of a second that compiling it takes. Beyond
+# the other number, blocks of one draw could not be told apart by 32 bits.
+_COMPILED_FROM, _COMPILED_TO = 2**16, 2**34
 # Parts of a draw that start at multiples of this are sliced without a copy.
 _ALIGNMENT = 16
 
@@ -143,7 +144,7 @@ class GaussianNoise:
         """`count` samples of N(0, stddev^2) and then `standard` ones of N(0, 1)."""
         draw = self._draw
         # Other devices are fast with the framework's own generator.
-        large = count + standard >= _COMPILED_FROM
+        large = _COMPILED_FROM <= count + standard < _COMPILED_TO
         if large and stddev.dtype == tf.float32 and on_cpus():
             draw = self._draw_compiled
         if not self.hardened:

@@ -232,14 +232,17 @@ SLOW_PATH = {
 }
 
 
+def compare_without_fallback(layers, x, y, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JacobianFallbackWarning)
+        compare(head(*layers), x, y, **options)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_matches_one_example_at_a_time(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
-    x, y = images(*shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(head(*layers()), x, y)
+    compare_without_fallback(layers(), *images(*shape))
 
 
 @pytest.mark.parametrize(
@@ -250,19 +253,15 @@ def test_layer_matches_in_a_batch_of_static_size(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
     x, y = images(*shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(head(*layers()), x, y, dynamic=False, sizes=[len(y)])
+    compare_without_fallback(layers(), x, y, dynamic=False, sizes=[len(y)])
 
 
 @pytest.mark.parametrize("layer", [L.SimpleRNN, L.LSTM, L.GRU])
 def test_large_initial_states_of_a_static_batch_are_known(layer):
     """Constants of more than a thousand entries are filled when the step runs."""
     x, y = images(3, 4, batch=12)
-    model = head(layer(90, unroll=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(model, x, y, dynamic=False, sizes=[len(y)])
+    layers = [layer(90, unroll=True)]
+    compare_without_fallback(layers, x, y, dynamic=False, sizes=[len(y)])
 
 
 @pytest.mark.parametrize("name", SLOW_PATH)

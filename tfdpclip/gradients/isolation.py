@@ -101,7 +101,6 @@ def check(
             usable,
         )
         telling.append(two)
-        _wait_for(two, scaled)
         require(
             good,
             f"ExampleIsolationError: an example's gradient depends on other examples "
@@ -113,26 +112,6 @@ def check(
     ok = tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
     conclusive = tf.reduce_all(tf.stack(telling)) if telling else tf.constant(True)
     return ok, conclusive, [a for a in assertions if a is not None]
-
-
-def _wait_for(compared: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices) -> None:
-    """Takes the backward pass beyond `gradient` no further before it was compared.
-
-    Otherwise the whole pass might run ahead, and all its gradients be alive at once.
-    """
-    parts = tf.nest.flatten(gradient, expand_composites=True)
-    sources = {compared.op, *(part.op for part in parts)}
-    # What the comparison itself reads.
-    before, todo = set(), [compared.op]
-    while todo:
-        op = todo.pop()
-        if op not in before:
-            before.add(op)
-            todo.extend([*(t.op for t in op.inputs), *op.control_inputs])
-    for part in parts:
-        for op in part.consumers():
-            if op not in before and op not in sources:
-                op._add_control_input(compared.op)
 
 
 def _plain_gradients(per_example, probes, flows) -> list[tf.Tensor | None]:

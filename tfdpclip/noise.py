@@ -137,7 +137,7 @@ class GaussianNoise:
         return drawn
 
     def seed_pair(self) -> tf.Tensor:
-        """Two fresh int32, `[2]`, for `tf.random.stateless_*` within one step."""
+        """Two fresh int32, `[2]`: 64 bits, for what is no secret within one step."""
         return tf.bitcast(self._generator.uniform_full_int([2], tf.uint32), tf.int32)
 
     def _normal(self, count: int, standard: int, stddev: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _streams
 from tfdpclip.federated import _entropy
 
 # Up to here, a table; from here on, a continuous Gaussian is close enough to accept
@@ -40,7 +41,7 @@ def _from_table(count, stddev, seed):
     weights = np.exp(-(support**2) / (2 * stddev**2))
     # Up to, not including, the last: a uniform number above all of them means it.
     bounds = np.cumsum(weights)[:-1] / math.fsum(weights)
-    uniform = tf.random.stateless_uniform([count], seed, dtype=tf.float64)
+    uniform = _streams.uniform([count], seed, tf.float64)
     found = tf.searchsorted(tf.constant(bounds), uniform, side="right")
     return tf.cast(found, tf.int64) - reach
 
@@ -59,17 +60,13 @@ def _by_rejection(count, stddev, seed):
     accepted = math.exp(-log_most)
     proposals = math.ceil(count / accepted + 12 * math.sqrt(count) / accepted) + 64
     half = (proposals + 1) // 2
-    uniform = tf.random.stateless_uniform(
-        [2, half], _entropy.derive(seed, 0), dtype=tf.float64
-    )
+    uniform = _streams.uniform([2, half], _entropy.derive(seed, 0), tf.float64)
     # One minus what is in [0, 1), exactly: the logarithm of 0 is not wanted.
     radius = stddev * tf.sqrt(-2.0 * tf.math.log(1.0 - uniform[0]))
     angle = 2.0 * math.pi * uniform[1]
     proposed = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)
     rounded = tf.round(proposed)
     log_ratio = (tf.square(proposed) - tf.square(rounded)) / (2 * variance) - log_most
-    chance = tf.random.stateless_uniform(
-        [2 * half], _entropy.derive(seed, 1), dtype=tf.float64
-    )
+    chance = _streams.uniform([2 * half], _entropy.derive(seed, 1), tf.float64)
     kept = tf.boolean_mask(rounded, tf.math.log(chance) < log_ratio)
     return tf.cast(tf.reshape(kept[:count], [count]), tf.int64)

@@ -8,8 +8,10 @@ therefore asks the operating system itself, each time it runs.
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _streams
 from tfdpclip.noise import box_muller
 
 # Reading this file of the Linux kernel gives 122 new bits of its cryptographic
@@ -34,19 +36,17 @@ def fresh_seed() -> tf.Tensor:
 
 def round_seed(seed: int, round_num: tf.Tensor) -> tf.Tensor:
     """A reproducible int64 `[2]`, for experiments: other for every round."""
-    first = tf.constant(seed % 2**63, tf.int64)
-    return tf.stack([first, tf.cast(round_num, tf.int64)])
+    words = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return derive(tf.constant(words.view(np.int64)), round_num)
 
 
-def derive(seed: tf.Tensor, purpose: int) -> tf.Tensor:
-    """A seed for one of several uses of `seed`."""
-    return tf.random.experimental.stateless_fold_in(seed, purpose)
+def derive(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
+    """A seed for one of several uses of `seed`: a permutation of all seeds."""
+    return _streams.derive(seed, purpose)
 
 
 def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
     """`[count]` float32 samples of N(0, 1), made by `tfdpclip.noise.box_muller`."""
     half = (count + 1) // 2
-    bits = tf.random.stateless_uniform(
-        [2, half], seed, minval=None, maxval=None, dtype=tf.int32
-    )
+    bits = _streams.full_integers([2, half], seed, tf.int32)
     return box_muller(*tf.unstack(bits))[:count]

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _streams
 from tfdpclip.federated import _discrete_noise, _entropy, _processes, _tff, discrete
 from tfdpclip.federated._records import RecordClip
 
@@ -217,9 +218,7 @@ def _matrix(size: int, dtype: tf.DType) -> tf.Tensor:
 
 def signs(dimension: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """`[dimension]` independent signs."""
-    bits = tf.random.stateless_uniform(
-        [dimension], seed, minval=None, maxval=None, dtype=tf.int32
-    )
+    bits = _streams.full_integers([dimension], seed, tf.int32)
     return tf.where(bits < 0, -tf.ones([], dtype), tf.ones([], dtype))
 
 
@@ -250,7 +249,7 @@ def encode(
     )
     rotated = hadamard(vector * signs(constants.dimension, rotation, tf.float32))
     scaled = rotated * constants.scale
-    chance = tf.random.stateless_uniform([constants.dimension], seed)
+    chance = _streams.uniform([constants.dimension], seed)
     return round_within(scaled, chance, constants.squared_norm)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +82,7 @@ class Cohorts:
             capacity = scheme.batch_size
         self.scheme = scheme._for_data(len(self.client_ids), capacity)
         self.seed = None if seed is None else _validate.integer("seed", seed)
-        self._key = DrawKey(secrets.randbits(256) if seed is None else seed)
+        self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
 
     @property
     def population(self) -> int:

@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import importlib
 import math
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -116,6 +117,20 @@ class SamplingScheme(abc.ABC):
         """Returns whether accounting for this scheme is about what `drawn` draws."""
         return self == drawn
 
+    def at_worst(self) -> SamplingScheme:
+        """Returns the scheme to account for steps that used whatever records.
+
+        Under the same neighbours, every step may have used every record, once.
+
+        >>> Poisson(0.01).at_worst()
+        FullBatch()
+        """
+        if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return FullBatch()
+        replaced = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
+        size = max(1, int(getattr(self, "population", None) or 1))
+        return ShuffledEpochs(size, size, "replace_one" if replaced else "zero_out")
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as JSON-ready values, with the class name."""
         return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
@@ -159,15 +174,33 @@ class SamplingScheme(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class DrawKey:
-    """Where randomness comes from: one entropy, one independent stream per step."""
+    """Where randomness comes from: one entropy, one independent stream per step.
+
+    Attributes:
+      entropy: A seed, or as many random bits as `words` of 32 hold.
+      words: How many words of entropy a stream is made from. NumPy mixes whatever it
+        is given into 4 of them unless told otherwise; with the 8 that the generator
+        takes, no two entropies of 256 bits are taken for one.
+    """
 
     entropy: int
+    words: int = 4
+
+    @classmethod
+    def fresh(cls) -> DrawKey:
+        """Returns a key of 256 bits of the operating system's entropy."""
+        return cls(secrets.randbits(256), 8)
+
+    def sequence(self, step: int, purpose: int | None = None) -> np.random.SeedSequence:
+        """Returns what that generator is made of."""
+        place = (step,) if purpose is None else (step, purpose)
+        return np.random.SeedSequence(
+            self.entropy, spawn_key=place, pool_size=self.words
+        )
 
     def rng(self, step: int, purpose: int | None = None) -> np.random.Generator:
         """Returns the generator of one step, or of one purpose within it."""
-        place = (step,) if purpose is None else (step, purpose)
-        sequence = np.random.SeedSequence(self.entropy, spawn_key=place)
-        return np.random.Generator(np.random.PCG64(sequence))
+        return np.random.Generator(np.random.PCG64(self.sequence(step, purpose)))
 
 
 @dataclasses.dataclass(frozen=True)

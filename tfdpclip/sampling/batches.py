@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
+import inspect
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.accounting import _validate
-from tfdpclip.sampling import sources
+from tfdpclip.sampling import record_map, sources
 from tfdpclip.sampling.schemes import (
     DrawKey,
     FullBatch,
@@ -45,6 +46,9 @@ class Batches(tf.data.Dataset):
     * All elements have one static shape. Rows beyond the drawn records are zeros with
       sample weight 0. An empty draw is an element like any other.
     * A logical step is exactly `accumulation_steps` consecutive elements.
+    * Whatever a method returns is `Batches` of the same draws, or is refused: `map`
+      works record by record, and cannot mix, repeat, keep or replace records.
+      `map_batches` can, and says so in `assumptions`.
 
     | situation | what happens |
     | --- | --- |
@@ -141,10 +145,7 @@ class Batches(tf.data.Dataset):
             prefetch = 1 if may_run_ahead else 0
         prefetch = _validate.integer("prefetch", prefetch, 0, _MOST_ROWS)
         if prefetch and (accumulation_steps > 1 or not drawn.independent_steps):
-            raise ValueError(
-                "prefetch must be 0 with accumulation or shuffled epochs: an element "
-                "gathered but not used would shift the steps that follow."
-            )
+            raise ValueError(_NO_PREFETCH)
 
         self._drawer = _Drawer(
             drawn,
@@ -162,15 +163,28 @@ class Batches(tf.data.Dataset):
         ).apply(tf.data.experimental.assert_cardinality(steps * accumulation_steps))
         # Otherwise tf.data gathers ahead on its own, and an element gathered but not
         # used shifts what follows.
-        options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False
-        dataset = dataset.with_options(options)
+        dataset = dataset.with_options(_options())
         if not self._drawer.has_labels:
             dataset = dataset.map(lambda x, weight: (x, None, weight))
         if prefetch:
             dataset = dataset.prefetch(prefetch)
+        self._assumptions: tuple[str, ...] = ()
+        self._wrap(dataset)
+
+    def _wrap(self, dataset: tf.data.Dataset) -> None:
         self._wrapped = dataset
         super().__init__(dataset._variant_tensor)
+
+    def _derived(
+        self, dataset: tf.data.Dataset, *assumptions: str, steps: int | None = None
+    ) -> Batches:
+        """The same draws in another form."""
+        derived = object.__new__(Batches)
+        derived._drawer = self._drawer
+        derived._steps = self._steps if steps is None else steps
+        derived._assumptions = tuple(dict.fromkeys((*self._assumptions, *assumptions)))
+        derived._wrap(dataset)
+        return derived
 
     def _inputs(self):
         return [self._wrapped]
@@ -227,19 +241,272 @@ class Batches(tf.data.Dataset):
             f"{self.accumulation_steps} x {self.physical_batch_size} rows per step>"
         )
 
-    def _refused(self, *args, **kwargs):
-        del args, kwargs
-        raise ValueError(
-            "This would change which records meet in a step, and the accounting would "
-            "no longer be about what is drawn. Transform the data before sampling, or "
-            "use map() on whole batches."
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What must hold for these batches besides what the scheme assumes."""
+        return self._assumptions
+
+    # What may be done with drawn batches. The rest is refused, see below.
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+        *,
+        public: Sequence[Any] = (),
+    ) -> Batches:
+        """Batches of the same draws, with a function applied to every single record.
+
+        This is what augmentation needs. The function gets (x, y) of one record (x, if
+        there are no labels) without a batch axis, and returns x or (x, y) of one
+        record, of one static shape. It does not see the sample weight, nor padding:
+        padded rows are zeros with weight 0 before and after.
+
+        *Formal guarantees*
+
+        * What comes out for a record depends on this record, on constants and on new
+          randomness, which every record gets for itself. A function that reads or
+          writes variables, tables, data sets or another record, or calls Python, is
+          refused.
+        * Constants (of more than 16 elements) hold no more than about one record's
+          worth together, and not a row for each record, unless they are in `public`.
+          That they come from public data is for you to see to, as with any constant.
+
+        Args:
+          map_func: Of x, y, or of x.
+          num_parallel_calls: Records at a time. 1 by default, which is the fastest
+            for small ones.
+          deterministic: As for any data set; the order is kept anyway.
+          name: Not used.
+          public: Large arrays and tensors, and variables and tables that it may read,
+            all without private data in them.
+
+        Raises:
+          ValueError: If the function cannot be shown to be one of single records, or
+            returns something else than one.
+
+        >>> from tfdpclip import sampling
+        >>> batches = sampling.FullBatch().batches((np.ones((4, 3)), np.arange(4)))
+        >>> turned = batches.map(lambda x, y: (tf.reverse(x, [0]), y))
+        >>> next(iter(turned))[0].shape
+        TensorShape([4, 3])
+        """
+        del deterministic, name
+        if not callable(map_func):
+            raise ValueError(
+                "map_func must be a function of one record, got "
+                f"{_validate.shown(map_func)}."
+            )
+        if record_map.is_class_weights(map_func):
+            # Keras multiplies each record's weight by a number for its label.
+            return self._derived(tf.data.Dataset.map(self._wrapped, map_func))
+        parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
+        parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
+        parts = self._parts_of(self.element_spec)
+        function = record_map.RecordFunction(
+            map_func,
+            [tf.nest.map_structure(_record_spec, part) for part in parts],
+            self.population,
+            public,
         )
 
-    # Transformations that regroup, select or repeat records.
-    batch = bucket_by_sequence_length = cache = concatenate = filter = _refused
-    flat_map = group_by_window = interleave = padded_batch = ragged_batch = _refused
-    rebatch = rejection_resample = scan = shard = shuffle = skip = _refused
-    snapshot = sparse_batch = unbatch = unique = window = _refused
+        @tf.autograph.experimental.do_not_convert
+        def on_element(*element):
+            x, y = record_map.apply_to_records(
+                function, self._parts_of(element), element[-1], parallel
+            )
+            return x, y, element[-1]
+
+        return self._derived(tf.data.Dataset.map(self._wrapped, on_element))
+
+    def map_batches(self, function: Callable[..., Any]) -> Batches:
+        """Batches of the same draws, with a function applied to whole batches.
+
+        It may mix records, and nothing can check that it does not. Therefore
+        `assumptions` and the privacy statement of a run say that it was believed to
+        keep them apart. `map` needs no belief, and is what augmentation wants.
+
+        Args:
+          function: Of the batch's (x, y), or of x, with a batch axis. It returns x, or
+            (x, y), with as many rows; row i must come from row i alone. Weights stay
+            what they are.
+
+        Raises:
+          ValueError: If it returns another number of rows, or of parts.
+        """
+        if not callable(function):
+            raise ValueError(
+                "function must be a function of a batch, got "
+                f"{_validate.shown(function)}."
+            )
+        name = record_map.name_of(function)
+        rows = self.physical_batch_size
+
+        def same_rows(part):
+            part = tf.convert_to_tensor(part)
+            static = None if part.shape.rank is None else part.shape[:1].as_list()
+            if static is not None and static not in ([rows], [None]):
+                raise ValueError(
+                    f"map_batches: {name} returns a tensor of shape {part.shape}; it "
+                    f"must keep the batch's {rows} rows, one for each record."
+                )
+            message = f"map_batches: {name} must keep the batch's {rows} rows."
+            check = tf.debugging.assert_equal(tf.shape(part)[0], rows, message)
+            with tf.control_dependencies([check]):
+                part = tf.identity(part)
+            return tf.ensure_shape(part, [rows, *(part.shape[1:] or [])])
+
+        def on_element(*element):
+            result = tf.__internal__.autograph.tf_convert(
+                function, tf.__internal__.autograph.control_status_ctx()
+            )(*self._parts_of(element))
+            x, y = record_map.as_parts("map_batches", name, result)
+            y = None if y is None else tf.nest.map_structure(same_rows, y)
+            return tf.nest.map_structure(same_rows, x), y, element[-1]
+
+        return self._derived(
+            tf.data.Dataset.map(self._wrapped, on_element),
+            f"batches were transformed by {name}, which is believed to keep the "
+            "records of a batch apart and to hold none itself",
+        )
+
+    def _parts_of(self, element: tuple) -> tuple:
+        """(x, y) of an element, or (x,) where there are no labels."""
+        labels = element[1]
+        missing = labels is None or type(labels).__name__ == "NoneTensorSpec"
+        return element[:1] if missing else element[:2]
+
+    def repeat(self, count=None, name=None) -> Batches:
+        """Goes on with new draws after the last; never the same ones again."""
+        return self._derived(tf.data.Dataset.repeat(self._wrapped, count, name))
+
+    def take(self, count, name=None) -> Batches:
+        """The first `count` elements of each iteration."""
+        dataset = tf.data.Dataset.take(self._wrapped, count, name)
+        taken = int(dataset.cardinality())
+        steps = -(-taken // self.accumulation_steps) if taken >= 0 else None
+        return self._derived(dataset, steps=steps)
+
+    def prefetch(self, buffer_size, name=None) -> Batches:
+        """Gathers ahead; not with accumulation or shuffled epochs."""
+        if self.accumulation_steps > 1 or not self.scheme.independent_steps:
+            raise ValueError(_NO_PREFETCH)
+        return self._derived(tf.data.Dataset.prefetch(self._wrapped, buffer_size, name))
+
+    def with_options(self, options, name=None) -> Batches:
+        """With other options; those that keep elements in their order stay."""
+        dataset = tf.data.Dataset.with_options(self._wrapped, options, name)
+        optimization = options.experimental_optimization
+        if (
+            optimization.inject_prefetch
+            or optimization.map_parallelization
+            or (options.deterministic is not None and not options.deterministic)
+        ):
+            raise ValueError(
+                "options: deterministic=False, inject_prefetch=True and "
+                "map_parallelization=True reorder elements or run ahead, so that steps "
+                "would not be what was drawn. Leave them out."
+            )
+        return self._derived(dataset)
+
+    def apply(self, transformation_func) -> Batches:
+        """Applies a function of data sets that uses the methods above only."""
+        dataset = transformation_func(self)
+        if not isinstance(dataset, Batches) or dataset._drawer is not self._drawer:
+            raise ValueError(_REFUSAL)
+        return dataset
+
+
+_REFUSAL = (
+    "This would change which records meet in a step, and the accounting would no "
+    "longer be about what is drawn. Transform the data before sampling, or use map() "
+    "on single records." + see("batches-that-are-transformed")
+)
+_NO_PREFETCH = (
+    "prefetch must be 0 with accumulation or shuffled epochs: an element gathered but "
+    "not used would shift the steps that follow."
+)
+# Methods of tf.data.Dataset that make no other data set of this one.
+_READING = frozenset(
+    (
+        "as_numpy_iterator",
+        "cardinality",
+        "element_spec",
+        "get_single_element",
+        "options",
+        "reduce",
+        "save",
+    )
+)
+
+
+def _refused(self, *args, **kwargs):
+    del self, args, kwargs
+    raise ValueError(_REFUSAL)
+
+
+def _refuse_the_rest() -> None:
+    """Transformations that regroup, select or repeat records; unknown ones as well."""
+    for name in dir(tf.data.Dataset):
+        kept = name.startswith("_") or name in _READING or name in vars(Batches)
+        attribute = inspect.getattr_static(tf.data.Dataset, name)
+        # Static ones do not begin with these batches.
+        if not kept and not isinstance(attribute, (staticmethod, classmethod)):
+            setattr(Batches, name, _refused)
+
+
+_refuse_the_rest()
+
+
+def origin(dataset: Any) -> Batches | None:
+    """The batches that a data set is, whatever other data sets it was derived from.
+
+    Returns:
+      None if elements may be other than those batches': if anything but their own
+      methods stands between them.
+    """
+    while isinstance(dataset, tf.data.Dataset):
+        if type(dataset) is Batches:
+            return dataset
+        kind = type(dataset)
+        ours = kind.__module__.startswith("tensorflow.")
+        if not (ours and kind.__name__ in _WRAPPERS):
+            return None
+        inputs = dataset._inputs()
+        if len(inputs) != 1:
+            return None
+        dataset = inputs[0]
+    return None
+
+
+def drawers_of(dataset: Any) -> list[Any]:
+    """The drawers behind a data set, through whatever transformations can be seen."""
+    found, pending = [], [dataset]
+    while pending:
+        current = pending.pop()
+        if type(current) is Batches and current._drawer not in found:
+            found.append(current._drawer)
+        elif isinstance(current, tf.data.Dataset):
+            pending.extend(current._inputs())
+    return found
+
+
+# What iterators and Keras put around a data set; they change no element.
+_WRAPPERS = frozenset(("_OptionsDataset",))
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    # A function without randomness would run on elements to come.
+    options.experimental_optimization.map_parallelization = False
+    return options
+
+
+def _record_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape[1:], spec.dtype)
 
 
 class _Passes:
@@ -274,7 +541,7 @@ class _Drawer:
         self.delivered = 0
         # A shuffle begun by an earlier process cannot be continued, only begun anew.
         self._first_step = initial_step if seed is None else 0
-        self._key = DrawKey(secrets.randbits(256) if seed is None else seed)
+        self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
         self._consumer: weakref.ref | None = None
         self._drawn: tuple[int, np.ndarray] | None = None
         self.has_labels = len(source.row_spec) > 1
@@ -296,8 +563,24 @@ class _Drawer:
             )
             for part in self.source.row_spec
         ]
-        weight = tf.TensorSpec((self.rows,), tf.float32)
+        weight = tf.TensorSpec(self._weight_shape, tf.float32)
         return (*parts[:2], weight)
+
+    @property
+    def _weight_shape(self) -> tuple[int, ...]:
+        """`[rows]`, or `[rows, 1, 1]` and the like for labels of as many axes.
+
+        Keras multiplies weights with losses for each pixel from the last axis on.
+        """
+        ranks = set()
+        if self.has_labels:
+            sources._map(
+                lambda spec: ranks.add(len(spec[0])),
+                self.source.row_spec[1],
+                is_leaf=sources._is_spec,
+            )
+        rank = ranks.pop() if len(ranks) == 1 else 0
+        return (self.rows, *[1] * rank) if rank >= 2 else (self.rows,)
 
     def begin(self, consumer) -> int:
         """Returns how much of a logical step `consumer` has had already.
@@ -337,7 +620,7 @@ class _Drawer:
             weight[: len(indices)] = np.reshape(parts[2][: len(indices)], -1)
         self.position += 1
         self.delivered += 1
-        return (*parts[:2], weight)
+        return (*parts[:2], np.reshape(weight, self._weight_shape))
 
 
 class DrawObserver:

@@ -1,0 +1,312 @@
+"""`Batches.map`: one record in, one record out, whatever the function tries."""
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpclip import sampling
+from tfdpclip.sampling import batches as batches_lib
+
+_RECORDS = 60
+
+
+def _numbered(count=_RECORDS):
+    x = np.arange(1, count + 1, dtype=np.float32)[:, None] * [1.0, 10.0]
+    return x.astype(np.float32), np.arange(1, count + 1)
+
+
+def _batches(rate=0.2, data=None, **options):
+    data = _numbered() if data is None else data
+    return sampling.Poisson(rate).batches(data, **options)
+
+
+class TestRecords:
+    def test_each_record_becomes_one_record(self):
+        batches = _batches(steps=20)
+        mapped = batches.map(lambda x, y: (x[:1] + 1000.0, {"out": y * 2}))
+        assert isinstance(mapped, sampling.Batches)
+        rows = batches.physical_batch_size
+        assert mapped.element_spec[0] == tf.TensorSpec((rows, 1), tf.float32)
+        assert mapped.element_spec[1]["out"] == tf.TensorSpec((rows,), tf.int64)
+        for x, y, weights in mapped:
+            real = weights.numpy() > 0
+            np.testing.assert_array_equal(
+                2 * (x.numpy()[real, 0] - 1000), y["out"].numpy()[real]
+            )
+            # Padding is not transformed.
+            assert np.all(x.numpy()[~real] == 0)
+
+    def test_it_is_the_same_draw(self):
+        batches = _batches(accumulation_steps=2, steps=5)
+        mapped = batches.map(lambda x, y: (x, y)).repeat().take(6)
+        assert mapped.scheme == batches.scheme
+        assert mapped.expected_batch_size == batches.expected_batch_size
+        assert mapped._drawer is batches._drawer
+        assert mapped.steps_per_epoch == 3
+        assert len(list(mapped)) == 6
+        assert batches.next_step == 3
+
+    def test_an_empty_draw_is_an_element(self):
+        def check(x, y):
+            with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+                return x / x, y  # Padding would be NaN.
+
+        mapped = _batches(1e-9, steps=3).map(check)
+        elements = list(mapped)
+        assert len(elements) == 3
+        assert all(np.all(x.numpy() == 0) for x, _, _ in elements)
+
+    def test_features_alone_and_nests(self):
+        x = {"a": np.ones((6, 2)), "b": np.array(list("abcdef"))}
+        full = sampling.FullBatch()
+        (found, y, _) = next(iter(full.batches(x).map(lambda r: r["b"] + "!")))
+        assert y is None and found.numpy().tolist() == [
+            c.encode() + b"!" for c in "abcdef"
+        ]
+        labelled = full.batches(x).map(lambda r: (r, tf.reduce_sum(r["a"])))
+        (found, y, _) = next(iter(labelled))
+        assert set(found) == {"a", "b"} and y.numpy().tolist() == [2.0] * 6
+
+    def test_every_record_has_its_own_randomness(self):
+        batches = sampling.FullBatch().batches(_numbered(), steps=3)
+        generator = tf.random.Generator.from_non_deterministic_state()
+        mapped = batches.map(
+            lambda x, y: (tf.random.normal([2]), generator.normal([2]))
+        )
+        found = [np.concatenate([x, y], 1) for x, y, _ in mapped]
+        values = np.concatenate(found).ravel()
+        # 720 float32 normals: two of them agree with probability below 0.02, three
+        # pairs with one below 1e-6.
+        assert len(np.unique(values)) >= len(values) - 3
+
+    def test_keras_layers_augment(self):
+        images = np.random.default_rng(0).random((20, 8, 8, 3), np.float32)
+        batches = sampling.FullBatch().batches((images, np.arange(20)), steps=2)
+        augment = tf.keras.Sequential(
+            [tf.keras.layers.RandomFlip(), tf.keras.layers.RandomRotation(0.1)]
+        )
+        mapped = batches.map(
+            lambda x, y: (augment(x, training=True), y),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        one, two = (x.numpy() for x, _, _ in mapped)
+        assert one.shape == images.shape
+        assert not np.allclose(one, two)
+
+    def test_weights_are_kept(self):
+        x, y = _numbered()
+        weights = np.linspace(1, 2, _RECORDS)
+        batches = sampling.FullBatch().batches((x, y, weights))
+        mapped = batches.map(lambda x, y: (x * 0, y))
+        np.testing.assert_allclose(next(iter(mapped))[2], weights, rtol=1e-6)
+
+    def test_mean_and_deviation_are_no_secret(self):
+        mean, deviation = np.float32([1.0, 2.0]), tf.constant([3.0, 4.0])
+        batches = sampling.FullBatch().batches(_numbered())
+        mapped = batches.map(lambda x, y: ((x - mean) / deviation, y))
+        x = next(iter(mapped))[0].numpy()
+        np.testing.assert_allclose(x, (_numbered()[0] - mean) / deviation, rtol=1e-6)
+
+    def test_large_public_constants_are_declared(self):
+        table = np.random.default_rng(0).random((_RECORDS + 1, 2), np.float32)
+        kept = tf.constant(table)
+        variable = tf.Variable(table)
+        words = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(
+                tf.range(1, 61, dtype=tf.int64), tf.range(60, dtype=tf.int64)
+            ),
+            -1,
+        )
+        for function, public in (
+            (lambda x, y: (tf.gather(table, y), y), table),
+            (lambda x, y: (tf.gather(kept, y), y), kept),
+            (lambda x, y: (tf.gather(variable, y), y), variable),
+            (lambda x, y: (x, words.lookup(y)), words),
+        ):
+            with pytest.raises(ValueError, match="public="):
+                _batches().map(function)
+            next(iter(_batches().map(function, public=[public])))
+
+
+_X, _Y = _numbered()
+_BANK = tf.Variable(tf.zeros([2]), trainable=False)
+_MUTABLE = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+_ITERATOR = iter(tf.data.Dataset.from_tensor_slices(_X).repeat())
+
+
+def _remember(x, y):
+    _BANK.assign(x)
+    return x, y
+
+
+def _remembered(x, y):
+    return x + _BANK, y
+
+
+def _replayed(x, y):
+    mixed = tf.cond(tf.random.uniform([]) < 0.5, lambda: next(_ITERATOR), lambda: x)
+    return mixed, y
+
+
+def _inserted(x, y):
+    _MUTABLE.insert(y, y)
+    return x, y
+
+
+class TestWhatIsNoFunctionOfOneRecord:
+    @pytest.mark.parametrize(
+        "function, match",
+        [
+            (lambda x, y, w: (0.5 * x + 0.5 * tf.reverse(x, [0]), y, w), "one record"),
+            (lambda x, y: (x, y, 1.0), "sample weight"),
+            (lambda x, y: None, "returns nothing"),
+            (lambda x, y: (tf.constant(_X), y), "each of the 60 records"),
+            (lambda x, y: (0.5 * x + 0.5 * tf.constant(_X)[y - 1], y), "60 records"),
+            (lambda x, y: (tf.gather(_X[:59].ravel(), [0, 1]), y), "bytes or more"),
+            (_remember, "variable or a table"),
+            (_remembered, "variable or a table"),
+            (_replayed, "another data set"),
+            (_inserted, "variable or a table"),
+            (lambda x, y: (tf.numpy_function(lambda a: a, [x], x.dtype), y), "Python"),
+            (lambda x, y: (tf.py_function(lambda a: a, [x], x.dtype), y), "Python"),
+            (lambda x, y: (x + tf.cast(tf.timestamp(), x.dtype), y), "Timestamp"),
+            (lambda x, y: (x[: tf.cast(y, tf.int32)], y), "static shape"),
+            (lambda x, y: (tf.io.read_file("/etc/hostname"), y), "same for all"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "function",
+    )  # fmt: skip
+    def test_is_refused(self, function, match):
+        with pytest.raises(ValueError, match=match):
+            _batches().map(function)
+
+    def test_writing_stays_refused_where_reading_is_declared(self):
+        with pytest.raises(ValueError, match="AssignVariableOp"):
+            _batches().map(_remember, public=[_BANK])
+
+    def test_a_function_that_looks_for_the_batch_does_not_find_it(self):
+        """What it is given has no way to the other records."""
+        seen = []
+
+        def look(x, y):
+            seen.append([op.type for op in x.graph.get_operations()])
+            seen.append(x.graph.outer_graph)
+            return x, y
+
+        next(iter(_batches().map(look)))
+        assert all(set(types) == {"Placeholder"} for types in seen[::2])
+        assert not any(isinstance(g, tf.__internal__.FuncGraph) for g in seen[1::2])
+
+    @pytest.mark.parametrize("value", [3, None, "f"])
+    def test_no_function(self, value):
+        with pytest.raises(ValueError, match="map_func must be"):
+            _batches().map(value)
+
+
+class TestWholeBatches:
+    def test_are_an_assumption(self):
+        batches = _batches().map_batches(lambda x, y: (x[::-1], y))
+        assert "the function, which is believed to keep" in batches.assumptions[0]
+        assert batches.map(lambda x, y: (x, y)).repeat().assumptions
+        assert not _batches().assumptions
+
+    @pytest.mark.parametrize(
+        "function, match",
+        [
+            (lambda x, y: (x[:3], y), "must keep the batch's"),
+            (lambda x, y: (x, y, y), "sample weight"),
+            (lambda x, y: (tf.repeat(x, 2, 0), y), "must keep the batch's"),
+        ],
+    )
+    def test_rows_and_weights_stay(self, function, match):
+        with pytest.raises(ValueError, match=match):
+            _batches().map_batches(function)
+
+    def test_rows_that_are_known_late_are_counted(self):
+        batches = _batches().map_batches(
+            lambda x, y: (tf.boolean_mask(x, tf.random.uniform([len(x)]) < 0.01), y)
+        )
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must keep"):
+            list(batches)
+
+
+class TestMethodsOfDatasets:
+    """Each method gives batches, refuses, or makes no data set of these."""
+
+    _ARGUMENTS = {
+        "map": (lambda x, y: (x, y),),
+        "map_batches": (lambda x, y: (x, y),),
+        "prefetch": (1,),
+        "take": (2,),
+        "with_options": (tf.data.Options(),),
+        "apply": (lambda batches: batches.repeat(),),
+    }
+
+    def test_all_of_them(self):
+        batches = _batches()
+        for name in dir(tf.data.Dataset):
+            if name.startswith("_") or name in batches_lib._READING:
+                continue
+            static = inspect.getattr_static(tf.data.Dataset, name)
+            if isinstance(static, (staticmethod, classmethod)):
+                continue
+            method = getattr(batches, name)
+            if name in self._ARGUMENTS or name == "repeat":
+                derived = method(*self._ARGUMENTS.get(name, ()))
+                assert type(derived) is sampling.Batches, name
+                assert derived._drawer is batches._drawer, name
+                with pytest.raises(ValueError, match="which records meet"):
+                    derived.cache()
+            else:
+                with pytest.raises(ValueError, match="which records meet"):
+                    method(1, 2)
+
+    @pytest.mark.parametrize(
+        "derive",
+        [
+            lambda b: b.map(lambda x, y: (x, y)).repeat().take(6),
+            lambda b: b.take(6).map_batches(lambda x, y: (x, y)),
+            lambda b: b.map(lambda x, y: (x + tf.random.normal([2]), y)),
+        ],
+    )
+    def test_nothing_is_drawn_ahead(self, derive):
+        for data in (_numbered(), _numbered()[0]):
+            batches = _batches(data=data, accumulation_steps=2)
+            if isinstance(data, tuple):
+                batches = derive(batches)
+            stream = iter(batches)
+            for expected in range(1, 6):
+                next(stream)
+                assert batches._drawer.delivered == expected
+
+    def test_apply_gives_batches_only(self):
+        for function in (
+            lambda batches: tf.data.Dataset.map(batches, lambda *e: e),
+            lambda batches: tf.data.Dataset.range(3),
+            lambda batches: _batches(),
+        ):
+            with pytest.raises(ValueError, match="which records meet"):
+                _batches().apply(function)
+
+    def test_nothing_runs_ahead_within_a_step(self):
+        for batches in (
+            _batches(accumulation_steps=2),
+            sampling.ShuffledEpochs(7, 60).batches(_numbered()),
+        ):
+            with pytest.raises(ValueError, match="prefetch must be 0"):
+                batches.prefetch(1)
+            for name in ("inject_prefetch", "map_parallelization"):
+                options = tf.data.Options()
+                setattr(options.experimental_optimization, name, True)
+                with pytest.raises(ValueError, match=name):
+                    batches.with_options(options)
+
+    def test_origin_is_known_through_own_methods_only(self):
+        batches = _batches()
+        derived = batches.map(lambda x, y: (x, y)).prefetch(1)
+        assert batches_lib.origin(iter(derived)._dataset) is derived
+        assert batches_lib.origin(tf.data.Dataset.prefetch(derived, 1)) is None
+        assert batches_lib.drawers_of(tf.data.Dataset.zip((batches, derived))) == [
+            batches._drawer
+        ]

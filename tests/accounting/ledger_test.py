@@ -73,13 +73,52 @@ class TestCounting:
     def test_unseen_steps_are_counted_at_their_worst(self):
         ledger = _ledger()
         ledger.add_unseen(40)
-        assert ledger.epsilon() == accounting.epsilon(1.0, 40, _POISSON, _DELTA)
+        full = accounting.epsilon(1.0, 40, sampling.FullBatch(), _DELTA)
+        assert ledger.epsilon() == full
+        fixed = _ledger(sampling=sampling.FixedSize(10, 100), noise_multiplier=4.0)
+        fixed.add_unseen(3)
+        assert fixed.epsilon() == pytest.approx(
+            accounting.gdp_epsilon(math.sqrt(3) / 2, _DELTA)
+        )
         shuffled = _ledger(sampling=sampling.ShuffledEpochs(10, 100))
         shuffled.add_unseen(3)
         assert shuffled.epsilon() == pytest.approx(
             accounting.gdp_epsilon(math.sqrt(3) / 0.5, _DELTA)
         )
         assert "before they were recorded" in str(ledger.statement())
+
+    def test_unseen_steps_have_their_own_noise(self):
+        ledger = _ledger(steps=10)
+        ledger.add_unseen(2, noise_multiplier=0.5, unit="batch")
+        ledger.add_unseen(3, noise_multiplier=0.5, unit="batch")
+        assert [phase.steps for phase in ledger.phases] == [5, 10]
+        worst = accounting.epsilon(0.25, 5, sampling.FullBatch(), _DELTA)
+        assert ledger.epsilon() > worst
+        # The current phase goes on.
+        ledger.record(1)
+        assert [phase.steps for phase in ledger.phases] == [5, 11]
+
+    def test_steps_belong_to_whoever_ran_them(self, tmp_path):
+        ledger = _ledger(tmp_path / "privacy.json", holder="a")
+        ledger.record(5)
+        ledger.begin(noise_multiplier=1.0, sampling=_POISSON, holder="b")
+        ledger.record(3)
+        ledger.reserve(2)
+        again = Ledger.load(ledger.path)
+        # What was reserved counts as run, by the one that reserved it.
+        assert again.counted == {"a": 5, "b": 5}
+        assert again.steps == 10
+
+    def test_a_file_without_identities_is_read(self, tmp_path):
+        path = tmp_path / "privacy.json"
+        ledger = _ledger(path, steps=7)
+        content = {**ledger.to_dict(), "format": 2}
+        del content["counted"], content["holder"]
+        path.write_text(_ledger_file.to_text(content))
+        again = Ledger.load(path)
+        assert again.steps == 7 and again.counted == {}
+        again.record(1)
+        assert json.loads(path.read_text())["format"] == 3
 
 
 class TestReservations:
@@ -163,6 +202,10 @@ class TestFiles:
         lambda c: c["phases"][0].update(unit="layer"),
         lambda c: c["phases"][0]["sampling"].update(rate=2),
         lambda c: c["phases"][0]["sampling"].update(scheme="Magic"),
+        lambda c: c.update(counted=[1]),
+        lambda c: c.update(counted={"a": -1}),
+        lambda c: c.update(holder=3),
+        lambda c: c.pop("counted"),
     ])  # fmt: skip
     def test_spoilt_files_are_refused(self, spoil, tmp_path):
         path = tmp_path / "privacy.json"

@@ -105,6 +105,9 @@ class Ledger:
     * A step is reserved, in the file, before it runs. If the process dies before the
       step is recorded, the next `Ledger.load` counts it: the ledger can err only
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
+    * Steps belong to the optimizer that ran them (`holder`): two optimizers add up in
+      one ledger, whatever their step counters say. Steps that nobody saw count as
+      full batches (`add_unseen`).
     * A phase with other settings than the one before is refused unless `change=True`
       says it is meant, and one under another neighbouring relation always.
     * The file is replaced atomically, and has a checksum: a damaged one is refused.
@@ -148,6 +151,8 @@ class Ledger:
         self.phases: list[Phase] = []
         self.notes: list[str] = []
         self.reserved = 0
+        self.counted: dict[str, int] = {}
+        self._holder: str | None = None
 
     @classmethod
     def open(
@@ -188,6 +193,11 @@ class Ledger:
         return None if self._file is None else self._file.path
 
     @property
+    def holder(self) -> str | None:
+        """Identity of the optimizer whose steps are recorded now, if it has one."""
+        return self._holder
+
+    @property
     def steps(self) -> int:
         """Steps recorded so far."""
         return sum(phase.steps for phase in self.phases)
@@ -202,6 +212,7 @@ class Ledger:
         seed: int | None = None,
         observed: bool = True,
         change: bool = False,
+        holder: str | None = None,
     ) -> None:
         """Opens a phase, or continues the last one if nothing changed.
 
@@ -213,6 +224,7 @@ class Ledger:
           seed: A fixed seed of noise or draws, if there is one.
           observed: Whether the draws are seen, not merely declared.
           change: Whether other settings than before are meant.
+          holder: Identity of the optimizer that runs the steps, if it has one.
 
         Raises:
           PrivacyMismatchError: If the settings differ from the last phase's and
@@ -223,6 +235,8 @@ class Ledger:
         if seed is not None:
             _validate.integer("seed", seed)
         _validate.boolean("change", change)
+        if holder is not None:
+            _validate.text("holder", holder)
         seeded = seed is not None or getattr(sampling, "seed", None) is not None
         phase = Phase(
             scheme,
@@ -243,6 +257,7 @@ class Ledger:
             self.phases.append(phase)
         if not current.runs or not scheme.independent_steps:
             current.runs.append(0)
+        self._holder = holder
         self.save()
 
     def reserve(self, steps: int = 1) -> None:
@@ -256,6 +271,7 @@ class Ledger:
         phase = self._current()
         steps = _validate.integer("steps", steps)
         phase.runs[-1] += steps
+        self._credit(steps)
         self.reserved = max(0, self.reserved - steps)
         if save:
             self.save()
@@ -274,24 +290,62 @@ class Ledger:
         finally:
             self.record(steps)
 
-    def add_unseen(self, steps: int) -> None:
-        """Counts steps that ran before the ledger saw them, at their worst.
+    def add_unseen(
+        self,
+        steps: int,
+        *,
+        noise_multiplier: float | None = None,
+        unit: str | None = None,
+        holder: str | None = None,
+    ) -> None:
+        """Counts steps that nobody saw, at their worst.
 
-        They are taken to have run under the current phase's settings; where steps
-        depend on each other, as if each had been a stretch of its own.
+        Nobody knows how their records were drawn: each is taken to have used every
+        record, without amplification, under the neighbouring relation in force.
+
+        Args:
+          steps: How many.
+          noise_multiplier: Theirs, if it is known; the current one by default.
+          unit: What they clipped, if it is known; as the current phase by default.
+          holder: Identity of the optimizer that ran them.
         """
         phase = self._current()
         steps = _validate.integer("steps", steps)
         if steps == 0:
             return
-        if phase.sampling.independent_steps:
-            phase.runs[-1] += steps
+        z = phase.noise_multiplier if noise_multiplier is None else noise_multiplier
+        unseen = dataclasses.replace(
+            phase,
+            sampling=phase.sampling.at_worst(),
+            noise_multiplier=_validate.non_negative("noise_multiplier", z),
+            unit=phase.unit if unit is None else unit,
+            runs=[steps],
+        )
+        # Before the current phase, which stays the last one.
+        before = self.phases[-2] if len(self.phases) > 1 else None
+        if before is not None and before.settings() == unseen.settings():
+            before.runs[-1] += steps
         else:
-            phase.runs[-1:-1] = [1] * steps
-        self.notes.append(
-            f"{steps} steps ran before they were recorded, under the settings stated"
+            self.phases.insert(-1, unseen)
+        if holder is not None:
+            self.counted[holder] = self.counted.get(holder, 0) + steps
+        self.assume(
+            f"{steps} steps ran before they were recorded; each is counted as if it "
+            "had used every record",
+            once=False,
         )
         self.save()
+
+    def assume(self, text: str, *, once: bool = True) -> None:
+        """Adds an assumption to what the statement says.
+
+        Args:
+          text: The assumption, in words.
+          once: Whether to leave it out if it is there already.
+        """
+        _validate.text("text", text)
+        if not (once and text in self.notes):
+            self.notes.append(text)
 
     def event(self, more: int = 0) -> dp_accounting.DpEvent:
         """Returns everything that ran or is reserved, and `more` steps."""
@@ -383,6 +437,8 @@ class Ledger:
             "phases": [{**p.settings(), "runs": p.runs} for p in self.phases],
             "reserved": self.reserved,
             "notes": self.notes,
+            "counted": self.counted,
+            "holder": self._holder,
         }
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -431,7 +487,20 @@ class Ledger:
             ledger.notes = [str(note) for note in content["notes"]]
             if ledger.reserved:
                 ledger._current()
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            if content["format"] > 2:
+                ledger.counted = {
+                    _validate.text("counted", holder): _validate.integer("counted", n)
+                    for holder, n in content["counted"].items()
+                }
+                if content["holder"] is not None:
+                    ledger._holder = _validate.text("holder", content["holder"])
+        except (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ) as error:
             raise ValueError(f"{path} is not a privacy ledger: {error}") from error
         for name, expected in (("delta", delta), ("accountant", accountant)):
             found = getattr(ledger, name)
@@ -457,7 +526,13 @@ class Ledger:
             "whether or not they finished"
         )
         self.phases[-1].runs[-1] += self.reserved
+        self._credit(self.reserved)
         self.reserved = 0
+
+    def _credit(self, steps: int) -> None:
+        """Notes whose the steps were."""
+        if self._holder is not None:
+            self.counted[self._holder] = self.counted.get(self._holder, 0) + steps
 
     def _check_continues(self, last: Phase, new: Phase, change: bool) -> None:
         relations = [p.sampling.neighboring_relation for p in (last, new)]

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE
+from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 
 
 def flow_of(make, *shapes, dtype=tf.float32, variables=()):

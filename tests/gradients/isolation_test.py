@@ -126,25 +126,10 @@ MIXING = {
 }
 # Shows only when it runs: the graph has reshapes, which may mean anything.
 IN_PAIRS = MIXING["in_pairs"]
-# What only differentiation through the statistic could show.
-INVISIBLE = {
-    "losses_by_rank": "the ranks of the losses have no gradient",
-}
 
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            n,
-            marks=pytest.mark.xfail(strict=True, reason=INVISIBLE[n])
-            if n in INVISIBLE
-            else (),
-        )
-        for n in MIXING
-    ],
-)
+@pytest.mark.parametrize("name", MIXING)
 def test_mixing_of_any_kind_is_refused(name, dynamic):
     assert_refused(MIXING[name], [W], X, dynamic=dynamic)
 

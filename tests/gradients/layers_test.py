@@ -188,6 +188,9 @@ LAYERS = {
         lambda: [L.Conv2D(3, 2), L.UpSampling2D(), L.Conv2D(2, 2)],
     ),
     "locally_connected": ((6, 2), lambda: [L.LocallyConnected1D(3, 2)]),
+    "simple_rnn": ((4, 5), lambda: [L.SimpleRNN(3)]),
+    "lstm_relu": ((4, 5), lambda: [L.LSTM(3, activation="relu")]),
+    "gru_reset_before": ((4, 5), lambda: [L.GRU(3, reset_after=False)]),
     "simple_rnn_unrolled": ((4, 5), lambda: [L.SimpleRNN(3, unroll=True)]),
     "lstm_unrolled": ((4, 5), lambda: [L.LSTM(3, unroll=True)]),
     "lstm_unrolled_1": ((4, 5), lambda: [L.LSTM(3, unroll=True, implementation=1)]),
@@ -222,14 +225,6 @@ LAYERS |= {
         lambda: [Masking(), L.Bidirectional(L.GRU(3, return_sequences=True))],
     ),
 }
-SLOW_PATH = {
-    "simple_rnn": ((4, 5), lambda: [L.SimpleRNN(3)]),
-    "lstm_relu": (
-        (4, 5),
-        lambda: [L.LSTM(3, activation="relu")],
-    ),
-    "gru_reset_before": ((4, 5), lambda: [L.GRU(3, reset_after=False)]),
-}
 
 
 def compare_without_fallback(layers, x, y, **options):
@@ -262,12 +257,3 @@ def test_large_initial_states_of_a_static_batch_are_known(layer):
     x, y = images(3, 4, batch=12)
     layers = [layer(90, unroll=True)]
     compare_without_fallback(layers, x, y, dynamic=False, sizes=[len(y)])
-
-
-@pytest.mark.parametrize("name", SLOW_PATH)
-def test_opaque_layer_falls_back_and_says_so(name):
-    shape, layers = SLOW_PATH[name]
-    tf.keras.utils.set_random_seed(3)
-    x, y = images(*shape)
-    with pytest.warns(JacobianFallbackWarning, match="kernel"):
-        compare(head(*layers()), x, y)

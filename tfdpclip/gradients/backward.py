@@ -44,9 +44,7 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
     for op, rule in rules.items():
 
         def gradient(op, *at_outputs, rule=rule):
-            # TensorFlow fills in zeros for what is not there.
-            given = (None if g.op.type == "ZerosLike" else g for g in at_outputs)
-            return rule(op, *given)
+            return rule(op, *(None if _is_nothing(g) else g for g in at_outputs))
 
         op._gradient_function = gradient
     try:
@@ -54,3 +52,10 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
     finally:
         for op, function in before.items():
             op._gradient_function = function
+
+
+def _is_nothing(gradient) -> bool:
+    """Whether an output has no gradient: TensorFlow gives None, [], or makes zeros."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return False
+    return not tf.is_tensor(gradient) or gradient.op.type == "ZerosLike"

@@ -13,19 +13,29 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _streams
 from tfdpclip.gradients.forms import (
     Budget,
     Explicit,
     Form,
+    Kept,
     Outer,
     in_chunks,
     sum_squares,
+    sum_weighted,
 )
+from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.tied import tie
 from tfdpclip.gradients.uses import Use
 
 
 class VariableGradient:
     """Every example's gradient of one variable.
+
+    Where several uses add up, or the variable is transformed, an example's parts may
+    cancel. The sum over the batch is then made of the examples' own gradients, the very
+    numbers that were measured, and not of their parts, whose rounding no norm bounds.
+    (Within one use, and for tied tables, `floors` says what holds.)
 
     Args:
       variable: the variable.
@@ -44,7 +54,11 @@ class VariableGradient:
         self.variable = variable
         self._handle = handle
         self.parts = list(zip(uses, forms, strict=True))
+        # How the norms were found, which decides how the sum is.
+        self._kept: Kept | None = None
+        self._chunk: int | None = None
         self._join()
+        self._by_parts = self._orthogonal
 
     def _join(self) -> None:
         """Joins uses of the same parameter tensor where the forms allow it."""
@@ -75,16 +89,32 @@ class VariableGradient:
         """`[B]`."""
         if self._orthogonal:
             return tf.add_n([form.squared_norms(budget) for _, form in self.parts])
-        batch_size = self.parts[0][1].batch_size
-        sizes = [math.prod(form.shape) for _, form in self.parts]
-        memory = 4 * (sum(sizes) + math.prod(self.variable.shape))
+        size = math.prod(self.variable.shape)
+        memory = 4 * (sum(math.prod(form.shape) for _, form in self.parts) + size)
+        fits = budget.fits(memory)
+        tied = tie(self.parts)
+        if tied is not None and (tied.is_cheap() or not fits):
+            self._by_parts = True
+            return tied.squared_norms(budget)
+        if fits and budget.reserve(4 * size):
+            shape = self.variable.shape
+            self._kept = Kept(
+                [self._gradients(self.parts)], lambda sums: tf.reshape(sums[0], shape)
+            )
+            return self._kept.squared_norms()
+        self._chunk = budget.chunk(memory)
 
         def compute(start, size):
             return sum_squares(self.gradients(start, size))
 
-        if budget.fits(memory):
+        if fits:
+            self._chunk = None
             return sum_squares(self._gradients(self.parts))
-        return in_chunks(compute, batch_size, budget.chunk(memory))
+        return in_chunks(compute, self._batch_size, self._chunk)
+
+    @property
+    def _batch_size(self) -> tf.Tensor:
+        return self.parts[0][1].batch_size
 
     def gradients(self, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         """The gradients of some examples, `[size, *variable.shape]`."""
@@ -126,8 +156,44 @@ class VariableGradient:
             entry[2].append(gradient)
         return roots.values()
 
+    @property
+    def has_several_terms(self) -> bool:
+        """Whether an example's gradient is a sum, of which terms may cancel."""
+        ((use, form), *others) = self.parts
+        return bool(others) or not use.path.isometric or form.has_several_terms
+
+    def part_squares(self) -> tf.Tensor:
+        """`[B]`: the squares of the terms that are added up, whatever cancels.
+
+        An ordinary gradient is rounded relative to these. What transforms the variable
+        is taken for a multiple of a rotation: the one with the same Frobenius norm.
+        """
+        total = []
+        for use, form in self.parts:
+            square = tf.cast(form.part_squares(), tf.float32)
+            if not use.path.isometric:
+                square *= tf.cast(self._mean_square(use), tf.float32)
+            total.append(square)
+        return tf.add_n(total)
+
+    def _mean_square(self, use: Use) -> tf.Tensor:
+        """The mean square of the singular values of d parameter / d variable."""
+        param, root = in_float32(use.param, self._handle)
+        found = []
+        for seed in (1, 2):
+            fixed = tf.constant([seed, seed], tf.int64)
+            signs = _streams.uniform(tf.shape(param), fixed) < 0.5
+            seeds = tf.where(signs, tf.ones_like(param), -tf.ones_like(param))
+            pulled = tf.gradients(param, root, grad_ys=seeds)[0]
+            if pulled is not None:
+                square = tf.reduce_sum(tf.square(tf.convert_to_tensor(pulled)))
+                found.append(square / tf.cast(2 * tf.size(param), square.dtype))
+        return tf.add_n(found) if found else tf.constant(0.0)
+
     def saved(self) -> list[tuple[tf.Tensor, int | None]]:
         """What `weighted_sum` reads, and how many rows of each are one example's."""
+        if self._kept is not None:
+            return [(tensor, 1) for tensor in self._kept.values]
         return [(t, form.rows) for _, form in self.parts for t in form.saved()]
 
     def weighted_sum(self, weights: tf.Tensor, saved: Iterator[tf.Tensor]) -> tf.Tensor:
@@ -137,10 +203,54 @@ class VariableGradient:
           weights: `[B]`.
           saved: yields what to take instead of the tensors that `saved` lists.
         """
+        if self._kept is not None:
+            kept = self._kept.replaced([next(saved) for _ in self._kept.values])
+            total = kept.weighted_sum(tf.cast(weights, kept.values[0].dtype))
+        else:
+            parts = [
+                (use, form.replaced([next(saved) for _ in form.saved()]))
+                for use, form in self.parts
+            ]
+            by = self._sum_by_parts if self._by_parts else self._sum_by_examples
+            total = by(weights, parts)
+        # A variable of a coarse type gets its sum in float32: rounding it before the
+        # noise is added would break the bound on one example's influence.
+        dtype = self.variable.dtype
+        return tf.cast(total, dtype) if dtype.size >= 4 else total
+
+    def _sum_by_examples(self, weights, parts) -> tf.Tensor:
+        """The gradients built once more, as for the norms, and added up."""
+        if self._chunk is None:
+            built = self._gradients(parts)
+            return sum_weighted(tf.cast(weights, built.dtype), built)
+        batch_size = tf.shape(weights)[0]
+        size = tf.minimum(self._chunk, tf.maximum(batch_size, 1))
+        count = tf.where(batch_size > 0, (batch_size + size - 1) // size, 0)
+        shape = self.variable.shape
+
+        def body(i, total):
+            start = tf.minimum(i * size, batch_size - size)
+            rows = start + tf.range(size)
+            # The last chunk is moved back; what it has twice counts once.
+            fresh = tf.cast(rows >= i * size, weights.dtype)
+            built = self._gradients([(u, form.part(start, size)) for u, form in parts])
+            added = sum_weighted(
+                tf.cast(tf.gather(weights, rows) * fresh, total.dtype),
+                tf.cast(built, total.dtype),
+            )
+            return i + 1, total + tf.reshape(added, shape)
+
+        wide = any(form.dtype == tf.float64 for _, form in parts)
+        zeros = tf.zeros(shape, tf.float64 if wide else tf.float32)
+        _, total = tf.while_loop(
+            lambda i, _: i < count, body, (tf.constant(0), zeros), parallel_iterations=1
+        )
+        return total
+
+    def _sum_by_parts(self, weights, parts) -> tf.Tensor:
         total, others = None, []
-        for use, form in self.parts:
-            tensors = [next(saved) for _ in form.saved()]
-            part = form.replaced(tensors).weighted_sum(tf.cast(weights, form.dtype))
+        for (_, form), (use, replaced) in zip(self.parts, parts, strict=True):
+            part = replaced.weighted_sum(tf.cast(weights, form.dtype))
             if _is_renamed(use):
                 part = tf.reshape(part, self.variable.shape)
                 total = part if total is None else total + part
@@ -151,10 +261,7 @@ class VariableGradient:
             (part,) = tf.gradients(params, root, grad_ys=seeds)
             part = tf.convert_to_tensor(part)
             total = part if total is None else total + tf.cast(part, total.dtype)
-        # A variable of a coarse type gets its sum in float32: rounding it before the
-        # noise is added would break the bound on one example's influence.
-        dtype = self.variable.dtype
-        return tf.cast(total, dtype) if dtype.size >= 4 else total
+        return total
 
 
 def _entries(use: Use, form: Form):
@@ -165,6 +272,8 @@ def _entries(use: Use, form: Form):
         # Where a transposition moved entries, only one and the same tensor is safe.
         moved = use.param.ref() if use.path.moved else None
         return ("outer", use.path.piece, form.layout, moved)
+    if isinstance(form, Lookup) and _is_renamed(use):
+        return ("lookup", tuple(form.shape))
     if isinstance(form, Explicit) and (_is_renamed(use) or not use.path.moved):
         return ("explicit", use.path.piece, None if use.path.piece else 0)
     return None
@@ -172,11 +281,11 @@ def _entries(use: Use, form: Form):
 
 def _sum_forms(forms: Sequence[Form]) -> Form:
     first = forms[0]
-    if isinstance(first, Outer):
+    if isinstance(first, (Outer, Lookup)):
         return first.joined(list(forms[1:]))
     flat = [tf.reshape(form.values, [form.batch_size, -1]) for form in forms]
     return Explicit(
-        tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape]), first.shape
+        tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape]), first.shape, flat
     )
 
 

@@ -9,16 +9,15 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip.gradients import floors
 from tfdpclip.gradients.forms import (
     Budget,
     Form,
     Kept,
     cut_rows,
-    gram_norms,
     in_chunks,
     merge_steps,
     rows_per_example,
-    scaled,
     sum_squares,
 )
 
@@ -164,26 +163,52 @@ class Convolution(Form):
         for offset in self._offsets():
             with tf.control_dependencies([total]):
                 total += tf.cast(sum_squares(self._product(offset)), tf.float32)
-        return total
+        # The sum over the batch is not made of these products, but of their terms.
+        terms = self._rows_per_example() * math.prod(
+            _size(self.small, axis + 1) for axis in range(self.geometry.spatial)
+        )
+        return floors.floored(total, tf.cast(self.part_squares(), tf.float32), terms)
 
     def _gram_norms(self):
-        patches, patch_size = scaled(self._patches())
-        small, small_size = scaled(self._flat_small())
-        squares = gram_norms(
-            tf.matmul(patches, patches, transpose_b=True),
-            tf.matmul(small, small, transpose_b=True),
+        return floors.gram_norms(self._patches(), self._flat_small())
+
+    def part_squares(self):
+        # Of the outer product of patch and output gradient at each position.
+        groups = self.geometry.groups
+        if self.geometry.depthwise:
+            groups = self.big.shape[-1]
+        big, big_size = floors.scaled(self.big)
+        small, small_size = floors.scaled(self.small)
+        big, small = (
+            tf.reduce_sum(
+                tf.reshape(
+                    tf.square(t), tf.concat([tf.shape(t)[:-1], [groups, -1]], 0)
+                ),
+                axis=-1,
+            )
+            for t in (big, small)
         )
-        return squares * tf.square(patch_size * small_size)
+        padded = self._padded(big)
+        axes = list(range(1, self.geometry.spatial + 2))
+        found = tf.add_n(
+            [
+                tf.reduce_sum(self._shift(padded, offset) * small, axis=axes)
+                for offset in self._offsets()
+            ]
+        )
+        found *= tf.square(big_size * small_size)
+        rows = self._rows_per_example()
+        return tf.reduce_sum(tf.reshape(found, [self.batch_size, rows]), axis=1)
 
     # The products.
 
     def _offsets(self):
         return itertools.product(*(range(k) for k in self.geometry.kernel))
 
-    def _padded(self) -> tf.Tensor:
+    def _padded(self, big: tf.Tensor) -> tf.Tensor:
         geometry = self.geometry
         if geometry.padding == "VALID":
-            return self.big
+            return big
         pads = [[0, 0]]
         for axis in range(geometry.spatial):
             if geometry.padding != "SAME":
@@ -195,7 +220,7 @@ class Convolution(Form):
             total = (out - 1) * geometry.strides[axis] + reach - size
             total = max(total, 0) if isinstance(total, int) else tf.maximum(total, 0)
             pads.append([total // 2, total - total // 2])
-        return tf.pad(self.big, [*pads, [0, 0]])
+        return tf.pad(big, [*pads, [0, 0]])
 
     def _shift(self, padded, offset) -> tf.Tensor:
         slices = [slice(None)]
@@ -208,7 +233,7 @@ class Convolution(Form):
 
     def _flat_shift(self, offset) -> tf.Tensor:
         if not hasattr(self, "_padded_big"):
-            self._padded_big = self._padded()
+            self._padded_big = self._padded(self.big)
         shifted = self._shift(self._padded_big, offset)
         return merge_steps(
             shifted, self.batch_size, self.big.shape[-1], rows=self._rows

@@ -14,14 +14,17 @@ what it says about rows is checked again at run time (`isolation.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
+from tfdpclip.gradients import origins
+from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
+from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.sizes import size_flow
-from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE, Flow, transfer
+from tfdpclip.gradients.transfers import DATA_SHAPED, transfer
 
-_ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
 _NO_GRADIENT = frozenset("StopGradient PreventGradient".split())
 _SIZES = frozenset("Shape ShapeN Size Rank".split())
 _SHAPERS = frozenset(
@@ -40,6 +43,7 @@ class Dataflow:
       outputs: tensors of one graph.
       handles: the graph's tensors that stand for the variables of interest.
       batch_size: the static batch size, if it is known better than from `outputs`.
+      public: the graph's handles of other variables whose values are public.
     """
 
     def __init__(
@@ -47,44 +51,93 @@ class Dataflow:
         outputs: Iterable[tf.Tensor],
         handles: Iterable[tf.Tensor],
         batch_size: int | None = None,
+        public: Iterable[tf.Tensor] = (),
     ):
-        outputs = list(outputs)
+        self._start(list(outputs), handles, batch_size, public)
+        if self.batch_size is None:
+            self.batch_size = _static_batch(self._outputs[0], self.ops)
+        self._any_data = any(map(self._passed_in, self.ops))
+        for op in self.ops:
+            self._visit(op)
+
+    def of_others(self, outputs: list[tf.Tensor]) -> Dataflow:
+        """The analysis of other tensors of a graph, for the same batch."""
+        flows = Dataflow.__new__(Dataflow)
+        flows._start(outputs, (), self.batch_size, ())
+        flows._any_data = self._any_data
+        for op in flows.ops:
+            flows._visit(op)
+        return flows
+
+    def _start(self, outputs, handles, batch_size, public):
+        self._outputs = outputs
         self.graph = outputs[0].graph
-        self.ops = _ancestors(outputs)
+        self.ops = ancestors(outputs)
         self._inside = set(self.ops)
         self._handles = {handle.ref() for handle in handles}
+        self._public = {handle.ref() for handle in public}
         self._flows: dict = {}
-        self.batch_size = batch_size or _static_batch(outputs[0], self.ops)
-        self._leaf_kinds = _classify_leaves(self.graph, self.ops, self.batch_size)
+        self.batch_size = batch_size or None
         self.sources: list[tf.Tensor] = []
         # Floating tensors through which no gradient reaches the sources.
         self.converted: list[tf.Tensor] = []
-        for op in self.ops:
-            self._visit(op)
 
     def __getitem__(self, tensor: tf.Tensor) -> Flow:
         flow = self._flows.get(tensor.ref())
         if flow is not None:
             return flow
+        if tensor.op in self._inside:
+            # An output that a loop was given when it was differentiated.
+            return Flow(DATA, None)
         # A tensor built after the analysis: analyse what it adds.
-        for op in _ancestors([tensor], stop=self._inside):
+        for op in ancestors([tensor], stop=self._inside):
             self._inside.add(op)
             self._visit(op)
         return self._flows[tensor.ref()]
 
+    def declare(self, tensor: tf.Tensor, flow: Flow) -> None:
+        """States the flow of a tensor that was built after the analysis."""
+        self._flows[tensor.ref()] = flow
+
     def __contains__(self, op: tf.Operation) -> bool:
         return op in self._inside
 
+    def without_gradient(self) -> dict[tf.Operation, Callable]:
+        """Gradient functions for ops that have none, before the first variable.
+
+        No gradient passes them; `converted` has what comes after them.
+        """
+        return {
+            op: lambda op, *at_outputs: [None] * len(op.inputs)
+            for op in self.ops
+            if not any(self[t].trained for t in op.outputs) and not _has_gradient(op)
+        }
+
+    def is_trained(self, handle: tf.Tensor) -> bool:
+        """Whether a handle stands for a variable of interest."""
+        return handle.ref() in self._handles
+
+    def is_public(self, handle: tf.Tensor) -> bool:
+        """Whether a handle stands for a variable that is trained here, or public."""
+        return handle.ref() in self._handles or handle.ref() in self._public
+
     def _visit(self, op: tf.Operation) -> None:
-        inputs = [self._flows.get(t.ref(), Flow()) for t in op.inputs]
+        inputs = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
         trained = any(f.trained for f in inputs)
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
-        leaf = self._leaf_kinds.get(op)
+        leaf = _public if is_pinned(op) else self._classify(op)
+        if leaf is _public:
+            coupled = None
         for output in op.outputs:
             if leaf is not None:
-                flow = self._leaf(output, leaf)
+                flow = leaf(output)
+            elif op.type in _SIZES and any(f.varying for f in inputs):
+                # How many entries a mask has left is a statistic of the batch.
+                flow = Flow(DATA, (), coupled=op)
             elif op.type in _SIZES:
                 flow = size_flow(op, output, inputs)
+            elif all(f.kind != DATA for f in inputs) and origins.brings_data(op):
+                flow = Flow(DATA, None)
             elif all(f.kind == PUBLIC for f in inputs):
                 batched = trained and self._repeats_for_batch(op, output)
                 batched = batched or self._fills_a_batch(op, output)
@@ -106,15 +159,60 @@ class Dataflow:
                     coupled=mixed,
                     trained=(trained and passes) or output.ref() in self._handles,
                 )
+            if self._varies(op, output, inputs):
+                flow = dataclasses.replace(flow, varying=True)
             self._flows[output.ref()] = flow
             if flow.leads and output.dtype.is_floating and not flow.trained:
                 if leaf is None and _starts_gradients(op):
                     self.converted.append(output)
 
-    def _leaf(self, output: tf.Tensor, is_data: bool) -> Flow:
-        if not is_data or output.dtype in (tf.resource, tf.variant):
-            return Flow(DATA if is_data and output.dtype == tf.variant else PUBLIC)
-        if output.shape.rank is None:
+    def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
+        """Whether the values of the data decide about the shape of an output."""
+        if output.shape.is_fully_defined() or op.type in _SIZES:
+            return False
+        if any(f.varying for f in inputs):
+            return True
+        made = op.type in DATA_SHAPED or op.type in _SHAPERS - {"BroadcastTo", "Tile"}
+        return made and any(f.kind == DATA for f in inputs)
+
+    def _classify(self, op: tf.Operation) -> Callable[[tf.Tensor], Flow] | None:
+        """The flow of an op that starts something; None of one that goes by its inputs.
+
+        A tensor that was captured from eager code, and a constant, have one value for
+        good. They are the data all the same where somebody closes over a whole batch;
+        that is told by their leading dimension.
+        """
+        if self._passed_in(op):
+            return self._batch
+        if op.type == "Placeholder":
+            (output,) = op.outputs
+            if output.dtype == tf.resource:
+                return _public
+            return _public if output.dtype != tf.variant else _unknown
+        if op.type == "Const":
+            batched = self._batch_shaped(op)
+            uniform = batched and op.outputs[0].shape.rank > 1 and _is_uniform(op)
+            uniform = uniform and bool(self._handles)
+            is_batch = batched and (not self._any_data or uniform)
+            return self._batch if is_batch else _public
+        if not op.inputs and op.outputs:
+            return _unknown if origins.brings_data(op) else _public
+        return None
+
+    def _passed_in(self, op: tf.Operation) -> bool:
+        """Whether the op's outputs are the batch: arguments, or from an iterator."""
+        if op.type in origins.ITERATORS:
+            return True
+        if op.type != "Placeholder" or op.outputs[0].dtype in (tf.resource, tf.variant):
+            return False
+        return not _is_captured_value(op) or self._batch_shaped(op)
+
+    def _batch_shaped(self, op: tf.Operation) -> bool:
+        shape, size = op.outputs[0].shape, self.batch_size
+        return bool(shape.rank) and size is not None and shape[0] == size
+
+    def _batch(self, output: tf.Tensor) -> Flow:
+        if output.dtype in (tf.resource, tf.variant) or output.shape.rank is None:
             return Flow(DATA, None)
         self.sources.append(output)
         return Flow(DATA, (0,), 1) if output.shape.rank else Flow(DATA, ())
@@ -148,16 +246,27 @@ class Dataflow:
         return Flow(SIZE)
 
 
+def _has_gradient(op: tf.Operation) -> bool:
+    """Whether TensorFlow can differentiate the op, or knows that its gradient is 0."""
+    try:
+        ops.get_gradient_function(op)
+    except LookupError:
+        return op.type in origins.CALLS or op._gradient_function is not None
+    return True
+
+
 def _starts_gradients(op: tf.Operation) -> bool:
     """Whether gradients at the op's output do not pass on to floating inputs."""
     if op.type in ("Sign", "Floor", "Ceil", "Rint", "Round", "StopGradient"):
+        return True
+    if not _has_gradient(op):
         return True
     return bool(op.inputs) and not any(
         t.dtype.is_floating for t in op.inputs if t.op.type != "Const"
     )
 
 
-def _ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
+def ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
     """Ops that `outputs` depend on, in an order in which inputs come first."""
     order, seen = [], set(stop)
     stack = [(t.op, False) for t in outputs]
@@ -174,7 +283,7 @@ def _ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
     return order
 
 
-def _static_batch(output: tf.Tensor, ops: list[tf.Operation]) -> int | None:
+def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
     """The static batch size, or None.
 
     Of a loss with a batch axis, it is that axis's size; of a scalar, the leading size
@@ -182,53 +291,38 @@ def _static_batch(output: tf.Tensor, ops: list[tf.Operation]) -> int | None:
     """
     if output.shape.rank:
         return output.shape[0]
-    for op in ops:
-        shape = op.outputs[0].shape if op.outputs else tf.TensorShape(None)
-        passed = op.type in _ITERATORS or (
-            op.type == "Placeholder" and op.outputs[0].dtype != tf.resource
+    passed = [
+        op
+        for op in above
+        if op.type in origins.ITERATORS
+        or (
+            op.type == "Placeholder"
+            and op.outputs[0].dtype not in (tf.resource, tf.variant)
         )
-        if passed and shape.rank:
-            return shape[0]
-    for op in reversed(ops):
+    ]
+    closed_over = [op for op in passed if _is_captured_value(op)]
+    # What is closed over is the data only where nothing is passed in.
+    for op in [op for op in passed if op not in closed_over] + closed_over:
+        if op.outputs and op.outputs[0].shape.rank:
+            return op.outputs[0].shape[0]
+    for op in reversed(above):
         if op.type in ("Sum", "Mean") and op.inputs[0].shape.rank:
             return op.inputs[0].shape[0]
     return None
 
 
-def _classify_leaves(graph, ops, batch_size) -> dict[tf.Operation, bool]:
-    """Which ops without inputs bring data. Values: True for data, False for constants.
+def _is_captured_value(op: tf.Operation) -> bool:
+    """Whether a placeholder stands for one eager tensor."""
+    value = origins.captured_from(op.outputs[0])
+    return isinstance(value, tf.__internal__.EagerTensor)
 
-    A tensor that was captured from eager code, and a constant, have one value for good.
-    They are the data all the same where somebody closes over a whole batch; that is
-    told by their leading dimension.
-    """
-    eager = {
-        internal.op
-        for external, internal in getattr(graph, "captures", ())
-        if isinstance(external, tf.__internal__.EagerTensor)
-    }
 
-    def batch_shaped(op):
-        shape = op.outputs[0].shape
-        return bool(shape.rank) and batch_size is not None and shape[0] == batch_size
+def _public(output: tf.Tensor) -> Flow:
+    return Flow()
 
-    leaves, constants, any_data = {}, [], False
-    for op in ops:
-        if op.type == "Placeholder":
-            resource = op.outputs[0].dtype == tf.resource
-            is_data = not resource and (op not in eager or batch_shaped(op))
-            leaves[op] = is_data
-            any_data = any_data or is_data
-        elif op.type in _ITERATORS:
-            leaves[op] = any_data = True
-        elif op.type == "Const":
-            constants.append(op)
-        elif not op.inputs and op.outputs:
-            leaves[op] = op.type in ("ReadVariableOp", "PyFunc", "EagerPyFunc")
-    for op in constants:
-        uniform = batch_shaped(op) and op.outputs[0].shape.rank > 1 and _is_uniform(op)
-        leaves[op] = batch_shaped(op) and (not any_data or uniform)
-    return leaves
+
+def _unknown(output: tf.Tensor) -> Flow:
+    return Flow(DATA, None)
 
 
 def _is_uniform(op: tf.Operation) -> bool:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip._docs import see
+from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.fallback import not_a_number
 from tfdpclip.gradients.forms import Budget, sum_squares
+from tfdpclip.gradients.isolation import random_powers
 from tfdpclip.gradients.loss import LossParts
 from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.gradients.records import RecordGradients, column_of
+from tfdpclip.gradients.records import LOST_SQUARE, RecordGradients, column_of
+from tfdpclip.gradients.verify import COARSE_TOLERANCE, TOLERANCE
 
 
 class EagerIsolationWarning(UserWarning):
@@ -57,15 +60,18 @@ class EagerGradients(RecordGradients):
             )
         warnings.warn(
             "Eager steps are slow (a Jacobian of the whole batch), and cannot test "
-            "that examples are isolated. Run inside a tf.function, or test the model "
+            "that examples are isolated, nor, unless the tape is persistent, that "
+            "gradients are right. Run inside a tf.function, or test the model "
             "with dpc.keras.check_isolation(model, x, y).",
             EagerIsolationWarning,
             stacklevel=3,
         )
         self.variables = list(variables)
-        if loss.shape.rank > 1:
-            with tape:
+        with tape:
+            if loss.shape.rank > 1:
                 loss = tf.reduce_mean(tf.reshape(loss, [loss.shape[0], -1]), axis=1)
+            powers = random_powers(tf.shape(loss)[0])
+            weighted = tf.reduce_sum(loss * tf.cast(powers, loss.dtype))
         found = tape.jacobian(loss, self.variables)
         self._connected = [g is not None for g in found]
         self._found = [
@@ -79,6 +85,9 @@ class EagerGradients(RecordGradients):
         self.norms = tf.sqrt(tf.add_n(self._plain_squares()))
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
             raise ValueError(not_a_number(self.variables))
+        # Other tapes can be read once only.
+        if tape._persistent and bool(tf.reduce_all(tf.math.is_finite(self.norms))):
+            self._verify(powers, tape.gradient(weighted, self.variables))
         if perturbation is not None:
             shapes = [
                 v.shape if connected else None
@@ -86,6 +95,25 @@ class EagerGradients(RecordGradients):
             ]
             # Everything is in memory anyway.
             self.perturbation = Perturbation(*perturbation, shapes, Budget(2**62, 1))
+
+    def _verify(self, weights, truth) -> None:
+        """Compares the weighted sum with that of an ordinary backward pass."""
+        own = self.weighted_sum(weights)
+        for variable, a, b, square in zip(
+            self.variables, own, truth, self._plain_squares(), strict=True
+        ):
+            b = tf.zeros_like(a) if b is None else tf.convert_to_tensor(b)
+            tolerance = TOLERANCE if b.dtype.size >= 4 else COARSE_TOLERANCE
+            bound = tf.norm(
+                weights * tf.sqrt(square + LOST_SQUARE * tf.size(a).numpy())
+            )
+            if not tf.norm(tf.cast(a - b, tf.float32)) <= tolerance * bound:
+                raise GradientMismatchError(
+                    f"The sum of the examples' gradients of {variable.name!r} is not "
+                    "what an ordinary backward pass gives: TensorFlow's own Jacobian "
+                    "of an op behind it is wrong. Run inside a tf.function, where "
+                    "most ops have a rule." + see("a-wrong-gradient")
+                )
 
     def _batch_size(self) -> tf.Tensor:
         return self.parts.batch_size

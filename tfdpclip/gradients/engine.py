@@ -12,12 +12,15 @@ from tfdpclip._arguments import choice, items, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, check_positive
-from tfdpclip.gradients import fallback, isolation
+from tfdpclip.clipping.checks import check_fraction
+from tfdpclip.gradients import calls, fallback, isolation, state, while_loops
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
+from tfdpclip.gradients.inlining import inline_calls
+from tfdpclip.gradients.label_checks import convert_each_label
 from tfdpclip.gradients.loss import LossParts, take_apart
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients, column_of
@@ -28,7 +31,10 @@ from tfdpclip.gradients.rules import (
     outputs_of,
     pull_back_of,
 )
-from tfdpclip.gradients.uses import Use, find_uses
+from tfdpclip.gradients.state import PublicVariables
+from tfdpclip.gradients.status import DEFAULT_RATE, CheckStatus
+from tfdpclip.gradients.uses import Use, find_uses, first_known
+from tfdpclip.gradients.verify import SelfCheck
 
 # How many bytes of materialised per-example gradients may be alive for one variable.
 DEFAULT_MEMORY = 64 * 2**20
@@ -37,7 +43,7 @@ _ASSUMED_BATCH = 256
 
 @dataclasses.dataclass
 class _Slow:
-    """The variables that take the fallback, and why.
+    """The variables that take the fallback, why, and where they meet the batch.
 
     Attributes:
       coarse: whether one of them is used in a type below float32.
@@ -46,6 +52,7 @@ class _Slow:
     variables: list[tf.Variable]
     handles: list[tf.Tensor]
     reasons: list[str]
+    uses: list[Use]
     coarse: bool = False
 
 
@@ -89,28 +96,34 @@ class PerExampleGradients(RecordGradients):
 
     *Formal guarantees*
 
-    * The norms and the sums come from the same forward pass.
+    * The norms and the sums come from the same forward pass and the same backward pass.
     * `clipped_sum` multiplies each example's gradient by a weight that depends on that
       example's norm and on the rule's state only; examples whose norm is not finite
       and padding contribute exactly zero.
-    * The guarantee per example holds if the examples are isolated; `check_isolation`
-      tests that. If the test fails, the step raises, or, where XLA drops assertions,
-      gives every example weight 0.
+    * The guarantee per example holds if the examples are isolated and the norms and
+      sums are those of the loss. `check_isolation` tests both on the batch itself,
+      against ordinary backward passes and another forward pass with other examples in
+      the place of some. If the test fails, the step raises, or, where XLA drops
+      assertions, gives every example weight 0.
 
     Args:
       loss: a scalar or `[B]` or `[B, ...]` tensor of a graph.
       variables: trainable variables.
       nominal_batch_size: the public number of examples in a physical batch.
       memory: bytes of materialised gradients to allow at once.
-      check_isolation: "first" (the first time the graph runs), "always" or "never".
-      status: a scalar int32 variable that keeps the outcome of the "first" check
-        (`isolation.UNCHECKED`, ...); made here if None.
+      check_isolation: "first" (the first time the graph runs, then on the steps 2, 4,
+        8, ... and at random), "always" or "never".
+      recheck_rate: the probability with which a later step checks itself.
+      groups: the group of each variable, if the clip rule has groups: the check
+        looks at the norms of groups then.
       perturbation: k, and a seed `[2]` for this step: k * N(0, I) is added to every
         example's gradient before clipping. None for none.
+      public_variables: other variables whose values are public, or their names.
 
     Raises:
       LossStructureError: if the loss cannot be taken apart.
-      ExampleIsolationError: if the graph shows that examples are combined.
+      ExampleIsolationError: if the graph shows that examples are combined, or where it
+        could not be tested that they are not.
     """
 
     def __init__(
@@ -121,16 +134,19 @@ class PerExampleGradients(RecordGradients):
         nominal_batch_size: float | None = None,
         memory: int = DEFAULT_MEMORY,
         check_isolation: str = "first",
-        status: tf.Variable | None = None,
+        recheck_rate: float = DEFAULT_RATE,
+        groups: Sequence[int] | None = None,
         perturbation: tuple[float, tf.Tensor] | None = None,
+        public_variables: Sequence[tf.Variable | str] | PublicVariables = (),
     ):
         choice("check_isolation", check_isolation, ("first", "always", "never"))
+        recheck_rate = check_fraction("recheck_rate", recheck_rate)
         memory = int(check_positive("memory", memory))
         if nominal_batch_size is not None:
             nominal_batch_size = check_positive(
                 "nominal_batch_size", nominal_batch_size
             )
-        loss = _in_graph(loss)
+        loss = inline_calls(_in_graph(loss))
         self.variables = items("variables", variables)
         if not self.variables:
             raise ValueError("variables is empty: there is nothing to differentiate.")
@@ -139,9 +155,14 @@ class PerExampleGradients(RecordGradients):
                 raise ValueError(
                     f"variables must be trainable variables, got {shown(variable)}."
                 )
+        refuse_repeated("variables", self.variables)
         graph = loss.graph
         handles = [graph.capture(v.handle) for v in self.variables]
-        flows = Dataflow([loss], handles)
+        convert_each_label(loss)
+        if not isinstance(public_variables, PublicVariables):
+            public_variables = PublicVariables(public_variables)
+        public = state.public_handles(graph, handles, public_variables)
+        flows = Dataflow([loss], handles, public=public)
         if not flows[loss].trained:
             raise LossStructureError(
                 f"The loss {loss.name!r} does not depend on any of the variables: "
@@ -149,13 +170,14 @@ class PerExampleGradients(RecordGradients):
             )
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size)
         self._loss = self.parts.per_example
-        self._flows = Dataflow([self._loss], handles, flows.batch_size)
+        self._flows = Dataflow([self._loss], handles, flows.batch_size, public)
+        self.state_reads = state.reads(loss, flows)
         self._refuse_float16()
         self._context = Context(self._flows, self.parts.batch_size)
         planned = self._flows.batch_size or nominal_batch_size or _ASSUMED_BATCH
         self._budget = Budget(memory, int(planned))
+        self.handles = handles
         self._find(handles, self._context)
-        self.isolated = self._check_isolation(check_isolation, status)
         self._per_variable = self._plain_squares()
         self.norms = self._plain_norms()
         if perturbation is not None:
@@ -168,6 +190,15 @@ class PerExampleGradients(RecordGradients):
                 self.materialized, self.parts.batch_size
             )
             self._perturbed = tf.unstack(squares, num=len(shapes), axis=1)
+        self._finite_parts: list[tf.Tensor] | None = None
+        if perturbation is None:
+            # Outside of the check, which takes them, too.
+            finite = tf.math.is_finite(self.norms)
+            self._finite_parts = self._saved(finite, tf.reduce_all(finite))
+        self.status = CheckStatus(check_isolation, recheck_rate)
+        # What one trace checks, the graph keeps alive.
+        graph.add_to_collection("tfdpclip_checks", self.status)
+        self.isolated = self._checked(check_isolation, groups)
 
     def _refuse_float16(self):
         for op in self._flows.ops:
@@ -186,19 +217,22 @@ class PerExampleGradients(RecordGradients):
             find_uses(handle, v.shape, self._flows)
             for handle, v in zip(handles, self.variables, strict=True)
         ]
+        in_graph = uses
+        uses, stand_ins = while_loops.expand(uses, self._flows)
         covered = [all(has_rule(use) for use in found) for found in uses]
         self._meetings: dict[tf.Operation, _Meeting] = {}
         for found, is_covered in zip(uses, covered, strict=True):
             for use in found if is_covered else ():
                 if use.op not in self._meetings:
-                    outputs = [use.op.outputs[k] for k in outputs_of(use)]
+                    outputs = stand_ins.get(use.op)
+                    outputs = outputs or [use.op.outputs[k] for k in outputs_of(use)]
                     self._meetings[use.op] = _Meeting(outputs, pull_back_of(use))
         self._differentiate(context)
         forms: dict = {}
         self._place = {id(v): i for i, v in enumerate(self.variables)}
         self._gradients: dict[int, VariableGradient] = {}
         self._connected = [bool(found) for found in uses]
-        self._slow = _Slow([], [], [])
+        self._slow = _Slow([], [], [], [])
         for i, (variable, found) in enumerate(zip(self.variables, uses, strict=True)):
             if covered[i]:
                 found = [use for use in found if self._meetings[use.op].reached]
@@ -217,6 +251,7 @@ class PerExampleGradients(RecordGradients):
                 self._slow.variables.append(variable)
                 self._slow.handles.append(handles[i])
                 self._slow.reasons.append(_reason(found, built))
+                self._slow.uses += in_graph[i]
                 self._slow.coarse = self._slow.coarse or any(
                     t.dtype.is_floating and t.dtype.size < 4
                     for use in found
@@ -224,8 +259,17 @@ class PerExampleGradients(RecordGradients):
                 )
                 continue
             self._gradients[i] = VariableGradient(variable, handles[i], found, built)
+        self._slow_gradients: fallback.SlowGradients | None = None
         if self._slow.variables:
             fallback.warn(self._slow.variables, self._slow.reasons)
+            self._slow_gradients = fallback.SlowGradients(
+                self._loss,
+                self._slow.variables,
+                self._slow.handles,
+                context.batch_size,
+                self._budget,
+                coarse=self._slow.coarse,
+            )
 
     def _differentiate(self, context):
         """Finds the gradients at all meetings, in one backward pass."""
@@ -253,14 +297,8 @@ class PerExampleGradients(RecordGradients):
 
     def _plain_squares(self) -> list[tf.Tensor]:
         squares = [g.squared_norms(self._budget) for g in self._gradients.values()]
-        if self._slow.variables:
-            found = fallback.squared_norms(
-                self._loss,
-                self._slow.variables,
-                self._slow.handles,
-                self.parts.batch_size,
-                self._budget,
-            )
+        if self._slow_gradients is not None:
+            found = self._slow_gradients.squared_norms()
             squares += tf.unstack(found, num=len(self._slow.variables), axis=1)
         return [tf.cast(square, tf.float32) for square in squares]
 
@@ -291,11 +329,8 @@ class PerExampleGradients(RecordGradients):
         found: list = [None] * len(self.variables)
         for i, gradient in self._gradients.items():
             found[i] = gradient.gradients(start, size)
-        if self._slow.variables:
-            indices = start + tf.range(size)
-            parts = fallback.jacobian(
-                self._loss, self._slow.variables, self._slow.handles, indices
-            )
+        if self._slow_gradients is not None:
+            parts = self._slow_gradients.part(start, size)
             for variable, part in zip(self._slow.variables, parts, strict=True):
                 found[self._place[id(variable)]] = part
         return [
@@ -340,19 +375,22 @@ class PerExampleGradients(RecordGradients):
         ]
 
     def _sums(self, columns, finite):
-        sums: list = [None] * len(self.variables)
         everything = tf.reduce_all(finite)
-        saved = iter(self._saved(finite, everything))
+        parts = self._finite_parts
+        saved = iter(self._saved(finite, everything) if parts is None else parts)
+        sums: list = [None] * len(self.variables)
         for i, gradient in self._gradients.items():
             sums[i] = gradient.weighted_sum(columns[i], saved)
-        if self._slow.variables:
+        if self._slow_gradients is not None:
+            places = [self._place[id(v)] for v in self._slow.variables]
+            slow = [columns[place] for place in places]
             found = tf.cond(
                 everything,
-                lambda: self._all_slow_sums(columns, None),
-                lambda: self._all_slow_sums(columns, finite),
+                lambda: self._slow_gradients.weighted_sums(slow, None),
+                lambda: self._slow_gradients.weighted_sums(slow, finite),
             )
-            for variable, total in zip(self._slow.variables, found, strict=True):
-                sums[self._place[id(variable)]] = total
+            for place, total in zip(places, found, strict=True):
+                sums[place] = total
         return [
             tf.zeros(v.shape, v.dtype) if total is None else total
             for v, total in zip(self.variables, sums, strict=True)
@@ -380,32 +418,6 @@ class PerExampleGradients(RecordGradients):
             return without()
         return tf.cond(everything, lambda: tensors, without)
 
-    def _all_slow_sums(self, columns, kept):
-        sums: dict = {}
-        groups: dict = {}
-        for variable, handle in zip(
-            self._slow.variables, self._slow.handles, strict=True
-        ):
-            weights = columns[self._place[id(variable)]]
-            found = groups.setdefault(weights.ref(), (weights, [], []))
-            found[1].append(variable)
-            found[2].append(handle)
-        for weights, variables, handles in groups.values():
-            found = self._slow_sums(weights, variables, handles, kept)
-            for variable, total in zip(variables, found, strict=True):
-                if total is None:
-                    total = tf.zeros(variable.shape, variable.dtype)
-                sums[id(variable)] = tf.convert_to_tensor(total)
-        return [sums[id(v)] for v in self._slow.variables]
-
-    def _slow_sums(self, weights, variables, handles, kept):
-        if kept is None and not self._slow.coarse:
-            seeds = tf.cast(weights, self._loss.dtype)
-            return tf.gradients(self._loss, handles, grad_ys=seeds)
-        # Autodiff would round the sum over examples to the layer's coarse type.
-        every = tf.ones_like(weights, tf.bool) if kept is None else kept
-        return fallback.masked_sums(self._loss, variables, handles, weights, every)
-
     def mask(self, values: tf.Tensor) -> tf.Tensor:
         """`values` with 0 for padding, and 0 for all if isolation failed.
 
@@ -428,51 +440,114 @@ class PerExampleGradients(RecordGradients):
             return [None] * len(self.variables)
         return tf.gradients(self.parts.shared, self.variables)
 
-    def _check_isolation(self, when, status) -> tf.Tensor:
+    def _checked(self, when: str, groups) -> tf.Tensor:
+        """Whether all checks so far were passed, this step's included; see `verify`."""
         if when == "never":
             return tf.constant(True)
-        if status is None:
-            status = _status_of(self.variables[0], self._loss)
-            if status is None:
-                when = "always"
-                status = tf.constant(isolation.UNCHECKED, tf.int64)
-
-        seen = tf.convert_to_tensor(status)
-        if when == "always":
-            passed_before = tf.equal(seen, isolation.PASSED)
-            seen = tf.where(passed_before, tf.zeros_like(seen), seen)
+        check = SelfCheck(self, groups)
 
         def run():
-            ok, conclusive, assertions = isolation.check(
-                self._loss,
-                self._probes(),
-                self._flows,
-                self.parts.batch_size,
-                self._context.claims,
-            )
-            with tf.control_dependencies(assertions):
-                # Counts down from UNCHECKED until a batch is conclusive.
-                done = tf.logical_or(conclusive, seen <= -isolation.ATTEMPTS)
-                passed = tf.where(done, tf.cast(isolation.PASSED, tf.int64), seen - 1)
-                verdict = tf.where(ok, passed, tf.constant(isolation.FAILED, tf.int64))
-                if not isinstance(status, tf.Variable):
-                    return verdict
-                return status.assign(verdict, read_value=True)
+            ok, conclusive, message = check.run()
+            passed = self.status.settle(ok, conclusive)
+            if message is None:
+                return passed
+            # Noted first: a step that failed once is not to be trusted again.
+            with tf.control_dependencies([passed]):
+                assertion = tf.debugging.Assert(passed, [message])
+            with tf.control_dependencies([assertion]):
+                return tf.identity(passed)
 
-        # An empty batch proves nothing.
-        due = tf.logical_and(
-            tf.greater(self.parts.batch_size, 0), seen <= isolation.UNCHECKED
+        due = self.status.due(self.parts.batch_size)
+        return tf.cond(due, run, self.status.passed_before)
+
+    # What the check of a step needs to know.
+
+    @property
+    def loss(self) -> tf.Tensor:
+        """The losses, `[B]`."""
+        return self._loss
+
+    @property
+    def flows(self) -> Dataflow:
+        """The analysis of the losses."""
+        return self._flows
+
+    @property
+    def claims(self) -> list[tuple[Callable[[], tf.Tensor], str]]:
+        """What rules took for granted; see `rules.Context`."""
+        return self._context.claims
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the model computes in a type below float32 anywhere."""
+        return any(
+            t.dtype.is_floating and t.dtype.size < 4
+            for op in self._flows.ops
+            for t in op.outputs
         )
-        return tf.not_equal(tf.cond(due, run, lambda: seen), isolation.FAILED)
 
-    def _probes(self) -> list[isolation.Probe]:
+    def where(self, index: int) -> str:
+        """The ops at which a variable meets the batch, for messages."""
+        if index in self._gradients:
+            ops = [use.op for use, _ in self._gradients[index].parts]
+        else:
+            ops = [use.op for use in self._slow.uses]
+        named = [f"op {op.name!r}, a {op.type}" for op in dict.fromkeys(ops)]
+        return "; ".join(named[:3]) or "not used"
+
+    def unperturbed_sums(self, weights: tf.Tensor) -> list[tf.Tensor]:
+        """sum_i weights_i g_i for each variable, as a step makes it of finite examples.
+
+        Args:
+          weights: `[B]`.
+        """
+        finite = tf.math.is_finite(self.norms)
+        return self._sums([weights] * len(self.variables), finite)
+
+    def squares_by_variable(self) -> list[tf.Tensor]:
+        """The squared norms, `[B]`, for each of the variables."""
+        found: list = [None] * len(self.variables)
+        slow = [self._place[id(v)] for v in self._slow.variables]
+        places = [*self._gradients, *slow]
+        for place, square in zip(places, self._per_variable, strict=True):
+            found[place] = square
+        nothing = tf.zeros([self.parts.batch_size], tf.float32)
+        return [nothing if square is None else square for square in found]
+
+    def parts_by_variable(self) -> list[tf.Tensor]:
+        """What each variable's gradient is the sum of, squared and added up, `[B]`."""
+        found = self.squares_by_variable()
+        for place, gradient in self._gradients.items():
+            if gradient.has_several_terms:
+                found[place] = gradient.part_squares()
+        return found
+
+    def gradients_on_their_own_way(self) -> list[tf.Tensor]:
+        """The gradients of the losses at what has a row for each example.
+
+        None where the model has no gradients of its own: then they depend on the
+        examples that the losses depend on.
+        """
+        if not any(calls.gradient_function(op) is not None for op in self._flows.ops):
+            return []
+        return [
+            gradient
+            for meeting in self._meetings.values()
+            for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)
+            if isinstance(gradient, tf.Tensor)
+            and self._flows[output].leads
+            and self._flows[output].rows == 1
+        ]
+
+    def probes(self) -> list[isolation.Probe]:
+        """The tensors at which the gradient must separate by example."""
         names: dict = {}
         # What a rule pulled back is not what TensorFlow finds, to the last digits.
         exact = not any(m.pull_back for m in self._meetings.values())
         for i, gradient in self._gradients.items():
             for use, _ in gradient.parts:
                 names.setdefault(use.op, self.variables[i].name)
-        return [
+        found = [
             isolation.Probe(
                 output,
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
@@ -483,6 +558,13 @@ class PerExampleGradients(RecordGradients):
             for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)
             if gradient is not None
         ]
+        known = {probe.tensor.ref() for probe in found}
+        for tensor in first_known(self._slow.uses, self._flows):
+            if tensor.ref() not in known and tensor is not self._loss:
+                known.add(tensor.ref())
+                label = f"op {tensor.op.name!r} (a {tensor.op.type})"
+                found.append(isolation.Probe(tensor, label))
+        return found
 
 
 def _real_examples(parts: LossParts, norms: tf.Tensor) -> tf.Tensor:
@@ -491,26 +573,19 @@ def _real_examples(parts: LossParts, norms: tf.Tensor) -> tf.Tensor:
     return present if parts.present is None else tf.logical_and(present, parts.present)
 
 
-def _status_of(variable: tf.Variable, loss: tf.Tensor) -> tf.Variable | None:
-    """Where the outcome of the first check is kept, from one trace to the next.
+def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:
+    """Raises ValueError if a variable is listed twice.
 
-    A `tf.function` may create variables in its first trace only. None if that is past.
+    Its gradient would be counted twice in the norm, and applied twice.
     """
-    kept = variable.__dict__.setdefault("_tfdpclip_isolation", {})
-    key = (loss.graph.name, loss.name)
-    if key not in kept:
-        try:
-            with tf.init_scope():
-                kept[key] = tf.Variable(
-                    isolation.UNCHECKED, trainable=False, dtype=tf.int64
-                )
-        except ValueError:
-            return None
-    else:
-        # Another graph, though perhaps of the same name, is to be checked, too.
-        with tf.init_scope():
-            kept[key].assign(isolation.UNCHECKED)
-    return kept[key]
+    seen: set = set()
+    for variable in variables:
+        if id(variable) in seen:
+            raise ValueError(
+                f"{name} lists {variable.name!r} more than once; list every variable "
+                "once."
+            )
+        seen.add(id(variable))
 
 
 def _reason(uses: Sequence[Use], forms) -> str:
@@ -592,6 +667,7 @@ def clipped_sum(
         raise ValueError(
             f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
         )
+    options.setdefault("groups", rule.assignment)
     gradients = PerExampleGradients(loss, variables, **options)
     return gradients.clipped_sum(rule, state), gradients.norms
 

@@ -18,3 +18,11 @@ class ExampleIsolationError(_Raisable):
 
 class LossStructureError(_Raisable):
     """The loss cannot be taken apart into one loss per example with certainty."""
+
+
+class GradientMismatchError(_Raisable):
+    """The engine's gradients are not those of an ordinary backward pass.
+
+    A rule of this library, a converter of TensorFlow or a new version of a layer is
+    wrong. Nothing was released.
+    """

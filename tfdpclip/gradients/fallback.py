@@ -12,7 +12,16 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients.forms import Budget, in_chunks, sum_squares
+from tfdpclip.gradients._copies import repeatable, scratch_graph
+from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip.gradients.forms import (
+    Budget,
+    cut_rows,
+    in_chunks,
+    rows_where,
+    sum_squares,
+    sum_weighted,
+)
 
 
 class JacobianFallbackWarning(UserWarning):
@@ -57,40 +66,138 @@ def jacobian(
     return tf.vectorized_map(one, indices, fallback_to_while_loop=True)
 
 
-def _bytes_per_example(variables) -> int:
-    return 4 * sum(math.prod(v.shape) for v in variables)
+class SlowGradients:
+    """Every example's gradients of the variables that no rule covers.
 
+    Where they fit into memory, they are built once, and the norms and the sums are made
+    of the same numbers. Elsewhere they are built twice, which is the same only if a
+    backward pass gives the same result twice; this is looked up, not assumed.
 
-def squared_norms(
-    per_example: tf.Tensor,
-    variables: Sequence[tf.Variable],
-    handles: Sequence[tf.Tensor],
-    batch_size: tf.Tensor,
-    budget: Budget,
-) -> tf.Tensor:
-    """`[B, V]`: one column for each of the V `variables`.
+    Args:
+      per_example: the losses, `[B]`.
+      variables: the variables.
+      handles: the graph's tensors that stand for them.
+      batch_size: B.
+      budget: what memory there is.
+      coarse: whether a variable is used in a type below float32, to which ordinary
+        gradients would round the sum over examples.
 
-    A value that is not a number in one example's backward pass reaches every other's
-    here, because each differentiates the whole batch. Nothing can then be said about
-    anybody's norm, so the step fails. (XLA drops the assertion; every example is then
-    dropped for its norm.)
+    Raises:
+      LossStructureError: if they do not fit, and a second backward pass would draw
+        other random numbers than the first.
     """
 
-    def compute(start, size):
-        gradients = jacobian(per_example, variables, handles, start + tf.range(size))
-        squares = [tf.cast(sum_squares(g), tf.float32) for g in gradients]
-        return tf.stack(squares, axis=1)
+    def __init__(
+        self,
+        per_example: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        handles: Sequence[tf.Tensor],
+        batch_size: tf.Tensor,
+        budget: Budget,
+        *,
+        coarse: bool = False,
+    ):
+        self.variables = list(variables)
+        self._losses = per_example
+        self._handles = list(handles)
+        self._batch_size = batch_size
+        self._budget = budget
+        self._coarse = coarse
+        self._bytes = 4 * sum(math.prod(v.shape) for v in variables)
+        self._kept: list[tf.Tensor] | None = None
+        if budget.reserve(self._bytes):
+            self._kept = self._built(tf.constant(0), batch_size)
+        else:
+            self._refuse_random_passes()
 
-    memory = _bytes_per_example(variables)
-    if budget.fits(memory):
-        squares = compute(tf.constant(0), batch_size)
-    else:
-        chunk, width = budget.chunk(memory), len(variables)
-        squares = in_chunks(compute, batch_size, chunk, width)
-    numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
-    assertion = tf.debugging.Assert(numbers, [not_a_number(variables)])
-    with tf.control_dependencies([] if assertion is None else [assertion]):
-        return tf.identity(squares)
+    def _built(self, start, size) -> list[tf.Tensor]:
+        indices = start + tf.range(size)
+        return jacobian(self._losses, self.variables, self._handles, indices)
+
+    def part(self, start, size) -> list[tf.Tensor]:
+        """Some examples' gradients, `[size, *shape]` for each variable."""
+        if self._kept is None:
+            return self._built(start, size)
+        return [cut_rows(values, start, size) for values in self._kept]
+
+    def squared_norms(self) -> tf.Tensor:
+        """`[B, V]`: one column for each of the V variables.
+
+        A value that is not a number in one example's backward pass reaches every
+        other's here, because each differentiates the whole batch. Nothing can then be
+        said about anybody's norm, so the step fails. (XLA drops the assertion; every
+        example is then dropped for its norm.)
+        """
+
+        def compute(start, size):
+            squares = [
+                tf.cast(sum_squares(g), tf.float32) for g in self.part(start, size)
+            ]
+            return tf.stack(squares, axis=1)
+
+        if self._kept is not None:
+            squares = compute(tf.constant(0), self._batch_size)
+        else:
+            chunk, width = self._budget.chunk(self._bytes), len(self.variables)
+            squares = in_chunks(compute, self._batch_size, chunk, width)
+        numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
+        assertion = tf.debugging.Assert(numbers, [not_a_number(self.variables)])
+        with tf.control_dependencies([] if assertion is None else [assertion]):
+            return tf.identity(squares)
+
+    def weighted_sums(
+        self, columns: Sequence[tf.Tensor], kept: tf.Tensor | None
+    ) -> list[tf.Tensor]:
+        """sum_i weights_i g_i for each variable.
+
+        Args:
+          columns: the weights, `[B]`, for each variable.
+          kept: which examples count, whatever the others contain; None for all.
+        """
+        if self._kept is None:
+            return self._sums_of_another_pass(columns, kept)
+        sums = []
+        for weights, values in zip(columns, self._kept, strict=True):
+            values = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
+            if kept is not None:
+                values = rows_where(kept, values)
+            sums.append(sum_weighted(tf.cast(weights, values.dtype), values))
+        return sums
+
+    def _sums_of_another_pass(self, columns, kept):
+        groups: dict = {}
+        for place, weights in enumerate(columns):
+            groups.setdefault(weights.ref(), (weights, []))[1].append(place)
+        sums: list = [None] * len(self.variables)
+        for weights, places in groups.values():
+            variables = [self.variables[place] for place in places]
+            handles = [self._handles[place] for place in places]
+            if kept is None and not self._coarse:
+                seeds = tf.cast(weights, self._losses.dtype)
+                found = tf.gradients(self._losses, handles, grad_ys=seeds)
+            else:
+                # Autodiff would round the sum over examples to a coarse type.
+                every = tf.ones_like(weights, tf.bool) if kept is None else kept
+                found = masked_sums(self._losses, variables, handles, weights, every)
+            for place, variable, total in zip(places, variables, found, strict=True):
+                if total is None:
+                    total = tf.zeros(variable.shape, variable.dtype)
+                sums[place] = tf.convert_to_tensor(total)
+        return sums
+
+    def _refuse_random_passes(self) -> None:
+        with scratch_graph() as graph:
+            tf.gradients(self._losses, self._handles)
+            random = [op for op in graph.get_operations() if not repeatable(op)]
+        if random:
+            raise LossStructureError(
+                "The backward pass of these variables draws random numbers, or has "
+                f"effects, of its own ({random[0].name!r}, a {random[0].type}), so "
+                "that norms and sums would come from different passes: "
+                f"{', '.join(v.name for v in self.variables)}. Take tf.recompute_grad "
+                "out, or let the gradients fit into memory: gradient_memory="
+                f"{self._bytes * self._budget.batch_size} at least."
+            )
 
 
 def not_a_number(variables: Sequence[tf.Variable]) -> str:

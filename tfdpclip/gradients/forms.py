@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip._devices import in_xla, on_cpus
+from tfdpclip._devices import in_xla
+from tfdpclip.gradients import floors
 
 
 class Form(abc.ABC):
@@ -51,6 +52,15 @@ class Form(abc.ABC):
     @abc.abstractmethod
     def gradients(self) -> tf.Tensor:
         """All gradients, `[B, *shape]`."""
+
+    @property
+    def has_several_terms(self) -> bool:
+        """Whether an example's gradient is a sum, of which terms may cancel."""
+        return True
+
+    @abc.abstractmethod
+    def part_squares(self) -> tf.Tensor:
+        """`[B]`: the squares of the terms that are added up, whatever cancels."""
 
     @abc.abstractmethod
     def saved(self) -> list[tf.Tensor]:
@@ -158,42 +168,6 @@ def rows_per_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
     return tf.maximum(tf.shape(tensor)[0] // tf.maximum(batch_size, 1), 1)
 
 
-# A Gram sum is off by its rounding error, a few units in the last place of the square
-# of S = sum_t |x_t| |z_t|. Where the terms of an example cancel, that can be more than
-# the norm itself, and a norm that is too small would let the example through the clip.
-_GRAM_ROUNDING = 4e-6
-
-
-def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    """`[B]` squared norms from two Gram matrices, `[B, (G,) T, T]`; never too small.
-
-    Norms below 0.002 S, with S the sum of the terms' own norms, are reported as that
-    instead: an upper bound. (What is not a number stays so.)
-    """
-    axes = list(range(1, x.shape.rank))
-    squares = tf.reduce_sum(x * z, axis=axes)
-    own = tf.sqrt(tf.linalg.diag_part(x) * tf.linalg.diag_part(z))
-    sizes = tf.reduce_sum(own, axis=-1)
-    floor = _GRAM_ROUNDING * (
-        tf.square(sizes) if len(axes) == 2 else tf.reduce_sum(tf.square(sizes), -1)
-    )
-    return tf.where(squares < floor, floor, squares)
-
-
-def scaled(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each example divided by its largest entry, and that entry, `[B]`.
-
-    A product of two norms neither overflows nor, worse, underflows early then: an
-    example whose small gradient meets a huge input must not be taken for zero.
-    """
-    axes = list(range(1, tensor.shape.rank))
-    size = tf.reduce_max(tf.abs(tensor), axis=axes)
-    usable = tf.math.is_finite(size) & (size > 0)
-    safe = tf.where(usable, size, tf.ones_like(size))
-    shape = [-1] + [1] * (tensor.shape.rank - 1)
-    return tensor / tf.reshape(safe, shape), safe
-
-
 def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """sum_i weights_i tensor_i, for weights `[B]` and a tensor `[B, ...]`."""
     shape = tensor.shape[1:].as_list()
@@ -229,11 +203,18 @@ class Explicit(Form):
     Args:
       values: `[B, *shape]`.
       shape: the static shape of one gradient.
+      terms: what `values` is the sum of, if known.
     """
 
-    def __init__(self, values: tf.Tensor, shape: list[int]):
+    def __init__(
+        self,
+        values: tf.Tensor,
+        shape: list[int],
+        terms: Sequence[tf.Tensor] | None = None,
+    ):
         self.values = values
         self.shape = list(shape)
+        self._terms = [values] if terms is None else list(terms)
 
     @property
     def batch_size(self):
@@ -254,6 +235,13 @@ class Explicit(Form):
 
     def gradients(self):
         return self.values
+
+    @property
+    def has_several_terms(self):
+        return len(self._terms) > 1
+
+    def part_squares(self):
+        return tf.add_n([sum_squares(term) for term in self._terms])
 
     def saved(self):
         return [self.values]
@@ -302,14 +290,16 @@ class Outer(Form):
       steps: T if it is known, to choose the cheapest way.
       layout: what makes two uses' gradients add entry by entry; equal layouts can be
         joined along T.
+      axes: which axis of `shape` K is, and which U, if each is one.
     """
 
-    def __init__(self, x, z, arrange, shape, steps, layout):
+    def __init__(self, x, z, arrange, shape, steps, layout, axes=None):
         self.x, self.z = x, z
         self._arrange = arrange
         self.shape = list(shape)
         self.steps = steps
         self.layout = layout
+        self.axes = axes
         self._kept: Kept | None = None
 
     @property
@@ -371,15 +361,20 @@ class Outer(Form):
         return self.x[:, 0], self.z[:, 0]
 
     def _gram_norms(self):
-        x, x_size = scaled(self.x)
-        z, z_size = scaled(self.z)
-        squares = gram_norms(
-            tf.matmul(x, x, transpose_b=True), tf.matmul(z, z, transpose_b=True)
-        )
-        return squares * tf.square(x_size * z_size)
+        return floors.gram_norms(self.x, self.z)
 
     def _product_norms(self):
-        return sum_squares(self._products())
+        # The sum over the batch is not made of these products, but of their terms.
+        return floors.floored(
+            sum_squares(self._products()), self.part_squares(), tf.shape(self.x)[-2]
+        )
+
+    @property
+    def has_several_terms(self):
+        return self.steps != 1
+
+    def part_squares(self):
+        return floors.outer_parts(self.x, self.z)
 
     def weighted_sum(self, weights):
         if self._kept is not None:
@@ -404,6 +399,7 @@ class Outer(Form):
             self.shape,
             self.steps,
             self.layout,
+            self.axes,
         )
 
     def gradients(self):
@@ -415,7 +411,9 @@ class Outer(Form):
     def replaced(self, saved):
         if self._kept is not None:
             return self._kept.replaced(saved)
-        return Outer(*saved, self._arrange, self.shape, self.steps, self.layout)
+        return Outer(
+            *saved, self._arrange, self.shape, self.steps, self.layout, self.axes
+        )
 
     def joined(self, others: list[Outer]) -> Outer:
         """The sum with `others`, as one longer sequence."""
@@ -428,113 +426,5 @@ class Outer(Form):
             self.shape,
             sum(form.steps for form in forms) if known else None,
             self.layout,
+            self.axes,
         )
-
-
-class Lookup(Form):
-    """Rows of a table: g_i has z_it added to row ids_it.
-
-    Args:
-      ids: `[B, T]` integers.
-      z: `[B, T, D]`.
-      shape: `[V, ...]` with D entries a row.
-      steps: T if it is known.
-    """
-
-    _GRAM_STEPS = 24
-
-    def __init__(self, ids, z, shape, steps):
-        self.ids, self.z = ids, z
-        self.shape = list(shape)
-        self.steps = steps
-
-    @property
-    def batch_size(self):
-        return tf.shape(self.ids)[0]
-
-    @property
-    def dtype(self):
-        return self.z.dtype
-
-    def squared_norms(self, budget):
-        if self.steps == 1:
-            return sum_squares(self.z)
-        if self.steps is not None and self.steps <= self._GRAM_STEPS:
-            same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :])
-            products = tf.matmul(self.z, self.z, transpose_b=True)
-            return gram_norms(tf.cast(same, products.dtype), products)
-        steps = tf.shape(self.ids)[1]
-        # Each token gets a place among its example's, the same for equal tokens.
-        if in_xla():
-            places, z = self._places_by_sorting(steps)
-        else:
-            places, z = self._places(), self.z
-        places += steps * tf.range(self.batch_size)[:, tf.newaxis]
-        rows = tf.math.unsorted_segment_sum(
-            tf.reshape(z, [-1, self.z.shape[-1]]),
-            tf.reshape(places, [-1]),
-            self.batch_size * steps,
-        )
-        rows = tf.reshape(rows, [self.batch_size, steps, self.z.shape[-1]])
-        norms = sum_squares(rows)
-        if in_xla() or on_cpus():
-            return norms
-        # Elsewhere a token that is not in the table raises no error.
-        return tf.where(tf.reduce_all(self._known(), axis=1), norms, math.inf)
-
-    def _known(self):
-        return (self.ids >= 0) & (self.ids < self.shape[0])
-
-    def _places(self):
-        ids = tf.cast(self.ids, tf.int64)
-        if not on_cpus():
-            # It must not be taken for another example's either.
-            ids = tf.where(self._known(), ids, 0)
-        bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
-        first = tf.bitwise.left_shift(
-            tf.range(tf.cast(self.batch_size, tf.int64)), bits
-        )
-        keys = ids + first[:, tf.newaxis]
-        # Numbered as they come up, so that an example's begin with its first token's.
-        found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
-        return found - found[:, :1]
-
-    def _places_by_sorting(self, steps):
-        order = tf.argsort(self.ids, axis=1)
-        ids = tf.gather(self.ids, order, batch_dims=1)
-        z = tf.gather(self.z, order, batch_dims=1)
-        fresh = tf.concat(
-            [tf.ones_like(ids[:, :1], tf.bool), ids[:, 1:] != ids[:, :-1]], axis=1
-        )
-        return tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1, z
-
-    def weighted_sum(self, weights):
-        z = self.z * weights[:, tf.newaxis, tf.newaxis]
-        total = tf.math.unsorted_segment_sum(
-            tf.reshape(z, [-1, z.shape[-1]]), tf.reshape(self.ids, [-1]), self.shape[0]
-        )
-        return tf.reshape(total, self.shape)
-
-    def part(self, start, size):
-        return Lookup(
-            cut_rows(self.ids, start, size),
-            cut_rows(self.z, start, size),
-            self.shape,
-            self.steps,
-        )
-
-    def gradients(self):
-        count, rows = self.batch_size, self.shape[0]
-        places = tf.cast(self.ids, tf.int32) + rows * tf.range(count)[:, tf.newaxis]
-        flat = tf.math.unsorted_segment_sum(
-            tf.reshape(self.z, [-1, self.z.shape[-1]]),
-            tf.reshape(places, [-1]),
-            count * rows,
-        )
-        return tf.reshape(flat, [-1, *self.shape])
-
-    def saved(self):
-        return [self.z]
-
-    def replaced(self, saved):
-        return Lookup(self.ids, *saved, self.shape, self.steps)

@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tfdpclip._docs import see
+from tfdpclip.gradients import chance
 from tfdpclip.gradients.backward import gradients_at
 from tfdpclip.gradients.dataflow import Dataflow
-
-UNCHECKED, PASSED, FAILED = 0, 1, 2
-# A batch in which fewer than two examples reach a tensor (an empty draw, a layer below
-# a head that is still zero) proves nothing about it, and the next step checks again; a
-# tensor that no two examples reach in this many steps is let go.
-ATTEMPTS = 50
 
 # Relative to the largest entry of the gradient. Isolated examples give 0 or, where the
 # two gradients are computed in different orders, about 1e-7.
@@ -43,78 +37,92 @@ class Probe:
     gradient: tf.Tensor | None = None
 
 
-def check(
-    per_example: tf.Tensor,
+def all_probes(given: list[Probe], flows: Dataflow) -> list[Probe]:
+    """What to test: the probes given, and the floating-point data themselves."""
+    floats = [s for s in _leading(flows) if s.dtype.is_floating] + flows.converted
+    return [*given, *(Probe(s, f"the data at {s.name!r}") for s in floats)]
+
+
+def _leading(flows: Dataflow) -> list[tf.Tensor]:
+    return [source for source in flows.sources if flows[source].leads]
+
+
+def counts_agree(flows: Dataflow, batch_size: tf.Tensor) -> tf.Tensor:
+    """Whether the loss has as many entries as some data have rows, a scalar."""
+    leading = _leading(flows)
+    if not leading:
+        return tf.constant(True)
+    sizes = tf.stack([tf.shape(source)[0] for source in leading])
+    return tf.reduce_any(tf.equal(sizes, batch_size))
+
+
+COUNTS = (
+    "ExampleIsolationError: the loss has not as many entries as the data have "
+    "examples. An entry of the loss must be an example: reshape the loss to "
+    "[batch, entries per example]."
+)
+
+
+def mixed_at(label: str) -> str:
+    """The error for a tensor whose gradient does not separate by example."""
+    return (
+        f"ExampleIsolationError: an example's gradient depends on other examples "
+        f"at {label}. Clipping would protect nobody. Batch normalisation in "
+        "training mode, an in-batch comparison, or a batch axis that is not the "
+        "first does this. Use GroupNormalization or LayerNormalization, and keep "
+        "the batch on axis 0." + see("mixed-examples")
+    )
+
+
+def random_powers(batch_size: tf.Tensor) -> tf.Tensor:
+    """A power of two from 1 to 128 for each example, `[B]`: scaling by it is exact."""
+    powers = chance.shuffled(tf.range(batch_size)) % 8
+    return tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)
+
+
+def separate(
     probes: list[Probe],
+    plain: list[tf.Tensor | None],
+    scaled: list[tf.Tensor | None],
     flows: Dataflow,
-    batch_size: tf.Tensor,
-    claims: Sequence[tuple[Callable[[], tf.Tensor], str]] = (),
-) -> tuple[tf.Tensor, tf.Tensor, list[tf.Operation]]:
-    """Builds the check in the current graph.
+    seeds: tf.Tensor,
+    usable: tf.Tensor,
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Compares gradients of plain losses with those of losses that were scaled.
 
     Args:
-      per_example: the losses, `[B]`.
-      probes: the tensors to test.
+      probes: the tensors.
+      plain: the gradients of the summed losses at the tensors, None for none.
+      scaled: those of the losses weighted by `seeds`.
       flows: the analysis of the losses.
-      batch_size: B.
-      claims: what rules took for granted: functions that build a boolean scalar, and
-        the error if it is False.
+      seeds: `[B]`.
+      usable: `[B]`, which examples' losses are finite: no other gradient is worth
+        comparing.
 
     Returns:
-      Two boolean scalars, whether all is well and whether the batch could show it, and
-      the assertions, which XLA drops.
+      Boolean scalars for each probe: whether its gradient separates by example, and
+      whether two examples have one, so that mixing could show.
     """
-    powers = tf.random.shuffle(tf.range(batch_size)) % 8
-    scales = tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)
-    # A loss that is not finite has no gradient worth comparing.
-    usable = tf.math.is_finite(per_example)
-    found, telling, assertions = [], [], []
-
-    def require(condition, message):
-        found.append(condition)
-        assertions.append(tf.debugging.Assert(condition, [message]))
-
-    leading = [source for source in flows.sources if flows[source].leads]
-    if leading:
-        sizes = tf.stack([tf.shape(source)[0] for source in leading])
-        require(
-            tf.reduce_any(tf.equal(sizes, batch_size)),
-            "ExampleIsolationError: the loss has not as many entries as the data have "
-            "examples. An entry of the loss must be an example: reshape the loss to "
-            "[batch, entries per example].",
-        )
-    for claim, message in claims:
-        require(claim(), message)
-    floats = [s for s in leading if s.dtype.is_floating] + flows.converted
-    probes = [*probes, *(Probe(s, f"the data at {s.name!r}") for s in floats)]
-    tensors = [probe.tensor for probe in probes]
-    plain = _plain_gradients(per_example, probes, flows)
-    again = gradients_at(per_example, tensors, tf.cast(scales, per_example.dtype))
-    for probe, first, scaled in zip(probes, plain, again, strict=True):
-        if first is None or scaled is None:
-            continue
-        good, two = _separates(
-            flows[probe.tensor],
-            tf.convert_to_tensor(first),
-            tf.convert_to_tensor(scaled),
-            scales,
-            usable,
-        )
+    good, telling = [], []
+    for probe, first, again in zip(probes, plain, scaled, strict=True):
+        if first is None or again is None:
+            separates, two = tf.constant(True), tf.constant(True)
+        else:
+            separates, two = _separates(
+                flows[probe.tensor],
+                tf.convert_to_tensor(first),
+                tf.convert_to_tensor(again),
+                seeds,
+                usable,
+            )
+        good.append(separates)
         telling.append(two)
-        require(
-            good,
-            f"ExampleIsolationError: an example's gradient depends on other examples "
-            f"at {probe.label}. Clipping would protect nobody. Batch normalisation in "
-            "training mode, an in-batch comparison, or a batch axis that is not the "
-            "first does this. Use GroupNormalization or LayerNormalization, and keep "
-            "the batch on axis 0." + see("mixed-examples"),
-        )
-    ok = tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
-    conclusive = tf.reduce_all(tf.stack(telling)) if telling else tf.constant(True)
-    return ok, conclusive, [a for a in assertions if a is not None]
+    return good, telling
 
 
-def _plain_gradients(per_example, probes, flows) -> list[tf.Tensor | None]:
+def plain_gradients(
+    per_example: tf.Tensor, probes: list[Probe], flows: Dataflow
+) -> list[tf.Tensor | None]:
     """The gradients of the summed losses at the probes, made from those that are known.
 
     A path from the data to the losses goes first through one of the tensors whose

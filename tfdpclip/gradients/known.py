@@ -33,6 +33,30 @@ def known_shape(output: tf.Tensor) -> list[int | None]:
     return [b if a is None else a for a, b in zip(shape, told, strict=True)]
 
 
+def is_pinned(op: tf.Operation) -> bool:
+    """Whether an op is a constant whatever its inputs: min(c, max(c, anything))."""
+    if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:
+        return False
+    for limit, other in (op.inputs, reversed(op.inputs)):
+        top, least = tf.get_static_value(limit), _lower_bound(other)
+        if top is not None and np.size(top) == 1 and least is not None:
+            if least >= np.reshape(top, ())[()]:
+                return True
+    return False
+
+
+def _lower_bound(tensor: tf.Tensor):
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return np.min(value) if np.size(value) else None
+    if tensor.op.type == "Identity":
+        return _lower_bound(tensor.op.inputs[0])
+    if tensor.op.type != "Maximum":
+        return None
+    bounds = [_lower_bound(t) for t in tensor.op.inputs]
+    return max((b for b in bounds if b is not None), default=None)
+
+
 def known_value(tensor: tf.Tensor):
     """An array whose unknown entries are None; None if nothing is known."""
     value = tf.get_static_value(tensor)

@@ -16,14 +16,22 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
-from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE
+from tfdpclip.gradients.padding import any_present, weights_mask
+from tfdpclip.gradients.public_terms import check_public
+from tfdpclip.gradients.scale import Scale
 
 _FIX = (
     "Give one loss per example instead: compile with "
     "loss=tf.keras.losses.MeanSquaredError(reduction='none') (or your own loss with "
     "reduction='none'), or pass the unreduced loss, of shape [batch], to "
     "optimizer.minimize(per_example_loss, variables, tape=tape)."
+)
+_BY_BATCH = (
+    "The term {name!r} of the loss is no example's own, and is scaled with the number "
+    "of examples that happen to be in a batch: it would tell that number, without "
+    "noise. Scale it by a constant. "
 )
 _PASSES_ON = frozenset("Identity Cast Reshape Squeeze ExpandDims EnsureShape".split())
 _DIVISIONS = frozenset("RealDiv DivNoNan Div".split())
@@ -45,56 +53,6 @@ class LossParts:
     present: tf.Tensor | None
     shared: tf.Tensor | None
     batch_size: tf.Tensor
-
-
-@dataclasses.dataclass
-class _Scale:
-    """A public factor, kept as numerators and denominators so that B / B is 1.
-
-    Attributes:
-      times: the numerators.
-      over: the denominators.
-      sign: 1 or -1.
-      power: the factor's power of the batch size B: -1 for a mean, 0 for a sum.
-      given: the caller's own constants, (factor, whether it divides), in which a
-        static batch size may hide.
-    """
-
-    times: tuple[tf.Tensor, ...] = ()
-    over: tuple[tf.Tensor, ...] = ()
-    sign: float = 1.0
-    power: int = 0
-    given: tuple[tuple[tf.Tensor, bool], ...] = ()
-
-    def multiply(self, factor: tf.Tensor, power: int) -> _Scale:
-        return dataclasses.replace(
-            self,
-            times=(*self.times, factor),
-            power=self.power + power,
-            given=(*self.given, (factor, False)),
-        )
-
-    def divide(self, factor: tf.Tensor, power: int, counted: bool = False) -> _Scale:
-        given = () if counted else ((factor, True),)
-        return dataclasses.replace(
-            self,
-            over=(*self.over, factor),
-            power=self.power - power,
-            given=(*self.given, *given),
-        )
-
-    def negate(self) -> _Scale:
-        return dataclasses.replace(self, sign=-self.sign)
-
-    def value(self, first: tf.Tensor | None = None) -> tf.Tensor:
-        top = tf.constant(self.sign, tf.float32)
-        if first is not None:
-            top *= tf.cast(first, tf.float32)
-        for factor in self.times:
-            top *= tf.cast(factor, tf.float32)
-        for factor in self.over:
-            top /= tf.cast(factor, tf.float32)
-        return top
 
 
 def take_apart(
@@ -120,7 +78,7 @@ def take_apart(
     if loss.shape.rank:
         return _from_vector(loss, flows)
     walker = _Walker(flows)
-    walker.visit(loss, _Scale())
+    walker.visit(loss, Scale())
     if not walker.terms:
         raise LossStructureError(
             "The loss depends on the trained variables, but on no example of a batch: "
@@ -146,8 +104,8 @@ def take_apart(
         term = tf.reduce_sum(entries, axis=1)
         term *= tf.cast(scale.value(first), term.dtype)
         total = term if total is None else total + tf.cast(term, total.dtype)
-        masks.append(_weights_mask(tensor, flows, batch_size))
-    return LossParts(total, _any_present(masks), walker.shared(), batch_size)
+        masks.append(weights_mask(tensor, flows, batch_size))
+    return LossParts(total, any_present(masks), walker.shared(), batch_size)
 
 
 def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
@@ -155,13 +113,16 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
     while loss.op.type in ("AddV2", "Add") and loss.shape.rank:
         # A regulariser that was added to each example's loss is no example's own.
         a, b = loss.op.inputs
-        if a.shape.rank == 0 and flows[a].kind == PUBLIC:
+        if a.shape.rank == 0 and flows[a].kind != DATA:
             a, b = b, a
-        if not (b.shape.rank == 0 and flows[b].kind == PUBLIC and flows[b].trained):
+        if not (b.shape.rank == 0 and flows[b].kind != DATA and flows[b].trained):
             break
+        if flows[b].power != 0:
+            raise LossStructureError(_BY_BATCH.format(name=b.name) + _FIX)
+        check_public(b, flows)
         shared.append(tf.cast(b, tf.float32))
         loss = a
-    _, scale = _Walker(flows)._peel(loss, _Scale())
+    _, scale = _Walker(flows)._peel(loss, Scale())
     if scale.power != 0:
         raise LossStructureError(
             f"The loss per example {loss.name!r} is scaled with the batch size; pass "
@@ -185,10 +146,10 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
     batch_size = tf.shape(loss)[0]
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
     per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
-    mask = _weights_mask(loss, flows, batch_size) if flow.leads else None
+    mask = weights_mask(loss, flows, batch_size) if flow.leads else None
     return LossParts(
         per_example,
-        _any_present([mask]),
+        any_present([mask]),
         tf.add_n(shared) if shared else None,
         batch_size,
     )
@@ -199,23 +160,28 @@ class _Walker:
 
     def __init__(self, flows: Dataflow):
         self._flows = flows
-        self.terms: list[tuple[tf.Tensor, _Scale]] = []
-        self._shared: list[tuple[tf.Tensor, _Scale]] = []
+        self.terms: list[tuple[tf.Tensor, Scale]] = []
+        self._shared: list[tuple[tf.Tensor, Scale]] = []
 
     def shared(self) -> tf.Tensor | None:
+        for tensor, scale in self._shared:
+            check_public(tensor, self._flows)
+            for factor in (*scale.times, *scale.over):
+                if self._flows[factor].kind == PUBLIC:
+                    check_public(factor, self._flows)
         parts = [
             tf.cast(tf.reduce_sum(tensor), tf.float32) * scale.value()
             for tensor, scale in self._shared
         ]
         return tf.add_n(parts) if parts else None
 
-    def visit(self, tensor: tf.Tensor, scale: _Scale) -> None:
+    def visit(self, tensor: tf.Tensor, scale: Scale) -> None:
         """Adds scale * (sum of all entries of `tensor`) to the terms."""
         flow, op = self._flows[tensor], tensor.op
         if not flow.trained:
             return
         if flow.kind != DATA:
-            self._shared.append((tensor, scale))
+            self._set_aside(tensor, scale)
         elif flow.leads:
             _check_uncoupled(tensor, flow)
             rest, scale = self._peel(tensor, scale)
@@ -226,7 +192,7 @@ class _Walker:
             # A regulariser inside the mean is no example's own: set it aside.
             rest_of, shared, sign = penalty
             count = scale.multiply(tf.size(rest), 1)
-            self._shared.append((shared, count if sign > 0 else count.negate()))
+            self._set_aside(shared, count if sign > 0 else count.negate())
             self.visit(rest_of, scale)
         elif flow.axes is None and _may_lead(tensor, self._flows):
             # An op the analysis does not know came before. That axis 0 counts examples
@@ -257,6 +223,13 @@ class _Walker:
                 f"{op.type}) combines them in a way that cannot be taken apart. " + _FIX
             )
 
+    def _set_aside(self, tensor, scale):
+        power = self._flows[tensor].power
+        static = self._flows.batch_size is not None
+        if power is None or (power + scale.power != 0 and not static):
+            raise LossStructureError(_BY_BATCH.format(name=tensor.name) + _FIX)
+        self._shared.append((tensor, scale))
+
     def _penalty(self, tensor):
         """(the rest, a scalar of the variables alone, its sign) of their sum."""
         if tensor.op.type not in ("AddV2", "Add", "Sub"):
@@ -265,7 +238,7 @@ class _Walker:
         if tensor.op.type != "Sub" and a.shape.rank == 0:
             a, b = b, a
         flow = self._flows[b]
-        if b.shape.rank != 0 or flow.kind != PUBLIC or not flow.trained:
+        if b.shape.rank != 0 or flow.kind == DATA or not flow.trained:
             return None
         return a, b, -1 if tensor.op.type == "Sub" else 1
 
@@ -340,9 +313,9 @@ class _Walker:
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
             "the data of the whole batch (a mean over the unmasked entries of a batch "
             "does this): each example's gradient would depend on the others. Divide "
-            "by a constant, or average each example over its own entries. "
-            + _FIX
-            + see("losses-that-divide-by-the-batch")
+            "by a constant, or average each example over its own entries: compile with "
+            "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
+            "whichever loss it is. " + _FIX + see("losses-that-divide-by-the-batch")
         )
 
 
@@ -353,12 +326,14 @@ def _check_uncoupled(tensor, flow):
             f"(a {flow.coupled.type}) combines the examples of a batch before "
             f"{tensor.name!r}. Batch normalisation in training mode does this (use "
             "GroupNormalization or LayerNormalization, or freeze the layer with "
-            "layer.trainable = False), and so do a masked mean over the batch and an "
-            "in-batch contrastive loss. " + _FIX + see("mixed-examples")
+            "layer.trainable = False), and so do an in-batch contrastive loss and a "
+            "masked mean over the batch, as of masked sequences: compile those with "
+            "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
+            "whichever loss it is. " + _FIX + see("mixed-examples")
         )
 
 
-def _constant_power(tensor: tf.Tensor, scale: _Scale, flows: Dataflow) -> int:
+def _constant_power(tensor: tf.Tensor, scale: Scale, flows: Dataflow) -> int:
     """The power of B that has become constants, where B is static."""
     if flows.batch_size in (None, 0, 1):
         return 0
@@ -420,65 +395,3 @@ def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:
 
 def _entries_per_row(tensor) -> tf.Tensor:
     return tf.reduce_prod(tf.shape(tensor)[1:])
-
-
-def _weights_mask(tensor, flows, batch_size) -> _Mask | None:
-    """Which examples have a weight other than 0, if the term is weighted.
-
-    A term that Keras was given no weights for is weighted by the constant 1: all its
-    examples are real. A term without any weight (an activity regulariser) says nothing.
-    """
-    while True:
-        op = tensor.op
-        if op.type in _PASSES_ON or op.type == "Neg":
-            if not flows[op.inputs[0]].leads:
-                return None
-            tensor = op.inputs[0]
-            continue
-        if op.type != "Mul":
-            return None
-        a, b = op.inputs
-        if flows[a].trained:
-            a, b = b, a
-        if flows[a].trained:
-            return None
-        if flows[a].kind != DATA:
-            if a.op.type == "Const" and a.shape.rank == 0 and _is_one(a):
-                return _Mask(tf.ones([batch_size], tf.bool), True)
-            tensor = b
-            continue
-        if not flows[a].leads or flows[a].minor:
-            return None
-        nonzero = tf.reshape(tf.not_equal(a, tf.zeros([], a.dtype)), [batch_size, -1])
-        return _Mask(tf.reduce_any(nonzero, axis=1), "weighted_loss" in op.name)
-
-
-@dataclasses.dataclass
-class _Mask:
-    """Which examples a term gives a weight, and whether that is Keras's doing."""
-
-    present: tf.Tensor
-    from_keras: bool
-
-
-def _is_one(tensor: tf.Tensor) -> bool:
-    value = tf.get_static_value(tensor)
-    return value is not None and float(value) == 1.0
-
-
-def _any_present(masks) -> tf.Tensor | None:
-    """Which examples some term gives a weight; None if nothing is known of weights.
-
-    Keras's weights tell padding from examples for every term, also for an activity
-    regulariser, which has no weights. Any other factor of a loss (a label, say) is a
-    weight only if every term has one.
-    """
-    found = [mask for mask in masks if mask is not None]
-    if len(found) < len(masks):
-        found = [mask for mask in found if mask.from_keras]
-    if not found:
-        return None
-    present = found[0].present
-    for mask in found[1:]:
-        present = tf.logical_or(present, mask.present)
-    return present

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _streams
 from tfdpclip.gradients.forms import Budget, in_chunks, sum_squares
 
 
@@ -22,14 +23,17 @@ class Perturbation:
 
     Args:
       scale: k, above 0.
-      seed: two integers, `[2]`, new in every step.
+      seed: two integers, `[2]`, new in every step. Variables and chunks of records have
+        streams of their own, derived from all of its bits.
       sizes: the number of entries of each variable; 0 for one that is left out.
       budget: how much memory to use.
     """
 
     def __init__(self, scale: float, seed: tf.Tensor, shapes: Sequence, budget: Budget):
         self.scale = scale
-        self._seed = seed
+        # All bits are kept, of however many there are.
+        seed = tf.cast(seed, tf.int64)
+        self._seeds = [_streams.derive(seed, i) for i in range(len(shapes))]
         self._shapes = [None if s is None else [int(d) for d in s] for s in shapes]
         sizes = [math.prod(s) for s in self._shapes if s is not None]
         # Gradients, noise and their sum.
@@ -37,10 +41,8 @@ class Perturbation:
         self._whole = budget.fits(12.0 * sum(sizes))
 
     def _noise(self, index: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        seed = tf.random.experimental.stateless_fold_in(self._seed, index, alg="philox")
-        seed = tf.random.experimental.stateless_fold_in(seed, start, alg="philox")
-        shape = [size, *self._shapes[index]]
-        return self.scale * tf.random.stateless_normal(shape, seed, alg="philox")
+        seed = _streams.derive(self._seeds[index], start)
+        return self.scale * _streams.normal([size, *self._shapes[index]], seed)
 
     def squared_norms(self, gradients, batch_size: tf.Tensor) -> tf.Tensor:
         """`[B, V]`: of the perturbed gradients.

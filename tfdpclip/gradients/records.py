@@ -84,13 +84,13 @@ class RecordGradients(abc.ABC):
         sizes = [math.prod(v.shape) for v in self.variables]
         total = tf.add_n(squares)
         if assignment is None:
-            return tf.sqrt(total + _LOST_SQUARE * sum(sizes))
+            return tf.sqrt(total + LOST_SQUARE * sum(sizes))
         columns: list[list[tf.Tensor]] = [[] for _ in range(max(assignment) + 1)]
         for column, square in zip(self._columns(assignment), squares, strict=True):
             columns[column].append(square)
         lost = [0.0] * len(columns)
         for column, size in zip(assignment, sizes, strict=True):
-            lost[column] += _LOST_SQUARE * size
+            lost[column] += LOST_SQUARE * size
         norms = [
             (tf.add_n(c) if c else tf.zeros_like(total)) + hidden
             for c, hidden in zip(columns, lost, strict=True)
@@ -128,7 +128,7 @@ class RecordGradients(abc.ABC):
 
 
 # The square of a float32 below 1.1e-19 is lost, so each entry hides up to this much.
-_LOST_SQUARE = 1.2e-38
+LOST_SQUARE = 1.2e-38
 
 
 def column_of(

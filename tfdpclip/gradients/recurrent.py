@@ -9,67 +9,42 @@ sequences of outer products.
 
 from __future__ import annotations
 
-import dataclasses
-
 import tensorflow as tf
 
 from tfdpclip.gradients.forms import Explicit, Form, Outer
-from tfdpclip.gradients.rules import CallRule, Context, in_float, register_call_rule
+from tfdpclip.gradients.fused import WEIGHTS, FusedCall, read_call
+from tfdpclip.gradients.rules import (
+    CallRule,
+    Context,
+    in_float,
+    in_steps,
+    register_call_rule,
+)
 from tfdpclip.gradients.uses import Use
-
-_WEIGHTS = ("kernel", "recurrent_kernel", "bias")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A call of Keras's fused layer: its kind and its inputs by name."""
-
-    kind: str
-    inputs: dict[str, tf.Tensor]
-    backwards: bool
-
-
-def _read_call(op: tf.Operation) -> _Call | None:
-    """What the call is, from the called function's own definition; None if foreign."""
-    try:
-        name = op.get_attr("f").name
-        definition = op.graph._get_function(name).cached_definition
-    except (AttributeError, KeyError, ValueError, TypeError):
-        return None
-    implements = definition.attr.get("api_implements")
-    kind = implements.s.decode().split("_")[0] if implements is not None else ""
-    names = [arg.name for arg in definition.signature.input_arg]
-    needed = {
-        "lstm": ["inputs", "init_h", "init_c", *_WEIGHTS],
-        "gru": ["inputs", "init_h", *_WEIGHTS],
-    }.get(kind)
-    if needed is None or names not in (needed, [*needed, "mask"]):
-        return None
-    nodes = definition.node_def
-    if not any(n.op == "Transpose" and n.input[0] == "inputs" for n in nodes):
-        return None  # time-major
-    backwards = any(n.op == "ReverseV2" for n in nodes)
-    return _Call(kind, dict(zip(names, op.inputs, strict=True)), backwards)
 
 
 def _applies(use: Use) -> bool:
-    call = _read_call(use.op)
+    call = read_call(use.op)
     if call is None:
+        return False
+    # A loss made of gradients through the layer depends on what the call keeps for
+    # them, in further outputs.
+    if any(number > 3 + (call.kind == "lstm") for number in use.reaching):
         return False
     shape = call.inputs["inputs"].shape
     if shape.rank != 3 or None in (shape[2], use.op.outputs[0].shape[-1]):
         return False
-    return any(use.op.inputs[use.index] is call.inputs[name] for name in _WEIGHTS)
+    return any(use.op.inputs[use.index] is call.inputs[name] for name in WEIGHTS)
 
 
 def _outputs(use: Use) -> list[int]:
     # The last output, all outputs, and the state: (h, c) of an LSTM, h of a GRU.
-    return [0, 1, 2, 3] if _read_call(use.op).kind == "lstm" else [0, 1, 2]
+    return [0, 1, 2, 3] if read_call(use.op).kind == "lstm" else [0, 1, 2]
 
 
 def _unroll(op: tf.Operation, dz, context: Context) -> _Unrolled:
     if op not in context.shared:
-        context.shared[op] = _Unrolled(op, _read_call(op), dz, context)
+        context.shared[op] = _Unrolled(op, read_call(op), dz, context)
     return context.shared[op]
 
 
@@ -77,24 +52,26 @@ def _pull_back(op: tf.Operation, dz, context: Context) -> list[tf.Tensor | None]
     return _unroll(op, dz, context).at_inputs()
 
 
-def _build(use: Use, dz, shape, context: Context) -> Form:
+def _build(use: Use, dz, shape, context: Context) -> Form | None:
+    call = read_call(use.op)
+    axes = context.flows[call.inputs["inputs"]].axes
+    if axes not in (None, (0,)):
+        return None
     unrolled = _unroll(use.op, dz, context)
-    call = _read_call(use.op)
-    name = next(n for n in _WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
+    name = next(n for n in WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
     return unrolled.form(name, shape)
 
 
 class _Unrolled:
     """The recurrence, run again, with the gradient at every gate and step."""
 
-    def __init__(self, op, call: _Call, dz, context: Context):
-        self._call = call
-        self._steps = call.inputs["inputs"].shape[1]
+    def __init__(self, op, call: FusedCall, dz, context: Context):
+        self._call, self._context = call, context
         self._x = in_float(call.inputs["inputs"])
         if call.backwards:
             self._x = tf.reverse(self._x, [1])
         self._mask = self._by_step_mask(call)
-        weights = [in_float(call.inputs[name]) for name in _WEIGHTS]
+        weights = [in_float(call.inputs[name]) for name in WEIGHTS]
         self._cell = cell = (_LSTM if call.kind == "lstm" else _GRU)(*weights)
         states = [in_float(call.inputs["init_h"])]
         if call.kind == "lstm":
@@ -188,15 +165,30 @@ class _Unrolled:
             return self._outer(self._x, into, shape)
         if name == "recurrent_kernel":
             return self._outer(self._previous, inner, shape)
-        sums = [tf.reduce_sum(gate, axis=1) for gate in self._gates]
+        width = shape[-1]
+        sums = [tf.reduce_sum(self._by_example(g, width), axis=1) for g in self._gates]
         values = sums[0] if len(shape) == 1 else tf.stack(sums, axis=1)
         return Explicit(values, shape)
 
     def _outer(self, x, z, shape):
-        x = tf.ensure_shape(x, [None, self._steps, shape[0]])
-        z = tf.ensure_shape(z, [None, self._steps, shape[1]])
+        x, z = self._by_example(x, shape[0]), self._by_example(z, shape[1])
         layout = ("recurrent", id(self))
-        return Outer(x, z, lambda sums, lead: sums, shape, self._steps, layout)
+        return Outer(x, z, lambda sums, lead: sums, shape, x.shape[1], layout)
+
+    def _by_example(self, tensor, width):
+        """`[N, T, width]` as `[B, rows * T, width]`.
+
+        The layer's own batch may hold several rows of each example: every sentence of
+        a document, say.
+        """
+        like = self._call.inputs["inputs"]
+        steps = like.shape[1]
+        tensor = in_steps(tensor, self._context, like, width, 1)
+        flow = self._context.flows[like]
+        known = flow.leads and flow.rows and steps
+        return tf.ensure_shape(
+            tensor, [None, flow.rows * steps if known else None, width]
+        )
 
 
 class _LSTM:

@@ -17,18 +17,18 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients.backward import CALLS
+from tfdpclip.gradients.contractions import explicit_equation
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms import (
     Explicit,
     Form,
-    Lookup,
     Outer,
     merge_steps,
     rows_per_example,
 )
-from tfdpclip.gradients.transfers import explicit_equation
+from tfdpclip.gradients.lookup import Lookup
 from tfdpclip.gradients.uses import Use
 
 
@@ -98,6 +98,11 @@ def pull_back_of(use: Use) -> Callable | None:
 def has_rule(use: Use) -> bool:
     """Whether some rule may cover the use."""
     return use.op.type in _RULES or _call_rule(use) is not None
+
+
+def has_op_rule(use: Use) -> bool:
+    """Whether the rule for one kind of op may cover the use."""
+    return use.op.type in _RULES
 
 
 def outputs_of(use: Use) -> list[int]:
@@ -171,7 +176,7 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
 
 
-def _in_steps(tensor, context: Context, like, width: int, axes: int) -> tf.Tensor:
+def in_steps(tensor, context: Context, like, width: int, axes: int) -> tf.Tensor:
     """`[N, ..., *tail]` as `[B, T, width]`, with a tail of `axes` axes."""
     flow = context.flows[like]
     if flow.leads and flow.rows and not flow.minor:
@@ -305,7 +310,10 @@ def _contraction(use, dz, shape, context, labels, out):
         size = dz.shape[out.index(name)]
         steps = None if steps is None or size is None else steps * size
     layout = (tuple(shape), p_core, tuple(order), grouped)
-    return Outer(x, z, arrange, shape, steps, layout)
+    axes = None
+    if len(ks) == len(us) == 1 and not others:
+        axes = (kept[p_core.index(ks[0])], kept[p_core.index(us[0])])
+    return Outer(x, z, arrange, shape, steps, layout, axes)
 
 
 def _transposed(tensor, perm):
@@ -316,7 +324,7 @@ def _stacked(tensor, context, like, groups, group_axes, tail):
     """`[N, groups..., time..., tail...]` as `[B, (G,) T, prod(tail)]`."""
     width = math.prod(tail)
     if not group_axes:
-        return _in_steps(tensor, context, like, width, len(tail))
+        return in_steps(tensor, context, like, width, len(tail))
     tensor = by_example(tensor, context, like)
     dims = tf.unstack(tf.shape(tensor))
     time = math.prod(dims[2 + group_axes : len(dims) - len(tail)])
@@ -448,8 +456,8 @@ def _gather(use, dz, shape, context):
     if ids.shape.rank in (None, 0) or not _batch_first(ids, context):
         return None
     width = math.prod(shape[1:])
-    flat = tf.squeeze(_in_steps(ids, context, ids, 1, 0), axis=-1)
-    z = _in_steps(dz, context, ids, width, len(shape) - 1)
+    flat = tf.squeeze(in_steps(ids, context, ids, 1, 0), axis=-1)
+    z = in_steps(dz, context, ids, width, len(shape) - 1)
     steps = _rows(context, ids)
     for size in ids.shape[1:].as_list():
         steps = None if steps is None or size is None else steps * size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdpclip.gradients.transfers import DATA, PUBLIC, SIZE, Flow
+from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 
 _SAME = frozenset(
     "Cast Identity Reshape Squeeze ExpandDims EnsureShape StopGradient".split()

@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.transfers import DATA
+from tfdpclip.gradients.flow import DATA
 
 # Ops that keep the entries of a tensor and only rename, move or cast them.
 _ISOMETRIES = frozenset(
@@ -55,6 +55,7 @@ class Use:
       param: that input: a tensor, or the variable's handle.
       path: how `param` comes from the variable.
       variable_shape: the variable's shape.
+      reaching: the numbers of the op's outputs that the loss is computed from.
     """
 
     op: tf.Operation
@@ -62,6 +63,7 @@ class Use:
     param: tf.Tensor
     path: Path
     variable_shape: tuple[int, ...]
+    reaching: tuple[int, ...] = (0,)
 
     @property
     def output(self) -> tf.Tensor:
@@ -70,7 +72,18 @@ class Use:
 
 def find_uses(handle: tf.Tensor, shape, flows: Dataflow) -> list[Use]:
     """The ops at which the variable behind `handle` meets the batch, in graph order."""
-    paths: dict = {handle.ref(): Path()}
+    return follow({handle.ref(): Path()}, shape, flows)
+
+
+def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
+    """The ops at which a variable meets the batch, in graph order.
+
+    Args:
+      paths: how the tensors through which the variable comes are made from it, by
+        reference. Those that are made from them on the way are added.
+      shape: the variable's shape.
+      flows: the analysis.
+    """
     uses: list[Use] = []
     for op in flows.ops:  # inputs come before outputs
         indices = [i for i, t in enumerate(op.inputs) if t.ref() in paths]
@@ -80,7 +93,8 @@ def find_uses(handle: tf.Tensor, shape, flows: Dataflow) -> list[Use]:
             if any(flows[t].trained for t in op.outputs):
                 for index in indices:
                     param = op.inputs[index]
-                    uses.append(Use(op, index, param, paths[param.ref()], tuple(shape)))
+                    path, reaching = paths[param.ref()], _reaching(op, flows)
+                    uses.append(Use(op, index, param, path, tuple(shape), reaching))
             continue
         path = paths[op.inputs[indices[0]].ref()]
         others = sum(flows[t].trained for t in op.inputs) - 1
@@ -91,3 +105,32 @@ def find_uses(handle: tf.Tensor, shape, flows: Dataflow) -> list[Use]:
                     Path(after.ops, False, None, True) if others else after
                 )
     return uses
+
+
+def first_known(uses: list[Use], flows: Dataflow) -> list[tf.Tensor]:
+    """The first floating-point tensors after some uses whose axis 0 counts examples."""
+    found: dict = {}
+    seen: set = set()
+    todo = [output for use in uses for output in use.op.outputs]
+    while todo:
+        tensor = todo.pop()
+        if tensor.ref() in seen or not flows[tensor].trained:
+            continue
+        seen.add(tensor.ref())
+        if tensor.dtype.is_floating and flows[tensor].leads:
+            found[tensor.ref()] = tensor
+            continue
+        for op in tensor.consumers():
+            if op in flows:
+                todo.extend(op.outputs)
+    return list(found.values())
+
+
+def _reaching(op: tf.Operation, flows: Dataflow) -> tuple[int, ...]:
+    if len(op.outputs) == 1:
+        return (0,)
+    return tuple(
+        number
+        for number, output in enumerate(op.outputs)
+        if any(consumer in flows for consumer in output.consumers())
+    )

@@ -1,0 +1,424 @@
+"""The step itself finds what is wrong with the engine or the model, as it runs."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.isolation_test import two_by_two
+from tests.gradients.sharing_test import integers, randoms, squash, variable
+from tfdpclip.clipping import FixedClip, LayerwiseClip
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    PerExampleGradients,
+    clipped_sum,
+    engine,
+    fallback,
+    forms,
+    per_example_norms,
+)
+from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.records import RecordGradients
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::tfdpclip.gradients.JacobianFallbackWarning"
+)
+X = randoms(6, 3)
+W, U = variable(3, 5), variable(5, 4)
+
+
+def model(x):
+    return squash(tf.tanh(tf.tanh(x @ W) @ U))
+
+
+def opaque(x, v):
+    """A use that no rule covers."""
+    return tf.map_fn(lambda row: tf.linalg.matvec(v, row, transpose_a=True), x)
+
+
+def half_opaque(x):
+    return squash(tf.tanh(opaque(tf.tanh(x @ W), U)))
+
+
+def sums_of(per_example=model, rule=None, x=X, jit=False, **options):
+    rule = FixedClip(0.1) if rule is None else rule.bind(["w", "u"])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], jit_compile=jit)
+    def step(x):
+        state = rule.initial_state()
+        return clipped_sum(per_example(x), [W, U], rule, state, **options)
+
+    return step(x)[0]
+
+
+def in_part(values, share=0.9):
+    """Values of which a share is left, for an example and for all."""
+    return tf.nest.map_structure(lambda t: share * t, values)
+
+
+_explicit_norms = forms.Explicit.squared_norms
+_outer_norms = forms.Outer.squared_norms
+_outer_sum = forms.Outer.weighted_sum
+_jacobian = fallback.jacobian
+_total = RecordGradients.record_norms
+_perturbed = Perturbation.squared_norms
+
+
+def _wrong_jacobian(*args):
+    return [v + 0.1 * tf.abs(v) for v in _jacobian(*args)]
+
+
+def _of_one_example_only(self, budget):
+    """A norm that is wrong for the example with the smallest one only."""
+    found = _outer_norms(self, budget)
+    rows = tf.range(tf.shape(found)[0], dtype=tf.int64)
+    return tf.where(tf.equal(rows, tf.argmin(found)), 0.2 * found, found)
+
+
+def _other_group(self, assignment=None):
+    found = _total(self, assignment)
+    return found if assignment is None else tf.reverse(found, [1])
+
+
+# What is wrong, where, and with which model it shows.
+PLANTED = {
+    "norms_too_small": (
+        forms.Outer,
+        "squared_norms",
+        lambda self, budget: in_part(_outer_norms(self, budget)),
+        {},
+    ),
+    "one_norm_too_small": (forms.Outer, "squared_norms", _of_one_example_only, {}),
+    "sums_too_large": (
+        forms.Outer,
+        "weighted_sum",
+        lambda self, weights: in_part(_outer_sum(self, weights), 1.01),
+        {},
+    ),
+    "sums_of_transposed_entries": (
+        forms.Outer,
+        "weighted_sum",
+        lambda self, weights: tf.reverse(_outer_sum(self, weights), [0]),
+        {},
+    ),
+    "a_wrong_converter": (
+        fallback,
+        "jacobian",
+        _wrong_jacobian,
+        {"per_example": half_opaque},
+    ),
+    "norms_of_the_total_too_small": (
+        RecordGradients,
+        "record_norms",
+        lambda self, assignment=None: in_part(_total(self, assignment)),
+        {},
+    ),
+    "norms_of_other_groups": (
+        RecordGradients,
+        "record_norms",
+        _other_group,
+        {"rule": LayerwiseClip(0.1)},
+    ),
+    "another_perturbation": (
+        Perturbation,
+        "squared_norms",
+        lambda self, gradients, size: 0.5 * _perturbed(self, gradients, size),
+        {"perturbation": (1.0, tf.constant([1, 2]))},
+    ),
+    "uses_that_are_taken_apart": (
+        VariableGradient,
+        "_join",
+        lambda self: setattr(self, "_orthogonal", True),
+        {"per_example": lambda x: squash(tf.tanh(x @ W) @ U + tf.tanh(2 * x @ W) @ U)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_engine_is_found_by_the_step_itself(name):
+    target, attribute, bug, options = PLANTED[name]
+    sums_of(**options)
+    with (
+        mock.patch.object(target, attribute, bug),
+        pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"),
+    ):
+        sums_of(**options)
+
+
+def test_the_error_names_variable_and_op():
+    bug = PLANTED["norms_too_small"][2]
+    with (
+        mock.patch.object(forms.Outer, "squared_norms", bug),
+        pytest.raises(tf.errors.InvalidArgumentError, match=f"{W.name}.*MatMul"),
+    ):
+        sums_of()
+
+
+def test_compiled_code_drops_everybody_if_a_norm_is_wrong():
+    """XLA cannot raise in the middle of a step."""
+    assert np.any(sums_of(jit=True)[0] != 0)
+    bug = PLANTED["norms_too_small"][2]
+    with mock.patch.object(forms.Outer, "squared_norms", bug):
+        sums = sums_of(jit=True)
+    for part in sums:
+        np.testing.assert_array_equal(part, tf.zeros_like(part))
+
+
+def test_what_failed_once_fails_ever_after():
+    """Also where only some batches show it."""
+    gate = tf.Variable(1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        hidden = x @ W
+        return per_example_norms(squash(hidden + gate * two_by_two(hidden)), [W])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        step(X)
+    gate.assign(0.0)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(X)
+
+
+def test_mixing_that_begins_later_is_found():
+    """A gate that opens; the steps 2, 4, 8, ... look again."""
+    gate = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        hidden = x @ W
+        loss = squash(hidden + gate * two_by_two(hidden))
+        return per_example_norms(loss, [W], recheck_rate=0.0)
+
+    for _ in range(4):
+        step(X)
+    gate.assign(1.0)
+    for _ in range(3):
+        step(X)  # 5, 6, 7
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        step(X)
+
+
+def test_later_steps_are_tested_at_the_rate_that_was_asked_for():
+    """False alarms: none; misses: (1/2)^20 = 1e-6."""
+    gate = tf.Variable(0.0)
+
+    def steps(rate):
+        gate.assign(0.0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def step(x):
+            hidden = x @ W
+            loss = squash(hidden + gate * two_by_two(hidden))
+            return per_example_norms(loss, [W], recheck_rate=rate)
+
+        for _ in range(64):
+            step(X)
+        gate.assign(1.0)
+        for _ in range(20):
+            step(X)
+
+    steps(0.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        steps(0.5)
+
+
+def test_every_loss_of_a_step_is_tested():
+    """A second loss, and another one in each branch of the Python code."""
+
+    @tf.function
+    def step(x, mixes):
+        good = per_example_norms(squash(x @ W), [W])
+        hidden = x @ W
+        hidden = two_by_two(hidden) if mixes else tf.tanh(hidden)
+        return good + per_example_norms(squash(hidden), [W])
+
+    step(X, False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        step(X, True)
+
+
+def test_another_trace_is_tested_though_the_first_one_passed():
+    @tf.function
+    def step(x):
+        # One example each in the first trace, pairs in the second.
+        hidden = x @ W
+        mixed = two_by_two(hidden) if x.shape[0] != 5 else tf.tanh(hidden)
+        return per_example_norms(squash(mixed), [W])
+
+    step(X[:5])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        step(X[:4])
+
+
+def mixing_after(ids, table):
+    """Examples meet behind a use that no rule covers, before any that one does."""
+    rows = tf.map_fn(lambda i: table[i], ids, fn_output_signature=tf.float32)
+    return squash(rows + tf.reverse(rows, [0]))
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_integer_inputs_do_not_hide_mixing(dynamic):
+    table = variable(10, 3)
+    ids = integers(6)
+
+    @tf.function(input_signature=[tf.TensorSpec([None if dynamic else 6], ids.dtype)])
+    def step(ids):
+        return per_example_norms(mixing_after(ids, table), [table])
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="solation"):
+        step(ids)
+
+
+def test_a_loss_of_which_nothing_can_be_tested_is_refused():
+    """Neither probes nor another run: the data pass through Python."""
+    table = variable(10, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def step(ids):
+        own = tf.numpy_function(lambda i: i, [ids], tf.int32)
+        own = tf.ensure_shape(own, [None])
+        return per_example_norms(mixing_after(own, table), [table])
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="solation"):
+        step(tf.constant([1, 2, 3]))
+
+
+def test_statistics_behind_stopped_gradients_are_found():
+    """No gradient shows them, and no op that the graph analysis knows."""
+
+    def per_example(x):
+        hidden = x @ W
+        rows = tf.map_fn(lambda h: tf.reduce_sum(h), tf.stop_gradient(hidden))
+        largest = tf.numpy_function(np.max, [rows], tf.float32)
+        return squash(hidden) * tf.ensure_shape(largest, [])
+
+    with pytest.raises(ExampleIsolationError, match="Python"):
+        sums_of(per_example)
+
+
+def test_random_numbers_of_a_second_backward_pass_are_seen():
+    """Norms and sums are of one pass; where they cannot be, that is an error."""
+
+    def per_example(x):
+        @tf.recompute_grad
+        def block(h):
+            return tf.nn.dropout(tf.tanh(h @ W), 0.5)
+
+        return squash(tf.tanh(block(x)) @ U)
+
+    sums_of(per_example)
+    with (
+        # Where the block is not recognised for what it is.
+        mock.patch.object(engine, "inline_calls", lambda loss: loss),
+        pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught,
+    ):
+        sums_of(per_example, memory=1)
+    assert "random" in str(caught.value) or "Mismatch" in str(caught.value)
+
+
+def test_a_variable_that_is_listed_twice_is_refused():
+    @tf.function
+    def step(x):
+        return per_example_norms(squash(x @ W), [W, W])
+
+    with pytest.raises(ValueError, match="more than once"):
+        step(X)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.5, float("nan"), "often", True])
+def test_a_rate_that_is_none_is_refused(bad):
+    @tf.function
+    def step(x):
+        return per_example_norms(squash(x @ W), [W], recheck_rate=bad)
+
+    with pytest.raises(ValueError, match="recheck_rate"):
+        step(X)
+
+
+def test_the_check_can_be_left_out():
+    bug = PLANTED["norms_too_small"][2]
+    with mock.patch.object(forms.Outer, "squared_norms", bug):
+        sums_of(check_isolation="never")
+
+
+def test_the_status_is_not_shared():
+    """One for each loss; see `tfdpclip.gradients.status`."""
+    made = []
+
+    @tf.function
+    def step(x):
+        for _ in range(2):
+            made.append(PerExampleGradients(squash(x @ W), [W]).status)
+        return x
+
+    step(X)
+    assert len({id(status) for status in made}) == len(made) == 2
+    assert not any(status.failed for status in made)
+
+
+@tf.custom_gradient
+def scaled_on_the_way_back(h, x):
+    """Isolated forwards, and, for each row, linear in what comes back."""
+    sign = tf.sign(tf.reduce_max(x) - 4.5)
+    return tf.identity(h), lambda dy: (dy * sign, tf.zeros_like(x))
+
+
+OUTLIER = tf.concat([X[:-1], 5.0 + tf.zeros_like(X[:1])], axis=0)
+NOT_A_NUMBER = tf.concat([X[:-1], np.nan + tf.zeros_like(X[:1])], axis=0)
+# What one example does to all others, though hardly any batch shows it.
+RARE = {
+    "on_the_way_back": (
+        lambda x: squash(tf.tanh(scaled_on_the_way_back(x @ W, x)) @ U),
+        OUTLIER,
+    ),
+    "a_gate_that_one_example_opens": (
+        lambda x: squash(tf.tanh(x @ W + tf.where(x[-1, 0] > 4, 5.0, 0.0)) @ U),
+        OUTLIER,
+    ),
+    "the_last_row": (
+        lambda x: squash(tf.tanh(x @ W) @ U + tf.stop_gradient(x[-1:, :1])),
+        OUTLIER,
+    ),
+    "not_a_number": (
+        lambda x: squash(tf.tanh(x @ W + 0.0 * x[-1:, :1]) @ U),
+        NOT_A_NUMBER,
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [6, 5], ids=["even", "odd"])
+@pytest.mark.parametrize("name", RARE)
+def test_what_one_example_does_to_the_others_is_found(name, size):
+    per_example, x = RARE[name]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        sums_of(per_example, x=x[-size:], check_isolation="always")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_examples_that_are_not_finite_are_no_false_alarm(size):
+    x = NOT_A_NUMBER[-size:]
+    assert np.isfinite(sums_of(x=x, check_isolation="always")[0]).all()
+
+
+def test_custom_gradients_that_keep_examples_apart_pass():
+    def per_example(x):
+        return squash(tf.nn.silu(tf.nn.silu(x @ W) @ U))
+
+    sums_of(per_example, check_isolation="always")
+    sums_of(per_example, check_isolation="always", x=OUTLIER * 100)
+
+
+def test_a_trained_variable_that_the_batch_writes_to_is_refused():
+    def per_example(x):
+        W.assign(tf.tile(x[:1, :, tf.newaxis], [1, 1, 5])[0])
+        return model(x)
+
+    before = tf.identity(W)
+    try:
+        with pytest.raises(ExampleIsolationError, match="writes"):
+            sums_of(per_example)
+    finally:
+        W.assign(before)

@@ -1,0 +1,80 @@
+"""Copies of a graph's ops. What TensorFlow keeps private is used here only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph, op_def_registry
+
+from tfdpclip.gradients import origins
+
+# Ops that count as stateful and give the same result for the same inputs.
+_DETERMINISTIC = frozenset(
+    """Assert CheckNumerics CheckNumericsV2 HashTableV2 LookupTableFindV2
+    LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd
+    VariableShape""".split()
+)
+_PYTHON = frozenset("EagerPyFunc PyFunc PyFuncStateless".split())
+
+
+def repeatable(op: tf.Operation) -> bool:
+    """Whether the op gives the same result again, and changes nothing.
+
+    Calls and loops do if all that they call does, at any depth.
+    """
+    return all(
+        name in origins.CALLS or name in _DETERMINISTIC or not _is_stateful(name)
+        for name in _ops_within(op)
+    )
+
+
+def calls_python(op: tf.Operation) -> bool:
+    """Whether the op, or a function that it calls, runs Python code."""
+    return not _PYTHON.isdisjoint(_ops_within(op))
+
+
+def _is_stateful(name: str) -> bool:
+    known = op_def_registry.get(name)
+    return known is None or known.is_stateful or name in _PYTHON
+
+
+def _ops_within(op: tf.Operation) -> set[str]:
+    """The type of an op, and of all ops of all functions that it calls."""
+    found = {op.type}
+    for name in origins.functions_of(op):
+        for definition in origins.definitions(op.graph, name):
+            if definition is None:
+                found.add("a function that is not known")
+            else:
+                found |= {node.op for node in definition.node_def}
+    return found
+
+
+def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Adds the same op, on other inputs, to the current graph."""
+    graph = tf.compat.v1.get_default_graph()
+    attributes = {
+        name: value
+        for name, value in op.node_def.attr.items()
+        # Where the original is, and what its output looked like.
+        if name not in ("_class", "_output_shapes")
+    }
+    copy = graph._create_op_internal(
+        op.type,
+        inputs,
+        [t.dtype for t in op.outputs],
+        name=f"{op.name.split('/')[-1]}_again",
+        attrs=attributes,
+        op_def=op.op_def,
+    )
+    return list(copy.outputs)
+
+
+@contextlib.contextmanager
+def scratch_graph() -> Iterator[tf.Graph]:
+    """A graph within the current one, for looking at ops that are then dropped."""
+    graph = func_graph.FuncGraph("scratch")
+    with graph.as_default():
+        yield graph

@@ -1,0 +1,89 @@
+"""How contractions carry the batch: an axis of examples must survive, once."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdpclip.gradients.flow import DATA, Flow
+
+
+def _matmul(op, output, inputs, batch_size) -> Flow:
+    a, b = inputs
+    ta, tb = op.get_attr("transpose_a"), op.get_attr("transpose_b")
+    letters_a, letters_b = ("ka" if ta else "ak"), ("bk" if tb else "kb")
+    return _labelled(op, [letters_a, letters_b], "ab", inputs)
+
+
+def _batch_matmul(op, output, inputs, batch_size) -> Flow:
+    ta, tb = op.get_attr("adj_x"), op.get_attr("adj_y")
+    ranks = [t.shape.rank for t in op.inputs]
+    if None in ranks:
+        return Flow(DATA, None)
+    lead = [chr(ord("l") + i) for i in range(max(ranks) - 2)]
+    labels = []
+    for rank, flipped, pair in ((ranks[0], ta, "ak"), (ranks[1], tb, "kb")):
+        pair = pair[::-1] if flipped else pair
+        labels.append("".join(lead[len(lead) - (rank - 2) :]) + pair)
+    return _labelled(op, labels, "".join(lead) + "ab", inputs)
+
+
+def _einsum(op, output, inputs, batch_size) -> Flow:
+    equation = explicit_equation(op)
+    return Flow(DATA, None) if equation is None else _labelled(op, *equation, inputs)
+
+
+def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
+    """An Einsum's labels for each input and the output, without ellipses.
+
+    None where they cannot be told from the static ranks.
+    """
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    if "->" not in equation:
+        return None
+    left, right = equation.split("->")
+    labels, wide = [], 0
+    for names, tensor in zip(left.split(","), op.inputs, strict=True):
+        if "..." in names:
+            if tensor.shape.rank is None:
+                return None
+            wide = max(wide, tensor.shape.rank - len(names.replace("...", "")))
+        labels.append(names)
+    free = [c for c in string.ascii_letters if c not in equation][:wide]
+
+    def expand(names, count):
+        return names.replace("...", "".join(free[len(free) - count :]))
+
+    expanded = [
+        expand(names, (tensor.shape.rank or 0) - len(names.replace("...", "")))
+        if "..." in names
+        else names
+        for names, tensor in zip(labels, op.inputs, strict=True)
+    ]
+    return expanded, expand(right, wide)
+
+
+def _labelled(op, labels, out_labels, inputs) -> Flow:
+    """Contractions: an axis that counts examples must survive, and only once."""
+    marked: dict[str, Flow] = {}
+    coupled = None
+    for names, flow in zip(labels, inputs, strict=True):
+        for axis in flow.axes if flow.kind == DATA else ():
+            if names[axis] not in out_labels:
+                coupled = op
+            marked.setdefault(names[axis], flow)
+    axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
+    lead = marked.get(out_labels[0]) if out_labels else None
+    rows, minor = (lead.rows, lead.minor) if lead is not None else (None, False)
+    return Flow(DATA, axes, rows, minor, coupled=coupled)
+
+
+RULES: dict[str, Callable] = {
+    "MatMul": _matmul,
+    "BatchMatMulV2": _batch_matmul,
+    "BatchMatMul": _batch_matmul,
+    "BatchMatMulV3": _batch_matmul,
+    "Einsum": _einsum,
+}

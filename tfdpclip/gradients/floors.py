@@ -1,0 +1,172 @@
+"""Norms that rounding cannot make too small.
+
+An example's gradient is often a sum of parts (positions of a sequence, places of an
+image, looked up tokens) that nearly cancel. Two things go wrong in float32 then.
+
+*The norm.* Where it comes from inner products of the parts, it is off by their
+rounding, which is relative to the parts and not to what is left of them.
+
+*The sum over the batch.* Where that is made of the parts of all examples at once, each
+of them is rounded relative to the parts. An example whose norm is tiny keeps a weight
+of 1 (or gets a larger one, where rules scale up), its huge parts meet everybody else's
+in one sum, and what does not cancel there is bounded by no clip norm.
+
+So no norm that decides a weight is below a quarter of the root of the sum of the
+squares of its parts:
+
+    n_i >= R_i / 4,    R_i^2 = sum_t |p_it|^2.
+
+Terms that have nothing to do with each other have n = R, however many there are; only
+such as cancel are below. As w_i n_i <= C, the parts of a batch then have
+sqrt(sum_t |w_i p_it|^2) <= 4 C for every example, and sum_t |w_i p_it| <= 4 sqrt(T) C:
+the rounding of the sum over B examples is at most gamma 4 sqrt(T) B C, 4 sqrt(T) times
+what it is for examples of one part each, with gamma the relative error of a float32
+sum (2^-24 times a few where rounding errors are independent).
+
+Where each example's own gradient is built and the sum is of those, no floor is needed:
+what is rounded is measured.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+# The square of a quarter.
+FLOOR = 1 / 16
+# A float32 is rounded by at most this, relatively.
+_UNIT = 2.0**-24
+# Matrix products add up one term after the other along runs of this length at most
+# here, whose rounding errors may all have one sign.
+_RUN = 512
+
+
+def floored(
+    squares: tf.Tensor, parts: tf.Tensor, terms: tf.Tensor | int, units: float = 16.0
+) -> tf.Tensor:
+    """Squared norms, `[B]`, never below the floor of their parts.
+
+    Args:
+      squares: of sums that were computed in float32, and that are off by at most
+        `_UNIT` (units + terms / 2) sum_t |p_t|.
+      parts: the sum of the squares of the parts, `[B]`.
+      terms: how many parts there are at most.
+      units: see `squares`.
+    """
+    terms = tf.cast(terms, squares.dtype)
+    error = _UNIT * (units + terms / 2) * tf.sqrt(terms)
+    upper = tf.square(tf.sqrt(squares) + error * tf.sqrt(parts))
+    return _guarded(squares, upper, parts)
+
+
+def floored_sum(squares, parts, terms, width: int) -> tf.Tensor:
+    """Squared norms, `[B]`, of sums whose inner products were added up, likewise.
+
+    Args:
+      squares: |a|^2 + |b|^2 + 2 <a, b>.
+      parts: the sum of the squares of what a and b are sums of.
+      terms: how many that are.
+      width: the length of the inner products.
+    """
+    terms = tf.cast(terms, squares.dtype)
+    units = 2 * _RUN + width / 2 + terms / 4
+    return _guarded(squares, squares + _UNIT * units * terms * parts, parts)
+
+
+def _guarded(squares, upper, parts):
+    """`squares` where little cancels, else an upper bound (what is no number stays)."""
+    return tf.where(squares < parts / 2, tf.maximum(upper, FLOOR * parts), squares)
+
+
+def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """`[B]` squared norms of sum_t x_t (outer) z_t, from two Gram matrices.
+
+    Args:
+      x: `[B, (G,) T, K]`.
+      z: `[B, (G,) T, U]`.
+    """
+    x, z, weights, size = _by_steps(x, z)
+    (x_gram, x_units), (z_gram, z_units) = gram(x), gram(z)
+    z_gram *= weights[..., tf.newaxis] * weights[..., tf.newaxis, :]
+    squares = from_grams(x_gram, z_gram, x_units + z_units)
+    return squares * tf.square(size)
+
+
+def outer_parts(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """`[B]`: sum_t |x_t|^2 |z_t|^2, for `x` and `z` as for `gram_norms`."""
+    x, z, weights, size = _by_steps(x, z)
+    parts = tf.reduce_sum(tf.square(x), -1) * tf.reduce_sum(tf.square(z), -1)
+    parts *= tf.square(weights)
+    parts = tf.reduce_sum(parts, axis=list(range(1, parts.shape.rank)))
+    return parts * tf.square(size)
+
+
+def _by_steps(x, z):
+    """Each x_t and z_t scaled to 1; what that took, over the largest, and the largest.
+
+    Neither overflows nor, worse, underflows early: a small x_t may meet a huge z_t.
+    """
+    x, x_sizes = scaled(x, 1)
+    z, z_sizes = scaled(z, 1)
+    sizes = x_sizes * z_sizes
+    size = tf.reduce_max(sizes, axis=list(range(1, sizes.shape.rank)))
+    size = tf.where(size > 0, size, tf.ones_like(size))
+    shape = [-1] + [1] * (sizes.shape.rank - 1)
+    return x, z, sizes / tf.reshape(size, shape), size
+
+
+def gram(x: tf.Tensor) -> tuple[tf.Tensor, float]:
+    """x x^T, `[..., T, T]`, and by how many units of |x_s| |x_t| an entry may be off.
+
+    A run of k terms that all round the same way is off by k / 2 units. No run is longer
+    than `_RUN`.
+    """
+    width = x.shape[-1]
+    if width is None or width <= _RUN:
+        return tf.matmul(x, x, transpose_b=True), (width or _RUN) / 2
+    count = math.ceil(width / _RUN)
+    run = math.ceil(width / count)
+    rank = x.shape.rank
+    if run * count != width:
+        x = tf.pad(x, [[0, 0]] * (rank - 1) + [[0, run * count - width]])
+    x = tf.reshape(x, tf.concat([tf.shape(x)[:-1], [count, run]], 0))
+    x = tf.transpose(x, [*range(rank - 2), rank - 1, rank - 2, rank])
+    return tf.reduce_sum(tf.matmul(x, x, transpose_b=True), axis=-3), (run + count) / 2
+
+
+def from_grams(x: tf.Tensor, z: tf.Tensor, units: float) -> tf.Tensor:
+    """`[B]` squared norms from two Gram matrices, `[B, (G,) T, T]`; never too small.
+
+    An entry of the product is off by at most `units` + 8 units of |x_s||x_t||z_s||z_t|,
+    and adding up T^2 of them by about T / 4 more: together, by that times S^2, with S =
+    sum_t |x_t| |z_t|. Norms of terms that cancel have it added.
+    """
+    axes = list(range(1, x.shape.rank))
+    squares = tf.reduce_sum(x * z, axis=axes)
+    own = tf.linalg.diag_part(x) * tf.linalg.diag_part(z)
+    sizes = tf.square(tf.reduce_sum(tf.sqrt(own), axis=-1))
+    parts = tf.reduce_sum(own, axis=-1)
+    if len(axes) == 3:
+        sizes, parts = tf.reduce_sum(sizes, -1), tf.reduce_sum(parts, -1)
+    steps = tf.cast(tf.shape(x)[-1], x.dtype)
+    upper = squares + _UNIT * (units + 8 + steps / 4) * sizes
+    return _guarded(squares, upper, parts)
+
+
+def scaled(tensor: tf.Tensor, axes: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """The tensor divided by its largest entries, and those (1 if not finite).
+
+    Args:
+      tensor: `[B, ...]`.
+      axes: over how many last axes to look for the largest; all but the first if None.
+    """
+    rank = tensor.shape.rank
+    axes = rank - 1 if axes is None else axes
+    size = tf.reduce_max(tf.abs(tensor), axis=list(range(rank - axes, rank)))
+    usable = tf.math.is_finite(size) & (size > 0)
+    safe = tf.where(usable, size, tf.ones_like(size))
+    shape = tf.concat([tf.shape(safe), [1] * axes], 0)
+    # Zeros are of size 0, whatever they are multiplied by.
+    found = tf.where(tf.equal(size, 0), size, safe)
+    return tensor / tf.reshape(safe, shape), found

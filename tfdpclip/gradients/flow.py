@@ -1,0 +1,47 @@
+"""What the static analysis knows of one tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+# How much a tensor's value depends on the data.
+PUBLIC, SIZE, DATA = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """What is known of one tensor.
+
+    Attributes:
+      kind: PUBLIC, SIZE (depends on the batch's size alone) or DATA.
+      axes: the axes that count examples; None if unknown.
+      rows: rows of one example on axis 0, when axis 0 counts examples; None if unknown.
+      minor: whether axis 0 runs through the examples fastest (row r belongs to example
+        r mod B) instead of slowest.
+      coupled: the op at which the examples of a batch were combined, or None.
+      trained: whether the value depends on a variable of interest.
+      power: of a number of kind SIZE, its power of the batch size; None if it depends
+        on that size in another way. 0 for what does not depend on it.
+      dims: of a vector of sizes, the powers of its entries.
+      entries: how many numbers of the tensor belong to one example, where they follow
+        each other though axis 0 does not count examples; None if unknown.
+      varying: whether the values of the data decide about the tensor's shape.
+    """
+
+    kind: int = PUBLIC
+    axes: tuple[int, ...] | None = ()
+    rows: int | None = None
+    minor: bool = False
+    coupled: tf.Operation | None = None
+    trained: bool = False
+    power: int | None = 0
+    dims: tuple | None = None
+    entries: int | None = None
+    varying: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether axis 0, and no other, counts examples."""
+        return self.kind == DATA and self.axes == (0,)

@@ -1,0 +1,233 @@
+"""How ops that move entries around carry the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdpclip.gradients.flow import DATA, Flow
+from tfdpclip.gradients.known import known_shape
+
+
+def _reshape(op, output, inputs, batch_size) -> Flow:
+    flow, source = inputs[0], op.inputs[0]
+    if not flow.axes:
+        return Flow(DATA, () if flow.kind == DATA and flow.axes == () else None)
+    if flow.axes != (0,):
+        return _reshape_inner(op, output, flow)
+    shape = known_shape(output) if output.shape.rank else None
+    before = _tail(source.shape.as_list() if source.shape.rank else None)
+    after = _tail(shape)
+    rank = output.shape.rank
+    if rank and flow.rows is not None and batch_size:
+        lead = output.shape[0]
+        whole = lead is not None and lead % batch_size == 0 and lead > 0
+        if whole and (not flow.minor or lead == flow.rows * batch_size):
+            return Flow(DATA, (0,), lead // batch_size, flow.minor)
+    if before is not None and after and flow.rows is not None:
+        if (flow.rows * before) % after == 0:
+            rows = flow.rows * before // after
+            if not flow.minor or rows == flow.rows:
+                return Flow(DATA, (0,), rows, flow.minor)
+    if rank and output.shape[0] == 1 and rank > 1:
+        # [N, ...] -> [1, N', ...], as layer normalisation does.
+        inner = _tail(shape[1:])
+        if before is not None and inner and flow.rows is not None:
+            if (flow.rows * before) % inner == 0:
+                return Flow(DATA, (1,), entries=_entries(flow, before))
+        return Flow(DATA, None)
+    if rank and output.shape[0] is None and not flow.minor:
+        return Flow(DATA, (0,), None)
+    return Flow(DATA, None)
+
+
+def _reshape_inner(op, output, flow) -> Flow:
+    """[1, N, D, 1] -> [N, ...]: back from layer normalisation's detour."""
+    source = op.inputs[0]
+    if len(flow.axes) == 1 and output.shape.rank:
+        axis = flow.axes[0]
+        before, after = source.shape.as_list(), known_shape(output)
+        same = before[:axis] == after[:axis] and None not in before[:axis]
+        if same and len(after) > axis:
+            tails = _tail(before[axis:]), _tail(after[axis:])
+            if tails[0] == tails[1] is not None and tails[0] != 0:
+                # What is before the batch and how much follows it stay the same.
+                return Flow(DATA, flow.axes, entries=flow.entries)
+    if flow.axes != (1,) or source.shape[0] != 1 or not output.shape.rank:
+        return Flow(DATA, None)
+    after = _tail(known_shape(output))
+    if flow.entries is None or not after or flow.entries % after:
+        return Flow(DATA, (0,), None)
+    return Flow(DATA, (0,), flow.entries // after)
+
+
+def _entries(flow: Flow, tail: int | None) -> int | None:
+    """How many numbers an example has, if they follow each other."""
+    if flow.rows is None or tail is None or flow.minor:
+        return None
+    return flow.rows * tail
+
+
+def _tail(shape: list | None) -> int | None:
+    """How many entries follow the leading axis, if that is known."""
+    if not shape or None in shape[1:]:
+        return None
+    return math.prod(shape[1:])
+
+
+def _transpose(op, output, inputs, batch_size) -> Flow:
+    flow, perm = inputs[0], tf.get_static_value(op.inputs[1])
+    if perm is None:
+        return Flow(DATA, None)
+    perm = [int(p) for p in perm]
+    axes = tuple(sorted(perm.index(a) for a in flow.axes))
+    return Flow(DATA, axes, flow.rows, flow.minor)
+
+
+def _expand_dims(op, output, inputs, batch_size) -> Flow:
+    flow, axis = inputs[0], tf.get_static_value(op.inputs[1])
+    if axis is None:
+        return Flow(DATA, None)
+    axis = int(axis.reshape(-1)[0]) % output.shape.rank
+    axes = tuple(a + 1 if a >= axis else a for a in flow.axes)
+    return Flow(DATA, axes, flow.rows, flow.minor)
+
+
+def _squeeze(op, output, inputs, batch_size) -> Flow:
+    flow, rank = inputs[0], op.inputs[0].shape.rank
+    dims = [d % rank for d in op.get_attr("squeeze_dims")]
+    if not dims:
+        shape = op.inputs[0].shape.as_list()
+        if None in shape[1:]:
+            return Flow(DATA, None)
+        dims = [i for i, d in enumerate(shape) if d == 1]
+    if set(dims) & set(flow.axes):
+        return Flow(DATA, None)
+    axes = tuple(a - sum(1 for d in dims if d < a) for a in flow.axes)
+    return Flow(DATA, axes, flow.rows, flow.minor)
+
+
+def _pack(op, output, inputs, batch_size) -> Flow:
+    axis = op.get_attr("axis") % output.shape.rank
+    flows = [f for f in inputs if f.kind == DATA]
+    if any(
+        (f.axes, f.rows, f.minor) != (flows[0].axes, flows[0].rows, flows[0].minor)
+        for f in flows
+    ):
+        return Flow(DATA, None)
+    axes = tuple(a + 1 if a >= axis else a for a in flows[0].axes)
+    return Flow(DATA, axes, flows[0].rows, flows[0].minor)
+
+
+def _unpack(op, output, inputs, batch_size) -> Flow:
+    flow = inputs[0]
+    axis = op.get_attr("axis") % op.inputs[0].shape.rank
+    if axis in flow.axes:
+        return Flow(DATA, None)
+    axes = tuple(a - 1 if a > axis else a for a in flow.axes)
+    return Flow(DATA, axes, flow.rows, flow.minor)
+
+
+def _along(axis_input: int, data_inputs: Callable) -> Callable:
+    """Ops that cut or join along one constant axis."""
+
+    def transfer(op, output, inputs, batch_size):
+        axis = tf.get_static_value(op.inputs[axis_input])
+        if axis is None:
+            return Flow(DATA, None)
+        axis = int(axis.reshape(-1)[0]) % output.shape.rank
+        flows = [f for f in data_inputs(inputs) if f.kind == DATA]
+        if not flows:
+            return Flow(DATA, None)
+        same = all(
+            (f.axes, f.rows, f.minor) == (flows[0].axes, flows[0].rows, flows[0].minor)
+            for f in flows
+        )
+        if not same or axis in flows[0].axes:
+            return Flow(DATA, None)
+        return Flow(DATA, flows[0].axes, flows[0].rows, flows[0].minor)
+
+    return transfer
+
+
+def _strided_slice(op, output, inputs, batch_size) -> Flow:
+    flow = inputs[0]
+    if flow.kind != DATA or flow.axes not in ((0,), ()):
+        return Flow(DATA, None)
+    if flow.axes == ():
+        return flow
+    begin = tf.get_static_value(op.inputs[1])
+    if op.get_attr("new_axis_mask") & 1 or op.get_attr("shrink_axis_mask") & 1:
+        return Flow(DATA, None)
+    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
+    if op.get_attr("ellipsis_mask") & 1:
+        specs = op.inputs[1].shape[0]
+        new = bin(op.get_attr("new_axis_mask")).count("1")
+        whole = specs is not None and specs - 1 - new < op.inputs[0].shape.rank
+    strides = tf.get_static_value(op.inputs[3])
+    if not whole or begin is None or strides is None or strides[0] != 1:
+        return Flow(DATA, None)
+    return flow
+
+
+def _slice(op, output, inputs, batch_size) -> Flow:
+    flow, begin, size = (
+        inputs[0],
+        tf.get_static_value(op.inputs[1]),
+        tf.get_static_value(op.inputs[2]),
+    )
+    if flow.axes != (0,) or begin is None or size is None:
+        return Flow(DATA, None)
+    return flow if begin[0] == 0 and size[0] == -1 else Flow(DATA, None)
+
+
+def _space_to_batch(op, output, inputs, batch_size) -> Flow:
+    flow, block = inputs[0], tf.get_static_value(op.inputs[1])
+    if flow.axes != (0,) or block is None or flow.rows != 1:
+        return Flow(DATA, None)
+    cells = math.prod(int(b) for b in block)
+    return Flow(DATA, (0,), cells, minor=cells > 1)
+
+
+def _batch_to_space(op, output, inputs, batch_size) -> Flow:
+    flow, block = inputs[0], tf.get_static_value(op.inputs[1])
+    if flow.axes != (0,) or block is None:
+        return Flow(DATA, None)
+    cells = math.prod(int(b) for b in block)
+    if flow.rows != cells or (cells > 1 and not flow.minor):
+        return Flow(DATA, None)
+    return Flow(DATA, (0,), 1)
+
+
+def _broadcast(op, output, inputs, batch_size) -> Flow:
+    flow = inputs[0]
+    if flow.kind != DATA:
+        return Flow(DATA, (0,), 1)
+    shift = output.shape.rank - op.inputs[0].shape.rank
+    rows = flow.rows if shift == 0 and op.type == "BroadcastTo" else None
+    return Flow(DATA, tuple(a + shift for a in flow.axes), rows, flow.minor)
+
+
+def _concat(op, output, inputs, batch_size) -> Flow:
+    return _along(-1, lambda flows: flows[:-1])(op, output, inputs, batch_size)
+
+
+RULES: dict[str, Callable] = {
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "ExpandDims": _expand_dims,
+    "Squeeze": _squeeze,
+    "Pack": _pack,
+    "Unpack": _unpack,
+    "Split": _along(0, lambda inputs: inputs[1:]),
+    "SplitV": _along(2, lambda inputs: inputs[:1]),
+    "ConcatV2": _concat,
+    "StridedSlice": _strided_slice,
+    "Slice": _slice,
+    "SpaceToBatchND": _space_to_batch,
+    "BatchToSpaceND": _batch_to_space,
+    "BroadcastTo": _broadcast,
+    "Tile": _broadcast,
+}

@@ -1,0 +1,250 @@
+"""Where values come from: ops that bring data in, and what is a constant.
+
+Everything is classified by lists of what is known to be harmless. What is not on them
+brings data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2, node_def_pb2
+from tensorflow.python.framework import op_def_registry
+
+ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
+RANDOM = frozenset(
+    """RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal RandomShuffle
+    Multinomial RandomGamma RandomPoisson RandomPoissonV2 ParameterizedTruncatedNormal
+    RandomCrop StatefulUniform StatefulUniformFullInt StatefulUniformInt
+    StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
+    StatefulRandomBinomial RngReadAndSkip RngSkip NonDeterministicInts
+    FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler
+    AllCandidateSampler""".split()
+)
+READS = frozenset(
+    """ReadVariableOp ResourceGather ResourceGatherNd VariableShape
+    VarIsInitializedOp""".split()
+)
+# Each input of the call after the first ones is an argument of its functions.
+CALLS = {
+    "PartitionedCall": 0,
+    "StatefulPartitionedCall": 0,
+    "While": 0,
+    "StatelessWhile": 0,
+    "If": 1,
+    "StatelessIf": 1,
+    "Case": 1,
+    "StatelessCase": 1,
+}
+# Ops without inputs whose value is the same for good, or public randomness.
+_PUBLIC_LEAVES = frozenset(
+    """Const VarHandleOp NoOp DummySeedGenerator AnonymousRandomSeedGenerator
+    AnonymousSeedGenerator""".split()
+)
+# Stateful ops that hand on nothing but their inputs, variables and randomness.
+_HARMLESS = (
+    RANDOM
+    | READS
+    | CALLS.keys()
+    | frozenset(
+        """Assert Print PrintV2 CheckNumericsV2 DebugIdentityV2 DebugIdentityV3
+        CudnnRNN CudnnRNNV2 CudnnRNNV3 VarHandleOp""".split()
+    )
+)
+# Not marked as stateful, and yet more than a function of their inputs' values.
+_FROM_OUTSIDE = frozenset(
+    """PyFuncStateless ReadFile MatchingFiles TensorArrayReadV3 GetSessionTensor
+    GetSessionHandle ImmutableConst""".split()
+)
+# The longest list of integers that is still a shape, an order of axes or the like.
+_AXES = 8
+
+
+def brings_data(op: tf.Operation) -> bool:
+    """Whether an op may give data, whatever its inputs are.
+
+    Functions that it calls count, to any depth.
+    """
+    kind = op.type
+    if kind in ITERATORS or kind in _FROM_OUTSIDE or "Dataset" in kind:
+        return True
+    if not op.inputs and op.outputs and kind != "Placeholder":
+        if kind not in _PUBLIC_LEAVES and kind not in _HARMLESS:
+            return True
+    if op.op_def.is_stateful and op.outputs and kind not in _HARMLESS:
+        return True
+    return any(_function_brings_data(op.graph, name) for name in functions_of(op))
+
+
+def functions_of(op: tf.Operation) -> list[str]:
+    """The names of the functions that an op calls."""
+    names = [op.get_attr(a.name).name for a in op.op_def.attr if a.type == "func"]
+    for attr in op.op_def.attr:
+        if attr.type == "list(func)":
+            names += [function.name for function in op.get_attr(attr.name)]
+    return names
+
+
+def _function_brings_data(graph, name: str) -> bool:
+    return any(
+        definition is None or any(map(_node_brings_data, definition.node_def))
+        for definition in definitions(graph, name)
+    )
+
+
+def _node_brings_data(node: node_def_pb2.NodeDef) -> bool:
+    if node.op in ITERATORS or node.op in _FROM_OUTSIDE or "Dataset" in node.op:
+        return True
+    if node.op in _HARMLESS or node.op in _PUBLIC_LEAVES:
+        return False
+    known = op_def_registry.get(node.op)
+    if known is None or (known.is_stateful and known.output_arg):
+        return True
+    return bool(known.output_arg) and not any(
+        not name.startswith("^") for name in node.input
+    )
+
+
+def definitions(graph, name: str) -> Iterator[function_pb2.FunctionDef | None]:
+    """A function and those it calls, to any depth; None for one that is not there."""
+    pending, known = [name], set()
+    while pending:
+        name = pending.pop()
+        if name in known:
+            continue
+        known.add(name)
+        definition = definition_of(graph, name)
+        yield definition
+        for node in definition.node_def if definition is not None else ():
+            for attr in node.attr.values():
+                if attr.WhichOneof("value") == "func":
+                    pending.append(attr.func.name)
+                pending.extend(f.name for f in attr.list.func)
+
+
+def definition_of(graph, name: str) -> function_pb2.FunctionDef | None:
+    """The definition of a function that `graph` may call."""
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            found = getattr(function, "cached_definition", None)
+            return found if found is not None else function.definition
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+@contextlib.contextmanager
+def public_writes() -> Iterator[None]:
+    """Declares that what is written within, in this graph, is released with noise."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    for op in graph.get_operations()[before:]:
+        op._tfdpclip_public = True
+
+
+def writes_publicly(op: tf.Operation) -> bool:
+    """Whether the op was made within `public_writes`."""
+    return getattr(op, "_tfdpclip_public", False)
+
+
+def is_number(op: tf.Operation) -> bool:
+    """Whether a constant is a number (perhaps repeated), or a shape or list of axes."""
+    tensor = op.outputs[0]
+    if tensor.dtype == tf.string:
+        return False
+    count = tensor.shape.num_elements()
+    if count is None:
+        return False
+    integers = tensor.dtype.is_integer and tensor.shape.rank <= 1
+    if count <= 1 or (integers and count <= _AXES):
+        return True
+    return op.type == "Const" and _is_uniform(tf.get_static_value(tensor))
+
+
+def large_constant(graph, name: str) -> str | None:
+    """The name of a constant in a function that is not just a number, or None."""
+    for definition in definitions(graph, name):
+        for node in definition.node_def if definition is not None else ():
+            if node.op != "Const":
+                continue
+            value = tf.make_ndarray(node.attr["value"].tensor)
+            integers = value.dtype.kind in "iu" and value.ndim <= 1
+            small = value.size <= 1 or (integers and value.size <= _AXES)
+            if value.dtype.kind in "OSU" or not (small or _is_uniform(value)):
+                return node.name
+    return None
+
+
+def _is_uniform(value) -> bool:
+    return value is not None and value.size > 0 and bool(np.all(value == value.flat[0]))
+
+
+def captured_from(tensor: tf.Tensor):
+    """What a captured tensor stands for: the outermost thing that was captured.
+
+    An eager tensor, an op's output in an outer graph, or the tensor itself.
+    """
+    graph = tensor.graph
+    while True:
+        found = [e for e, i in getattr(graph, "captures", ()) if i is tensor]
+        if not found:
+            return tensor
+        tensor = found[0]
+        if isinstance(tensor, tf.__internal__.EagerTensor):
+            return tensor
+        graph = tensor.graph
+
+
+def handle_users(op: tf.Operation, index: int) -> Iterator[str]:
+    """The types of the ops that use the resource that is input `index` of `op`.
+
+    The op itself, or those within the functions that it calls.
+    """
+    if op.type not in CALLS:
+        yield op.type
+        return
+    place = index - CALLS[op.type]
+    for name in functions_of(op):
+        yield from _argument_users(op.graph, name, place)
+
+
+def _argument_users(graph, name: str, place: int, seen=()) -> Iterator[str]:
+    definition = definition_of(graph, name)
+    if definition is None or (name, place) in seen:
+        yield "a function that is not there"
+        return
+    seen = (*seen, (name, place))
+    aliases = _aliases(definition, definition.signature.input_arg[place].name)
+    for node in definition.node_def:
+        inputs = [i for i in node.input if not i.startswith("^")]
+        for index, source in enumerate(inputs):
+            if source not in aliases or node.op == "Identity":
+                continue
+            if node.op not in CALLS:
+                yield node.op
+                continue
+            for attr in node.attr.values():
+                called = [f.name for f in attr.list.func]
+                if attr.WhichOneof("value") == "func":
+                    called.append(attr.func.name)
+                for function in called:
+                    yield from _argument_users(
+                        graph, function, index - CALLS[node.op], seen
+                    )
+
+
+def _aliases(definition, argument: str) -> set[str]:
+    """The names by which a function's argument goes within it."""
+    aliases, before = {argument}, 0
+    while len(aliases) > before:
+        before = len(aliases)
+        aliases |= {
+            f"{node.name}:output:0"
+            for node in definition.node_def
+            if node.op == "Identity" and node.input[0] in aliases
+        }
+    return aliases

@@ -1,0 +1,202 @@
+"""Runs the loss again with other examples in the place of some.
+
+If every example's loss depends on that example alone, then the losses of those that
+stay are the same, to the last digit or so. Gradients cannot tell as much: they do not
+see a statistic of the batch behind `tf.stop_gradient`, nor one that reaches the loss
+through integers, ranks or comparisons.
+
+The second run shares everything with the first that does not depend on the examples'
+values: weights, and the random numbers of dropout, which depend on the batch's shape
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip._devices import on_cpus
+from tfdpclip._docs import see
+from tfdpclip.gradients import _copies, chance
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.transfers import DATA_SHAPED
+
+_SIZES = frozenset("Shape ShapeN Size Rank".split())
+# Relative to each loss. On CPUs a row of a product comes out the same, to the bit,
+# whatever is in the other rows; elsewhere sums may be added up in any order.
+_TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
+
+MESSAGE = (
+    "ExampleIsolationError: with other examples in the place of some, the losses of "
+    "those that stayed have changed: an example's loss depends on other examples. "
+    "Clipping would protect nobody. "
+)
+
+
+class ReplacedExamples:
+    """The losses as they would be if some examples were others.
+
+    Args:
+      per_example: the losses, `[B]`.
+      flows: the analysis of the losses.
+      gradients: of the losses, at tensors of `[B, ...]`: where a model has gradients of
+        its own (`tf.custom_gradient`), examples may meet on the way back only.
+
+    Attributes:
+      obstacle: why the losses cannot be computed again; None if they can.
+
+    Raises:
+      ExampleIsolationError: if the data pass through Python code, of which nothing can
+        be known.
+    """
+
+    def __init__(
+        self,
+        per_example: tf.Tensor,
+        flows: Dataflow,
+        gradients: Sequence[tf.Tensor] = (),
+    ):
+        self._losses = per_example
+        self._flows = flows
+        self._compared = [per_example, *gradients]
+        self._sources = [s for s in flows.sources if s.shape.rank]
+        self._coarse = any(
+            t.dtype.is_floating and t.dtype.size < 4
+            for op in flows.ops
+            for t in op.outputs
+        )
+        self.obstacle = self._plan()
+
+    def _plan(self) -> str | None:
+        """Finds what depends on the examples' values."""
+        if not self._sources:
+            return "no data were found behind the loss"
+        affected = {source.ref() for source in self._sources}
+        # Tensors of as many entries as the data say.
+        varying: set = set()
+        self._steps = []
+        for op in ancestors(self._compared):
+            if not any(t.ref() in affected for t in op.inputs):
+                continue
+            varies = any(t.ref() in varying for t in op.inputs)
+            if op.type in _SIZES and not varies:
+                continue
+            sparse = op.type.startswith(("Sparse", "Ragged"))
+            if sparse and op.type != "SparseSoftmaxCrossEntropyWithLogits":
+                return f"{op.name!r} (a {op.type}) takes sparse data"
+            if _copies.calls_python(op):
+                raise ExampleIsolationError(
+                    "The loss of the examples passes through Python code, in "
+                    f"{op.name!r} (a {op.type}), which nothing can look into: whether "
+                    "examples stay apart cannot be tested. Use TensorFlow's ops, or "
+                    "run the code in the data pipeline, before batches are drawn."
+                    + see("mixed-examples")
+                )
+            if not _copies.repeatable(op):
+                return f"{op.name!r} (a {op.type}) may not give the same result twice"
+            self._steps.append(op)
+            fresh = [t for t in op.outputs if t.ref() not in affected]
+            affected |= {t.ref() for t in fresh}
+            if varies or op.type in DATA_SHAPED:
+                varying |= {t.ref() for t in fresh}
+        if self._losses.ref() not in affected:
+            return "the losses do not depend on the data"
+        self._compared = [t for t in self._compared if t.ref() in affected]
+        return None
+
+    def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Replaces a random half of the examples by copies of the others, and back.
+
+        First one half, then the other: whoever decides a maximum, or whether anybody
+        has some property, is gone once.
+
+        Returns:
+          Boolean scalars: whether the others' losses stayed what they were, and whether
+          the test could tell.
+        """
+        half = batch_size // 2
+        order = chance.shuffled(tf.range(batch_size))
+        own = tf.range(batch_size)
+        # Of an odd number the second half is the larger one, and uses one copy twice.
+        copies = tf.range(batch_size - half) % tf.maximum(half, 1)
+        rows = tf.stack(
+            [own]
+            + [
+                tf.tensor_scatter_nd_update(own, gone[:, tf.newaxis], donors)
+                for gone, donors in (
+                    (order[:half], order[half : 2 * half]),
+                    (order[half:], tf.gather(order, copies)),
+                )
+            ]
+        )
+
+        def body(i, good, telling, *base):
+            again = self._with_rows(rows[i], batch_size)
+            # First as it was, by the very code that computes the others: compiled
+            # another way, the same sums are rounded another way.
+            base = [
+                tf.where(tf.equal(i, 0), new, old)
+                for new, old in zip(again, base, strict=True)
+            ]
+            stays = tf.equal(rows[i], own)
+            for number, (before, after) in enumerate(zip(base, again, strict=True)):
+                same = self._same_rows(before, after, stays)
+                good &= tf.reduce_all(same | ~stays)
+                if number == 0:
+                    telling |= tf.reduce_any(~same & ~stays)
+            return i + 1, good, telling, *base
+
+        start = (tf.constant(0), tf.constant(True), tf.constant(False))
+        _, good, telling, *_ = tf.while_loop(
+            lambda i, *_: i < 3,
+            body,
+            (*start, *map(tf.zeros_like, self._compared)),
+            maximum_iterations=3,
+            parallel_iterations=1,
+        )
+        return good, telling
+
+    def _same_rows(self, before, after, stays) -> tf.Tensor:
+        """Whether each example's entries are what they were, `[B]`."""
+        count = tf.size(stays)
+        before, after = (
+            tf.reshape(tf.cast(t, tf.float32), [count, -1]) for t in (before, after)
+        )
+        # Of what is not finite, nothing but that can be compared. Where everybody is
+        # like that because of one example, they are not once it is gone.
+        finite = tf.math.is_finite(before)
+        agree = tf.equal(finite, tf.math.is_finite(after))
+        error = tf.where(finite & agree, tf.abs(after - before), 0.0)
+        size = tf.where(finite, tf.abs(before), 0.0)
+        size = tf.reduce_max(size, axis=1, keepdims=True)
+        if on_cpus():
+            tolerance = _TOLERANCE
+        else:
+            tolerance = _COARSE_ELSEWHERE if self._coarse else _ELSEWHERE
+            size = tf.maximum(size, tf.reduce_mean(size))
+        return tf.reduce_all(agree & (error <= tolerance * size), axis=1)
+
+    def _with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
+        """What is compared, with row `rows[i]` of the data in row i."""
+        known: dict = {}
+        for source in self._sources:
+            length = tf.shape(source)[0]
+            # What has other than one row for each example stays as it is.
+            own = tf.range(length)
+            padded = tf.concat([rows, own], axis=0)[:length]
+            own = tf.where(tf.equal(length, batch_size), padded, own)
+            moved = tf.gather(source, own)
+            moved.set_shape(source.shape)
+            known[source.ref()] = moved
+        for op in self._steps:
+            inputs = [known.get(t.ref(), t) for t in op.inputs]
+            outputs = _copies.emit_again(op, inputs)
+            for old, new in zip(op.outputs, outputs, strict=True):
+                known.setdefault(old.ref(), new)
+        found = [tf.stop_gradient(known[t.ref()]) for t in self._compared]
+        return [
+            tf.ensure_shape(again, t.shape)
+            for again, t in zip(found, self._compared, strict=True)
+        ]

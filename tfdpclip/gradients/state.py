@@ -1,0 +1,246 @@
+"""Variables that a loss reads without training them.
+
+What one step writes into a variable and a loss reads back takes an example to the
+gradients of others, without clipping and noise. So such a variable must be public: a
+constant, a function of what is public, or declared by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip._arguments import shown
+from tfdpclip._docs import see
+from tfdpclip.gradients import origins
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.flow import PUBLIC
+
+# What a variable's public copy is called, as an attribute of the variable: what a step
+# writes into such a variable is put back to that before the next.
+PUBLIC_COPY = "_tfdpclip_public_copy"
+# What says that a private optimizer trains a variable: its values carry noise.
+TRAINED_PRIVATELY = "_tfdpclip_trained_privately"
+
+
+class PublicVariables:
+    """Variables that somebody declared to hold public values.
+
+    Args:
+      declared: variables, or names: of a variable ("bank", "bank:0"), or of a layer
+        or scope whose variables are meant ("teacher" for "teacher/dense/kernel:0").
+
+    Raises:
+      ValueError: if an entry is neither.
+    """
+
+    def __init__(self, declared: Iterable[tf.Variable | str] = ()):
+        if not isinstance(declared, (list, tuple, set, frozenset)):
+            raise ValueError(
+                "public_variables must be a list of variables or of their names, got "
+                f"{shown(declared)}."
+            )
+        declared = list(declared)
+        self._handles: list[Any] = []
+        names = []
+        for entry in declared:
+            if isinstance(entry, str) and entry.strip("/"):
+                names.append(_plain(entry))
+            elif hasattr(entry, "handle") and hasattr(entry, "name"):
+                self._handles.append(entry.handle)
+                names.append(_plain(entry.name))
+            else:
+                raise ValueError(
+                    "public_variables must be a list of variables or of their names, "
+                    f"got {shown(entry)} in it."
+                )
+        self.names: tuple[str, ...] = tuple(dict.fromkeys(names))
+
+    def and_those_of(self, variables: Iterable[tf.Variable]) -> PublicVariables:
+        """These, and more variables."""
+        more = PublicVariables()
+        more.names = self.names
+        more._handles = [*self._handles, *(v.handle for v in variables)]
+        return more
+
+    def __contains__(self, entry: tuple[Any, str | None]) -> bool:
+        handle, name = entry
+        if any(handle is own for own in self._handles):
+            return True
+        if name is None:
+            return False
+        name = _plain(name)
+        return any(name == own or name.startswith(f"{own}/") for own in self.names)
+
+
+def _plain(name: str) -> str:
+    return name.strip("/").removesuffix(":0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A variable that a loss reads and nobody declared or trains.
+
+    Attributes:
+      handle: its handle in the loss's graph.
+      identity: what tells it from other variables, whatever the graph: its own handle.
+      name: its name.
+      variable: the variable, if it is known.
+      written: whether the graph assigns public values to it.
+      before: the value that it had when the step began, if that is not its value in
+        the end; None if it is not known.
+    """
+
+    handle: tf.Tensor
+    identity: Any
+    name: str
+    variable: tf.Variable | None = None
+    written: bool = False
+    before: tf.Tensor | None = None
+
+
+def public_handles(
+    graph, trained: Sequence[tf.Tensor], public: PublicVariables
+) -> list[tf.Tensor]:
+    """The handles in `graph` of variables that are declared public."""
+    own = {handle.ref() for handle in trained}
+    variables = _variables(graph)
+    found = []
+    for _, internal in getattr(graph, "captures", ()):
+        if internal.dtype != tf.resource or internal.ref() in own:
+            continue
+        root = origins.captured_from(internal)
+        variable = variables.get(id(root))
+        name = None if variable is None else variable.name
+        if (root, name) in public or getattr(variable, PUBLIC_COPY, None) is not None:
+            found.append(internal)
+    return found
+
+
+def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
+    """The variables that `loss` reads, other than trained and public ones.
+
+    Args:
+      loss: the loss.
+      flows: its analysis.
+
+    Raises:
+      ExampleIsolationError: if the graph writes what depends on a batch to one of them.
+    """
+    graph = loss.graph
+    variables = _variables(graph)
+    writers: dict | None = None
+    found: dict[int, Read] = {}
+    seen: set[tf.Operation] = set()
+    trained: set[int] = set()
+    pending = list(flows.ops)
+    while pending:
+        op = pending.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        for handle in _read_by(op):
+            root = origins.captured_from(handle)
+            if flows.is_trained(handle) and id(root) not in trained:
+                trained.add(id(root))
+                writers = writers or _writers(graph)
+                for writer in writers.get(id(root), ([], None))[0]:
+                    if _writes_data(writer, flows):
+                        _refuse(handle.op.name, writer)
+            if flows.is_public(handle):
+                continue
+            if id(root) in found:
+                continue
+            if writers is None:
+                writers = _writers(graph)
+            variable = variables.get(id(root))
+            if getattr(variable, TRAINED_PRIVATELY, False):
+                continue
+            name = handle.op.name if variable is None else variable.name
+            wrote, before = writers.get(id(root), ([], None))
+            for writer in wrote:
+                if _writes_data(writer, flows):
+                    _refuse(name, writer)
+                # What it writes may be what other variables hold.
+                if not origins.writes_publicly(writer):
+                    pending.extend(ancestors(_values(writer), stop=seen))
+            found[id(root)] = Read(handle, root, name, variable, bool(wrote), before)
+    return list(found.values())
+
+
+def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
+    for index, handle in enumerate(op.inputs):
+        if handle.dtype != tf.resource:
+            continue
+        if not origins.READS.isdisjoint(origins.handle_users(op, index)):
+            while handle.op.type == "Identity":
+                handle = handle.op.inputs[0]
+            yield handle
+
+
+def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:
+    """What writes to each variable, and its value before that, by its own handle.
+
+    In the graph and in those around it.
+    """
+    found: dict[int, tuple[list, Any]] = {}
+    start = graph
+    while isinstance(graph, tf.Graph) and hasattr(graph, "get_operations"):
+        for op in graph.get_operations():
+            for index, handle in enumerate(op.inputs):
+                if handle.dtype != tf.resource:
+                    continue
+                users = set(origins.handle_users(op, index))
+                if users <= origins.READS | origins.RANDOM | origins.ITERATORS:
+                    first = op.type == "ReadVariableOp" and graph is start
+                    root = id(origins.captured_from(handle))
+                    found.setdefault(root, ([], op.outputs[0] if first else None))
+                    continue
+                root = id(origins.captured_from(handle))
+                found.setdefault(root, ([], None))[0].append(op)
+        graph = getattr(graph, "outer_graph", None)
+    return found
+
+
+def _values(writer: tf.Operation) -> list[tf.Tensor]:
+    return [t for t in writer.inputs if t.dtype != tf.resource]
+
+
+def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
+    if origins.writes_publicly(writer):
+        return False
+    if writer.graph is not flows.graph or origins.brings_data(writer):
+        return True
+    values = _values(writer)
+    if not values:
+        return False
+    # Not `flows`: what is only written is not what the loss depends on.
+    written = flows.of_others(values)
+    return any(written[value].kind != PUBLIC for value in values)
+
+
+def _refuse(name: str, writer: tf.Operation):
+    raise ExampleIsolationError(
+        f"The loss reads the variable {name!r}, and {writer.name!r} (a {writer.type}) "
+        "writes to it what may depend on the examples of a batch: they would reach the "
+        "gradients of others and of later steps, without clipping or noise. A metric's "
+        "result in a loss, a memory bank and stateful=True of a recurrent layer do "
+        "this. Compute it from each example alone (and use stateful=False), or, if "
+        "what is written is public, say so: "
+        f"dpc.keras.DPSGD(..., public_variables=[{_plain(name)!r}])."
+        + see("state-that-a-loss-reads")
+    )
+
+
+def _variables(graph) -> dict[int, tf.Variable]:
+    """The variables that were used in a graph, by their handles."""
+    found = {}
+    while graph is not None:
+        for variable in getattr(graph, "_watched_variables", ()):
+            found[id(variable.handle)] = variable
+        graph = getattr(graph, "outer_graph", None)
+    return found

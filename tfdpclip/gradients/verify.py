@@ -1,0 +1,378 @@
+"""The step proves itself.
+
+Rules, TensorFlow's own converters and Keras's layers can all be wrong, and a wrong norm
+is silent. So the engine compares itself with ordinary backward passes, on the batch
+that it is about to clip:
+
+* with random powers of two r_i, its weighted sum must be the gradient of
+  sum_i r_i loss_i, variable by variable;
+* for single examples k, its sum must be the gradient of loss_k alone, and the norm that
+  decides about the clip must not be below the norm of that gradient: of every variable,
+  of every group, and of all together;
+* the gradient of the weighted losses must separate by example at every probed tensor
+  (`isolation.py`);
+* with other examples in the place of some, the losses of the rest must stay the same
+  (`replaced.py`).
+
+All of it is one loop over a few weightings, so that its graph is built once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip._devices import in_xla
+from tfdpclip._docs import see
+from tfdpclip.gradients import chance, isolation
+from tfdpclip.gradients.backward import gradients_at, own_gradients
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.records import LOST_SQUARE
+from tfdpclip.gradients.replaced import MESSAGE as REPLACED
+from tfdpclip.gradients.replaced import ReplacedExamples
+
+# How far sums may be off, relative to the root of the summed squares of the examples'
+# weighted norms, and how far norms may be too small. Float32 sums of a million terms
+# are right to 1e-4 of that; where a layer computes in bfloat16, the ordinary gradient
+# is what is rounded.
+TOLERANCE = 1e-3
+COARSE_TOLERANCE = 0.1
+# What is allowed besides, relative to the norms of all variables that are clipped
+# together: a gradient that is zero but for rounding (the bias of attention's keys, for
+# one) agrees with nothing.
+_ROUNDING, _COARSE_ROUNDING = 1e-5, 1e-2
+
+
+@dataclasses.dataclass
+class Comparison:
+    """The engine beside ordinary backward passes; the worst over all weightings.
+
+    Attributes:
+      sums: `[V]`, how far each variable's weighted sum is off, relative to the root of
+        the summed squares of the weighted norms.
+      norms: `[V]`, how far the norm of a single example's gradient is above the
+        engine's, relative to the engine's.
+      groups: `[1]` or `[L]`, the same for the norms that decide about the clip.
+      excess: a scalar, how far the engine's norm is above the gradient's, relative to
+        the gradient's.
+      good: `[P]`, whether the gradient at each probe separates by example.
+      telling: `[P]`, whether it could have shown otherwise.
+      compared: whether anything finite was compared.
+    """
+
+    sums: tf.Tensor
+    norms: tf.Tensor
+    groups: tf.Tensor
+    excess: tf.Tensor
+    good: tf.Tensor
+    telling: tf.Tensor
+    compared: tf.Tensor
+
+
+class SelfCheck:
+    """The comparison of an engine with ordinary backward passes.
+
+    Args:
+      engine: a `PerExampleGradients`, complete.
+      assignment: the group of each variable, where the clip rule has groups.
+
+    Raises:
+      ExampleIsolationError: if neither gradients nor another run of the loss could
+        show that examples mix.
+    """
+
+    def __init__(self, engine: Any, assignment: Sequence[int] | None = None):
+        self._engine = engine
+        self._assignment = assignment
+        self._columns = list(assignment or [0] * len(engine.variables))
+        width = max(self._columns) + 1
+        # Which variables are clipped together, `[L, V]`.
+        self._members = tf.one_hot(self._columns, width, axis=0)
+        self.probes = isolation.all_probes(engine.probes(), engine.flows)
+        self.replaced = ReplacedExamples(
+            engine.loss, engine.flows, engine.gradients_on_their_own_way()
+        )
+        if not self.probes and self.replaced.obstacle is not None:
+            raise ExampleIsolationError(
+                "Whether examples stay apart cannot be tested: no floating-point "
+                "tensor between the variables "
+                f"{', '.join(v.name for v in engine.variables[:3])} and the loss has "
+                "the examples on its first axis, and the loss cannot be computed "
+                f"again with other examples, as {self.replaced.obstacle}. Keep the "
+                "batch on axis 0." + see("mixed-examples")
+            )
+
+    # What to compare with.
+
+    def seeds(self) -> tf.Tensor:
+        """`[3, B]`: random powers of two, and two single examples.
+
+        One of the two is random, the other is the one with the smallest norm: where
+        terms of an example cancel each other, its norm is where the error would show.
+        """
+        norms, count = self._engine.norms, self._engine.parts.batch_size
+        finite = tf.math.is_finite(norms)
+        some = tf.cast(finite & (norms > 0), tf.float32)
+        # Positive where there is a gradient.
+        random = tf.argmax(some + some * chance.uniform(tf.shape(norms)))
+        smallest = tf.argmin(tf.where(some > 0, norms, tf.constant(float("inf"))))
+        powers = tf.where(finite, isolation.random_powers(count), 0.0)
+        return tf.concat(
+            [powers[tf.newaxis], tf.one_hot([random, smallest], count)], axis=0
+        )
+
+    def compare(self, seeds: tf.Tensor) -> Comparison:
+        """Compares under each of some weightings.
+
+        Args:
+          seeds: `[N, B]`; the first for all examples, the others for one each.
+        """
+        engine = self._engine
+        usable = tf.math.is_finite(engine.loss)
+        unseen = engine.flows.without_gradient()
+        with own_gradients(unseen):
+            plain = isolation.plain_gradients(engine.loss, self.probes, engine.flows)
+        count = len(engine.variables)
+        hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
+        squares = tf.stack(engine.squares_by_variable())
+        squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
+        width = self._members.shape[0]
+        decisive = engine.record_norms(self._assignment)
+        decisive = tf.reshape(decisive, [-1, width])
+
+        def body(i, sums, norms, groups, excess, good, telling, compared):
+            seed, first = seeds[i], tf.equal(i, 0)
+            tensors = [p.tensor for p in self.probes]
+            with own_gradients(unseen):
+                scaled = gradients_at(
+                    engine.loss,
+                    [*tensors, *engine.handles],
+                    tf.cast(seed, engine.loss.dtype),
+                )
+            separate, two = isolation.separate(
+                self.probes,
+                plain,
+                scaled[: len(tensors)],
+                engine.flows,
+                seed,
+                usable,
+            )
+            off = self._differences(
+                seed, scaled[len(tensors) :], first, squares, decisive
+            )
+            if self.probes:
+                good &= tf.stack(separate)
+                # Of a single example, nothing is learnt about others.
+                telling |= tf.stack(two) & first
+            return (
+                i + 1,
+                tf.maximum(sums, off.sums),
+                tf.maximum(norms, off.norms),
+                tf.maximum(groups, off.groups),
+                tf.maximum(excess, off.excess),
+                good,
+                telling,
+                compared | off.compared,
+            )
+
+        start = (
+            tf.constant(0),
+            tf.zeros([count]),
+            tf.zeros([count]),
+            tf.zeros([width]),
+            tf.zeros([]),
+            tf.fill([len(self.probes)], True),
+            tf.fill([len(self.probes)], False),
+            tf.constant(False),
+        )
+        number = tf.shape(seeds)[0]
+        found = tf.while_loop(
+            lambda i, *_: i < number,
+            body,
+            start,
+            maximum_iterations=number,
+            parallel_iterations=1,
+        )
+        return Comparison(*found[1:])
+
+    def _differences(self, seed, truth, first, squares, decisive) -> Comparison:
+        """How far the engine is off under one weighting.
+
+        Args:
+          seed: the weights, `[B]`.
+          truth: the gradients of the weighted losses, None for none.
+          first: whether this is not the weighting of a single example.
+          squares: `[V, B]`, of the norms.
+          decisive: `[B, L]`, the norms that decide about the clip.
+        """
+        engine = self._engine
+        own = engine.unperturbed_sums(seed)
+        # Weights that are 0 keep out what is not finite.
+        shares = tf.where(seed > 0, tf.square(seed) * squares, 0.0)
+        bounds = tf.reduce_sum(shares, axis=1)
+        # Terms that cancel within an example are rounded before they do.
+        terms = tf.stack(engine.parts_by_variable())
+        terms = tf.where(seed > 0, tf.square(seed) * terms, 0.0)
+        terms = tf.sqrt(tf.reduce_sum(terms, axis=1))
+        rounding = _COARSE_ROUNDING if engine.coarse else _ROUNDING
+        tolerance = COARSE_TOLERANCE if engine.coarse else TOLERANCE
+        together = tf.sqrt(tf.linalg.matvec(self._members, bounds))
+        together = tf.gather(together, self._columns)
+        bounds = tf.sqrt(bounds)
+        # So that the allowance for rounding is within the tolerance.
+        scales = bounds + (together + terms) * (rounding / tolerance) + 1e-30
+        found = tf.stack(
+            [
+                _beside(*_flat(a, b), scale)
+                for a, b, scale in zip(
+                    own, truth, tf.unstack(scales, num=len(own)), strict=True
+                )
+            ]
+        )
+        sums, lengths = found[:, 0], found[:, 1]
+        sound = tf.math.is_finite(lengths) & tf.math.is_finite(bounds)
+        every = tf.reduce_all(sound)
+        shortfalls = lengths - bounds / scales
+        groups, excess = self._decisive(
+            seed, lengths, scales, decisive, terms * rounding
+        )
+        single = every & ~first
+        return Comparison(
+            tf.where(sound, sums, 0.0),
+            tf.where(sound & ~first, shortfalls, 0.0),
+            tf.where(single, groups, 0.0),
+            tf.where(single, excess, 0.0),
+            tf.constant(True),
+            tf.constant(True),
+            every & (tf.reduce_max(seed) > 0),
+        )
+
+    def _decisive(self, seed, lengths, scales, decisive, rounded):
+        """The norms that decide about the clip, beside those of one example's sum."""
+        engine = self._engine
+        norms = decisive[tf.argmax(seed)] + 1e-30
+        if engine.perturbation is not None:
+            # The perturbed gradient is what is clipped.
+            found = [_flat(part, None)[0] for part in engine.weighted_sum(seed)]
+            scales = tf.stack([tf.reduce_max(tf.abs(f)) for f in found]) + 1e-30
+            pairs = zip(found, tf.unstack(scales, num=len(found)), strict=True)
+            lengths = tf.stack([_beside(f, f, scale)[1] for f, scale in pairs])
+        # Relative to the norms before anything is squared, against overflow.
+        parts = lengths * scales / tf.gather(norms, self._columns)
+        ratios = tf.sqrt(tf.linalg.matvec(self._members, tf.square(parts)))
+        rounded = tf.square(rounded / tf.gather(norms, self._columns))
+        rounded = tf.sqrt(tf.linalg.matvec(self._members, rounded))
+        # A record that is dropped has an infinite norm.
+        shows = tf.math.is_finite(norms)
+        groups = tf.where(shows, ratios - 1.0 - rounded, 0.0)
+        over = tf.math.divide_no_nan(1.0, ratios) - 1.0
+        return groups, tf.reduce_max(tf.where(shows & (ratios > 0), over, 0.0))
+
+    # The check of a step.
+
+    def run(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Builds the check in the current graph.
+
+        Returns:
+          Two boolean scalars, whether all is well and whether the batch could show
+          otherwise, and what to say if it is not; None under XLA, where nothing can be
+          said.
+        """
+        engine = self._engine
+        count = engine.parts.batch_size
+        found = self.compare(self.seeds())
+        limit = COARSE_TOLERANCE if engine.coarse else TOLERANCE
+        conditions = [isolation.counts_agree(engine.flows, count)]
+        conditions += [claim() for claim, _ in engine.claims]
+        messages = [isolation.COUNTS, *(message for _, message in engine.claims)]
+        conclusive = [tf.reduce_all(found.telling), found.compared]
+        # Mixed examples before wrong sums: they may be why sums differ, too.
+        parts = [tf.stack(conditions), found.good]
+        messages += [isolation.mixed_at(probe.label) for probe in self.probes]
+        if self.replaced.obstacle is None:
+            same, tells = self.replaced.test(count)
+            parts.append(same[tf.newaxis])
+            messages.append(REPLACED + _WHAT_MIXES)
+            conclusive.append(tells)
+        total = tf.reduce_all(found.groups <= limit)
+        parts += [found.sums <= limit, found.norms <= limit, total[tf.newaxis]]
+        every = tf.concat(parts, axis=0)
+        for message in (_wrong_sum, _wrong_norm):
+            messages += [
+                message(v.name, engine.where(i)) for i, v in enumerate(engine.variables)
+            ]
+        messages.append(_WRONG_TOTAL)
+        message = None
+        if not in_xla():
+            # The first that is not met; if all are, it is an old failure that counts.
+            first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
+            message = tf.gather([*messages, _AGAIN], first)
+        return tf.reduce_all(every), tf.reduce_all(tf.stack(conclusive)), message
+
+
+def _flat(a, b) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two gradients as vectors in float32; zeros for one that is None."""
+    a = tf.cast(tf.reshape(a, [-1]), tf.float32)
+    if b is None:
+        return a, tf.zeros_like(a)
+    return a, tf.cast(tf.reshape(tf.convert_to_tensor(b), [-1]), tf.float32)
+
+
+# Traced once for all variables of all models.
+@tf.function(
+    input_signature=[
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([], tf.float32),
+    ],
+    autograph=False,
+)
+def _beside(a, b, scale):
+    """The norms of a - b and of b, over a scale, against overflow, `[2]`."""
+    return tf.sqrt(
+        tf.stack(
+            [
+                tf.reduce_sum(tf.square((a - b) / scale)),
+                tf.reduce_sum(tf.square(b / scale)),
+            ]
+        )
+    )
+
+
+_WHAT_MIXES = (
+    "Batch normalisation in training mode, a statistic of the batch behind "
+    "tf.stop_gradient, ranks within the batch, or an in-batch comparison does this. "
+    "Use GroupNormalization or LayerNormalization, and compute every example's loss "
+    "from that example alone." + see("mixed-examples")
+)
+_REMEDY = (
+    "Nothing was released. dpc.testing.assert_exact(model, (x, y)) compares all "
+    "examples; build the layer of other ops, and report it, please."
+    + see("a-wrong-gradient")
+)
+_AGAIN = (
+    "ExampleIsolationError: an earlier step of this function failed its check, so that "
+    "its steps are not to be trusted. Mend the model, and make a new function."
+    + see("mixed-examples")
+)
+_WRONG_TOTAL = (
+    "GradientMismatchError: the norm that decides about the clip is smaller than the "
+    f"norm of the gradient that is clipped. {_REMEDY}"
+)
+
+
+def _wrong_sum(name: str, where: str) -> str:
+    return (
+        f"GradientMismatchError: the clipped sum of {name!r} ({where}) is not what an "
+        f"ordinary backward pass gives. {_REMEDY}"
+    )
+
+
+def _wrong_norm(name: str, where: str) -> str:
+    return (
+        f"GradientMismatchError: the norm of an example's gradient of {name!r} "
+        f"({where}) is smaller than an ordinary backward pass gives. {_REMEDY}"
+    )

@@ -62,6 +62,16 @@ def noise_for(used: Any, steps: int, batches: Any, unit: str = "example") -> flo
     )
 
 
+def _for_one_record(transform: Callable) -> Callable:
+    """What `transform` does to a batch, for a record that sees no other."""
+
+    def apply(x, y):
+        x, y = transform(x[tf.newaxis], y[tf.newaxis])
+        return x[0], y[0]
+
+    return apply
+
+
 def fit(
     model: tf.keras.Model,
     batches: Any,
@@ -127,7 +137,8 @@ def fit(
         budget = dpc.keras.PrivacyBudget(float("inf"), delta, batches, accountant)
     data = batches
     if transform is not None:
-        data = batches.map(transform)
+        private = isinstance(batches, dpc.sampling.Batches)
+        data = batches.map(_for_one_record(transform) if private else transform)
     model.fit(
         data,
         epochs=epochs,

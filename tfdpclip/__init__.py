@@ -29,7 +29,11 @@ if TYPE_CHECKING:
         QuantileClip,
         ScaledClip,
     )
-    from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+    from tfdpclip.gradients import (
+        ExampleIsolationError,
+        GradientMismatchError,
+        LossStructureError,
+    )
 
 _MODULES = (
     "accounting",
@@ -50,6 +54,7 @@ _HOMES = {
     "QuantileClip": "tfdpclip.clipping",
     "ScaledClip": "tfdpclip.clipping",
     "ExampleIsolationError": "tfdpclip.gradients",
+    "GradientMismatchError": "tfdpclip.gradients",
     "LossStructureError": "tfdpclip.gradients",
 }
 
@@ -58,6 +63,7 @@ __all__ = [
     "ClipRule",
     "ExampleIsolationError",
     "FixedClip",
+    "GradientMismatchError",
     "LayerwiseClip",
     "LossStructureError",
     "PublicNormClip",

@@ -14,7 +14,6 @@ from tests.keras.helpers import (
     mostly_slow,
 )
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import ExampleIsolationError
 
 COUNT, EXPECTED = 7, 10
 RULE = FixedClip(0.3)
@@ -293,18 +292,29 @@ def test_sequence_losses(weighted, static):
     check(model, loss, tokens(), classes(4), weight=weight, static=static)
 
 
-def test_hinge_looks_at_the_labels_of_the_whole_batch_and_is_refused():
-    """Keras turns labels 0 and 1 into -1 and 1 if no label of the batch is another."""
-    model = mlp()
-    optimizer = DPSGD(1.0, clip=RULE, noise_multiplier=0, expected_batch_size=8)
-    model.compile(optimizer, "hinge")
-    with pytest.raises(ExampleIsolationError, match="hinge"):
-        model.train_on_batch(numbers(3), 2.0 * classes(1, of=2) - 1)
+@both_shapes
+@pytest.mark.parametrize("binary", [True, False], ids=["0_1", "-1_1"])
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_hinge_converts_each_label_by_itself(loss, binary, static):
+    y = classes(1, of=2).astype("float32")
+    check(mlp(), loss, 3 * numbers(3), y if binary else 2 * y - 1, static=static)
 
-    def hinge(y, p):
-        return tf.reduce_mean(tf.nn.relu(1 - y * p), axis=-1)
 
-    check(mlp(), hinge, 3 * numbers(3), 2.0 * classes(1, of=2).astype("float32") - 1)
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_another_label_of_one_example_changes_nobody_elses(loss):
+    """Keras would not convert any label of the batch, were one of them 5."""
+    x, y = 3 * numbers(3), classes(1, of=2).astype("float32")
+    y[0], moved = 5, []
+    for labels in (y, np.where(np.arange(COUNT)[:, None] == 0, 1, y)):
+        tf.keras.utils.set_random_seed(4)
+        model = mlp()
+        model.compile(
+            DPSGD(1.0, clip=RULE, noise_multiplier=0, expected_batch_size=1), loss
+        )
+        start = flat(model.trainable_variables)
+        model.train_on_batch(x, labels)
+        moved.append(flat(model.trainable_variables) - start)
+    assert np.linalg.norm(moved[0] - moved[1]) <= 2 * float(RULE.norm) + 1e-5
 
 
 @pytest.mark.parametrize("jit", [False, True])

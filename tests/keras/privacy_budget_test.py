@@ -57,6 +57,15 @@ def _epsilon(z, steps, batches):
     return accounting.epsilon(z, steps, batches, _DELTA)
 
 
+def _epsilon_after_unseen(unseen, steps, batches):
+    ledger = Ledger(_DELTA)
+    ledger.begin(noise_multiplier=2.0, sampling=sampling.FullBatch())
+    ledger.record(unseen)
+    ledger.begin(noise_multiplier=2.0, sampling=batches, change=True)
+    ledger.record(steps)
+    return ledger.epsilon()
+
+
 def test_epsilon_is_in_the_history():
     batches, optimizer = _batches(), _Optimizer()
     budget = PrivacyBudget(math.inf, _DELTA, batches)
@@ -166,11 +175,18 @@ def test_a_second_fit_goes_on_counting():
     model.fit(batches, verbose=0, callbacks=[first])
     model.fit(batches, verbose=0, callbacks=[first])
     assert first.ledger.steps == 20
-    # Another callback knows from the step count.
-    second = PrivacyBudget(math.inf, _DELTA, batches)
+    # Another callback with the same ledger goes on ...
+    second = PrivacyBudget(math.inf, _DELTA, batches, ledger=first.ledger)
     history = model.fit(batches, verbose=0, callbacks=[second])
     assert history.history["epsilon"] == [_epsilon(2.0, 30, batches)]
-    assert "ran before they were recorded" in str(second.statement)
+    # ... and one with another knows that steps ran, but not on what.
+    third = PrivacyBudget(math.inf, _DELTA, batches)
+    history = model.fit(batches, verbose=0, callbacks=[third])
+    assert history.history["epsilon"] == [_epsilon_after_unseen(30, 10, batches)]
+    assert "30 steps ran before they were recorded" in str(third.statement)
+    finite = PrivacyBudget(5.0, _DELTA, batches)
+    with pytest.raises(ValueError, match="40 of them ran where the ledger did not see"):
+        model.fit(batches, verbose=0, callbacks=[finite])
 
 
 def test_a_spent_budget_stays_spent():
@@ -207,7 +223,9 @@ def test_resumes_from_backup(tmp_path):
     ran = int(optimizer.iterations.numpy())
     assert ran == 40
     assert budget.ledger.steps == ran
-    assert history.history["epsilon"][-1] == _epsilon(2.0, ran, batches)
+    # Without a ledger of the steps before, nobody knows how their records were drawn.
+    expected = _epsilon_after_unseen(20, 20, batches)
+    assert history.history["epsilon"][-1] == expected
 
 
 def test_ledger_file_is_continued(tmp_path):
@@ -332,7 +350,8 @@ class TestMismatchIsRefused:
                 verbose=0,
                 callbacks=[PrivacyBudget(math.inf, _DELTA, batches)],
             )
-        assert model.optimizer.iterations.numpy() == 1
+        assert model.optimizer.iterations.numpy() == 0
+        assert batches._drawer.delivered == 0
 
     def test_another_rate(self):
         budget = PrivacyBudget(math.inf, _DELTA, sampling.Poisson(0.017))
@@ -355,20 +374,60 @@ class TestMismatchIsRefused:
 
     def test_reused_batches(self):
         batches = _batches()
-        replayed = batches.map(lambda *element: element).cache()
+        # Not by its own methods, which refuse this.
+        replayed = tf.data.Dataset.cache(batches)
         for _ in replayed:
             pass
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(replayed, budget, "reused")
+        self._refused(replayed, budget, "altered, reused or mixed")
 
     def test_mixed_with_other_data(self):
         batches = _batches()
-        other = batches.map(lambda *element: element).take(1).cache().repeat(10)
+        other = tf.data.Dataset.cache(batches.take(1)).repeat(10)
         mixed = tf.data.Dataset.sample_from_datasets([batches, other], [0.5, 0.5])
         budget = PrivacyBudget(math.inf, _DELTA, batches)
+        self._refused(mixed, budget, "altered, reused or mixed")
+
+    @pytest.mark.parametrize(
+        "alter",
+        [
+            lambda b: tf.data.Dataset.map(b, lambda x, y, w: (x[::-1] + x, y, w)),
+            lambda b: tf.data.Dataset.map(b.take(5), lambda *e: e),
+            lambda b: tf.data.Dataset.zip((b, b)).map(lambda first, other: first),
+            lambda b: tf.data.Dataset.from_generator(
+                lambda: iter(b), output_signature=b.element_spec
+            ),
+            lambda b: tf.data.Dataset.cache(b.take(3).prefetch(1)),
+            lambda b: tf.data.Dataset.ignore_errors(b),
+            lambda b: tf.data.Dataset.range(1).flat_map(lambda _: b),
+        ],
+    )
+    def test_batches_that_were_altered(self, alter):
+        batches = _batches()
+        budget = PrivacyBudget(math.inf, _DELTA, batches)
+        self._refused(alter(batches), budget, "drawn by")
+
+    def test_a_generator(self):
+        batches = _batches()
+
+        def generate():
+            for x, y, weights in batches:
+                yield x[::-1], y, weights
+
+        budget = PrivacyBudget(math.inf, _DELTA, batches)
+        self._refused(generate(), budget, "drawn by something else")
+
+    def test_another_optimizer_in_the_middle(self):
+        batches = _batches()
+
+        class Swap(tf.keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                self.model.optimizer = _Optimizer()
+
         model = _model(_Optimizer())
-        with pytest.raises(PrivacyMismatchError, match="reused"):
-            model.fit(mixed, verbose=0, callbacks=[budget])
+        budget = PrivacyBudget(math.inf, _DELTA, batches)
+        with pytest.raises(PrivacyMismatchError, match="optimizer was replaced"):
+            model.fit(batches, verbose=0, callbacks=[budget, Swap()])
 
     def test_other_accumulation(self):
         batches = _batches(accumulation_steps=2)
@@ -409,12 +468,49 @@ class TestMismatchIsRefused:
         assert "draws were not observed" in str(budget.statement)
 
 
-def test_transforming_whole_batches_is_fine():
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda b: b.map(lambda x, y: (2 * x, y)).prefetch(2),
+        lambda b: b.prefetch(2).map(lambda x, y: (2 * x, y)).with_options(
+            tf.data.Options()
+        ),
+        lambda b: b.apply(lambda d: d.repeat().take(10)),
+    ],
+)  # fmt: skip
+def test_transforming_records_is_fine(data):
     batches = _batches()
-    scaled = batches.map(lambda x, y, w: (2 * x, y, w)).prefetch(2)
     budget = PrivacyBudget(math.inf, _DELTA, batches)
-    _model(_Optimizer()).fit(scaled, epochs=2, verbose=0, callbacks=[budget])
+    _model(_Optimizer()).fit(data(batches), epochs=2, verbose=0, callbacks=[budget])
     assert budget.ledger.steps == 20
+    assert "transformed" not in str(budget.statement)
+
+
+def test_transforming_whole_batches_is_an_assumption(tmp_path):
+    batches = _batches()
+
+    def double(x, y):
+        return 2 * x, y
+
+    path = tmp_path / "privacy.json"
+    budget = PrivacyBudget(math.inf, _DELTA, batches, ledger=path)
+    data = batches.map_batches(double).repeat().map(lambda x, y: (x, y))
+    model = _model(_Optimizer())
+    model.fit(data, epochs=2, steps_per_epoch=5, verbose=0, callbacks=[budget])
+    assert "batches were transformed by double, which is believed" in str(
+        budget.statement
+    )
+    assert "transformed by double" in str(Ledger.load(path).statement())
+
+
+def test_class_weights_are_fine():
+    x, y = _data()
+    batches = sampling.Poisson(0.1).batches((x, (y[:, 0] > 0.5).astype(np.int32)))
+    budget = PrivacyBudget(math.inf, _DELTA, batches)
+    _model(_Optimizer()).fit(
+        batches, verbose=0, callbacks=[budget], class_weight={0: 0.5, 1: 2.0}
+    )
+    assert budget.ledger.steps == 10
 
 
 def test_validation_batches_do_not_confuse():

@@ -10,6 +10,7 @@ from tfdpclip.keras.optimizers import (
     DPRMSprop,
     privatize,
 )
+from tfdpclip.keras.per_example_loss import PerExampleLoss
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_state import PrivateStateWarning
 from tfdpclip.keras.public_data import (
@@ -26,6 +27,7 @@ __all__ = [
     "DPAdamW",
     "DPRMSprop",
     "FrozenBatchNormalization",
+    "PerExampleLoss",
     "PrivacyBudget",
     "PrivateStateWarning",
     "PublicBatchStatistics",

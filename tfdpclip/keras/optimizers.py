@@ -35,11 +35,20 @@ _ARGUMENTS = """
         clipped, which makes clipping less biased (Chen et al. 2020, section 4). It
         gives no privacy by itself, and costs time: two draws of a whole gradient for
         every example.
-      check_isolation: "first" (on the first step), "always" or "never": whether to test
-        that no example's gradient depends on another example.
+      check_isolation: "first" (on the first step of every trace, then on its steps 2,
+        4, 8, ... and at random), "always" or "never": whether a step tests that no
+        example depends on another one, and that norms and sums are those of ordinary
+        backward passes.
+      recheck_rate: the probability with which a later step tests that; a test costs
+        about as much as five steps.
       gradient_memory: bytes of materialised per-example gradients to allow at once.
       hardened_noise: whether each noise value is made of four, against attacks on the
         lowest bits of floating-point numbers; costs four times the draws.
+      public_variables: variables, or their names (or those of layers), that the loss
+        reads without training them, that change from step to step, and that are public
+        all the same: an average of the trained model, a schedule. Any other variable
+        that the loss reads must not change during training. Terms that are no
+        example's own (weight decay) may depend on these and on trained variables only.
       seed: an integer makes the noise reproducible, for experiments only: the run is
         then not private, and reports say so.
 
@@ -77,8 +86,8 @@ def privatize(
     Returns:
       A subclass of it, named with DP in front, that takes the arguments of the class
       and `clip`, `noise_multiplier`, `expected_batch_size`, `accumulation_steps`,
-      `unit`, `perturbation`, `check_isolation`, `gradient_memory`, `hardened_noise` and
-      `seed` by keyword.
+      `unit`, `perturbation`, `check_isolation`, `recheck_rate`, `gradient_memory`,
+      `hardened_noise`, `public_variables` and `seed` by keyword.
 
     Raises:
       ValueError: if it is no such class.

@@ -14,7 +14,9 @@ from tfdpclip._docs import see
 from tfdpclip.accounting import _validate, calibration
 from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
+from tfdpclip.keras import fit_watch
 from tfdpclip.keras.noise_plan import NoisePlan
+from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling import batches as batches_lib
 from tfdpclip.sampling.schemes import SamplingScheme
 
@@ -35,13 +37,19 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     * Training stops before the step that would take the run above (epsilon, delta),
       also with `steps_per_execution` above 1 and with accumulation. If not even one
       execution fits, nothing runs and `fit` raises.
-    * What is counted is logical steps (noise draws), by `optimizer.iterations`. Steps
-      that ran before this callback saw the optimizer, in an earlier process say, are
-      counted too.
-    * The data must come from batches that the accounted scheme drew: anything else
-      (arrays, another scheme or rate, cached batches, other accumulation) is refused,
-      at the start of training where it can be seen then and after its first execution
-      at the latest.
+    * What is counted is logical steps (noise draws), by a count that belongs to the
+      optimizer object, grows only, and cannot be restored or set. Steps that the
+      ledger has not seen (without this callback, before it, between two calls of
+      `fit`, before a checkpoint) count as full batches, without amplification. So two
+      optimizers in one ledger add up, and going back to an earlier step uncounts
+      nothing.
+    * The data of `fit` must be batches that the accounted scheme drew, as their own
+      methods made them: anything else (arrays, generators, another scheme or rate,
+      altered, mixed or cached batches, other accumulation) is refused before its
+      first execution. Batches of `map_batches` add an assumption to the statement.
+    * The model's trainable variables must be written to by `model.optimizer` alone,
+      in the training step and between steps: anything else (a second optimizer, an
+      assignment, a callback that sets weights) raises after that execution.
     * Where the noise multiplier follows a schedule, every step is counted with its own
       (an execution of several steps with the least of them), as phases of the ledger.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
@@ -60,6 +68,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         taken at its word, and the statement says so.
       allow_change: Whether the noise multiplier, clip rule or scheme may differ from
         the ledger's last phase.
+      allow_outside_updates: Whether something other than `model.optimizer` may write
+        to the weights, such as a callback that averages them. It must depend on
+        released weights or public data only; the statement says so.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -80,6 +91,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         ledger: Ledger | str | os.PathLike[str] | None = None,
         check_data: bool = True,
         allow_change: bool = False,
+        allow_outside_updates: bool = False,
     ):
         super().__init__()
         self.epsilon = _validate.target_epsilon(epsilon)
@@ -101,10 +113,16 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self.ledger = Ledger.open(ledger, self.delta, accountant)
         self._check_data = _validate.boolean("check_data", check_data)
         self._allow_change = _validate.boolean("allow_change", allow_change)
+        self._allow_outside_updates = _validate.boolean(
+            "allow_outside_updates", allow_outside_updates
+        )
         self._running_optimizer = None
-        self._iterations: int | None = None
+        self._watch: fit_watch.FitWatch | None = None
+        self._look_for_unseen = True
         self._planned: int | None = None
         self._longest = 1
+        self._unseen = 0
+        self._done = 0
 
     @property
     def statement(self) -> PrivacyStatement:
@@ -134,12 +152,14 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._check_drawer(drawer)
             self._offset = drawer.begin(optimizer)
         self._executed = self._offset
+        self._history = history_of(optimizer)
         self._phase = {
             "sampling": scheme,
             "unit": getattr(optimizer, "unit", "example"),
             "clip": str(optimizer.clip),
             "seed": _first_seed(optimizer, drawer),
             "observed": self._check_data,
+            "holder": self._history.identity,
         }
         iterations = int(optimizer.iterations.numpy())
         self._z = self._noise.least(iterations, 1)
@@ -148,19 +168,29 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self.ledger.begin(
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
+        if self._allow_outside_updates:
+            self.ledger.assume(fit_watch.OUTSIDE_UPDATES)
+        self._watch = fit_watch.FitWatch(
+            self.model,
+            self._history,
+            drawer if self._check_data else None,
+            self._batches is not None,
+            not self._allow_outside_updates,
+        )
         self._scheme = scheme
         self._count_begun_epoch(drawer)
-        self._count_unseen(iterations)
+        self._count_unseen()
         self._plan()
 
     def on_train_batch_begin(self, batch, logs=None):
         del logs
-        iterations = int(self._optimizer.iterations.numpy())
-        if self._iterations is None:
-            # Another callback may have restored a checkpoint since on_train_begin.
-            if self._count_unseen(iterations):
-                self._plan()
-            self._iterations = iterations
+        counted = self.ledger.counted.get(self._history.identity, 0)
+        if self._look_for_unseen or self._history.releases != counted:
+            # Another callback may have restored a checkpoint, or trained.
+            self._look_for_unseen = False
+            if self._count_unseen():
+                self._plan(self._done)
+                self._watch.forget_values()
         if not self._noise.scheduled and (
             float(self._optimizer.noise_multiplier) != self._z
         ):
@@ -171,26 +201,27 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         needed = self._logical(self._physical(batch))
         if needed:
+            iterations = int(self._optimizer.iterations.numpy())
             self._follow(self._noise.least(iterations, needed))
         self._reserve(needed)
+        self._watch.arm()
 
     def on_train_batch_end(self, batch, logs=None):
         del logs
         physical = self._physical(self._begun)
         self._executed += physical
-        iterations = int(self._optimizer.iterations.numpy())
-        ran, self._iterations = iterations - self._iterations, iterations
+        ran = self._watch.take()
         self._done += ran
-        self.ledger.record(max(ran, 0), save=False)
-        if self._observer is not None:
-            self._check_draws()
-        if self._done != self._executed // self._pieces:
-            raise PrivacyMismatchError(
-                f"{self._executed} physical batches with accumulation_steps = "
-                f"{self._pieces} are {self._executed // self._pieces} steps, but the "
-                f"optimizer took {self._done}: it began in the middle of a step, or "
-                "does not count noise draws."
+        self._record(ran)
+        for text in self._watch.assumptions:
+            self.ledger.assume(text)
+        if self._watch.problem:
+            self.ledger.assume(
+                "weights were updated by something that is not counted: "
+                f"{self._watch.problem}"
             )
+            self.ledger.save()
+            raise PrivacyMismatchError(self._watch.problem)
         if self._planned is not None and self._done >= self._planned:
             return  # Keras stops by itself, and everything planned was allowed.
         following = self._physical(batch + 1)
@@ -201,6 +232,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"would exceed epsilon = {self.epsilon:g}."
             )
 
+    def on_epoch_begin(self, epoch, logs=None):
+        del epoch, logs
+        self._look_for_unseen = True
+
     def on_epoch_end(self, epoch, logs=None):
         del epoch
         if logs is not None:
@@ -208,28 +243,52 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         del logs
+        self._watch.end()
         self._settle(self._optimizer)
+        self._count_unseen()
+
+    def _record(self, ran: int) -> None:
+        """Counts an execution: as what it should have been, if it was that."""
+        try:
+            if self._observer is not None:
+                self._check_draws()
+            if self._done != self._executed // self._pieces:
+                raise PrivacyMismatchError(
+                    f"{self._executed} physical batches with accumulation_steps = "
+                    f"{self._pieces} are {self._executed // self._pieces} steps, but "
+                    f"the optimizer took {self._done}: it began in the middle of a "
+                    "step, does not count noise draws, or is used more than once in "
+                    "every step."
+                )
+        except PrivacyMismatchError:
+            # How its records were drawn is not known.
+            self.ledger.add_unseen(ran, holder=self._history.identity)
+            raise
+        self.ledger.record(ran, save=False)
+        self._count_other_draws()
 
     # How many steps, when.
 
-    def _plan(self) -> None:
-        """Works out how many steps this call of fit may run."""
-        self._done = 0
+    def _plan(self, done: int = 0) -> None:
+        """Works out how many steps this call of fit may run, with those done."""
+        self._done = done
         steps, epochs = self.params.get("steps"), self.params.get("epochs", 1)
         self._planned = (
             -(-steps * epochs // self._pieces) if steps is not None else None
         )
+        planned = None if self._planned is None else self._planned - done
         if self.epsilon == math.inf:
-            self._allowed = math.inf
-        elif self._planned and self._epsilon_after(self._planned) <= self.epsilon:
-            self._allowed = self._planned
+            left = math.inf
+        elif planned and self._epsilon_after(planned) <= self.epsilon:
+            left = planned
         elif self._noise.scheduled:
-            self._allowed = calibration.most_steps(self._epsilon_after, self.epsilon)
+            left = calibration.most_steps(self._epsilon_after, self.epsilon)
         else:
-            self._allowed = self.ledger.steps_left(self.epsilon)
-        first = self._logical(self._physical(0))
-        if self._allowed < max(first, 1):
-            raise ValueError(self._nothing_fits(max(first, 1)))
+            left = self.ledger.steps_left(self.epsilon)
+        first = max(1, self._logical(self._physical(0)))
+        if left < first:
+            raise ValueError(self._nothing_fits(left, first))
+        self._allowed = done + left
 
     def _epsilon_after(self, more: int, coarseness: float = 1.0) -> float:
         """Epsilon after `more` steps, each with the noise planned for it."""
@@ -258,17 +317,24 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._z = z
         self.ledger.begin(noise_multiplier=z, change=True, **self._phase)
 
-    def _nothing_fits(self, wanted: int) -> str:
+    def _nothing_fits(self, left: float, wanted: int) -> str:
         spent = self.ledger.epsilon()
         message = (
             f"The privacy budget epsilon = {self.epsilon:g} at delta = "
-            f"{self.delta:g} leaves room for {self._allowed} steps, and the first "
+            f"{self.delta:g} leaves room for {left} steps, and the first "
             f"execution needs {wanted}. Spent so far: {spent:.4g} in "
             f"{self.ledger.steps} steps."
         )
+        if self._unseen:
+            message += (
+                f" {self._unseen} of them ran where the ledger did not see them, and "
+                "count as full batches: keep one ledger for all calls of fit, "
+                "PrivacyBudget(..., ledger=path), and train with the callback only."
+                + see("steps-that-are-not-counted")
+            )
         if self._z == 0:
             return f"{message} noise_multiplier is 0, which is not private."
-        if self._allowed:
+        if left:
             return f"{message} Lower steps_per_execution."
         return f"{message} Raise noise_multiplier ({self._z:g}) or the budget." + see(
             "a-spent-budget"
@@ -305,22 +371,40 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         room = self._allowed - self._done - self.ledger.reserved
         self.ledger.reserve(int(max(missing, min(ahead, room))))
 
-    def _count_unseen(self, iterations: int) -> int:
-        unseen = max(0, iterations - self.ledger.steps)
-        if unseen:
-            self._follow(self._noise.least(iterations - unseen, unseen))
-        self.ledger.add_unseen(unseen)
-        return unseen
+    def _count_unseen(self) -> int:
+        """Counts the steps behind the optimizer that the ledger does not know."""
+        total, counted = 0, self.ledger.counted
+        for name, part in self._history.known().items():
+            unseen = part.steps - counted.get(name, 0)
+            z = part.noise_multiplier
+            if unseen > 0:
+                if z is None:
+                    iterations = int(self._optimizer.iterations.numpy())
+                    z = self._noise.least(0, max(1, iterations))
+                self.ledger.add_unseen(
+                    unseen, noise_multiplier=z, unit=part.unit, holder=name
+                )
+                total += unseen
+        own = self._history.identity
+        if counted.get(own, 0) > self._history.releases:
+            # Reserved steps that did not run after all, and were counted: if they run
+            # now, where nobody looks, they count again.
+            counted[own] = self._history.releases
+        self._unseen += total
+        return total
 
     def _settle(self, optimizer) -> None:
         """Closes the books on a call of fit, also on one that an error ended."""
         running, self._running_optimizer = self._running_optimizer, optimizer
-        if running is optimizer and self._iterations is not None:
-            ran = int(optimizer.iterations.numpy()) - self._iterations
-            if ran >= 0:
-                self.ledger.record(ran, save=False)
-                self.ledger.release()
-        self._iterations = None
+        if (
+            running is optimizer
+            and self._watch is not None
+            and self.ledger.holder == history_of(optimizer).identity
+        ):
+            # An execution that an error ended, after it ran.
+            self.ledger.record(self._watch.take(), save=False)
+            self.ledger.release()
+        self._watch = None
 
     # Whether the data are what is accounted for.
 
@@ -390,13 +474,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         return getattr(self._optimizer, "unit", "example")
 
     def _check_draws(self) -> None:
-        drawn = self._observer.drawn()
-        ours = [(d, count) for d, count in drawn if d.scheme == self._scheme]
-        if self._batches is not None:
-            ours = [(d, count) for d, count in ours if d is self._batches._drawer]
+        ours, rest = self._ours()
         executed = self._executed - self._offset
         if sum(count for _, count in ours) < executed:
-            others = [d.scheme.describe() for d, _ in drawn if (d, _) not in ours]
+            others = [d.scheme.describe() for d in rest]
             origin = f"by {', '.join(others)}" if others else "by something else"
             raise PrivacyMismatchError(
                 f"{executed} batches were trained on, but not as many were drawn "
@@ -404,12 +485,30 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"of fit were drawn {origin}, or batches were reused. That step's "
                 "privacy is unknown." + see("batches-drawn-another-way")
             )
-        for drawer, count in ours:
+        for drawer, _ in ours:
             self._check_drawer(drawer)
-            if not self._scheme.independent_steps:
-                # Elements drawn for another purpose move the run along its shuffle.
-                ahead = count // self._pieces - self.ledger.phases[-1].runs[-1]
-                self.ledger.record(max(0, ahead), save=False)
+
+    def _ours(self) -> tuple[list, list]:
+        """What the accounted batches drew, and what others did."""
+        drawn = self._observer.drawn()
+        wanted = None if self._batches is None else self._batches._drawer
+        ours = [
+            (d, count)
+            for d, count in drawn
+            if d.scheme == self._scheme and (wanted is None or d is wanted)
+        ]
+        return ours, [d for d, count in drawn if (d, count) not in ours]
+
+    def _count_other_draws(self) -> None:
+        """Counts elements that were drawn for another purpose.
+
+        They move the run along its shuffle.
+        """
+        if self._observer is None or self._scheme.independent_steps:
+            return
+        current = self.ledger.phases[-1]
+        for _, count in self._ours()[0]:
+            current.runs[-1] += max(0, count // self._pieces - current.runs[-1])
 
     def _count_begun_epoch(self, drawer) -> None:
         """Counts the rest of a shuffled epoch that something else has begun."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdpclip._arguments import choice, shown
+from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._outside import outside_of_functions
 from tfdpclip.clipping import (
     ClipRule,
     GroupedRule,
@@ -22,19 +25,24 @@ from tfdpclip.clipping import (
     serialize_rule,
     value_at,
 )
-from tfdpclip.clipping.checks import Schedule, as_config
+from tfdpclip.clipping.checks import Schedule, as_config, check_fraction
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients import (
     ExampleIsolationError,
     PerExampleGradients,
 )
+from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.eager import EagerGradients
-from tfdpclip.gradients.engine import DEFAULT_MEMORY
-from tfdpclip.gradients.isolation import FAILED, UNCHECKED
+from tfdpclip.gradients.engine import DEFAULT_MEMORY, refuse_repeated
+from tfdpclip.gradients.origins import public_writes
+from tfdpclip.gradients.state import PublicVariables, public_handles, reads
+from tfdpclip.gradients.status import DEFAULT_RATE, CheckStatus
 from tfdpclip.gradients.whole import WholeGradient
 from tfdpclip.keras import private_state
 from tfdpclip.keras.bound_rule import BoundRule
-from tfdpclip.keras.outside import outside_of_functions
+from tfdpclip.keras.constant_state import ConstantState, trained_privately
+from tfdpclip.keras.step_history import StepHistory
+from tfdpclip.keras.weight_watch import marked_updates
 from tfdpclip.noise import GaussianNoise
 
 
@@ -47,7 +55,10 @@ class _Transient:
         self.places: dict[int, int] = {}
         self.counts: tf.Variable | None = None
         self.filled: tf.Variable | None = None
-        self.status: tf.Variable | None = None
+        self.built = False
+        # What the self-checks of losses found in code that cannot raise.
+        self.statuses: list[CheckStatus] = []
+        self.constant = ConstantState()
 
 
 class PrivateOptimizer:
@@ -63,8 +74,10 @@ class PrivateOptimizer:
         unit: str = "example",
         perturbation: float = 0.0,
         check_isolation: str = "first",
+        recheck_rate: float = DEFAULT_RATE,
         gradient_memory: int = DEFAULT_MEMORY,
         hardened_noise: bool = False,
+        public_variables: Sequence[tf.Variable | str] = (),
         seed: int | None = None,
         **kwargs: Any,
     ):
@@ -90,8 +103,10 @@ class PrivateOptimizer:
                 f"{shown(accumulation_steps)}."
             )
         choice("check_isolation", check_isolation, ("first", "always", "never"))
+        recheck_rate = check_fraction("recheck_rate", recheck_rate)
         check_positive("gradient_memory", gradient_memory)
         perturbation = check_non_negative("perturbation", perturbation)
+        public = PublicVariables(public_variables)
         noise = GaussianNoise(seed, hardened_noise)
         divisor = accumulation_steps if unit == "batch" else expected_batch_size
         settings = (noise_multiplier, float(divisor))
@@ -108,10 +123,13 @@ class PrivateOptimizer:
         self._unit = unit
         self._perturbation = perturbation
         self._check_isolation = check_isolation
+        self._recheck_rate = recheck_rate
         self._gradient_memory = int(gradient_memory)
+        self._public_variables = public
         self._seed = seed
         self._noise = noise
         self._transient = _Transient()
+        self._step_history = StepHistory(self)
         if bound is not None:
             self._bind(bound)
 
@@ -275,8 +293,10 @@ class PrivateOptimizer:
             unit=self._unit,
             perturbation=self._perturbation,
             check_isolation=self._check_isolation,
+            recheck_rate=self._recheck_rate,
             gradient_memory=self._gradient_memory,
             hardened_noise=self._noise.hardened,
+            public_variables=list(self._public_variables.names),
             seed=self._seed,
         )
         return config
@@ -313,7 +333,10 @@ class PrivateOptimizer:
                 total.assign(tf.zeros_like(total))
             return tf.constant(True)
 
-        tf.cond(filled >= self._accumulation_steps, finish, lambda: tf.constant(False))
+        with public_writes():
+            tf.cond(
+                filled >= self._accumulation_steps, finish, lambda: tf.constant(False)
+            )
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
@@ -344,18 +367,24 @@ class PrivateOptimizer:
                 + see("gradients-made-elsewhere")
             )
         self._transient.issued = []
-        return super().apply_gradients(grads_and_vars, name=name, **kwargs)
+        with marked_updates(self._step_history), public_writes():
+            return super().apply_gradients(grads_and_vars, name=name, **kwargs)
 
     def finalize_variable_values(self, var_list):
         """Runs at the end of `fit`; raises if compiled steps found a broken batch."""
-        status = self._transient.status
-        if status is not None and tf.executing_eagerly() and int(status) == FAILED:
+        constant = self._transient.constant
+        if tf.executing_eagerly():
+            constant.raise_if_changed()
+            constant.reset()
+        statuses = self._transient.statuses
+        if tf.executing_eagerly() and any(status.failed for status in statuses):
             raise ExampleIsolationError(
-                "An example's gradient depends on other examples (found on the first "
-                "step, inside code compiled by XLA, which cannot raise). No example "
-                "contributed to this run: the weights hold noise only. Run once "
-                "without jit_compile to see which variable and op are to blame."
-                + see("mixed-examples")
+                "An example's gradient depends on other examples, or is not what it "
+                "is taken for (found by the check of a step, inside code compiled by "
+                "XLA, which cannot raise). From then on no example contributed to this "
+                "run: the steps since hold noise only. Run once without jit_compile "
+                "and with check_isolation='always' to see which variable and op are "
+                "to blame." + see("mixed-examples")
             )
         return super().finalize_variable_values(var_list)
 
@@ -368,7 +397,22 @@ class PrivateOptimizer:
                 "use tf.train.Checkpoint.",
                 stacklevel=2,
             )
-        return super()._trackable_children(save_type, **kwargs)
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            children.pop("_step_history", None)
+        return children
+
+    def save_own_variables(self, store):
+        """Saves the state, and which steps are behind it."""
+        super().save_own_variables(store)
+        store["step_history"] = self._step_history.to_array()
+
+    def load_own_variables(self, store):
+        """Loads the state, and which steps are behind it."""
+        names = [name for name in store.keys() if name != "step_history"]
+        super().load_own_variables({name: store[name] for name in names})
+        if len(names) == len(self.variables) and "step_history" in store.keys():
+            self._step_history.from_array(store["step_history"])
 
     def _records(self, loss, var_list, tape):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -379,7 +423,7 @@ class PrivateOptimizer:
                 + see("several-replicas")
             )
         if callable(loss):
-            tape = tf.GradientTape() if tape is None else tape
+            tape = tf.GradientTape(persistent=True) if tape is None else tape
             with tape:
                 loss = loss()
         if callable(var_list):
@@ -389,7 +433,8 @@ class PrivateOptimizer:
             raise ValueError(
                 "There is nothing to train: the model has no trainable variables."
             )
-        if self._transient.status is None:
+        refuse_repeated("var_list", var_list)
+        if not self._transient.built:
             outside_of_functions(lambda: self.build(var_list), var_list)
         else:
             self.build(var_list)
@@ -408,21 +453,35 @@ class PrivateOptimizer:
         loss = tf.convert_to_tensor(loss)
         if self._unit == "batch":
             private_state.keep_public(loss)
-            return WholeGradient(loss, var_list, perturbation)
-        # Every trace builds a graph of its own, which is to be checked.
-        with tf.init_scope():
-            self._transient.status.assign(UNCHECKED)
+            handles = [loss.graph.capture(v.handle) for v in var_list]
+            public = public_handles(loss.graph, handles, self._public())
+            found = reads(loss, Dataflow([loss], handles, public=public))
+            records = WholeGradient(loss, var_list, perturbation)
+            records.isolated = self._transient.constant.check(found)
+            return records
         records = PerExampleGradients(
             loss,
             var_list,
             nominal_batch_size=self._divisor / self._accumulation_steps,
             memory=self._gradient_memory,
             check_isolation=self._check_isolation,
-            status=self._transient.status,
+            recheck_rate=self._recheck_rate,
+            groups=self._bound_rule.rule.assignment,
             perturbation=perturbation,
+            public_variables=self._public(),
         )
+        records.isolated = tf.logical_and(
+            records.isolated, self._transient.constant.check(records.state_reads)
+        )
+        if in_xla():
+            # Elsewhere the step itself raises.
+            self._transient.statuses.append(records.status)
         private_state.keep_public(loss)
         return records
+
+    def _public(self) -> PublicVariables:
+        """What is declared to be public, and the optimizer's own."""
+        return self._public_variables.and_those_of(self._variables)
 
     def _check_public_norms(self) -> None:
         rule = self._bound_rule.rule
@@ -454,6 +513,7 @@ class PrivateOptimizer:
 
     def _release(self, gradients, sums, counts, shared):
         """Noise with the clip that was applied, and only then adapt."""
+        self._step_history.count()
         rule, state = self._bound_rule.rule, self.clip_state
         multiplier = self._bound_rule.gradient_noise_multiplier(self.iterations)
         stddevs = multiplier / self._divisor * rule.noise_scales(state)
@@ -500,18 +560,19 @@ class PrivateOptimizer:
     def build(self, var_list):
         """Makes the variables; the un-noised sums among them are never saved."""
         super().build(var_list)
+        trained_privately(var_list)
         if self._bound is None:
             rule = self._rule.bind([v.name for v in var_list])
             self._bind(BoundRule(rule, self._noise_setting, self._divisor))
         elif self._bound.rule.assignment is not None:
             self._bound.check_names([v.name for v in var_list])
         kept = self._transient
-        if kept.status is not None:
+        if kept.built:
+            return
+        kept.built = True
+        if self._accumulation_steps == 1:
             return
         with tf.init_scope():
-            kept.status = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)
-            if self._accumulation_steps == 1:
-                return
             kept.sums = [
                 tf.Variable(
                     tf.zeros(v.shape, v.dtype if v.dtype.size >= 4 else tf.float32),

@@ -7,6 +7,7 @@ import warnings
 import tensorflow as tf
 
 from tfdpclip._docs import see
+from tfdpclip.gradients.state import PUBLIC_COPY
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _CALLS = (
@@ -15,8 +16,6 @@ _CALLS = (
     "StatefulPartitionedCall",
     "While",
 )
-# What a variable's public copy is called, as an attribute of the variable.
-PUBLIC_COPY = "_tfdpclip_public_copy"
 
 
 class PrivateStateWarning(UserWarning):

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 
-def outside_of_functions(build: Callable[[], None], needed: Sequence) -> None:
+def outside_of_functions(
+    build: Callable[[], None], needed: Sequence, *, in_strategy: bool = True
+) -> None:
     """Runs `build`, which makes variables, once and outside of any graph.
 
     A `tf.function` that sees variables being made in its first trace traces everything
@@ -20,11 +22,13 @@ def outside_of_functions(build: Callable[[], None], needed: Sequence) -> None:
       needed: variables that it may read. If one of them has no value yet, as in the
         first trace of a model that makes its own variables there, or if a distribution
         strategy is at work, `build` runs in an `init_scope` instead.
+      in_strategy: whether what is made belongs to a distribution strategy that is at
+        work.
     """
     with tf.init_scope():
         apart = (
             tf.executing_eagerly()
-            and not tf.distribute.has_strategy()
+            and not (in_strategy and tf.distribute.has_strategy())
             and all(bool(variable.is_initialized()) for variable in needed)
         )
         if not apart:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tfdpclip.keras.outside import outside_of_functions
+from tfdpclip._outside import outside_of_functions
 
 X = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
 Y = np.arange(64) % 3

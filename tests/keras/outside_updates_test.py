@@ -1,0 +1,293 @@
+"""Whatever else writes to the weights during a budgeted fit is found, and named."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpclip import sampling
+from tfdpclip.accounting import PrivacyMismatchError
+from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
+
+_RECORDS = 50
+_DELTA = 1e-5
+
+
+def _data():
+    x = np.linspace(0, 1, 2 * _RECORDS, dtype=np.float32).reshape(-1, 2)
+    return x, x[:, :1]
+
+
+def _private(make=DPSGD, z=2.0, **options):
+    return make(0.1, clip=1.0, noise_multiplier=z, expected_batch_size=5, **options)
+
+
+def _fit(
+    after=None,
+    optimizer=None,
+    callbacks=(),
+    epochs=1,
+    layers=None,
+    budget_options=None,
+    accumulation_steps=1,
+    **options,
+):
+    """Fits with a training step that does `after(model, tape, loss)` as well."""
+
+    class Model(tf.keras.Sequential):
+        def train_step(self, data):
+            x, y, w = tf.keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.compute_loss(x, y, self(x, training=True), w)
+            self.optimizer.minimize(loss, self.trainable_variables, tape)
+            if after is not None:
+                after(self, tape, loss)
+            return {"loss": loss}
+
+    model = Model(layers or [tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    optimizer = optimizer or _private(accumulation_steps=accumulation_steps)
+    # Eager code has no graph in which to take a mean apart.
+    reduction = "none" if options.get("run_eagerly") else "auto"
+    loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
+    model.compile(optimizer, loss, **options)
+    batches = sampling.Poisson(0.1).batches(
+        _data(), accumulation_steps=accumulation_steps
+    )
+    budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp", **(budget_options or {}))
+    model.fit(batches, epochs=epochs, verbose=0, callbacks=[budget, *callbacks])
+    return model, budget
+
+
+def _plain_sgd(model, tape, loss):
+    if not hasattr(model, "plain"):
+        model.plain = tf.keras.optimizers.SGD(0.1)
+        model.plain.build(model.trainable_variables)
+    variables = model.trainable_variables
+    model.plain.apply_gradients(
+        zip(tape.gradient(loss, variables), variables, strict=True)
+    )
+
+
+def _little_noise(model, tape, loss):
+    if not hasattr(model, "other"):
+        model.other = _private(z=0.1)
+    model.other.minimize(loss, model.trainable_variables, tape)
+
+
+def _assign(model, tape, loss):
+    model.trainable_variables[0].assign_sub(tape.gradient(loss, model.weights[0]))
+
+
+def _in_a_branch(model, tape, loss):
+    gradient = tape.gradient(loss, model.trainable_variables[1])
+
+    def write():
+        model.trainable_variables[1].assign_sub(gradient)
+        return 0
+
+    tf.cond(loss > 1e9, write, lambda: 1)
+
+
+def _in_a_loop(model, tape, loss):
+    gradient = tape.gradient(loss, model.trainable_variables[1])
+
+    def write(i):
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=model.trainable_variables[1].handle, alpha=0.1, delta=gradient
+        )
+        return i + 1
+
+    tf.while_loop(lambda i: i < 2, write, [0])
+
+
+def _in_a_function(model, tape, loss):
+    gradient = tape.gradient(loss, model.trainable_variables[1])
+
+    @tf.function(jit_compile=True)
+    def write(value):
+        model.trainable_variables[1].assign_sub(value)
+
+    write(gradient)
+
+
+def _parents_update(model, tape, loss):
+    variables = model.trainable_variables
+    gradients = tape.gradient(loss, variables)
+    tf.keras.optimizers.SGD.apply_gradients(
+        model.optimizer, list(zip(gradients, variables, strict=True))
+    )
+
+
+class TestInTheTrainingStep:
+    @pytest.mark.parametrize(
+        "after",
+        [
+            _plain_sgd,
+            _little_noise,
+            pytest.param(_assign, marks=pytest.mark.slow),
+            _in_a_branch,
+            pytest.param(_in_a_loop, marks=pytest.mark.slow),
+            _in_a_function,
+            _parents_update,
+        ],
+        ids=lambda after: getattr(after, "__name__", None),
+    )
+    def test_is_found(self, after):
+        with pytest.raises(PrivacyMismatchError, match="(kernel|bias):0 was updated"):
+            _fit(after)
+
+    @pytest.mark.parametrize(
+        "after", [_plain_sgd, pytest.param(_assign, marks=pytest.mark.slow)]
+    )
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"run_eagerly": True},
+            {"steps_per_execution": 3},
+            {"accumulation_steps": 2},
+            pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
+        ],
+        ids=str,
+    )
+    def test_is_found_however_it_runs(self, after, options):
+        with pytest.raises(PrivacyMismatchError, match="(kernel|bias):0 was updated"):
+            _fit(after, **options)
+
+    def test_the_statement_says_it(self):
+        budgets = []
+
+        class Keep(tf.keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                budgets.append(batch)
+
+        batches = sampling.Poisson(0.1).batches(_data())
+        budget = PrivacyBudget(math.inf, _DELTA, batches)
+
+        class Model(tf.keras.Sequential):
+            def train_step(self, data):
+                logs = super().train_step(data)
+                self.trainable_variables[0].assign_add([[1.0], [1.0]])
+                return logs
+
+        model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(_private(), "mse")
+        with pytest.raises(PrivacyMismatchError, match="AssignAddVariableOp"):
+            model.fit(batches, verbose=0, callbacks=[budget, Keep()])
+        assert len(budgets) == 1
+        assert "something that is not counted" in str(budget.statement)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"run_eagerly": True},
+            pytest.param({"steps_per_execution": 4}, marks=pytest.mark.slow),
+            {"accumulation_steps": 2, "steps_per_execution": 4},
+            {
+                "optimizer": lambda: _private(
+                    use_ema=True, ema_overwrite_frequency=2, ema_momentum=0.5
+                )
+            },
+            pytest.param(
+                {"optimizer": lambda: _private(DPAdam, weight_decay=0.01)},
+                marks=pytest.mark.slow,
+            ),
+            {
+                "layers": lambda: [
+                    tf.keras.Input((2,)),
+                    tf.keras.layers.Dense(4, kernel_constraint="max_norm"),
+                    tf.keras.layers.Dropout(0.5),
+                    tf.keras.layers.Dense(1, use_bias=False),
+                ]
+            },
+            pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
+        ],
+        ids=lambda options: "-".join(options),
+    )
+    def test_what_the_optimizer_does_is_its_own(self, options):
+        options = {k: v() if callable(v) else v for k, v in options.items()}
+        _, budget = _fit(epochs=2, **options)
+        assert budget.ledger.steps == 20
+        assert "updated" not in str(budget.statement)
+
+
+class _Between(tf.keras.callbacks.Callback):
+    """Changes the weights at the end of the third step."""
+
+    def __init__(self, change):
+        super().__init__()
+        self._change = change
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            self._change(self.model)
+
+
+def _set_weights(model):
+    model.set_weights([w + 1 for w in model.get_weights()])
+
+
+def _plain_step(model):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.constant(_data()[0])) ** 2)
+    variables = model.trainable_variables
+    tf.keras.optimizers.SGD(0.1).apply_gradients(
+        zip(tape.gradient(loss, variables), variables, strict=True)
+    )
+
+
+def _one_number(model):
+    model.trainable_variables[0].scatter_nd_update([[1, 0]], [7.0])
+
+
+class TestBetweenSteps:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            _set_weights,
+            _one_number,
+            pytest.param(_plain_step, marks=pytest.mark.slow),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "eager", [False, pytest.param(True, marks=pytest.mark.slow)]
+    )
+    def test_is_found_before_the_next_one(self, change, eager):
+        optimizer = _private()
+        with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
+            _fit(optimizer=optimizer, callbacks=[_Between(change)], run_eagerly=eager)
+        assert optimizer.iterations.numpy() == 3
+
+    def test_putting_back_what_was_there_is_fine(self):
+        def swap(model):
+            kept = model.get_weights()
+            _set_weights(model)
+            model.set_weights(kept)
+
+        assert _fit(callbacks=[_Between(swap)])[1].ledger.steps == 10
+
+    def test_can_be_allowed_as_an_assumption(self):
+        allowed = {"allow_outside_updates": True}
+        _, budget = _fit(
+            callbacks=[_Between(_set_weights)], budget_options=allowed, epochs=2
+        )
+        assert "beside the optimizer depends on released values" in str(
+            budget.statement
+        )
+
+    def test_the_best_weights_may_be_restored_at_the_end(self):
+        stop = tf.keras.callbacks.EarlyStopping(
+            "loss", patience=0, min_delta=1e9, restore_best_weights=True
+        )
+        _, budget = _fit(callbacks=[stop], epochs=5)
+        assert budget.ledger.steps < 50
+
+
+def test_the_training_function_is_put_back():
+    model, _ = _fit()
+    function = model.train_function
+    assert hasattr(function, "get_concrete_function")
+    # Without the callback nobody looks.
+    x, y = _data()
+    model.fit(x, y, verbose=0)

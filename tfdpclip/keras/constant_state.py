@@ -1,0 +1,234 @@
+"""Whether what a loss reads besides the trained variables stays what it is.
+
+What is written after `minimize`, in a callback or by another function, is in no graph
+that the optimizer sees. So the values of the variables that a loss reads are compared
+from one step to the next.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from tfdpclip._devices import in_xla
+from tfdpclip._docs import see
+from tfdpclip._outside import outside_of_functions
+from tfdpclip.gradients import ExampleIsolationError
+from tfdpclip.gradients.state import TRAINED_PRIVATELY, Read
+
+# Variables of up to this many entries together, and no more than this many variables,
+# are compared in every step; all of them on steps 1, 2, 4, 8, ..., and every 256th.
+_SMALL_ENTRIES, _SMALL_COUNT, _PERIOD = 2**16, 32, 256
+# In place of a sum: not known yet, or of no interest.
+_UNKNOWN, _EXEMPT = -1, -2
+_ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
+
+
+def trained_privately(variables: Iterable[tf.Variable]) -> None:
+    """Says that a private optimizer changes these: another one's loss may read them."""
+    for variable in variables:
+        setattr(variable, TRAINED_PRIVATELY, True)
+        for state in list(_ALL):
+            state._exempt(variable)
+
+
+class ConstantState:
+    """Compares variables from one step to the next, by sums of their bits.
+
+    *Formal guarantees*: a step in which a variable of up to 2^16 entries (the smallest
+    first, up to 32) has another value than in the step before raises; under XLA, which
+    cannot raise, it gives every example weight 0, and `raise_if_changed` raises.
+    Larger ones are compared on steps 1, 2, 4, 8, ... and on every 256th.
+    """
+
+    def __init__(self):
+        self._slots: list[tuple[object, str, tf.Variable, int]] = []
+        self._steps: tf.Variable | None = None
+        self._changed: tf.Variable | None = None
+        _ALL.add(self)
+
+    def _exempt(self, variable):
+        for identity, _, sums, place in self._slots:
+            if identity is variable.handle:
+                with tf.init_scope():
+                    kept = tf.tensor_scatter_nd_update(sums, [[place]], [_EXEMPT])
+                    sums.assign(tf.cast(kept, sums.dtype))
+
+    def reset(self) -> None:
+        """Forgets the values: between runs anything may be assigned."""
+        if self._steps is None:
+            return
+        self._steps.assign(0)
+        for sums in {id(s): s for _, _, s, _ in self._slots}.values():
+            sums.assign(tf.minimum(sums, tf.constant(_UNKNOWN, sums.dtype)))
+
+    def raise_if_changed(self) -> None:
+        """Raises if a compiled step found a variable that had changed."""
+        if self._changed is not None and bool(self._changed):
+            names = ", ".join(repr(name) for _, name, _, _ in self._slots[:4])
+            raise ExampleIsolationError(
+                f"One of the variables that the loss reads ({names}) changed between "
+                "the steps of this run. No example contributed to a step from there "
+                "on. " + _FIX
+            )
+
+    def check(self, reads: Sequence[Read]) -> tf.Tensor:
+        """Builds the comparison in the current graph.
+
+        Args:
+          reads: the variables, see `tfdpclip.gradients.state.reads`.
+
+        Returns:
+          A boolean scalar, whether no variable has changed.
+        """
+        reads = [r for r in reads if not r.written or r.before is not None]
+        if not reads:
+            return tf.constant(True)
+        slots = self._allocate(reads)
+        values = [_value(read) for read in reads]
+        sizes = [_size(value) for value in values]
+        order = sorted(range(len(reads)), key=lambda i: sizes[i])
+        small, total = [], 0
+        for i in order[:_SMALL_COUNT]:
+            total += sizes[i]
+            if total <= _SMALL_ENTRIES:
+                small.append(i)
+        large = sorted(set(range(len(reads))) - set(small))
+        step = self._steps.assign_add(1, read_value=True)
+        good = [self._same(reads, values, slots, small)] if small else []
+        if large:
+            due = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
+            due = tf.logical_or(due, tf.equal(step % _PERIOD, 0))
+            good.append(
+                tf.cond(
+                    due,
+                    lambda: self._same(reads, values, slots, large),
+                    lambda: tf.constant(True),
+                )
+            )
+        fine = tf.reduce_all(tf.stack(good))
+        self._changed.assign(tf.logical_or(self._changed, tf.logical_not(fine)))
+        return tf.logical_not(self._changed)
+
+    def _same(self, reads, values, slots, chosen):
+        """Compares some variables, and keeps what they are now."""
+        by_sums: dict[int, list[int]] = {}
+        for i in chosen:
+            by_sums.setdefault(id(slots[i][2]), []).append(i)
+        good = []
+        for members in by_sums.values():
+            sums = slots[members[0]][2]
+            places = [[slots[i][3]] for i in members]
+            before = tf.gather_nd(tf.convert_to_tensor(sums), places)
+            now = tf.stack([_sum_of_bits(values[i]) for i in members])
+            began = tf.stack(
+                [
+                    _sum_of_bits(reads[i].before if reads[i].written else values[i])
+                    for i in members
+                ]
+            )
+            same = tf.less(before, 0) | tf.equal(before, began)
+            keep = tf.logical_not(same) | tf.equal(before, _EXEMPT)
+            if not in_xla():
+                names = [reads[i].name for i in members]
+                tf.cond(
+                    tf.reduce_all(same),
+                    lambda: tf.no_op(),
+                    lambda same=same, names=names: _fail(same, names),
+                )
+            good.append(tf.reduce_all(same))
+            kept = tf.tensor_scatter_nd_update(
+                tf.convert_to_tensor(sums), places, tf.where(keep, before, now)
+            )
+            sums.assign(kept)
+        return tf.reduce_all(tf.stack(good))
+
+    def _allocate(self, reads):
+        known = {id(identity): slot for slot in self._slots for identity in slot[:1]}
+        new = [read for read in reads if id(read.identity) not in known]
+        if new:
+            made = []
+
+            def build():
+                made.append(
+                    tf.Variable(
+                        tf.fill([len(new)], tf.constant(_UNKNOWN, tf.int64)),
+                        trainable=False,
+                        name="state_sums",
+                    )
+                )
+                if self._steps is None:
+                    self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)
+                    self._changed = tf.Variable(False, trainable=False)
+
+            outside_of_functions(build, [], in_strategy=False)
+            for i, read in enumerate(new):
+                self._slots.append((read.identity, read.name, made[0], i))
+            known = {id(slot[0]): slot for slot in self._slots}
+        return [known[id(read.identity)] for read in reads]
+
+
+_FIX = (
+    "What is written into it after minimize, or in a callback, may be private data, "
+    "and would reach the gradients of all examples without clipping and noise. If its "
+    "values are public (the average of a trained model, a schedule), name it: "
+    "dpc.keras.DPSGD(..., public_variables=['its_name'])."
+    + see("state-that-a-loss-reads")
+)
+
+
+def _fail(same: tf.Tensor, names: list[str]) -> tf.Operation:
+    changed = tf.boolean_mask(tf.constant(names), tf.logical_not(same))
+    message = (
+        "ExampleIsolationError: a variable that the loss reads, and that is not "
+        "trained, changed since the last step: "
+    )
+    return tf.debugging.Assert(False, [message, changed, _FIX], summarize=8)
+
+
+def _value(read: Read) -> tf.Tensor:
+    if read.variable is not None:
+        return tf.raw_ops.ReadVariableOp(
+            resource=read.handle, dtype=read.variable.dtype
+        )
+    kept = read.identity
+    data = getattr(kept, "_handle_data", None)
+    if data is None or not data.is_set:
+        raise ExampleIsolationError(
+            f"The loss reads {read.name!r}, a variable of unknown type: whether it "
+            "stays what it is cannot be tested." + see("state-that-a-loss-reads")
+        )
+    dtype = tf.as_dtype(data.shape_and_type[0].dtype)
+    return tf.raw_ops.ReadVariableOp(resource=read.handle, dtype=dtype)
+
+
+def _size(value: tf.Tensor) -> int:
+    count = value.shape.num_elements()
+    return _SMALL_ENTRIES + 1 if count is None else count
+
+
+def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
+    """A number, int64, that another value is unlikely to have.
+
+    Sums along both axes, each with weights, so that moved entries show, and without
+    a copy of a large variable.
+    """
+    if value.dtype == tf.string:
+        return tf.cast(
+            tf.reduce_sum(tf.strings.to_hash_bucket_fast(value, 2**31 - 1)), tf.int64
+        )
+    if value.dtype.size < 4 or value.dtype == tf.bool:
+        value = tf.cast(value, tf.float32 if value.dtype.is_floating else tf.int32)
+    bits = tf.bitcast(value, tf.uint32)
+    columns = bits.shape[-1] if bits.shape.rank and bits.shape[-1] else 1
+    bits = tf.reshape(bits, [-1, columns])
+    total = tf.constant(0, tf.uint32)
+    for axis in (0, 1):
+        sums = tf.reduce_sum(bits, axis=axis)
+        places = tf.cast(tf.range(tf.size(sums)), tf.uint32)
+        # Odd multipliers lose nothing modulo 2^32.
+        weights = (places * tf.constant(2654435761, tf.uint32)) * 2 + 1
+        total = total * tf.constant(40503, tf.uint32) + tf.reduce_sum(sums * weights)
+    return tf.cast(total, tf.int64)

@@ -1,0 +1,238 @@
+"""Sees what `fit` feeds to the training step, and what the step writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+from tfdpclip.accounting.ledger import PrivacyMismatchError
+from tfdpclip.keras.step_history import ForeignHistory, StepHistory
+from tfdpclip.keras.weight_watch import WeightWatch, other_updates
+from tfdpclip.sampling import batches as batches_lib
+
+UNSEEN_DATA = (
+    "nothing altered the batches between the draw and the step: the data of a "
+    "distribution strategy were not traced back"
+)
+UNSEEN_UPDATES = (
+    "nothing but the optimizer updated the weights: the optimizer is not tfdpclip's, "
+    "or the model's training function is its own"
+)
+OUTSIDE_UPDATES = (
+    "what updated the weights beside the optimizer depends on released values or "
+    "public data only (allow_outside_updates)"
+)
+
+
+class FitWatch:
+    """Stands around the training step of one call of `fit`.
+
+    Keras gives callbacks neither the data nor the step. It does look up
+    `model.train_function` for every execution, and calls it with the iterator: this
+    puts itself in its place for one call at a time.
+
+    *Formal guarantees*
+
+    * No execution runs on an iterator that is not one of the drawer's batches, as
+      their own methods made them.
+    * A weight that anything but the optimizer wrote to, in the traced step or between
+      two executions, is reported before the next execution.
+
+    Args:
+      model: the model.
+      history: the optimizer's history.
+      drawer: what must draw the data; None if that is not checked.
+      exact: whether another drawer of the same scheme will not do.
+      check_updates: whether to look for other updates of the weights.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        history: StepHistory | ForeignHistory,
+        drawer: Any,
+        exact: bool,
+        check_updates: bool,
+    ):
+        self._model = model
+        self._optimizer = model.optimizer
+        self._history = history
+        self._drawer = drawer
+        self._exact = exact
+        self._check_updates = check_updates
+        self._weights: WeightWatch | None = None
+        self._iterator: Any = None
+        self._traced: set[int] = set()
+        self._eager = False
+        self._ran = 0
+        #: What was found after an execution, in words.
+        self.problem: str | None = None
+        #: What could not be checked, or what the batches ask to assume.
+        self.assumptions: list[str] = []
+
+    def arm(self) -> None:
+        """Before an execution: the next call of the training step is watched."""
+        function = self._model.train_function
+        while isinstance(function, _Once):
+            function = function.function
+        # Not through Keras's attribute tracking, which takes its time.
+        self._model.__dict__["train_function"] = _Once(self, self._model, function)
+
+    def end(self) -> None:
+        """After the last execution."""
+        self._history.watch = None
+        if self._weights is not None:
+            self._weights.release()
+        function = self._model.train_function
+        while isinstance(function, _Once):
+            function = function.function
+        self._model.__dict__["train_function"] = function
+
+    def forget_values(self) -> None:
+        """The optimizer itself ran between two executions."""
+        if self._weights is not None:
+            self._weights.release()
+
+    def run(self, function: Callable, iterator: Any) -> Any:
+        """Runs one execution."""
+        if self._model.optimizer is not self._optimizer:
+            raise PrivacyMismatchError(
+                "model.optimizer was replaced during training; the steps of the other "
+                "one would not be counted. Compile between two calls of fit."
+                + see("updates-by-something-else")
+            )
+        if iterator is not self._iterator:
+            self._check_data(iterator)
+            self._iterator = iterator
+        if self._check_updates:
+            self._before()
+        done = self._history.releases
+        try:
+            logs = function(iterator)
+        finally:
+            ran = self._history.releases - done
+            self._ran += ran
+        if self._check_updates:
+            self._after(function, ran)
+        return logs
+
+    def take(self) -> int:
+        """Releases of executions since this was asked last."""
+        ran, self._ran = max(0, self._ran), 0
+        return ran
+
+    def _check_data(self, iterator: Any) -> None:
+        if self._drawer is None:
+            return
+        dataset = getattr(iterator, "_dataset", None)
+        if not isinstance(dataset, tf.data.Dataset):
+            self._assume(UNSEEN_DATA)
+            return
+        source = batches_lib.origin(dataset)
+        if source is None:
+            drawers = batches_lib.drawers_of(dataset)
+            found = "something else"
+            if self._drawer in drawers:
+                found = "these batches, but altered, reused or mixed with other data"
+            elif drawers:
+                found = ", ".join(d.scheme.describe() for d in drawers)
+            raise PrivacyMismatchError(
+                f"The data of fit were drawn by {found}, not just as the batches of "
+                f"{self._drawer.scheme.describe()} that are accounted for. Give the "
+                "batches themselves to fit; they have map() for single records, "
+                "map_batches(), take() and repeat() of their own."
+                + see("batches-drawn-another-way")
+            )
+        if source._drawer is not self._drawer and (
+            self._exact or source.scheme != self._drawer.scheme
+        ):
+            raise PrivacyMismatchError(
+                f"The data of fit were drawn by {source.scheme.describe()}, and what "
+                f"is accounted for are other batches, of "
+                f"{self._drawer.scheme.describe()}." + see("batches-drawn-another-way")
+            )
+        for text in source.assumptions:
+            self._assume(text)
+
+    def _assume(self, text: str) -> None:
+        if text not in self.assumptions:
+            self.assumptions.append(text)
+
+    # The weights.
+
+    def _before(self) -> None:
+        if self._weights is not None:
+            self._report(self._weights.look(), "between two steps")
+            if self.problem:
+                raise PrivacyMismatchError(self.problem)
+            self._weights.release()
+        self._eager = bool(self._model.run_eagerly) and self._model.built
+        if self._eager:
+            self._new_watch()
+            self._weights.updates = 0
+            self._weights.hold()
+            self._history.watch = self._weights
+
+    def _after(self, function: Callable, releases: int) -> None:
+        self._history.watch = None
+        if self._eager:
+            if self._weights.updates < releases:
+                self._assume(UNSEEN_UPDATES)
+            else:
+                self._report(self._weights.look(), "by the training step")
+        else:
+            self._check_traces(function)
+        self._new_watch()
+        self._weights.hold()
+
+    def _new_watch(self) -> None:
+        if self._weights is None or self._weights.changed is not None:
+            self._weights = WeightWatch(self._model.trainable_variables)
+
+    def _check_traces(self, function: Callable) -> None:
+        known = getattr(function, "_list_all_concrete_functions", None)
+        if known is None or not isinstance(self._history, StepHistory):
+            self._assume(UNSEEN_UPDATES)
+            return
+        for concrete in known():
+            if id(concrete) in self._traced:
+                continue
+            self._traced.add(id(concrete))
+            # Layers may have been made or frozen since.
+            self._weights = WeightWatch(self._model.trainable_variables)
+            found = other_updates(
+                concrete, self._weights.variables, self._history.identity
+            )
+            for variable, what in found[:1]:
+                self._report(variable, f"by the training step ({what})")
+
+    def _report(self, variable: tf.Variable | None, how: str) -> None:
+        if variable is None or self.problem:
+            return
+        self.problem = (
+            f"{variable.name} was updated {how}, and not by model.optimizer, whose "
+            "steps are all that is counted. Train it with model.optimizer.minimize "
+            "alone, once in every step. If the update depends on released weights or "
+            "public data only, as an average of past weights does, say so: "
+            "PrivacyBudget(..., allow_outside_updates=True)."
+            + see("updates-by-something-else")
+        )
+
+
+class _Once:
+    """Stands for the training step until it is called."""
+
+    def __init__(self, watch: FitWatch, model: tf.keras.Model, function: Callable):
+        self._watch = watch
+        self._model = model
+        self.function = function
+
+    def __call__(self, iterator: Any) -> Any:
+        self._model.__dict__["train_function"] = self.function
+        return self._watch.run(self.function, iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)

@@ -1,0 +1,201 @@
+"""Whose steps they are: what tells an optimizer's releases from all others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import secrets
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.accounting import events
+from tfdpclip.keras.noise_plan import NoisePlan
+
+# The attribute of a private optimizer that holds its history.
+ATTRIBUTE = "_step_history"
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Steps of one optimizer.
+
+    Attributes:
+      steps: how many releases it made.
+      noise_multiplier: the least it made them with; None if unknown.
+      unit: what it clipped; None if unknown.
+    """
+
+    steps: int
+    noise_multiplier: float | None = None
+    unit: str | None = None
+
+
+class StepHistory(tf.train.experimental.PythonState):
+    """The releases of one optimizer object, and of those it was restored from.
+
+    *Formal guarantees*
+
+    * `identity` is random, belongs to one object in one process, and is in no other:
+      neither a copy nor a restored checkpoint has it.
+    * The count of releases only grows: it is no variable of the optimizer, is in no
+      checkpoint, and is not what `iterations` says.
+    * A checkpoint carries everything known of the steps behind it. Restoring one adds
+      to what is known, and forgets nothing.
+
+    Args:
+      optimizer: the optimizer, which this does not keep alive.
+    """
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = weakref.ref(optimizer)
+        self._begin()
+        self._inherited: dict[str, Steps] = {}
+        # Of what the step counter says beyond the releases: what is explained by
+        # `_inherited`, and what nobody can explain.
+        self._explained = 0
+        self._unknown = 0
+        #: Told of updates that run eagerly, while a callback watches the weights.
+        self.watch: Any = None
+
+    def _begin(self) -> None:
+        self.identity = secrets.token_hex(16)
+        self._least: tuple[int, float] = (0, math.inf)
+        with tf.init_scope():
+            self._releases = tf.Variable(
+                0,
+                trainable=False,
+                dtype=tf.int64,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+
+    def __deepcopy__(self, memo) -> StepHistory:
+        """A copy is another optimizer, with the steps of this one behind it."""
+        optimizer = memo.get(id(self._optimizer()))
+        copied = type(self)(self._optimizer() if optimizer is None else optimizer)
+        copied._inherited = self.known()
+        copied._explained = self._counter()
+        return copied
+
+    def count(self) -> None:
+        """Counts one release, in the graph at hand."""
+        self._releases.assign_add(1)
+
+    @property
+    def releases(self) -> int:
+        """How many releases this object made, ever."""
+        return int(self._releases.numpy())
+
+    def known(self) -> dict[str, Steps]:
+        """All steps behind the current weights, and more, by identity.
+
+        Steps that the optimizer's counter says ran, and nobody knows of, are among
+        them under an identity of their own.
+        """
+        releases = self.releases
+        found = dict(self._inherited)
+        if releases:
+            z, unit = self._least_noise(releases), self._optimizer().unit
+            found[self.identity] = Steps(releases, z, unit)
+        more = self._counter() - releases - self._explained
+        self._unknown += max(0, more)
+        self._explained += more
+        if self._unknown:
+            found[f"unknown:{self.identity}"] = Steps(self._unknown)
+        return found
+
+    def _counter(self) -> int:
+        return int(self._optimizer().iterations.numpy())
+
+    def _least_noise(self, releases: int) -> float:
+        plan = NoisePlan(self._optimizer())
+        if not plan.scheduled:
+            return plan.at(0)
+        # A step counter that was set by hand may have been anywhere below.
+        reached = max(releases, self._counter())
+        step, least = self._least
+        if reached > step:
+            least = min(least, plan.least(step, reached - step))
+            self._least = (reached, least)
+        return least
+
+    # What goes into checkpoints.
+
+    def serialize(self) -> bytes:
+        steps = {name: dataclasses.asdict(p) for name, p in self.known().items()}
+        content = {"counter": self._counter(), "steps": steps}
+        return json.dumps(content, sort_keys=True).encode()
+
+    def deserialize(self, string_value: bytes) -> None:
+        try:
+            content = json.loads(string_value)
+            read = {name: _steps(part) for name, part in content["steps"].items()}
+            counter = int(content["counter"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "The checkpoint's list of the steps behind it is damaged "
+                f"({error}). Restore another checkpoint."
+            ) from error
+        for name, part in read.items():
+            if name == self.identity:
+                continue  # What this object did, it knows better.
+            before = self._inherited.get(name)
+            if before is None or before.steps < part.steps:
+                self._inherited[name] = part
+        self._explained = counter - self.releases
+
+    def to_array(self) -> np.ndarray:
+        """For files that hold arrays only."""
+        return np.frombuffer(self.serialize(), np.uint8)
+
+    def from_array(self, array: Any) -> None:
+        """Reads what `to_array` gave."""
+        self.deserialize(np.asarray(array, np.uint8).tobytes())
+
+
+def _steps(part: dict) -> Steps:
+    steps, z, unit = part["steps"], part["noise_multiplier"], part["unit"]
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps is {steps!r}")
+    if z is not None and not (math.isfinite(z) and z >= 0):
+        raise ValueError(f"noise_multiplier is {z!r}")
+    if unit is not None and unit not in events.UNITS:
+        raise ValueError(f"unit is {unit!r}")
+    return Steps(steps, z, unit)
+
+
+class ForeignHistory:
+    """The same, as far as it can be known, of an optimizer that keeps no history.
+
+    Its step counter is all there is, and it is believed.
+    """
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = weakref.ref(optimizer)
+        self.identity = secrets.token_hex(16)
+        self.watch: Any = None
+
+    @property
+    def releases(self) -> int:
+        """What the optimizer's step counter says."""
+        return int(self._optimizer().iterations.numpy())
+
+    def known(self) -> dict[str, Steps]:
+        """All its steps."""
+        return {self.identity: Steps(self.releases)} if self.releases else {}
+
+
+_FOREIGN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def history_of(optimizer: Any) -> StepHistory | ForeignHistory:
+    """The history of an optimizer, whatever optimizer it is."""
+    found = getattr(optimizer, ATTRIBUTE, None)
+    if isinstance(found, StepHistory):
+        return found
+    if optimizer not in _FOREIGN:
+        _FOREIGN[optimizer] = ForeignHistory(optimizer)
+    return _FOREIGN[optimizer]

@@ -30,8 +30,10 @@ PRIVACY = {
     "unit": "example",
     "perturbation": 0.0,
     "check_isolation": "first",
+    "recheck_rate": 0.001,
     "gradient_memory": 10**6,
     "hardened_noise": False,
+    "public_variables": (),
     "seed": None,
 }
 
@@ -85,6 +87,7 @@ KERAS: dict[str, Any] = {
         check_data=True,
         allow_change=False,
     ),
+    "PerExampleLoss": case(keras.PerExampleLoss, loss="mse", length=5.0, name="own"),
     "PublicBatchStatistics": case(keras.PublicBatchStatistics, data=X, batch_size=2),
     "PublicGradientNorms": case(
         keras.PublicGradientNorms, data=(X, Y), every="epoch", batch_size=2
@@ -122,7 +125,12 @@ KERAS: dict[str, Any] = {
 
 MADE = object()
 VARIABLE = tf.Variable([1.0, 1.0])
-ENGINE = {"memory": 10**6, "check_isolation": "first", "nominal_batch_size": 4}
+ENGINE = {
+    "memory": 10**6,
+    "check_isolation": "first",
+    "recheck_rate": 0.001,
+    "nominal_batch_size": 4,
+}
 
 
 def engine(function):
@@ -142,6 +150,7 @@ def engine(function):
 
 GRADIENTS: dict[str, Any] = {
     "ExampleIsolationError": None,
+    "GradientMismatchError": None,
     "JacobianFallbackWarning": None,
     "LossStructureError": None,
     "PerExampleGradients": case(
@@ -229,6 +238,10 @@ TESTING: dict[str, Any] = {
     "audit_aggregator": None,
     "NoiseReport": None,
     "SensitivityReport": None,
+    "ExactnessReport": None,
+    "assert_exact": case(
+        testing.assert_exact, _=SLOW, model=MODEL, batch=(X, Y), tolerance=1e-3
+    ),
     "assert_isolated": case(testing.assert_isolated, _=SLOW, model=MODEL, x=X, y=Y),
     "assert_noise": case(
         testing.assert_noise,

@@ -26,6 +26,7 @@ _finish = Release.finish
 _weigh = RecordClip.weigh
 _plan = distributed.plan
 _standard_normal = _entropy.standard_normal
+_derive = _entropy.derive
 _indicators = rules.QuantileClip.indicators
 _count_decode = secure_lib.CountEncoding.decode
 _private_event = aggregators.ClippedMeanFactory._private_event
@@ -235,6 +236,16 @@ def not_centred(constants, total, rotation):
 
 def fixed_seed():
     return tf.constant([12, 34], tf.int64)
+
+
+def folded_to_32_bits(seed, purpose):
+    return tf.cast(tf.random.experimental.stateless_fold_in(seed, purpose), tf.int64)
+
+
+def mixed_to_64_bits(seed, purpose):
+    """As XLA does with a seed for Philox."""
+    mixed = tf.bitwise.bitwise_xor(seed[0], seed[1])
+    return _derive(tf.stack([mixed, tf.zeros_like(mixed)]), purpose)
 
 
 def same_for_all_tensors(count, seed):

@@ -70,6 +70,24 @@ def audit(**options):
     testing.audit_aggregator(factory, delta=1e-10, confidence=1 - 1e-6, seed=0)
 
 
+def derivation():
+    """Seeds that differ by one bit give others, all of whose bits vary."""
+    start = np.random.default_rng().bytes(16)
+    parents = [np.frombuffer(start, np.int64)]
+    for bit in range(128):
+        flipped = np.frombuffer(start, np.uint8).copy()
+        flipped[bit // 8] ^= 1 << bit % 8
+        parents.append(flipped.view(np.int64))
+    for purpose in (0, 1):
+        made = [_entropy.derive(tf.constant(p), purpose).numpy() for p in parents]
+        distinct = len({word.tobytes() for word in made})
+        assert distinct == 129, f"129 seeds, a bit from the first, make {distinct}"
+        bits = np.unpackbits(np.stack(made).view(np.uint8), axis=1)
+        # All 129 alike with probability 2^-128.
+        varied = int(np.sum(np.ptp(bits, axis=0)))
+        assert varied == 128, f"of 128 bits of derived seeds, {varied} vary"
+
+
 LAYERWISE = {"clip": clipping.LayerwiseClip(QUANTILE)}
 FIXED = {"clip": 0.7}
 SECURE = {"secure": True}
@@ -272,6 +290,20 @@ MUTATIONS = [
         noise,
         DISTRIBUTED,
         slow=True,
+    ),
+    Mutation(
+        "derivation of seeds that keeps 32 bits",
+        _entropy,
+        "derive",
+        bugs.folded_to_32_bits,
+        derivation,
+    ),
+    Mutation(
+        "derivation of seeds that keeps 64 bits",
+        _entropy,
+        "derive",
+        bugs.mixed_to_64_bits,
+        derivation,
     ),
     Mutation(
         "noise seeded by the round",

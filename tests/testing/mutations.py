@@ -7,6 +7,7 @@ which check found it, here and in `federated_mutations`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from unittest import mock
 
@@ -22,6 +23,8 @@ from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients
+from tfdpclip.gradients.status import CheckStatus
+from tfdpclip.gradients.verify import SelfCheck
 from tfdpclip.keras.bound_rule import BoundRule
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.noise import GaussianNoise
@@ -139,6 +142,75 @@ def accounted(**options):
     assert budget.statement.noise_multipliers == (0.5,), budget.statement
 
 
+def exact(**options):
+    testing.assert_exact(model_of(**options), data())
+
+
+def proves_itself(**options):
+    """A step with wrong norms raises, and so does the 8th if the first was right."""
+    model = model_of(**options)
+    wrong = mock.patch.object(VariableGradient, "squared_norms", _halved_norms)
+    with wrong:
+        _must_raise(lambda: model.train_on_batch(*data()))
+    # Wrong from the fifth step on.
+    model = model_of(recheck_rate=0.0, **options)
+    off = tf.Variable(1.0)
+    later = mock.patch.object(
+        VariableGradient,
+        "squared_norms",
+        lambda self, budget: off * _variable_norms(self, budget),
+    )
+    with later:
+        for _ in range(4):
+            model.train_on_batch(*data())
+        off.assign(0.25)
+        _must_raise(lambda: [model.train_on_batch(*data()) for _ in range(4)])
+
+
+def _must_raise(act):
+    try:
+        act()
+    except tf.errors.InvalidArgumentError as error:
+        assert "GradientMismatchError" in str(error), error
+        return
+    raise AssertionError("a step with wrong norms believes itself")
+
+
+_variable_norms = VariableGradient.squared_norms
+_differences = SelfCheck._differences
+_due = CheckStatus.due
+
+
+def _halved_norms(self, budget):
+    return 0.25 * _variable_norms(self, budget)
+
+
+def _one_halved(self, budget):
+    """Wrong for one example, which is neither the smallest nor, mostly, drawn."""
+    found = _variable_norms(self, budget)
+    middle = tf.argsort(found)[EXAMPLES // 2]
+    return found * (1.0 - 0.75 * tf.one_hot(middle, tf.shape(found)[0]))
+
+
+def _other_groups(self, assignment=None):
+    found = _record_norms(self, assignment)
+    return found if assignment is None else tf.reverse(found, [1])
+
+
+def _nothing_differs(self, *args):
+    found = _differences(self, *args)
+    zeros = {
+        name: tf.zeros_like(getattr(found, name))
+        for name in ("sums", "norms", "groups")
+    }
+    return dataclasses.replace(found, **zeros)
+
+
+def _first_only(self, batch_size):
+    due = _due(self, batch_size)
+    return due & tf.equal(self._steps, 1)
+
+
 _release = PrivateOptimizer._release
 _adapt = PrivateOptimizer._adapt
 _sample_all = GaussianNoise.sample_all
@@ -147,6 +219,7 @@ _init_noise = GaussianNoise.__init__
 _record_norms = RecordGradients.record_norms
 _plain_squares = PerExampleGradients._plain_squares
 _weighted_sum = PerExampleGradients.weighted_sum
+_sums = PerExampleGradients._sums
 _indicators = rules.QuantileClip.indicators
 _next_state = rules.QuantileClip.next_state
 _perturbed_norms = Perturbation.squared_norms
@@ -424,6 +497,42 @@ MUTATIONS = [
         _other_perturbation,
         sensitivity,
         {"perturbation": 5.0},
+    ),
+    Mutation(
+        "one example's norms too small",
+        VariableGradient,
+        "squared_norms",
+        _one_halved,
+        exact,
+    ),
+    Mutation(
+        "norms of groups in another order",
+        RecordGradients,
+        "record_norms",
+        _other_groups,
+        exact,
+        {"clip": clipping.LayerwiseClip(0.25)},
+    ),
+    Mutation(
+        "sums a hundredth too large",
+        PerExampleGradients,
+        "_sums",
+        lambda self, columns, finite: _sums(self, [1.01 * c for c in columns], finite),
+        exact,
+    ),
+    Mutation(
+        "a step that believes itself",
+        SelfCheck,
+        "_differences",
+        _nothing_differs,
+        proves_itself,
+    ),
+    Mutation(
+        "a step that is checked once and never again",
+        CheckStatus,
+        "due",
+        _first_only,
+        proves_itself,
     ),
     Mutation(
         "sqrt(L) missing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ class Probe:
         optimizer = self._optimizer
         for caught in self._caught:
             caught.assign(tf.zeros_like(caught))
-        with self._restored(), self._caught_updates():
+        with restored(self._model, optimizer), self._caught_updates():
             before = int(optimizer.iterations.numpy())
             for batch in batches:
                 self._step(batch)
@@ -135,17 +135,18 @@ class Probe:
             del optimizer._internal_apply_gradients
             optimizer._noise = own
 
-    @contextlib.contextmanager
-    def _restored(self):
-        model = self._model
-        kept = [*model.variables, *self._optimizer.variables]
-        kept += [v for metric in model.metrics for v in metric.variables]
-        before = [v.numpy() for v in kept]
-        try:
-            yield
-        finally:
-            for variable, value in zip(kept, before, strict=True):
-                variable.assign(value)
+
+@contextlib.contextmanager
+def restored(model: tf.keras.Model, optimizer: Any) -> Iterator[None]:
+    """Puts all variables of a model, its metrics and its optimizer back afterwards."""
+    kept = [*model.variables, *optimizer.variables]
+    kept += [v for metric in model.metrics for v in metric.variables]
+    before = [v.numpy() for v in kept]
+    try:
+        yield
+    finally:
+        for variable, value in zip(kept, before, strict=True):
+            variable.assign(value)
 
 
 def check_model(model: tf.keras.Model) -> Any:

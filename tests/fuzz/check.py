@@ -1,0 +1,244 @@
+"""Runs a spec against the truth, and says what became of it."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tests.fuzz import model as models
+from tests.fuzz.outcome import (
+    CAUGHT,
+    CRASHED,
+    EXACT,
+    EXCEEDED,
+    HARMLESS,
+    IMPOSSIBLE,
+    MISMATCH,
+    MISSED,
+    REFUSED,
+    WARNED,
+    WRONG,
+    Outcome,
+    is_ours,
+    line_of,
+)
+from tests.fuzz.spec import Spec
+from tests.fuzz.steps import Step, control
+
+# How far another example must move a gradient, relative to the largest, to be an
+# effect, and below what it is none. Between the two nothing is said.
+_EFFECT, _NONE = 1e-3, 1e-6
+# What rounding may do: relative to the norm, and to the largest norm of the batch.
+_TOLERANCE = {"float32": (2e-4, 2e-6), "mixed_bfloat16": (8e-2, 4e-2)}
+
+
+class _Failed(Exception):
+    def __init__(self, kind, detail):
+        super().__init__(detail)
+        self.outcome = Outcome(kind, detail)
+
+
+def check(spec: Spec) -> Outcome:
+    """What becomes of a model."""
+    try:
+        return _check(spec)
+    except _Failed as failed:
+        return failed.outcome
+    except Exception as error:  # noqa: BLE001  A worker goes on.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f" at {where.filename.split('/')[-1]}:{where.name}"
+        return Outcome(CRASHED, "unforeseen: " + line_of(error)[:200] + place)
+
+
+def _check(spec: Spec) -> Outcome:
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(spec.seed)
+    try:
+        model = models.Model(spec)
+        effect = _effect(model) if models.is_mixed(spec) else 0.0
+        truth = _truth(model, effect)
+    except Exception as error:  # noqa: BLE001  Not even TensorFlow can run it.
+        return Outcome(IMPOSSIBLE, "reference: " + line_of(error))
+    finite = np.isfinite(truth)
+    if not finite.any() or np.abs(truth[finite]).max() > 1e6:
+        return Outcome(IMPOSSIBLE, "the gradients are not finite")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            step = Step(model, truth)
+            found = step(model.data)
+        except Exception as error:  # noqa: BLE001  Whatever it is, it is judged.
+            return _refusal(model, error, effect)
+    if found.dead:
+        return Outcome(CAUGHT if effect >= _EFFECT else REFUSED, "no example counted")
+    warned = any("JacobianFallback" in type_of(w) for w in caught)
+    if effect >= _EFFECT:
+        if _active(model, truth):
+            raise _Failed(MISSED, f"at once: {planted(spec)} moves others")
+        return _late(model, step, "in another batch")
+    if models.is_mixed(spec):
+        late = _moved_effect(model)
+        if late >= _EFFECT:
+            return _late(model, step, "after the weights moved")
+        if effect > _NONE:
+            return Outcome(HARMLESS, f"effect {effect:.1g}")
+    if models.is_random(spec):
+        try:
+            _compare_random(model, step)
+        except _Failed:
+            raise
+        except Exception as error:  # noqa: BLE001
+            return _refusal(model, error, effect)
+    else:
+        _compare(model, step, truth, found)
+        if not spec.mode.get("poison"):
+            _bounded(model, step, found)
+    if models.is_mixed(spec):
+        return Outcome(HARMLESS, "exact")
+    return Outcome(WARNED if warned else EXACT)
+
+
+def type_of(warning) -> str:
+    """The name of a recorded warning's category."""
+    return warning.category.__name__
+
+
+def _truth(model, effect):
+    if models.is_mixed(model.spec):
+        return model.together()[1]
+    return model.alone()
+
+
+def _effect(model) -> float:
+    """How far one example moves the others' gradients, relative to the largest."""
+    _, before = model.together()
+    worst, batch = 0.0, model.spec.batch
+    for j, kind in ((0, "new"), (0, "large"), (batch - 1, "large"), (1, "zero")):
+        _, after = model.together(models.replaced(model.spec, model.data, j, kind))
+        others = [i for i in range(batch) if i != j]
+        moved = np.abs(after - before)[others]
+        size = np.nanmax(np.abs(np.stack([after, before])[:, others]))
+        if np.isfinite(size) and size > 1e-12:
+            worst = max(worst, float(np.nanmax(moved) / size))
+    return worst
+
+
+def _move(model) -> None:
+    """Moves the weights, so that gates open."""
+    for i, variable in enumerate(model.variables):
+        noise = model.env.numbers(f"moved{i}", variable.shape, 0.2)
+        variable.assign_add(tf.cast(noise, variable.dtype))
+
+
+def _moved_effect(model) -> float:
+    before = [v.numpy() for v in model.variables]
+    _move(model)
+    found = _effect(model)
+    if found < _EFFECT:
+        for variable, value in zip(model.variables, before, strict=True):
+            variable.assign(value)
+    return found
+
+
+def _active(model, truth) -> bool:
+    """Whether examples are mixed in this very batch, and not only in others."""
+    alone = model.alone()
+    size = max(np.nanmax(np.abs(alone)), np.nanmax(np.abs(truth)))
+    return not np.nanmax(np.abs(alone - truth)) < _EFFECT * size
+
+
+def _late(model, step, when) -> Outcome:
+    """A mixer without an effect on the first step. The next ones must find it."""
+    try:
+        for i in range(8):
+            j = i % model.spec.batch
+            found = step(models.replaced(model.spec, model.data, j, "new"))
+            if found.dead:
+                return Outcome(CAUGHT, "late: no example counted")
+    except Exception as error:  # noqa: BLE001
+        if is_ours(error):
+            return Outcome(CAUGHT, "late: " + line_of(error))
+        raise _Failed(CRASHED, line_of(error)) from error
+    raise _Failed(MISSED, f"{when}: {planted(model.spec)} moves others")
+
+
+def planted(spec: Spec) -> str:
+    """What was planted."""
+    names = [
+        "-".join([n.name, *map(str, n.args.values())])
+        for n in spec.nodes()
+        if models.BLOCKS[n.name].mixes
+    ]
+    if spec.loss.get("reduction") in models.losses.MIXED:
+        names.append(spec.loss["reduction"])
+    return " ".join(names).replace("/", "_")
+
+
+def _refusal(model, error, effect) -> Outcome:
+    if is_ours(error):
+        line = line_of(error)
+        if effect < _EFFECT and "GradientMismatchError" in line:
+            return Outcome(MISMATCH, line)
+        return Outcome(CAUGHT if effect >= _EFFECT else REFUSED, line)
+    try:
+        control(model)
+    except Exception as alone:  # noqa: BLE001
+        return Outcome(IMPOSSIBLE, "without the library: " + line_of(alone))
+    where = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in where if "/tfdpclip/" in f.filename]
+    place = f" at {ours[-1].filename.split('/')[-1]}:{ours[-1].name}" if ours else ""
+    return Outcome(CRASHED, line_of(error)[:220] + place)
+
+
+def _compare(model, step, truth, found) -> None:
+    problem = step.problem(found, truth, _tolerance(model))
+    if problem is None:
+        return
+    if model.env.dtype == "float32":
+        # Perhaps it is the reference that was rounded.
+        precise = models.Model(model.spec, "float64")
+        for v, given in zip(precise.variables, step.start, strict=True):
+            v.assign(tf.cast(given, v.dtype))
+        mixed = models.is_mixed(model.spec)
+        exact = precise.together()[1] if mixed else precise.alone()
+        rounding = np.nanmax(np.abs(exact - truth)) / np.nanmax(np.abs(exact))
+        if rounding > 1e-3:
+            return
+        problem = step.problem(found, exact, _tolerance(model))
+        if problem is None:
+            return
+    raise _Failed(WRONG, problem)
+
+
+def _tolerance(model):
+    return _TOLERANCE[model.env.dtype]
+
+
+def _compare_random(model, step) -> None:
+    """With one example's loss alone, the sum is that example's gradient."""
+    found = step.one_by_one()
+    if found is not None:
+        raise _Failed(*found)
+
+
+def _bounded(model, step, found) -> None:
+    """The guarantee itself: another example moves the sum by at most 2 C."""
+    spec = model.spec
+    bound = 2 * step.sensitivity
+    slack = 1e-3 if model.env.dtype == "float32" else 3e-2
+    for j, kind in ((0, "large"), (spec.batch - 1, "zero"), (0, "new")):
+        data = models.replaced(spec, model.data, j, kind)
+        try:
+            other = step(data)
+        except Exception as error:  # noqa: BLE001
+            if is_ours(error):
+                return
+            raise _Failed(CRASHED, f"replaced by {kind}: {line_of(error)}") from error
+        moved = float(np.linalg.norm(other.sums - found.sums))
+        size = float(np.abs(found.sums).max())
+        if not moved <= bound * (1 + slack) + 1e-5 * size + step.grain:
+            times = moved / step.sensitivity
+            raise _Failed(EXCEEDED, f"replaced by {kind}: moves {times:.2f} C")

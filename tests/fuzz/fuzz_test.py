@@ -1,0 +1,159 @@
+"""Random models of the day, models that were once wrong, and the fuzzer itself."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.fuzz import __main__ as command
+from tests.fuzz import outcome as outcomes
+from tests.fuzz.__main__ import daily_seed, report_of
+from tests.fuzz.check import check
+from tests.fuzz.grammar import generate
+from tests.fuzz.outcome import Outcome
+from tests.fuzz.planted import planted
+from tests.fuzz.registry import BLOCKS
+from tests.fuzz.regressions import REGRESSIONS
+from tests.fuzz.shrink import candidates, shrink
+from tests.fuzz.spec import Node, Spec
+from tests.fuzz.workers import Worker
+
+# A model takes a few seconds; a slow machine checks fewer of them.
+MODELS, SECONDS = 20, 30
+
+DENSE = Spec(body=(Node("dense", {"activation": "tanh"}),), input="sequence")
+# Nothing in the graph analysis finds it; the step does.
+NEIGHBOURS = Spec(body=(Node("dense"), Node("mix", {"how": "concat_shift"})))
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as one:
+        yield one
+
+
+def test_models_of_the_day(worker):
+    """Repeat a failure with the seed that is printed."""
+    seed, start = daily_seed(), time.monotonic()
+    print(f"make fuzz ARGS='--seed={seed} --models={MODELS}'")
+    failed = []
+    for number in range(MODELS):
+        if time.monotonic() - start > SECONDS:
+            break
+        spec = generate(seed, number)
+        outcome = worker(spec)
+        if outcome.failed:
+            failed.append(report_of(spec, outcome))
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize(
+    "regression",
+    [
+        pytest.param(r, id=r.name, marks=pytest.mark.slow if r.slow else ())
+        for r in REGRESSIONS
+    ],
+)
+def test_regression(regression, worker):
+    outcome = worker(regression.spec)
+    assert not outcome.failed, report_of(regression.spec, outcome)
+    assert outcome.kind in regression.allowed, outcome
+
+
+# The fuzzer itself.
+
+
+def test_a_sound_model_is_exact():
+    assert check(DENSE).kind == outcomes.EXACT
+
+
+@pytest.mark.parametrize("bug", ["small norms", "wrong sums"])
+def test_a_wrong_rule_is_found(bug):
+    with planted(bug):
+        assert check(DENSE).kind == outcomes.WRONG
+
+
+def test_a_mixer_that_is_not_refused_is_found():
+    with planted("no isolation check"):
+        assert check(NEIGHBOURS).kind == outcomes.MISSED
+
+
+def test_a_sum_that_moves_too_far_is_found():
+    with planted("unclipped"):
+        assert check(DENSE).kind in (outcomes.WRONG, outcomes.EXCEEDED)
+
+
+def test_an_error_that_is_not_ours_is_a_crash():
+    with planted("foreign error"):
+        outcome = check(DENSE)
+    assert outcome.kind == outcomes.CRASHED
+    assert "AddN" in outcome.detail
+
+
+def test_a_refusal_is_no_failure():
+    spec = Spec(body=(Node("mix", {"how": "rolled"}),))
+    assert check(spec).kind == outcomes.CAUGHT
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_or_hangs_is_an_outcome():
+    with Worker(planted="death") as dying:
+        assert "died" in dying(DENSE).detail
+        # And the next process is another one.
+        assert dying(DENSE).kind == outcomes.CRASHED
+    with Worker(planted="sleep", seconds=10) as hanging:
+        assert hanging(DENSE) == Outcome(outcomes.IMPOSSIBLE, "took too long")
+
+
+def test_a_failure_shrinks_to_what_it_needs():
+    spec = next(
+        spec
+        for spec in (generate(0, number) for number in range(1000))
+        if any(n.name == "conv1d" and n.args["groups"] == 2 for n in spec.nodes())
+        and len(list(spec.nodes())) > 4
+    )
+
+    def fails(spec):
+        return any(n.args.get("groups") == 2 for n in spec.nodes())
+
+    found = shrink(spec, fails, attempts=1000)
+    assert found.body == (Node("conv1d", {"groups": 2}),)
+    assert not found.mode and found.seed == 0 and found.batch == 2
+
+
+@pytest.mark.slow
+def test_a_failure_shrinks_with_the_library():
+    body = (Node("residual", {}, (Node("within"), Node("dense"))), Node("norm"))
+    spec = Spec(body=body, loss={"reduction": "mean"})
+    with planted("small norms"):
+        found = shrink(spec, lambda other: check(other).kind == outcomes.WRONG, 12)
+    assert len(list(found.nodes())) < len(list(spec.nodes()))
+
+
+def test_a_printed_model_is_the_same_model():
+    for number in range(200):
+        spec = generate(3, number)
+        assert Spec.from_json(spec.to_json()) == spec
+        assert generate(3, number) == spec
+        for smaller in candidates(spec):
+            assert Spec.from_json(smaller.to_json()) == smaller
+
+
+def test_every_word_of_the_grammar_is_used():
+    used = {n.name for number in range(2000) for n in generate(1, number).nodes()}
+    assert used == set(BLOCKS)
+
+
+def test_the_command_prints_a_small_model_that_repeats_the_failure(monkeypatch, capsys):
+    class Fake(Worker):
+        def __call__(self, spec):
+            wrong = any(n.name == "dense" for n in spec.nodes())
+            return Outcome(outcomes.WRONG if wrong else outcomes.EXACT)
+
+    monkeypatch.setattr(command, "Worker", Fake)
+    assert command.main(["--models=30", "--seed=5"]) == 1
+    printed = capsys.readouterr().out
+    assert "seed 5" in printed
+    assert Spec(body=(Node("dense"),), batch=2).to_json() in printed
+    assert command.main(["--models=1", f"--spec={Spec().to_json()}"]) == 0

@@ -1,0 +1,207 @@
+"""Losses: their kinds per example, and the ways of making one number of them."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+K = tf.keras.losses
+
+
+def target_of(y: tf.Tensor, out: tf.Tensor) -> tf.Tensor:
+    """Targets of the shape of `out`, from `[B, 8]` numbers."""
+    size = 1
+    for part in out.shape[1:]:
+        size *= part
+    places = [i % y.shape[1] for i in range(size)]
+    return tf.reshape(tf.gather(y, places, axis=1), [-1, *out.shape[1:]])
+
+
+def _labels(target):
+    return tf.argmax(target, axis=-1)
+
+
+def _signs(target):
+    return tf.cast(target > 0, target.dtype)
+
+
+# name -> (targets made from numbers, a Keras loss). All give `[B, ...]`.
+KINDS = {
+    "mse": (lambda t: t, lambda **kw: K.MeanSquaredError(**kw)),
+    "mae": (lambda t: t, lambda **kw: K.MeanAbsoluteError(**kw)),
+    "huber": (lambda t: t, lambda **kw: K.Huber(0.5, **kw)),
+    "log_cosh": (lambda t: t, lambda **kw: K.LogCosh(**kw)),
+    "hinge": (_signs, lambda **kw: K.Hinge(**kw)),
+    "squared_hinge": (_signs, lambda **kw: K.SquaredHinge(**kw)),
+    "sparse": (
+        _labels,
+        lambda **kw: K.SparseCategoricalCrossentropy(from_logits=True, **kw),
+    ),
+    "categorical": (
+        tf.nn.softmax,
+        lambda **kw: K.CategoricalCrossentropy(from_logits=True, **kw),
+    ),
+    "binary": (_signs, lambda **kw: K.BinaryCrossentropy(from_logits=True, **kw)),
+    "smoothed": (
+        _signs,
+        lambda **kw: K.BinaryCrossentropy(from_logits=True, label_smoothing=0.1, **kw),
+    ),
+    "cosine": (lambda t: t, lambda **kw: K.CosineSimilarity(**kw)),
+    "poisson": (tf.nn.softplus, lambda **kw: K.Poisson(**kw)),
+    "raw": (lambda t: t, None),
+}
+
+
+def _steps(kind, target, out):
+    """`[B]` or `[B, ...]`."""
+    targets, make = KINDS[kind]
+    if make is None:
+        return tf.square(out - target)
+    if kind == "poisson":
+        out = tf.nn.softplus(out) + 0.1
+    return make(reduction="none")(targets(target), out)
+
+
+def _average(values):
+    return (
+        values
+        if values.shape.rank == 1
+        else tf.reduce_mean(
+            tf.reshape(values, [-1, values.shape[1:].num_elements()]), axis=1
+        )
+    )
+
+
+def per_example(settings, out, y, w, penalties):
+    """`[B]`: what each example's loss is by definition.
+
+    All of them are the whole loss, where that combines examples.
+    """
+    values = _values(settings, out, y, w, penalties)
+    total = _mixed_total(settings.get("reduction", "none"), values, y, w)
+    return values if total is None else total * tf.ones_like(values)
+
+
+def _values(settings, out, y, w, penalties):
+    out = tf.cast(out, y.dtype)
+    values = _average(_steps(settings.get("kind", "mse"), target_of(y, out), out))
+    reduction = settings.get("reduction", "none")
+    if settings.get("weighted"):
+        values = values * w
+    if reduction == "two":
+        values = values + 0.5 * tf.reduce_mean(
+            tf.abs(tf.reshape(out, [-1, out.shape[1:].num_elements()])), axis=1
+        )
+    if reduction == "masked":
+        kept = tf.cast(tf.abs(out) > 0.1, out.dtype)
+        kept = tf.reshape(kept, [-1, kept.shape[1:].num_elements()])
+        error = tf.square(tf.reshape(out - target_of(y, out), tf.shape(kept)))
+        values = tf.math.divide_no_nan(
+            tf.reduce_sum(error * kept, axis=1), tf.reduce_sum(kept, axis=1)
+        )
+    if settings.get("penalties", True):
+        for part in penalties:
+            values = values + part
+    return values
+
+
+def _mixed_total(reduction, values, y, w):
+    """The loss, if it is of a kind that combines examples."""
+    mean = tf.reduce_mean(values)
+    total = {
+        "weighted_total": lambda: tf.math.divide_no_nan(
+            tf.reduce_sum(values * (w + 0.5)), tf.reduce_sum(w + 0.5)
+        ),
+        "masked_total": lambda: tf.math.divide_no_nan(
+            tf.reduce_sum(values * _kept(y)), tf.reduce_sum(_kept(y))
+        ),
+        "root": lambda: tf.sqrt(mean + 0.01),
+        "max": lambda: tf.reduce_max(values),
+        "log_sum": lambda: tf.reduce_logsumexp(values),
+        "variance": lambda: mean + tf.math.reduce_variance(values),
+        "product": lambda: mean * tf.stop_gradient(mean),
+        "top": lambda: tf.reduce_mean(tf.math.top_k(values, 2).values),
+        "by_max": lambda: mean / (0.1 + tf.stop_gradient(tf.reduce_max(values))),
+    }.get(reduction)
+    return None if total is None else total()
+
+
+def _kept(y):
+    return tf.cast(y[:, 0] > 0, y.dtype)
+
+
+MIXED = (
+    "weighted_total",
+    "masked_total",
+    "root",
+    "max",
+    "log_sum",
+    "variance",
+    "product",
+    "top",
+    "by_max",
+)
+REDUCTIONS = (
+    "none",
+    "mean",
+    "sum",
+    "over_size",
+    "keras",
+    "keras_sum",
+    "entries",
+    "entries_mean",
+    "weighted_mean",
+    "two",
+    "masked",
+    "regularised",
+    "dot",
+    "nn",
+)
+SUMS = ("sum", "keras_sum", "dot")
+
+
+def reduced(settings, out, y, w, penalties, variables):
+    """The loss as the engine gets it."""
+    reduction = settings.get("reduction", "none")
+    kind = settings.get("kind", "mse")
+    plain = not settings.get("weighted") and not penalties
+    if reduction.startswith("keras") and kind != "raw":
+        out = tf.cast(out, y.dtype)
+        if kind == "poisson":
+            out = tf.nn.softplus(out) + 0.1
+        targets, make = KINDS[kind]
+        loss = make(reduction="sum" if reduction == "keras_sum" else "auto")
+        # Keras means the steps of an example as well; a sum is over them, too.
+        if (out.shape.rank == 2 or reduction == "keras") and not penalties:
+            weights = w if settings.get("weighted") else None
+            if weights is not None and out.shape.rank > 2:
+                weights = w[:, tf.newaxis]
+                weights = weights * tf.ones([1, out.shape[1]], w.dtype)
+                if out.shape.rank > 3:
+                    weights = None
+            if weights is not None or not settings.get("weighted"):
+                return loss(targets(target_of(y, out)), out, sample_weight=weights)
+    values = _values(settings, out, y, w, penalties)
+    total = _mixed_total(reduction, values, y, w)
+    if total is not None:
+        return total
+    if reduction in ("entries", "entries_mean") and plain:
+        out = tf.cast(out, y.dtype)
+        entries = _steps(kind, target_of(y, out), out)
+        return tf.reduce_mean(entries) if reduction == "entries_mean" else entries
+    count = tf.cast(tf.shape(values)[0], values.dtype)
+    if reduction in ("sum", "keras_sum"):
+        return tf.reduce_sum(values)
+    if reduction == "dot":
+        return tf.tensordot(values, tf.ones_like(values), 1)
+    if reduction in ("over_size", "weighted_mean"):
+        return tf.reduce_sum(values) / count
+    if reduction == "regularised":
+        return tf.reduce_mean(values) + regulariser(variables, values.dtype)
+    if reduction == "nn":
+        return tf.nn.compute_average_loss(values)
+    return values if reduction == "none" else tf.reduce_mean(values)
+
+
+def regulariser(variables, dtype):
+    """A term that depends on no example."""
+    return tf.add_n([0.01 * tf.reduce_sum(tf.cast(v, dtype) ** 2) for v in variables])

@@ -1,0 +1,93 @@
+"""Bugs that the fuzzer must find, planted in the library while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+import tensorflow as tf
+
+from tests.fuzz import steps
+from tests.fuzz.steps import Step
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients.combine import VariableGradient
+
+
+def _small_norms():
+    real = VariableGradient.squared_norms
+
+    def wrong(self, budget):
+        return 0.81 * real(self, budget)
+
+    return mock.patch.object(VariableGradient, "squared_norms", wrong)
+
+
+def _wrong_sums():
+    real = VariableGradient.weighted_sum
+
+    def wrong(self, *args):
+        return (
+            tf.reverse(real(self, *args), [0])
+            if len(self.variable.shape)
+            else real(self, *args)
+        )
+
+    return mock.patch.object(VariableGradient, "weighted_sum", wrong)
+
+
+def _without_check():
+    return mock.patch.object(Step, "options", {"check_isolation": "never"})
+
+
+def _unclipped():
+    def wrong(self, norms, state):
+        return tf.ones_like(norms)
+
+    return mock.patch.object(FixedClip, "weights", wrong)
+
+
+def _foreign_error():
+    def wrong(*args, **kwargs):
+        raise ValueError("Inputs to operation AddN must have the same size and shape")
+
+    return mock.patch.object(steps, "PerExampleGradients", wrong)
+
+
+def _death():
+    return mock.patch.object(Step, "__call__", lambda *args: os.abort())
+
+
+def _sleep():
+    return mock.patch.object(Step, "__call__", lambda *args: time.sleep(600))
+
+
+def _both(plant):
+    """With the library's own checks off, which would find it first."""
+
+    @contextlib.contextmanager
+    def context():
+        with _without_check(), plant():
+            yield
+
+    return context
+
+
+BUGS = {
+    "small norms": _both(_small_norms),
+    "wrong sums": _both(_wrong_sums),
+    "no isolation check": _without_check,
+    "unclipped": _both(_unclipped),
+    "foreign error": _foreign_error,
+    "death": _death,
+    "sleep": _sleep,
+}
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """With a bug of `BUGS` in the library; with none, if `name` is empty."""
+    with BUGS[name]() if name else contextlib.nullcontext():
+        yield

@@ -1,0 +1,228 @@
+"""Models that were wrong, let a mixer pass, or crashed; and those that must work."""
+
+# ruff: noqa: E501  lines as they are printed
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.fuzz.outcome import CAUGHT, EXACT, HARMLESS, REFUSED, WARNED
+from tests.fuzz.spec import Spec
+
+SAFE = (EXACT, WARNED, REFUSED, HARMLESS)
+WORKS = (EXACT, WARNED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """A model that failed.
+
+    Attributes:
+      name: what is special about it.
+      spec: the model.
+      allowed: what may become of it.
+      slow: whether it is left out of the fast suite.
+    """
+
+    name: str
+    spec: Spec
+    allowed: tuple[str, ...] = SAFE
+    slow: bool = True
+
+
+def _case(name: str, text: str, allowed=SAFE, slow: bool = True) -> Regression:
+    return Regression(name, Spec.from_json(text), allowed, slow)
+
+
+_MIXER = (CAUGHT,)
+
+REGRESSIONS = [
+    # Wrong norms or sums.
+    _case(
+        "grouped_convolution",
+        '{"input": "sequence", "body": [["dense", {"units": 4}], '
+        '["conv1d", {"groups": 2}]]}',
+        WORKS,
+        slow=False,
+    ),
+    _case(
+        "grouped_image_convolution",
+        '{"input": "image", "body": [["conv2d", {"groups": 2}]]}',
+        WORKS,
+    ),
+    _case(
+        "recurrence_over_folded_examples",
+        '{"input": "image", "body": [["fold", {"how": "twofold"}, '
+        '[["recurrent", {"kind": "lstm"}]]]]}',
+        slow=False,
+    ),
+    _case(
+        "time_distributed_recurrence",
+        '{"input": "image", "body": [["time_distributed", {"layer": "lstm"}]]}',
+    ),
+    _case(
+        "hierarchy_of_recurrences",
+        '{"input": "image", "body": [["fold", {"how": "twofold"}, '
+        '[["recurrent", {"kind": "gru"}]]], ["recurrent", {"kind": "gru"}]], '
+        '"mode": {"dynamic": true}}',
+    ),
+    _case(
+        "recomputed_random_numbers",
+        '{"body": [["function", {"how": "recompute"}, '
+        '[["random", {}], ["dense", {}]]]]}',
+    ),
+    # Mixers.
+    _case(
+        "segments_by_data",
+        '{"body": [["dense", {}], ["mix", {"how": "segment_mean"}]]}',
+        _MIXER,
+        slow=False,
+    ),
+    _case(
+        "stopped_segments",
+        '{"body": [["dense", {}], ["mix", {"how": "stopped_segment"}]]}',
+        _MIXER,
+        slow=False,
+    ),
+    _case(
+        "gate_that_opens",
+        '{"body": [["dense", {}], ["mix_gate", {"on": "zero"}]]}',
+        _MIXER,
+    ),
+    _case(
+        "gate_that_opens_to_a_stopped_mean",
+        '{"body": [["dense", {}], ["mix_gate", {"on": "zero", "stop": true}]]}',
+        _MIXER,
+    ),
+    _case(
+        "memory_of_the_batch",
+        '{"body": [["dense", {}], ["mix_memory", {}]]}',
+        _MIXER,
+    ),
+    _case(
+        "trained_memory_of_the_batch",
+        '{"body": [["dense", {}], ["mix_memory", {"trained": true}]]}',
+        _MIXER,
+    ),
+    _case(
+        "integers_into_slow_variables",
+        '{"input": "tokens", "body": [["mix", {"how": "stopped_mean"}], '
+        '["recurrent", {"kind": "rnn"}]]}',
+        _MIXER,
+    ),
+    *(
+        _case(f"stopped_statistic_after_{name}", text, _MIXER)
+        for name, text in {
+            "cond": '{"body": [["cond", {"on": "variable"}, [["dense"]]], '
+            '["mix", {"how": "stopped_mean"}]]}',
+            "function": '{"body": [["function", {}, [["elementwise"]]], '
+            '["mix", {"how": "stopped_std"}]]}',
+            "map_fn": '{"body": [["each", {}, [["elementwise"]]], '
+            '["mix", {"how": "stopped_std"}]]}',
+        }.items()
+    ),
+    _case(
+        "stopped_statistic_in_function",
+        '{"body": [["dense"], ["function", {}, [["mix", {"how": "stopped_std"}]]]]}',
+        _MIXER,
+    ),
+    _case(
+        "stopped_statistic_in_cond",
+        '{"body": [["dense"], ["cond", {}, [["mix", {"how": "stopped_mean"}]]]]}',
+        _MIXER,
+    ),
+    _case(
+        "memory_after_grouped_convolution",
+        '{"seed": 412, "batch": 6, "input": "image", "body": [["conv1d", {"groups": 2}], '
+        '["mix_memory", {"trained": true}]], "loss": {"reduction": "entries_mean"}, '
+        '"mode": {"dynamic": true}}',
+        _MIXER,
+    ),
+    # What decides for the whole batch, behind ops that hide which axis counts examples.
+    *(
+        _case(f"decision_of_the_batch_by_{how}", text, _MIXER)
+        for how, text in {
+            "any": '{"body": [["function", {}, [["dense"]]], ["mix", {"how": "any"}]]}',
+            "number_of_values": '{"body": [["function", {}, [["dense"]]], ["mix", {"how": "unique_count"}]]}',
+            "cond": '{"input": "image", "body": [["cond", {}, [["conv2d"]]], ["reorder", {"how": "flatten"}], ["mix", {"how": "cond"}]]}',
+        }.items()
+    ),
+    _case(
+        "decision_of_the_batch_that_moves_later",
+        '{"seed": 202, "batch": 4, "input": "image", "body": [["cond", {"on": "size"}, [["conv2d", {"filters": 2, "kernel": 2, "padding": "same", "stride": 1, "dilation": 2, "groups": 1, "bias": true}]]], ["reorder", {"how": "flatten"}], ["tied", {"how": "both_sides"}], ["mix", {"how": "cond"}]], "loss": {"kind": "squared_hinge", "reduction": "masked", "weighted": true}}',
+        _MIXER,
+    ),
+    _case(
+        "memory_in_a_function",
+        '{"body": [["dense"], ["function", {"how": "twofold"}, [["mix_memory"]]]]}',
+        _MIXER,
+    ),
+    # Errors that say nothing.
+    _case(
+        "gated_statistic_after_a_while",
+        '{"seed": 744, "batch": 6, "input": "sequence", "body": [["recurrent", {"kind": '
+        '"lstm", "activation": "relu"}], ["mix_gate", {"stop": true}]]}',
+        _MIXER,
+    ),
+    _case(
+        "recomputed_loop",
+        '{"input": "sequence", "body": [["function", {"how": "recompute"}, '
+        '[["scan_time", {"kind": "foldl"}]]]]}',
+    ),
+    _case(
+        "dot_with_ones",
+        '{"seed": 983, "batch": 4, "input": "sequence", "body": [["time_major", {"how": '
+        '"conv"}], ["within", {"how": "softmax"}], ["time_distributed", {"layer": '
+        '"conv"}]], "loss": {"kind": "poisson", "reduction": "dot", "head": false}, '
+        '"mode": {"dynamic": true, "rule": "automatic"}}',
+    ),
+    _case(
+        "memory_and_a_dot_with_ones",
+        '{"seed": 345, "batch": 6, "input": "tokens", "body": [["conv1d", {"kernel": 1, '
+        '"dilation": 2, "groups": 2, "bias": false}], ["batch_identity", {"how": '
+        '"slices"}], ["elementwise", {"form": "affine", "axis": "first"}], '
+        '["mix_memory", {"trained": true}], ["within", {"how": "clip"}]], "loss": '
+        '{"kind": "mse", "reduction": "dot"}, "mode": {"level": "minimize", "dynamic": '
+        'true, "accumulate": 2}}',
+        _MIXER,
+    ),
+    _case(
+        "gated_statistic_after_time_major",
+        '{"input": "sequence", "body": [["time_major", {"how": "recurrent"}], ["mix_gate", {"on": "one"}], ["matmul"]]}',
+        _MIXER,
+    ),
+    _case(
+        "time_distributed_recurrence_with_padding",
+        '{"seed": 689, "batch": 3, "input": "image", "body": [["reorder", {"how": "tile"}], ["time_distributed", {"layer": "gru"}]], "loss": {"kind": "poisson", "reduction": "two", "head": false}, "mode": {"dynamic": true, "rule": "automatic", "poison": "padding"}}',
+    ),
+    _case(
+        "compiled_loop_on_the_slow_path",
+        '{"seed": 903, "batch": 6, "input": "image", "body": [["recurrent", {"kind": "rnn", "sequences": true, "wrapped": "cell"}]], "mode": {"jit": true}}',
+    ),
+    _case(
+        "recurrence_over_rows_of_time_first",
+        '{"input": "image", "body": [["fold", {"how": "transpose"}, [["mix", {"how": "stopped_mean"}], ["recurrent", {"kind": "gru"}]]]]}',
+        _MIXER,
+    ),
+    # What ordinary people do.
+    _case(
+        "coarse_tied_table",
+        '{"input": "tokens", "body": [["tied_table", {"how": "mixed"}], ["function", {"how": "custom"}, [["dense"]]]], "mode": {"level": "minimize", "accumulate": 2, "dtype": "mixed_bfloat16", "rule": "layerwise"}}',
+        WORKS,
+    ),
+    _case(
+        "time_major_dense",
+        '{"body": [["time_major", {"how": "dense"}]], "mode": {"dynamic": true}}',
+        WORKS,
+    ),
+    _case(
+        "attention_over_rows_of_time_first",
+        '{"input": "sequence", "body": [["fold", {"how": "transpose"}, [["attention"]]]]}',
+    ),
+    _case(
+        "hinge",
+        '{"body": [["dense", {}]], "loss": {"kind": "hinge", "reduction": "keras"}, '
+        '"mode": {"level": "fit"}}',
+        WORKS,
+    ),
+]

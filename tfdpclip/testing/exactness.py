@@ -1,0 +1,164 @@
+"""Are the clipped gradients those of an ordinary backward pass, example by example?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from tfdpclip._arguments import shown
+from tfdpclip.clipping.checks import check_positive
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.verify import TOLERANCE, Comparison, SelfCheck
+from tfdpclip.testing.probe import as_batches, check_model, restored
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactnessReport:
+    """The engine beside ordinary backward passes, the worst over all examples.
+
+    Attributes:
+      sums: how far each variable's weighted sum is off, by name, relative to the
+        examples' norms.
+      norms: how far an example's norm is below that of its gradient, by name.
+      decisive: the same for the norms that decide about the clip.
+      excess: how far a norm is above that of the gradient. That is no leak: such an
+        example is clipped more than it need be.
+      examples: how many were compared.
+    """
+
+    sums: dict[str, float]
+    norms: dict[str, float]
+    decisive: float
+    excess: float
+    examples: int
+
+    @property
+    def worst(self) -> float:
+        """The largest error."""
+        return max(*self.sums.values(), *self.norms.values(), self.decisive)
+
+    def __str__(self) -> str:
+        name = max(self.sums, key=lambda n: max(self.sums[n], self.norms[n]))
+        return (
+            f"{self.examples} examples: sums are off by {self.sums[name]:.2g} and "
+            f"norms too small by {self.norms[name]:.2g} at most ({name}), and too "
+            f"large by {self.excess:.2g}"
+        )
+
+
+def assert_exact(
+    model: tf.keras.Model, batch: Any, *, tolerance: float = TOLERANCE
+) -> ExactnessReport:
+    """Checks the gradients of every example against ordinary backward passes.
+
+    The model's own training step runs on the batch, up to where gradients are clipped.
+    For every example alone, and for all of them under random weights, the engine's sum
+    must be what one ordinary backward pass gives, variable by variable, and no norm may
+    be smaller than that of the gradient it stands for. A step of training does the same
+    for two examples, on its first steps and now and then; this does it on demand.
+
+    Args:
+      model: a built model compiled with a private optimizer; not changed.
+      batch: (x, y) or (x, y, sample_weight), arrays.
+      tolerance: the largest error, relative to the norms, to put down to rounding.
+
+    Returns:
+      What was found.
+
+    Raises:
+      AssertionError: if a sum or norm is off by more, or if examples mix.
+      ValueError: if the step is not one that clips examples in a graph.
+
+    >>> import numpy as np
+    >>> import tfdpclip as dpc
+    >>> model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    >>> model.compile(dpc.keras.DPSGD(0.1, clip=1.0, noise_multiplier=2.0,
+    ...                               expected_batch_size=8), "mse")
+    >>> x, y = np.ones((8, 4), np.float32), np.arange(8.0, dtype=np.float32)
+    >>> assert_exact(model, (x, y)).worst < 1e-5
+    True
+    """
+    optimizer = check_model(model)
+    tolerance = check_positive("tolerance", tolerance)
+    if optimizer.unit != "example":
+        raise ValueError(
+            f'unit is {optimizer.unit!r}, not "example": nothing is done per example.'
+        )
+    if not model.run_eagerly:
+        found = _compared(model, optimizer, batch)
+    else:
+        raise ValueError(
+            "model runs eagerly (run_eagerly=True), where gradients are made example "
+            "by example already. Compile it without."
+        )
+    names = [v.name for v in found.variables]
+    sums, norms = (
+        dict(zip(names, part.numpy().tolist(), strict=True))
+        for part in (found.comparison.sums, found.comparison.norms)
+    )
+    comparison = found.comparison
+    report = ExactnessReport(
+        sums,
+        norms,
+        float(tf.reduce_max(comparison.groups)),
+        float(comparison.excess),
+        found.examples,
+    )
+    if not bool(comparison.compared):
+        raise AssertionError(
+            "Nothing could be compared: no example has a finite gradient."
+        )
+    if not bool(tf.reduce_all(comparison.good)):
+        raise AssertionError(
+            "An example's gradient depends on other examples; "
+            "dpc.testing.assert_isolated(model, x, y) tells more."
+        )
+    if not report.worst <= tolerance:
+        raise AssertionError(f"Not exact: {report}.")
+    return report
+
+
+@dataclasses.dataclass
+class _Found:
+    comparison: Comparison
+    variables: list[tf.Variable]
+    examples: int
+
+
+def _compared(model, optimizer, batch) -> _Found:
+    """Runs the training step with `minimize` replaced by the comparison."""
+    seen: list = []
+
+    def minimize(loss, var_list, tape=None):
+        records = optimizer._records(loss, var_list, tape)
+        check = SelfCheck(records, optimizer.clip.assignment)
+        count = records.parts.batch_size
+        seeds = tf.concat([check.seeds()[:1], tf.eye(count)], axis=0)
+        seen.append((check.compare(seeds), records.variables))
+
+    def step(data):
+        seen.clear()
+        model.train_step(data)
+        if len(seen) != 1:
+            raise ValueError(
+                "model.train_step must call optimizer.minimize once, but called it "
+                f"{len(seen)} times."
+            )
+        comparison = seen[0][0]
+        return [getattr(comparison, f.name) for f in dataclasses.fields(comparison)]
+
+    (data,) = as_batches(batch, 1)
+    examples = len(data[2])
+    with (
+        mock.patch.object(optimizer, "minimize", minimize),
+        mock.patch.object(optimizer, "_check_isolation", "always"),
+        restored(model, optimizer),
+    ):
+        try:
+            found = tf.function(step, autograph=False)(data)
+        except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
+            raise AssertionError(shown(error)) from error
+    return _Found(Comparison(*found), seen[0][1], examples)

@@ -18,12 +18,13 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all bench smoke peers lint format requirements BUILD clean distclean
+.PHONY: help demo test test-all fuzz bench smoke peers lint format requirements BUILD clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
 	@echo 'make test          lint, then the fast tests and the doctests'
 	@echo 'make test-all      lint, then every test'
+	@echo 'make fuzz          random models against one backward pass per example'
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
 	@echo 'make bench         time private steps against plain steps and other libraries'
 	@echo 'make peers         install the other libraries that make bench compares with'
@@ -57,6 +58,10 @@ test: lint
 
 test-all: lint
 	@$(call run_tests,)
+
+# `make fuzz ARGS="--models=1000 --seed=7"`; the seed is today's date unless given.
+fuzz: $(READY)
+	@$(PY) -m tests.fuzz $(ARGS)
 
 bench: $(READY)
 	@$(PY) -m benchmarks.step_time $(ARGS)

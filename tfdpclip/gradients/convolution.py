@@ -188,14 +188,11 @@ class Convolution(Form):
             )
             for t in (big, small)
         )
-        padded = self._padded(big)
-        axes = list(range(1, self.geometry.spatial + 2))
-        found = tf.add_n(
-            [
-                tf.reduce_sum(self._shift(padded, offset) * small, axis=axes)
-                for offset in self._offsets()
-            ]
-        )
+        # Summed over the places of a patch, one axis after the other.
+        sums = self._padded(big)
+        for axis, places in enumerate(self.geometry.kernel):
+            sums = tf.add_n([self._shift_axis(sums, axis, k) for k in range(places)])
+        found = tf.reduce_sum(sums * small, axis=list(range(1, small.shape.rank)))
         found *= tf.square(big_size * small_size)
         rows = self._rows_per_example()
         return tf.reduce_sum(tf.reshape(found, [self.batch_size, rows]), axis=1)
@@ -223,13 +220,19 @@ class Convolution(Form):
         return tf.pad(big, [*pads, [0, 0]])
 
     def _shift(self, padded, offset) -> tf.Tensor:
-        slices = [slice(None)]
-        for axis in range(self.geometry.spatial):
-            start = offset[axis] * self.geometry.dilations[axis]
-            stride = self.geometry.strides[axis]
-            out = _size(self.small, axis + 1)
-            slices.append(slice(start, start + (out - 1) * stride + 1, stride))
-        return padded[tuple(slices)]
+        slices = (self._places(axis, place) for axis, place in enumerate(offset))
+        return padded[(slice(None), *slices)]
+
+    def _shift_axis(self, padded, axis: int, place: int) -> tf.Tensor:
+        others = [slice(None)] * (axis + 1)
+        return padded[(*others, self._places(axis, place))]
+
+    def _places(self, axis: int, place: int) -> slice:
+        """Which inputs meet one place of the kernel, along one axis."""
+        start = place * self.geometry.dilations[axis]
+        stride = self.geometry.strides[axis]
+        out = _size(self.small, axis + 1)
+        return slice(start, start + (out - 1) * stride + 1, stride)
 
     def _flat_shift(self, offset) -> tf.Tensor:
         if not hasattr(self, "_padded_big"):

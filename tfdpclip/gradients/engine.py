@@ -542,8 +542,6 @@ class PerExampleGradients(RecordGradients):
     def probes(self) -> list[isolation.Probe]:
         """The tensors at which the gradient must separate by example."""
         names: dict = {}
-        # What a rule pulled back is not what TensorFlow finds, to the last digits.
-        exact = not any(m.pull_back for m in self._meetings.values())
         for i, gradient in self._gradients.items():
             for use, _ in gradient.parts:
                 names.setdefault(use.op, self.variables[i].name)
@@ -552,7 +550,6 @@ class PerExampleGradients(RecordGradients):
                 output,
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
                 f"{op.type})",
-                gradient if exact else None,
             )
             for op, meeting in self._meetings.items()
             for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)

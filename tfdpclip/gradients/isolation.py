@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients import chance
-from tfdpclip.gradients.backward import gradients_at
 from tfdpclip.gradients.dataflow import Dataflow
 
 # Relative to the largest entry of the gradient. Isolated examples give 0 or, where the
@@ -29,12 +28,10 @@ class Probe:
     Attributes:
       tensor: the tensor.
       label: how errors name it.
-      gradient: of the summed losses at the tensor, if it is known.
     """
 
     tensor: tf.Tensor
     label: str
-    gradient: tf.Tensor | None = None
 
 
 def all_probes(given: list[Probe], flows: Dataflow) -> list[Probe]:
@@ -82,100 +79,39 @@ def random_powers(batch_size: tf.Tensor) -> tf.Tensor:
 
 def separate(
     probes: list[Probe],
-    plain: list[tf.Tensor | None],
+    plain: list[tf.Tensor],
     scaled: list[tf.Tensor | None],
     flows: Dataflow,
     seeds: tf.Tensor,
     usable: tf.Tensor,
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Compares gradients of plain losses with those of losses that were scaled.
 
     Args:
       probes: the tensors.
-      plain: the gradients of the summed losses at the tensors, None for none.
-      scaled: those of the losses weighted by `seeds`.
+      plain: the gradients of the summed losses at the tensors.
+      scaled: those of the losses weighted by `seeds`; None for none.
       flows: the analysis of the losses.
       seeds: `[B]`.
       usable: `[B]`, which examples' losses are finite: no other gradient is worth
         comparing.
 
     Returns:
-      Boolean scalars for each probe: whether its gradient separates by example, and
+      `[P]`, boolean: whether the gradient at each probe separates by example, and
       whether two examples have one, so that mixing could show.
     """
     good, telling = [], []
     for probe, first, again in zip(probes, plain, scaled, strict=True):
-        if first is None or again is None:
+        if again is None:
             separates, two = tf.constant(True), tf.constant(True)
         else:
-            separates, two = _separates(
-                flows[probe.tensor],
-                tf.convert_to_tensor(first),
-                tf.convert_to_tensor(again),
-                seeds,
-                usable,
-            )
+            flow = flows[probe.tensor]
+            separates, two = _separates(flow, first, again, seeds, usable)
         good.append(separates)
         telling.append(two)
-    return good, telling
-
-
-def plain_gradients(
-    per_example: tf.Tensor, probes: list[Probe], flows: Dataflow
-) -> list[tf.Tensor | None]:
-    """The gradients of the summed losses at the probes, made from those that are known.
-
-    A path from the data to the losses goes first through one of the tensors whose
-    gradient is known. Where no such tensor feeds another one, the gradient at the data
-    is what those pull back.
-    """
-    known = [probe for probe in probes if probe.gradient is not None]
-    unknown = [probe.tensor for probe in probes if probe.gradient is None]
-    first = _first_reached(unknown, known, per_example, flows)
-    # In coarse types, another order of adding up is another result.
-    if first is None or any(probe.tensor.dtype.size < 4 for probe in known):
-        return gradients_at(per_example, [probe.tensor for probe in probes])
-    pulled: list = [None] * len(unknown)
-    if first:
-        ends, seeds = [p.tensor for p in first], [p.gradient for p in first]
-        pulled = gradients_at(ends, unknown, seeds)
-    pulled = iter(pulled)
-    return [next(pulled) if p.gradient is None else p.gradient for p in probes]
-
-
-def _first_reached(tensors, known, losses, flows) -> list[Probe] | None:
-    """Which known probes are met first on the ways from `tensors` to the losses.
-
-    None if a way meets none, or if one of them feeds another.
-    """
-    probes = {probe.tensor.ref(): probe for probe in known}
-    found, seen = {}, set()
-    todo = list(tensors)
-    while todo:
-        tensor = todo.pop()
-        if tensor.ref() in seen:
-            continue
-        seen.add(tensor.ref())
-        if tensor.ref() in probes:
-            found[tensor.ref()] = probes[tensor.ref()]
-            continue
-        if tensor is losses:
-            return None
-        consumers = [op for op in tensor.consumers() if op in flows]
-        todo.extend(output for op in consumers for output in op.outputs)
-    # Does one of them feed another?
-    ops = {probe.tensor.op for probe in found.values()}
-    above = [t.op for op in ops for t in op.inputs]
-    visited = set()
-    while above:
-        op = above.pop()
-        if op in visited:
-            continue
-        visited.add(op)
-        if op in ops:
-            return None
-        above.extend(t.op for t in op.inputs)
-    return list(found.values())
+    if not probes:
+        return tf.constant([], tf.bool), tf.constant([], tf.bool)
+    return tf.stack(good), tf.stack(telling)
 
 
 def _separates(flow, first, scaled, scales, usable):

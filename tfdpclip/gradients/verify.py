@@ -5,7 +5,7 @@ is silent. So the engine compares itself with ordinary backward passes, on the b
 that it is about to clip:
 
 * with random powers of two r_i, its weighted sum must be the gradient of
-  sum_i r_i loss_i, variable by variable;
+  sum_i r_i loss_i, variable by variable (in bfloat16, of a few examples);
 * for single examples k, its sum must be the gradient of loss_k alone, and the norm that
   decides about the clip must not be below the norm of that gradient: of every variable,
   of every group, and of all together;
@@ -40,6 +40,8 @@ from tfdpclip.gradients.replaced import ReplacedExamples
 # is what is rounded.
 TOLERANCE = 1e-3
 COARSE_TOLERANCE = 0.1
+# In coarse types, so many examples' gradients are added up for comparison.
+_FEW = 8
 # What is allowed besides, relative to the norms of all variables that are clipped
 # together: a gradient that is zero but for rounding (the bias of attention's keys, for
 # one) agrees with nothing.
@@ -108,10 +110,15 @@ class SelfCheck:
     # What to compare with.
 
     def seeds(self) -> tf.Tensor:
-        """`[3, B]`: random powers of two, and two single examples.
+        """`[wholes + 2, B]`: weightings of many examples, and two of single ones.
 
-        One of the two is random, the other is the one with the smallest norm: where
-        terms of an example cancel each other, its norm is where the error would show.
+        Of many: one for all, whose gradients are what the others' are compared with;
+        random powers of two; and, where a layer computes in bfloat16, random powers for
+        a few, because the ordinary pass rounds a sum of many examples away there.
+
+        One of the single examples is random, the other is the one with the smallest
+        norm: where terms of an example cancel each other, its norm is where the error
+        would show.
         """
         norms, count = self._engine.norms, self._engine.parts.batch_size
         finite = tf.math.is_finite(norms)
@@ -120,101 +127,114 @@ class SelfCheck:
         random = tf.argmax(some + some * chance.uniform(tf.shape(norms)))
         smallest = tf.argmin(tf.where(some > 0, norms, tf.constant(float("inf"))))
         powers = tf.where(finite, isolation.random_powers(count), 0.0)
-        return tf.concat(
-            [powers[tf.newaxis], tf.one_hot([random, smallest], count)], axis=0
-        )
+        rows = [tf.ones_like(powers), powers]
+        if self._engine.coarse:
+            few = chance.shuffled(tf.range(count)) < _FEW
+            rows.append(tf.where(few, powers, 0.0))
+        single = tf.one_hot([random, smallest], count)
+        return tf.concat([tf.stack(rows), single], axis=0)
 
     def compare(self, seeds: tf.Tensor) -> Comparison:
         """Compares under each of some weightings.
 
         Args:
-          seeds: `[N, B]`; the first for all examples, the others for one each.
+          seeds: `[N, B]`, with the weightings of many examples that `seeds` makes
+            before those of one each.
         """
         engine = self._engine
         usable = tf.math.is_finite(engine.loss)
         unseen = engine.flows.without_gradient()
-        with own_gradients(unseen):
-            plain = isolation.plain_gradients(engine.loss, self.probes, engine.flows)
         count = len(engine.variables)
         hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
         squares = tf.stack(engine.squares_by_variable())
         squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
+        terms = tf.stack(engine.parts_by_variable())
         width = self._members.shape[0]
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
+        tensors = [p.tensor for p in self.probes]
 
-        def body(i, sums, norms, groups, excess, good, telling, compared):
-            seed, first = seeds[i], tf.equal(i, 0)
-            tensors = [p.tensor for p in self.probes]
+        def body(i, plain, *worst):
+            seed = seeds[i]
             with own_gradients(unseen):
-                scaled = gradients_at(
+                found = gradients_at(
                     engine.loss,
                     [*tensors, *engine.handles],
                     tf.cast(seed, engine.loss.dtype),
                 )
+            at_probes, truth = found[: len(tensors)], found[len(tensors) :]
+            # In float32, in which XLA keeps what it need not round.
+            at_probes = [
+                g if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
+                for g in at_probes
+            ]
+            # By the very code that computes the others: compiled another way, the same
+            # sums are rounded another way.
+            plain = tf.cond(
+                tf.equal(i, 0),
+                lambda: [
+                    old if new is None else new
+                    for old, new in zip(plain, at_probes, strict=True)
+                ],
+                lambda: plain,
+            )
             separate, two = isolation.separate(
-                self.probes,
-                plain,
-                scaled[: len(tensors)],
-                engine.flows,
-                seed,
-                usable,
+                self.probes, plain, at_probes, engine.flows, seed, usable
             )
-            off = self._differences(
-                seed, scaled[len(tensors) :], first, squares, decisive
+            # Of a single example, nothing is learnt about others.
+            several = tf.equal(i, 1)
+            off = self._differences(seed, truth, i, squares, terms, decisive)
+            new = Comparison(
+                off.sums, off.norms, off.groups, off.excess, separate, two, off.compared
             )
-            if self.probes:
-                good &= tf.stack(separate)
-                # Of a single example, nothing is learnt about others.
-                telling |= tf.stack(two) & first
-            return (
-                i + 1,
-                tf.maximum(sums, off.sums),
-                tf.maximum(norms, off.norms),
-                tf.maximum(groups, off.groups),
-                tf.maximum(excess, off.excess),
-                good,
-                telling,
-                compared | off.compared,
-            )
+            return i + 1, plain, *_worse(Comparison(*worst), new, several)
 
-        start = (
-            tf.constant(0),
+        probes = len(self.probes)
+        start = Comparison(
             tf.zeros([count]),
             tf.zeros([count]),
             tf.zeros([width]),
             tf.zeros([]),
-            tf.fill([len(self.probes)], True),
-            tf.fill([len(self.probes)], False),
+            tf.fill([probes], True),
+            tf.fill([probes], False),
             tf.constant(False),
         )
         number = tf.shape(seeds)[0]
-        found = tf.while_loop(
+        nothing = [tf.zeros_like(t, tf.float32) for t in tensors]
+        _, _, *found = tf.while_loop(
             lambda i, *_: i < number,
             body,
-            start,
+            (tf.constant(0), nothing, *_fields(start)),
             maximum_iterations=number,
             parallel_iterations=1,
         )
-        return Comparison(*found[1:])
+        return Comparison(*found)
 
-    def _differences(self, seed, truth, first, squares, decisive) -> Comparison:
+    @property
+    def wholes(self) -> int:
+        """How many weightings of many examples `seeds` begins with."""
+        return 3 if self._engine.coarse else 2
+
+    def _differences(self, seed, truth, number, squares, terms, decisive) -> Comparison:
         """How far the engine is off under one weighting.
 
         Args:
           seed: the weights, `[B]`.
           truth: the gradients of the weighted losses, None for none.
-          first: whether this is not the weighting of a single example.
+          number: which of the weightings this is.
           squares: `[V, B]`, of the norms.
+          terms: `[V, B]`, the summed squares of what may cancel within an example.
           decisive: `[B, L]`, the norms that decide about the clip.
         """
         engine = self._engine
+        single = number >= self.wholes
+        # The first is for comparing gradients only, and in coarse types the second.
+        counts = number >= self.wholes - 1
         own = engine.unperturbed_sums(seed)
         # Weights that are 0 keep out what is not finite.
         shares = tf.where(seed > 0, tf.square(seed) * squares, 0.0)
         bounds = tf.reduce_sum(shares, axis=1)
         # Terms that cancel within an example are rounded before they do.
-        terms = tf.stack(engine.parts_by_variable())
         terms = tf.where(seed > 0, tf.square(seed) * terms, 0.0)
         terms = tf.sqrt(tf.reduce_sum(terms, axis=1))
         rounding = _COARSE_ROUNDING if engine.coarse else _ROUNDING
@@ -239,15 +259,14 @@ class SelfCheck:
         groups, excess = self._decisive(
             seed, lengths, scales, decisive, terms * rounding
         )
-        single = every & ~first
         return Comparison(
-            tf.where(sound, sums, 0.0),
-            tf.where(sound & ~first, shortfalls, 0.0),
-            tf.where(single, groups, 0.0),
-            tf.where(single, excess, 0.0),
+            tf.where(sound & counts, sums, 0.0),
+            tf.where(sound & single, shortfalls, 0.0),
+            tf.where(every & single, groups, 0.0),
+            tf.where(every & single, excess, 0.0),
             tf.constant(True),
             tf.constant(True),
-            every & (tf.reduce_max(seed) > 0),
+            every & counts & (tf.reduce_max(seed) > 0),
         )
 
     def _decisive(self, seed, lengths, scales, decisive, rounded):
@@ -311,6 +330,23 @@ class SelfCheck:
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _AGAIN], first)
         return tf.reduce_all(every), tf.reduce_all(tf.stack(conclusive)), message
+
+
+def _fields(comparison: Comparison) -> list[tf.Tensor]:
+    return [getattr(comparison, f.name) for f in dataclasses.fields(comparison)]
+
+
+def _worse(before: Comparison, new: Comparison, several) -> list[tf.Tensor]:
+    """The worst of two comparisons; what is telling is learnt from several examples."""
+    return [
+        tf.maximum(before.sums, new.sums),
+        tf.maximum(before.norms, new.norms),
+        tf.maximum(before.groups, new.groups),
+        tf.maximum(before.excess, new.excess),
+        before.good & new.good,
+        before.telling | (new.telling & several),
+        before.compared | new.compared,
+    ]
 
 
 def _flat(a, b) -> tuple[tf.Tensor, tf.Tensor]:

@@ -136,7 +136,7 @@ def _compared(model, optimizer, batch) -> _Found:
         records = optimizer._records(loss, var_list, tape)
         check = SelfCheck(records, optimizer.clip.assignment)
         count = records.parts.batch_size
-        seeds = tf.concat([check.seeds()[:1], tf.eye(count)], axis=0)
+        seeds = tf.concat([check.seeds()[: check.wholes], tf.eye(count)], axis=0)
         seen.append((check.compare(seeds), records.variables))
 
     def step(data):

@@ -119,6 +119,90 @@ def _parents_update(model, tape, loss):
     )
 
 
+def _the_learning_rate(model, tape, loss):
+    model.optimizer.learning_rate.assign(loss)
+
+
+def _the_momentum(model, tape, loss):
+    gradients = tape.gradient(loss, model.trainable_variables)
+    model.optimizer.momentums[1].assign_sub(gradients[1])
+
+
+def _the_counter(model, tape, loss):
+    model.optimizer.iterations.assign(tf.cast(100.0 * loss, tf.int64))
+
+
+class TestTheOptimizersOwn:
+    """What decides about later steps must not come from the batch."""
+
+    @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("after", [_the_learning_rate, _the_momentum, _the_counter])
+    def test_is_written_by_nothing_else(self, after, jit):
+        optimizer = _private(momentum=0.5)
+        with pytest.raises(PrivacyMismatchError, match="was updated by the training"):
+            _fit(after, optimizer, jit_compile=jit)
+
+    def test_a_callback_may_set_the_learning_rate(self):
+        slower = tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        model, budget = _fit(callbacks=[slower], epochs=2)
+        assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
+        assert "updated" not in str(budget.statement)
+
+
+def _other_iterator():
+    iterator = iter(tf.data.Dataset.from_tensor_slices(_data()).repeat().batch(5))
+    return lambda: next(iterator)
+
+
+def _new_iterator():
+    x, y = _data()
+
+    def take():
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+        return next(iter(data))
+
+    return take
+
+
+def _reduced():
+    x, y = _data()
+
+    def take():
+        data = tf.data.Dataset.from_tensor_slices((x[:5], y[:5])).batch(5)
+        return data.reduce((x[:5], y[:5]), lambda old, new: new)
+
+    return take
+
+
+class TestOtherData:
+    """A training step that does not train on what fit drew for it."""
+
+    def _fit(self, take, budget_options=None, **options):
+        class Model(tf.keras.Sequential):
+            def train_step(self, data):
+                return super().train_step(take())
+
+        model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(_private(), "mse", **options)
+        batches = sampling.Poisson(0.1).batches(_data())
+        sampled = batches if budget_options is None else batches.scheme
+        budget = PrivacyBudget(
+            math.inf, _DELTA, sampled, "rdp", **(budget_options or {})
+        )
+        model.fit(batches, verbose=0, callbacks=[budget])
+        return budget
+
+    @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
+    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
+    def test_is_found(self, make, options):
+        with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
+            self._fit(make(), **options)
+
+    def test_is_taken_on_trust_if_somebody_says_so(self):
+        budget = self._fit(_other_iterator(), {"check_data": False})
+        assert "were not observed" in str(budget.statement)
+
+
 class TestInTheTrainingStep:
     @pytest.mark.parametrize(
         "after",
@@ -175,7 +259,7 @@ class TestInTheTrainingStep:
         with pytest.raises(PrivacyMismatchError, match="AssignAddVariableOp"):
             model.fit(batches, verbose=0, callbacks=[budget, Keep()])
         assert len(budgets) == 1
-        assert "something that is not counted" in str(budget.statement)
+        assert "something ran that is not counted" in str(budget.statement)
 
     @pytest.mark.parametrize(
         "options",

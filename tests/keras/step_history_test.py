@@ -1,6 +1,7 @@
 """Steps belong to the optimizer that ran them; what nobody saw counts in full."""
 
 import copy
+import gc
 import math
 
 import numpy as np
@@ -258,6 +259,31 @@ class TestIdentity:
         _unseen(model, 1)
         _seen(model, batches, ledger)
         assert ledger.steps == 14 + 1 + 10
+
+    def test_a_new_optimizer_knows_the_steps_of_the_one_before(self, batches):
+        model = _model()
+        _unseen(model, 2)
+        before = history_of(model.optimizer).identity
+        model.compile(_model().optimizer, "mse")
+        gc.collect()
+        ledger = Ledger(_DELTA, "rdp")
+        _seen(model, batches, ledger)
+        assert ledger.steps == 2 + 10
+        assert ledger.counted[before] == 2
+
+    def test_two_optimizers_of_one_model_know_of_each_other(self, batches):
+        model = _model()
+        _unseen(model, 2)
+        first = model.optimizer
+        model.compile(_model().optimizer, "mse")
+        _unseen(model, 3)
+        second = model.optimizer
+        model.compile(first, "mse")
+        _unseen(model, 4)
+        model.compile(second, "mse")
+        ledger = Ledger(_DELTA, "rdp")
+        _seen(model, batches, ledger)
+        assert ledger.steps == 2 + 3 + 4 + 10
 
     def test_a_damaged_history_is_refused(self):
         history = history_of(_model().optimizer)

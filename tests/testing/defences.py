@@ -30,7 +30,7 @@ from tfdpclip.gradients import (
 from tfdpclip.gradients.replaced import ReplacedExamples
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "self_check.md"
-# Half of it is odd: no half is made of whole pairs, so that each has a pair of which one
+# Half of it is odd: no half is made of whole pairs, so that of one pair one
 # stays and the other is replaced.
 SIZE = 22
 

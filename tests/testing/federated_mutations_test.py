@@ -5,15 +5,14 @@ import pytest
 pytest.importorskip("tensorflow_federated")
 
 from tests.testing.federated_mutations import MUTATIONS  # noqa: E402
-from tests.testing.planting import cases, distinct_checks  # noqa: E402
+from tests.testing.planting import cases, distinct_checks, found  # noqa: E402
 
 # Checks that test noise have false alarms with probability 1e-6 each.
 
 
 @pytest.mark.parametrize("mutation", cases(MUTATIONS))
 def test_planted_bug_is_found(mutation):
-    with mutation.planted(), pytest.raises(AssertionError):
-        mutation.check(**mutation.options)
+    assert found(mutation) is not None
 
 
 @pytest.mark.parametrize(("check", "options"), distinct_checks(MUTATIONS))

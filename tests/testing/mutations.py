@@ -362,12 +362,12 @@ def _mean(self, weights, assignment=None):
 
 
 def _other_perturbation(self, gradients, batch_size):
-    own = self._seed
-    self._seed = own + 1
+    own = self._seeds
+    self._seeds = [seed + 1 for seed in own]
     try:
         return _perturbed_norms(self, gradients, batch_size)
     finally:
-        self._seed = own
+        self._seeds = own
 
 
 LAYERWISE = {"clip": clipping.LayerwiseClip(0.25)}

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import tensorflow as tf
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "planted_bugs.md"
 
@@ -22,6 +23,9 @@ are written by `python -m tests.testing.mutations`. `mutations_test.py` beside i
 `federated_mutations_test.py` hold the library to them, and run the same checks on sound
 code.
 """
+
+# What a training step raises that does not believe itself.
+_OF_THE_STEP = re.compile(r"(GradientMismatch|ExampleIsolation)Error: [^.]*\.")
 
 # Titles of the tables, and where the bugs are.
 _LISTS = (
@@ -71,19 +75,33 @@ def cases(mutations: Sequence[Mutation]) -> list:
     ]
 
 
+def found(mutation: Mutation) -> tuple[str, str] | None:
+    """By what a planted bug is found, and in which words; None if it is not.
+
+    By its check, or by the training step itself before it comes to that.
+    """
+    with mutation.planted():
+        try:
+            mutation.check(**mutation.options)
+        except AssertionError as error:
+            return f"`{mutation.check.__name__}`", str(error)
+        except tf.errors.InvalidArgumentError as error:
+            said = _OF_THE_STEP.search(str(error))
+            if said is None:
+                raise
+            return f"the step, in `{mutation.check.__name__}`", said.group()
+    return None
+
+
 def table(mutations: Sequence[Mutation]) -> str:
     """A Markdown table of what found what."""
     rows = ["| planted bug | found by | what it says |", "| --- | --- | --- |"]
     for mutation in mutations:
-        try:
-            with mutation.planted():
-                mutation.check(**mutation.options)
-            said = "**not found**"
-        except AssertionError as error:
-            said = " ".join(str(error).split())[:140]
-            # Names that depend on what ran before.
-            said = re.sub(r"\b(dense|layer)_\d+/", r"\1/", said).replace("|", "\\|")
-        rows.append(f"| {mutation.name} | `{mutation.check.__name__}` | {said} |")
+        by, said = found(mutation) or ("", "**not found**")
+        said = " ".join(said.split())[:140]
+        # Names that depend on what ran before.
+        said = re.sub(r"\b(dense|layer)_\d+/", r"\1/", said).replace("|", "\\|")
+        rows.append(f"| {mutation.name} | {by} | {said} |")
     return "\n".join(rows)
 
 

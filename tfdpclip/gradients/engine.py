@@ -550,6 +550,7 @@ class PerExampleGradients(RecordGradients):
                 output,
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
                 f"{op.type})",
+                tf.convert_to_tensor(gradient),
             )
             for op, meeting in self._meetings.items()
             for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)

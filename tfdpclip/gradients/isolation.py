@@ -28,10 +28,12 @@ class Probe:
     Attributes:
       tensor: the tensor.
       label: how errors name it.
+      like: something of its shape that a step has at hand anyway.
     """
 
     tensor: tf.Tensor
     label: str
+    like: tf.Tensor | None = None
 
 
 def all_probes(given: list[Probe], flows: Dataflow) -> list[Probe]:

@@ -123,9 +123,12 @@ class SelfCheck:
         norms, count = self._engine.norms, self._engine.parts.batch_size
         finite = tf.math.is_finite(norms)
         some = tf.cast(finite & (norms > 0), tf.float32)
-        # Positive where there is a gradient.
-        random = tf.argmax(some + some * chance.uniform(tf.shape(norms)))
-        smallest = tf.argmin(tf.where(some > 0, norms, tf.constant(float("inf"))))
+        # Positive where there is a gradient. One more, for a batch of nobody, which XLA
+        # would not compile otherwise.
+        drawn = some + some * chance.uniform(tf.shape(norms))
+        sizes = tf.where(some > 0, norms, tf.constant(float("inf")))
+        random = tf.argmax(tf.concat([drawn, [0.0]], 0))
+        smallest = tf.argmin(tf.concat([sizes, [float("inf")]], 0))
         powers = tf.where(finite, isolation.random_powers(count), 0.0)
         rows = [tf.ones_like(powers), powers]
         if self._engine.coarse:
@@ -200,7 +203,12 @@ class SelfCheck:
             tf.constant(False),
         )
         number = tf.shape(seeds)[0]
-        nothing = [tf.zeros_like(t, tf.float32) for t in tensors]
+        nothing = [
+            # Not the output itself: oneDNN's convolutions give one that somebody takes
+            # a wrong shape where the batch is empty.
+            tf.zeros_like(p.tensor if p.like is None else p.like, tf.float32)
+            for p in self.probes
+        ]
         _, _, *found = tf.while_loop(
             lambda i, *_: i < number,
             body,
@@ -272,7 +280,8 @@ class SelfCheck:
     def _decisive(self, seed, lengths, scales, decisive, rounded):
         """The norms that decide about the clip, beside those of one example's sum."""
         engine = self._engine
-        norms = decisive[tf.argmax(seed)] + 1e-30
+        theirs = tf.where(seed[:, tf.newaxis] > 0, decisive, 0.0)
+        norms = tf.reduce_max(theirs, axis=0) + 1e-30
         if engine.perturbation is not None:
             # The perturbed gradient is what is clipped.
             found = [_flat(part, None)[0] for part in engine.weighted_sum(seed)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import PrivacyMismatchError
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
-from tfdpclip.keras.weight_watch import WeightWatch, other_updates
+from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
 from tfdpclip.sampling import batches as batches_lib
 
 UNSEEN_DATA = (
@@ -66,6 +66,7 @@ class FitWatch:
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._traced: set[int] = set()
+        self._read: set[int] = set()
         self._eager = False
         self._ran = 0
         #: What was found after an execution, in words.
@@ -115,6 +116,8 @@ class FitWatch:
         finally:
             ran = self._history.releases - done
             self._ran += ran
+        if self._drawer is not None and not self._model.run_eagerly:
+            self._check_own_data(function)
         if self._check_updates:
             self._after(function, ran)
         return logs
@@ -156,6 +159,22 @@ class FitWatch:
             )
         for text in source.assumptions:
             self._assume(text)
+
+    def _check_own_data(self, function: Callable) -> None:
+        known = getattr(function, "_list_all_concrete_functions", None)
+        for concrete in known() if known is not None else ():
+            if id(concrete) in self._read:
+                continue
+            self._read.add(id(concrete))
+            other = other_data(concrete)
+            if other is not None and self.problem is None:
+                self.problem = (
+                    "The training step takes data that fit did not give it, whose "
+                    f"draws are not accounted for: {other}. Put everything into the "
+                    "batches; if these data are public, say that the draws are taken "
+                    "on trust: PrivacyBudget(..., check_data=False)."
+                    + see("batches-drawn-another-way")
+                )
 
     def _assume(self, text: str) -> None:
         if text not in self.assumptions:
@@ -203,9 +222,8 @@ class FitWatch:
             self._traced.add(id(concrete))
             # Layers may have been made or frozen since.
             self._weights = WeightWatch(self._model.trainable_variables)
-            found = other_updates(
-                concrete, self._weights.variables, self._history.identity
-            )
+            watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
+            found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
 

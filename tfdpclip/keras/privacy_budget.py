@@ -217,8 +217,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self.ledger.assume(text)
         if self._watch.problem:
             self.ledger.assume(
-                "weights were updated by something that is not counted: "
-                f"{self._watch.problem}"
+                f"something ran that is not counted: {self._watch.problem}"
             )
             self.ledger.save()
             raise PrivacyMismatchError(self._watch.problem)

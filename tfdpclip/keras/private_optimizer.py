@@ -42,7 +42,7 @@ from tfdpclip.keras import private_state
 from tfdpclip.keras.bound_rule import BoundRule
 from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.step_history import StepHistory
-from tfdpclip.keras.weight_watch import marked_updates
+from tfdpclip.keras.weight_watch import marked_updates, own_writes
 from tfdpclip.noise import GaussianNoise
 
 
@@ -314,6 +314,10 @@ class PrivateOptimizer:
           tape: the tape that recorded `loss`; needed in eager code only.
         """
         gradients = self._records(loss, var_list, tape)
+        with own_writes(self._step_history):
+            self._take_in(gradients)
+
+    def _take_in(self, gradients):
         sums, counts, shared = self._clipped(gradients)
         if self._accumulation_steps == 1:
             self._finish(gradients, sums, counts, shared)
@@ -350,7 +354,8 @@ class PrivateOptimizer:
                 "variables, tape=tape) for each physical batch instead."
             )
         gradients = self._records(loss, var_list, tape)
-        return self._release(gradients, *self._clipped(gradients))
+        with own_writes(self._step_history):
+            return self._release(gradients, *self._clipped(gradients))
 
     def apply_gradients(self, grads_and_vars, name=None, **kwargs):
         """Applies gradients that this optimizer made private; refuses all others."""
@@ -479,6 +484,19 @@ class PrivateOptimizer:
         private_state.keep_public(loss)
         return records
 
+    def written_by_steps(self) -> list[tf.Variable]:
+        """What nothing but the optimizer's own steps may write to, in a traced step.
+
+        Its learning rate and step counter among them: they are of private data if a
+        training step computes them.
+        """
+        kept = self._transient
+        sums = [*kept.sums, kept.counts, kept.filled] if kept.sums else []
+        rate = getattr(self, "_learning_rate", None)
+        rates = [rate] if isinstance(rate, tf.Variable) else []
+        found = [*self.variables, *self._clip_state, *rates, *sums]
+        return list({id(v): v for v in found}.values())
+
     def _public(self) -> PublicVariables:
         """What is declared to be public, and the optimizer's own."""
         return self._public_variables.and_those_of(self._variables)
@@ -561,6 +579,7 @@ class PrivateOptimizer:
         """Makes the variables; the un-noised sums among them are never saved."""
         super().build(var_list)
         trained_privately(var_list)
+        self._step_history.trains(var_list)
         if self._bound is None:
             rule = self._rule.bind([v.name for v in var_list])
             self._bind(BoundRule(rule, self._noise_setting, self._divisor))

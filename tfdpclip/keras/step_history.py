@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from tfdpclip.keras.noise_plan import NoisePlan
 
 # The attribute of a private optimizer that holds its history.
 ATTRIBUTE = "_step_history"
+# The attribute of a variable that holds the private optimizer that trains it, so that
+# the next one knows whose steps are behind the values that it starts from.
+_TRAINER = "_tfdpclip_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,8 @@ class StepHistory(tf.train.experimental.PythonState):
       neither a copy nor a restored checkpoint has it.
     * The count of releases only grows: it is no variable of the optimizer, is in no
       checkpoint, and is not what `iterations` says.
+    * Steps that other private optimizers took on the same variables are among what is
+      known, whether the optimizer still exists or not.
     * A checkpoint carries everything known of the steps behind it. Restoring one adds
       to what is known, and forgets nothing.
 
@@ -54,6 +60,8 @@ class StepHistory(tf.train.experimental.PythonState):
         self._optimizer = weakref.ref(optimizer)
         self._begin()
         self._inherited: dict[str, Steps] = {}
+        # Of other optimizers of the same variables, which may still take steps.
+        self._others: list[weakref.ref[StepHistory]] = []
         # Of what the step counter says beyond the releases: what is explained by
         # `_inherited`, and what nobody can explain.
         self._explained = 0
@@ -80,6 +88,25 @@ class StepHistory(tf.train.experimental.PythonState):
         copied._explained = self._counter()
         return copied
 
+    def trains(self, variables: Iterable[tf.Variable]) -> None:
+        """Notes what the optimizer trains, and who did before."""
+        own = self._optimizer()
+        for variable in variables:
+            before = getattr(variable, _TRAINER, own)
+            if before is not own:
+                history = getattr(before, ATTRIBUTE)
+                if all(other() is not history for other in self._others):
+                    self._others.append(weakref.ref(history))
+                self._inherit(history.known())
+            setattr(variable, _TRAINER, own)
+
+    def _inherit(self, steps: dict[str, Steps]) -> None:
+        for name, part in steps.items():
+            before = self._inherited.get(name)
+            # What this object did, it knows better.
+            if name != self.identity and (before is None or before.steps < part.steps):
+                self._inherited[name] = part
+
     def count(self) -> None:
         """Counts one release, in the graph at hand."""
         self._releases.assign_add(1)
@@ -87,7 +114,8 @@ class StepHistory(tf.train.experimental.PythonState):
     @property
     def releases(self) -> int:
         """How many releases this object made, ever."""
-        return int(self._releases.numpy())
+        with tf.init_scope():
+            return int(self._releases.numpy())
 
     def known(self) -> dict[str, Steps]:
         """All steps behind the current weights, and more, by identity.
@@ -96,10 +124,11 @@ class StepHistory(tf.train.experimental.PythonState):
         them under an identity of their own.
         """
         releases = self.releases
-        found = dict(self._inherited)
-        if releases:
-            z, unit = self._least_noise(releases), self._optimizer().unit
-            found[self.identity] = Steps(releases, z, unit)
+        for other in self._others:
+            history = other()
+            if history is not None and history._optimizer() is not None:
+                self._inherit(history._own())
+        found = dict(self._inherited) | self._own()
         more = self._counter() - releases - self._explained
         self._unknown += max(0, more)
         self._explained += more
@@ -107,8 +136,16 @@ class StepHistory(tf.train.experimental.PythonState):
             found[f"unknown:{self.identity}"] = Steps(self._unknown)
         return found
 
+    def _own(self) -> dict[str, Steps]:
+        releases = self.releases
+        if not releases:
+            return {}
+        steps = Steps(releases, self._least_noise(releases), self._optimizer().unit)
+        return {self.identity: steps}
+
     def _counter(self) -> int:
-        return int(self._optimizer().iterations.numpy())
+        with tf.init_scope():
+            return int(self._optimizer().iterations.numpy())
 
     def _least_noise(self, releases: int) -> float:
         plan = NoisePlan(self._optimizer())
@@ -139,12 +176,7 @@ class StepHistory(tf.train.experimental.PythonState):
                 "The checkpoint's list of the steps behind it is damaged "
                 f"({error}). Restore another checkpoint."
             ) from error
-        for name, part in read.items():
-            if name == self.identity:
-                continue  # What this object did, it knows better.
-            before = self._inherited.get(name)
-            if before is None or before.steps < part.steps:
-                self._inherited[name] = part
+        self._inherit(read)
         self._explained = counter - self.releases
 
     def to_array(self) -> np.ndarray:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 # The attribute of operations that a private optimizer updates variables with.
 _MARK = "_tfdpclip_update"
+# How many inputs of a call are none of its functions' arguments.
+_SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
 _READS = frozenset(
     (
         "ReadVariableOp",
@@ -36,6 +38,20 @@ def marked_updates(history: Any) -> Iterator[None]:
         yield
         if watch is not None:
             watch.hold()
+        return
+    with own_writes(history):
+        yield
+
+
+@contextlib.contextmanager
+def own_writes(history: Any) -> Iterator[None]:
+    """Marks what is built within, in this graph, as done by the optimizer itself.
+
+    Args:
+      history: its `StepHistory`.
+    """
+    if tf.executing_eagerly():
+        yield
         return
     mark = tf.compat.v1.AttrValue(s=history.identity.encode())
     with tf.compat.v1.get_default_graph()._attr_scope({_MARK: mark}):
@@ -132,6 +148,24 @@ def other_updates(
     return list(search.found.values())
 
 
+def other_data(concrete: Any) -> str | None:
+    """Where a traced training step takes data that it was not given, if it does.
+
+    Args:
+      concrete: the traced function, whose arguments are what it is given.
+
+    Returns:
+      The name of an op that reads a data set of the step's own.
+    """
+    graph = concrete.graph
+    given = {tensor.op.name for tensor in graph.inputs}
+    given -= {inside.op.name for _, inside in graph.captures}
+    definition = graph.as_graph_def()
+    search = _DataSearch(definition.library, b"")
+    search.follow(definition.node, dict.fromkeys(given, True), "the training step")
+    return search.other
+
+
 class _Search:
     """Follows handles of variables through a graph and the functions it calls."""
 
@@ -160,7 +194,7 @@ class _Search:
                     what = f"{node.op} {node.name!r} in {where}"
                     self.found.setdefault(id(variable), (variable, what))
                 continue
-            skip = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+            skip = _SKIPPED.get(node.op, 0)
             for name in called:
                 self._enter(name, variables[skip:])
 
@@ -200,6 +234,32 @@ class _Search:
             if variable is not None
         }
         self.follow(function.node_def, roots, name)
+
+
+class _DataSearch(_Search):
+    """Follows the step's own iterators, and looks for others.
+
+    In the place of a variable stands True, for everything that came from an argument.
+    """
+
+    other: str | None = None
+
+    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
+        known = dict(roots)
+        for node in nodes:
+            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
+            given = [known.get(name) for name in inputs]
+            reads = node.op.startswith(("IteratorGetNext", "OptionalGetValue"))
+            if "Dataset" in node.op or "Iterator" in node.op or reads:
+                if not (reads and given and given[0]):
+                    self.other = self.other or f"{node.op} {node.name!r} in {where}"
+            called = self._called(node)
+            if called is not None:
+                skip = _SKIPPED.get(node.op, 0)
+                for name in called:
+                    self._enter(name, given[skip:])
+            if node.op in ("Identity", "IteratorGetNextAsOptional") and given[0]:
+                known[node.name] = True
 
 
 def _tensor(name: str) -> str:

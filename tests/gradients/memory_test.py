@@ -309,18 +309,24 @@ PEAK = """
         return tf.convert_to_tensor(tf.gradients(losses(function, x), variable)[0])
 
     @tf.function(reduce_retracing=False)
-    def private(i, x):
+    def private(i, x, check):
         function, variable, _ = cases[i]
-        found = PerExampleGradients(losses(function, x), [variable])
+        found = PerExampleGradients(
+            losses(function, x), [variable], check_isolation=check
+        )
         return found.weighted_sum(tf.ones_like(found.norms))
 
     for i, (_, _, x) in enumerate(cases):
         plain(i, x)
     before = peak()
-    for i, (_, variable, x) in enumerate(cases):
-        private(i, x)
-        whole = 4 * 128 * tf.size(variable).numpy() / 2**20
-        print(int(peak() - before), int(whole))
+    for check in ("never", "first"):
+        for i, (_, variable, x) in enumerate(cases):
+            # For x @ v with a third axis, TensorFlow's own gradient builds them, and
+            # so does the check's ordinary pass.
+            if i != 1 or check == "never":
+                private(i, x, check)
+                whole = 4 * 128 * tf.size(variable).numpy() / 2**20
+                print(check, int(peak() - before), int(whole))
 """
 
 
@@ -332,7 +338,7 @@ def test_the_peak_of_a_step_stays_far_below_the_batchs_gradients():
         check=True,
     )
     lines = [line.split() for line in done.stdout.strip().splitlines()]
-    assert len(lines) == 3
-    for grown, whole in lines:
+    assert [line[0] for line in lines] == ["never"] * 3 + ["first"] * 2
+    for check, grown, whole in lines:
         assert int(whole) > 280  # megabytes
-        assert int(grown) < 230, lines
+        assert int(grown) < (230 if check == "never" else 400), lines

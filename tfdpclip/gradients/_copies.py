@@ -16,6 +16,17 @@ _DETERMINISTIC = frozenset(
     LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd
     VariableShape""".split()
 )
+_DRAWS = (
+    "StatelessRandomUniform",
+    "StatelessRandomNormal",
+    "StatelessTruncatedNormal",
+    "StatelessMultinomial",
+    "StatelessRandomBinomial",
+    "StatelessRandomPoisson",
+    "StatelessRandomGamma",
+    "StatelessParameterizedTruncatedNormal",
+    "StatelessShuffle",
+)
 _PYTHON = frozenset("EagerPyFunc PyFunc PyFuncStateless".split())
 
 
@@ -33,6 +44,13 @@ def repeatable(op: tf.Operation) -> bool:
 def calls_python(op: tf.Operation) -> bool:
     """Whether the op, or a function that it calls, runs Python code."""
     return not _PYTHON.isdisjoint(_ops_within(op))
+
+
+def draws(op: tf.Operation) -> bool:
+    """Whether the op, or a function that it calls, draws random numbers."""
+    return any(
+        name in origins.RANDOM or name.startswith(_DRAWS) for name in _ops_within(op)
+    )
 
 
 def _is_stateful(name: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
@@ -142,6 +142,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
             f"The loss {loss.name!r} has {flow.rows} entries for each example, so that "
             "an entry is not an example. Reshape it to [batch, entries per example]."
         )
+    _check_sizes(loss, flows)
     _check_static_size(loss, flows)
     batch_size = tf.shape(loss)[0]
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
@@ -187,6 +188,7 @@ class _Walker:
             rest, scale = self._peel(tensor, scale)
             penalty = self._penalty(rest)
             if penalty is None:
+                _check_sizes(rest, self._flows)
                 self.terms.append((rest, scale))
                 return
             # A regulariser inside the mean is no example's own: set it aside.
@@ -198,6 +200,7 @@ class _Walker:
             # An op the analysis does not know came before. That axis 0 counts examples
             # is tested when the step runs (`isolation.py`).
             _check_uncoupled(tensor, flow)
+            _check_sizes(tensor, self._flows)
             self.terms.append((tensor, scale))
         elif op.type in ("Sum", "Mean"):
             self._reduction(op, scale)
@@ -317,6 +320,30 @@ class _Walker:
             "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
             "whichever loss it is. " + _FIX + see("losses-that-divide-by-the-batch")
         )
+
+
+def _check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
+    """Raises if an example's loss is computed with the number of examples.
+
+    That is not public: one example more or less would change everybody's gradient.
+    """
+    for op in ancestors([tensor]):
+        sizes = [
+            t
+            for t in op.inputs
+            if flows[t].kind == SIZE
+            and (t.dtype.is_floating or t.dtype == tf.bool)
+            # Not random numbers for a batch on another axis.
+            and t.shape.is_fully_defined()
+        ]
+        if sizes and any(flows[t].kind == DATA for t in (*op.inputs, *op.outputs)):
+            raise ExampleIsolationError(
+                f"An example's loss is computed with the number of examples in the "
+                f"batch, {sizes[0].name!r}, at {op.name!r} (a {op.type}): one example "
+                "more or less would change the gradients of all others. Use the public "
+                "expected_batch_size, or batches of a static size."
+                + see("mixed-examples")
+            )
 
 
 def _check_uncoupled(tensor, flow):

@@ -7,7 +7,9 @@ through integers, ranks or comparisons.
 
 The second run shares everything with the first that does not depend on the examples'
 values: weights, and the random numbers of dropout, which depend on the batch's shape
-only.
+only. Random numbers with a row for each example go where the example goes, so that its
+copy must have its loss, too: where it does not, the loss depends on the place that the
+example has in the batch, which is a matter of who else is there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,15 @@ MESSAGE = (
     "ExampleIsolationError: with other examples in the place of some, the losses of "
     "those that stayed have changed: an example's loss depends on other examples. "
     "Clipping would protect nobody. "
+)
+
+
+PLACES = (
+    "ExampleIsolationError: a copy of an example has another loss in another place of "
+    "the batch. Who is there before an example would decide about its gradient. Do not "
+    "compute with tf.range(batch size), nor with constants or random numbers that "
+    "belong to places of the batch: let them come with the data, or draw random "
+    "numbers with the batch on axis 0. "
 )
 
 
@@ -74,11 +85,15 @@ class ReplacedExamples:
         if not self._sources:
             return "no data were found behind the loss"
         affected = {source.ref() for source in self._sources}
+        # Random numbers, by example; and whether there are others.
+        self._random: list[tf.Tensor] = []
+        self._fixed = False
         # Tensors of as many entries as the data say.
         varying: set = set()
         self._steps = []
         for op in ancestors(self._compared):
             if not any(t.ref() in affected for t in op.inputs):
+                self._note_randomness(op, affected)
                 continue
             varies = any(t.ref() in varying for t in op.inputs)
             if op.type in _SIZES and not varies:
@@ -96,6 +111,7 @@ class ReplacedExamples:
                 )
             if not _copies.repeatable(op):
                 return f"{op.name!r} (a {op.type}) may not give the same result twice"
+            self._fixed = self._fixed or _copies.draws(op)
             self._steps.append(op)
             fresh = [t for t in op.outputs if t.ref() not in affected]
             affected |= {t.ref() for t in fresh}
@@ -106,15 +122,29 @@ class ReplacedExamples:
         self._compared = [t for t in self._compared if t.ref() in affected]
         return None
 
-    def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _note_randomness(self, op: tf.Operation, affected: set) -> None:
+        if not _copies.draws(op) or op.type in ("RngReadAndSkip", "RngSkip"):
+            return
+        for drawn in op.outputs:
+            rank, size = drawn.shape.rank, self._flows.batch_size
+            by_example = rank and (drawn.shape[0] == size if size else None)
+            if by_example is None and rank:
+                by_example = self._flows[drawn].leads
+            if by_example:
+                self._random.append(drawn)
+                affected.add(drawn.ref())
+            elif rank != 0 and drawn.shape.num_elements() != 1:
+                self._fixed = True
+
+    def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Replaces a random half of the examples by copies of the others, and back.
 
         First one half, then the other: whoever decides a maximum, or whether anybody
         has some property, is gone once.
 
         Returns:
-          Boolean scalars: whether the others' losses stayed what they were, and whether
-          the test could tell.
+          Boolean scalars: whether the others' losses stayed what they were, whether
+          those of copies are those of the examples, and whether the test could tell.
         """
         half = batch_size // 2
         order = chance.shuffled(tf.range(batch_size))
@@ -132,7 +162,12 @@ class ReplacedExamples:
             ]
         )
 
-        def body(i, good, telling, *base):
+        # Where a row is not an example, or random numbers stay where they are, copies
+        # are not what they are copies of.
+        whole = [tf.equal(tf.shape(s)[0], batch_size) for s in self._sources]
+        moves = tf.reduce_all(tf.stack(whole)) & (not self._fixed)
+
+        def body(i, good, placed, telling, *base):
             again = self._with_rows(rows[i], batch_size)
             # First as it was, by the very code that computes the others: compiled
             # another way, the same sums are rounded another way.
@@ -146,20 +181,30 @@ class ReplacedExamples:
                 good &= tf.reduce_all(same | ~stays)
                 if number == 0:
                     telling |= tf.reduce_any(~same & ~stays)
-            return i + 1, good, telling, *base
+                    theirs = tf.gather(before, rows[i])
+                    same = self._same_rows(theirs, after, stays, strict=False)
+                    placed &= tf.reduce_all(same | ~moves)
+            return i + 1, good, placed, telling, *base
 
-        start = (tf.constant(0), tf.constant(True), tf.constant(False))
-        _, good, telling, *_ = tf.while_loop(
+        start = (tf.constant(0), *map(tf.constant, (True, True, False)))
+        _, good, placed, telling, *_ = tf.while_loop(
             lambda i, *_: i < 3,
             body,
             (*start, *map(tf.zeros_like, self._compared)),
             maximum_iterations=3,
             parallel_iterations=1,
         )
-        return good, telling
+        return good, placed, telling
 
-    def _same_rows(self, before, after, stays) -> tf.Tensor:
-        """Whether each example's entries are what they were, `[B]`."""
+    def _same_rows(self, before, after, stays, strict: bool = True) -> tf.Tensor:
+        """Whether each example's entries are what they were, `[B]`.
+
+        Args:
+          before: `[B, ...]`.
+          after: the same again.
+          stays: `[B]`.
+          strict: whether each row is computed at the place where it was before.
+        """
         count = tf.size(stays)
         before, after = (
             tf.reshape(tf.cast(t, tf.float32), [count, -1]) for t in (before, after)
@@ -171,7 +216,7 @@ class ReplacedExamples:
         error = tf.where(finite & agree, tf.abs(after - before), 0.0)
         size = tf.where(finite, tf.abs(before), 0.0)
         size = tf.reduce_max(size, axis=1, keepdims=True)
-        if on_cpus():
+        if on_cpus() and strict:
             tolerance = _TOLERANCE
         else:
             tolerance = _COARSE_ELSEWHERE if self._coarse else _ELSEWHERE
@@ -181,7 +226,7 @@ class ReplacedExamples:
     def _with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
         """What is compared, with row `rows[i]` of the data in row i."""
         known: dict = {}
-        for source in self._sources:
+        for source in (*self._sources, *self._random):
             length = tf.shape(source)[0]
             # What has other than one row for each example stays as it is.
             own = tf.range(length)

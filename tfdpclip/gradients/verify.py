@@ -32,7 +32,7 @@ from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.records import LOST_SQUARE
 from tfdpclip.gradients.replaced import MESSAGE as REPLACED
-from tfdpclip.gradients.replaced import ReplacedExamples
+from tfdpclip.gradients.replaced import PLACES, ReplacedExamples
 
 # How far sums may be off, relative to the root of the summed squares of the examples'
 # weighted norms, and how far norms may be too small. Float32 sums of a million terms
@@ -321,9 +321,9 @@ class SelfCheck:
         parts = [tf.stack(conditions), found.good]
         messages += [isolation.mixed_at(probe.label) for probe in self.probes]
         if self.replaced.obstacle is None:
-            same, tells = self.replaced.test(count)
-            parts.append(same[tf.newaxis])
-            messages.append(REPLACED + _WHAT_MIXES)
+            same, placed, tells = self.replaced.test(count)
+            parts.append(tf.stack([same, placed]))
+            messages += [REPLACED + _WHAT_MIXES, PLACES + see("mixed-examples")]
             conclusive.append(tells)
         total = tf.reduce_all(found.groups <= limit)
         parts += [found.sums <= limit, found.norms <= limit, total[tf.newaxis]]

@@ -1,5 +1,6 @@
 """The step itself finds what is wrong with the engine or the model, as it runs."""
 
+import math
 from unittest import mock
 
 import numpy as np
@@ -101,6 +102,12 @@ PLANTED = {
         forms.Outer,
         "weighted_sum",
         lambda self, weights: tf.reverse(_outer_sum(self, weights), [0]),
+        {},
+    ),
+    "sums_that_are_no_numbers": (
+        forms.Outer,
+        "weighted_sum",
+        lambda self, weights: in_part(_outer_sum(self, weights), math.nan),
         {},
     ),
     "a_wrong_converter": (

@@ -19,6 +19,11 @@ class FusedCall:
     inputs: dict[str, tf.Tensor]
     backwards: bool
 
+    @property
+    def results(self) -> int:
+        """How many outputs are the layer's: last, sequence, states, and a number."""
+        return {"lstm": 5, "gru": 4}[self.kind]
+
 
 def read_call(op: tf.Operation) -> FusedCall | None:
     """What the call is, from the called function's own definition; None if foreign."""

@@ -336,7 +336,10 @@ def _check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
             # Not random numbers for a batch on another axis.
             and t.shape.is_fully_defined()
         ]
-        if sizes and any(flows[t].kind == DATA for t in (*op.inputs, *op.outputs)):
+        if sizes and any(
+            flows[t].kind == DATA and t.dtype.is_floating
+            for t in (*op.inputs, *op.outputs)
+        ):
             raise ExampleIsolationError(
                 f"An example's loss is computed with the number of examples in the "
                 f"batch, {sizes[0].name!r}, at {op.name!r} (a {op.type}): one example "

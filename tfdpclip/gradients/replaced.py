@@ -25,6 +25,7 @@ from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.transfers import DATA_SHAPED
 
+_CONSTANTS = ("Const", "Placeholder")
 _SIZES = frozenset("Shape ShapeN Size Rank".split())
 # Relative to each loss. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
@@ -40,7 +41,7 @@ MESSAGE = (
 PLACES = (
     "ExampleIsolationError: a copy of an example has another loss in another place of "
     "the batch. Who is there before an example would decide about its gradient. Do not "
-    "compute with tf.range(batch size), nor with constants or random numbers that "
+    "compute with tf.range(batch size), nor with random numbers that "
     "belong to places of the batch: let them come with the data, or draw random "
     "numbers with the batch on axis 0. "
 )
@@ -88,12 +89,14 @@ class ReplacedExamples:
         # Random numbers, by example; and whether there are others.
         self._random: list[tf.Tensor] = []
         self._fixed = False
+        # How many rows tensors have that the loss closes over: they may be labels.
+        self._closed_over: set[int] = set()
         # Tensors of as many entries as the data say.
         varying: set = set()
         self._steps = []
         for op in ancestors(self._compared):
             if not any(t.ref() in affected for t in op.inputs):
-                self._note_randomness(op, affected)
+                self._note_constant(op, affected)
                 continue
             varies = any(t.ref() in varying for t in op.inputs)
             if op.type in _SIZES and not varies:
@@ -122,7 +125,10 @@ class ReplacedExamples:
         self._compared = [t for t in self._compared if t.ref() in affected]
         return None
 
-    def _note_randomness(self, op: tf.Operation, affected: set) -> None:
+    def _note_constant(self, op: tf.Operation, affected: set) -> None:
+        if op.type in _CONSTANTS and op.outputs[0].ref() not in affected:
+            shape = op.outputs[0].shape
+            self._closed_over.add((shape[0] or 0) if shape.rank else 0)
         if not _copies.draws(op) or op.type in ("RngReadAndSkip", "RngSkip"):
             return
         for drawn in op.outputs:
@@ -162,9 +168,10 @@ class ReplacedExamples:
             ]
         )
 
-        # Where a row is not an example, or random numbers stay where they are, copies
-        # are not what they are copies of.
+        # Where a row is not an example, or random numbers or labels stay where they
+        # are, copies are not what they are copies of.
         whole = [tf.equal(tf.shape(s)[0], batch_size) for s in self._sources]
+        whole += [tf.not_equal(batch_size, rows) for rows in self._closed_over]
         moves = tf.reduce_all(tf.stack(whole)) & (not self._fixed)
 
         def body(i, good, placed, telling, *base):

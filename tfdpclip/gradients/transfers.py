@@ -230,7 +230,12 @@ def _call(op, output, inputs, batch_size) -> Flow:
         and tensor.op.type not in ("Fill", "ZerosLike")  # whose rows are all the same
     ]
     same = {(flow.axes, flow.rows, flow.minor) for flow in batched}
-    return batched[0] if len(same) == 1 and batched[0].leads else Flow(DATA, None)
+    # A call that is differentiated also puts out what its gradient needs: weights, and
+    # whatever it keeps of each step.
+    own = output.value_index < call.results
+    return (
+        batched[0] if own and len(same) == 1 and batched[0].leads else Flow(DATA, None)
+    )
 
 
 def _shuffle(op, output, inputs, batch_size) -> Flow:

@@ -13,7 +13,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, check_positive
 from tfdpclip.clipping.checks import check_fraction
-from tfdpclip.gradients import calls, fallback, isolation, state, while_loops
+from tfdpclip.gradients import _copies, calls, fallback, isolation, state, while_loops
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import Dataflow
@@ -458,7 +458,9 @@ class PerExampleGradients(RecordGradients):
                 return tf.identity(passed)
 
         due = self.status.due(self.parts.batch_size)
-        return tf.cond(due, run, self.status.passed_before)
+        passed = tf.cond(due, run, self.status.passed_before)
+        _copies.run_when_taken(passed)
+        return passed
 
     # What the check of a step needs to know.
 

@@ -38,9 +38,9 @@ help:
 demo: $(READY)
 	@$(PY) -m keras_examples.digits $(ARGS)
 
-# TensorFlow never frees a traced function, and this suite traces thousands: in one go
-# a process would grow to ten gigabytes. So the tests run in three parts, each in
-# processes of its own; the last part is whatever the others leave.
+# TensorFlow never frees what XLA compiled, and this suite compiles hundreds of steps.
+# So the tests run in three parts, each in processes of its own; the last part is
+# whatever the others leave. (What is traced only, `tests/conftest.py` frees.)
 TEST_PARTS := 'tests/keras tests/clipping tests/testing' 'tests/gradients' \
     'tests tfdpclip --ignore=tests/keras --ignore=tests/clipping \
     --ignore=tests/testing --ignore=tests/gradients'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, op_def_registry
@@ -90,21 +90,16 @@ def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     return list(copy.outputs)
 
 
-def run_when_taken(chosen: tf.Tensor) -> None:
-    """Keeps the branches of a `tf.cond` functions, which run where they are taken.
+def called(function: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
+    """A branch for `tf.cond` that is a call, and stays one.
 
     TensorFlow otherwise puts the ops of both branches into the graph around, and goes
     through those of the branch that is not taken in every step: four times what a
     small model's step need pay for a check that is not due.
-
-    Args:
-      chosen: what `tf.cond` gave.
     """
-    op = chosen.op
-    while op.type not in ("If", "StatelessIf"):
-        (source,) = op.inputs
-        op = source.op
-    op._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))
+    return tf.function(
+        function, autograph=False, experimental_attributes={"_noinline": True}
+    )
 
 
 @contextlib.contextmanager

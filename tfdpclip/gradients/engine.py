@@ -458,9 +458,9 @@ class PerExampleGradients(RecordGradients):
                 return tf.identity(passed)
 
         due = self.status.due(self.parts.batch_size)
-        passed = tf.cond(due, run, self.status.passed_before)
-        _copies.run_when_taken(passed)
-        return passed
+        if not in_xla():
+            run = _copies.called(run)
+        return tf.cond(due, run, self.status.passed_before)
 
     # What the check of a step needs to know.
 

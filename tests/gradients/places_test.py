@@ -36,8 +36,12 @@ def every_other(hidden, x):
     return tf.where((odd == 0)[:, tf.newaxis], hidden, 3.0 * hidden)
 
 
+def by_place_behind_a_mask(hidden, x):
+    return by_place(tf.nn.dropout(hidden, 0.5), x)
+
+
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("change", [by_place, every_other])
+@pytest.mark.parametrize("change", [by_place, every_other, by_place_behind_a_mask])
 def test_a_loss_that_depends_on_the_place_is_refused(change, static):
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
         norms(change, static)

@@ -41,9 +41,9 @@ MESSAGE = (
 PLACES = (
     "ExampleIsolationError: a copy of an example has another loss in another place of "
     "the batch. Who is there before an example would decide about its gradient. Do not "
-    "compute with tf.range(batch size), nor with random numbers that "
-    "belong to places of the batch: let them come with the data, or draw random "
-    "numbers with the batch on axis 0. "
+    "compute with tf.range(batch size), nor with random numbers that belong to places "
+    "of the batch: let numbers come with the data, or draw random ones with the batch "
+    "on axis 0. "
 )
 
 
@@ -133,9 +133,10 @@ class ReplacedExamples:
             return
         for drawn in op.outputs:
             rank, size = drawn.shape.rank, self._flows.batch_size
-            by_example = rank and (drawn.shape[0] == size if size else None)
-            if by_example is None and rank:
-                by_example = self._flows[drawn].leads
+            by_example = bool(rank) and self._flows[drawn].leads
+            if rank and size:
+                # Which axis counts examples is not known where two are as long.
+                by_example = drawn.shape[0] == size and size not in drawn.shape[1:]
             if by_example:
                 self._random.append(drawn)
                 affected.add(drawn.ref())

@@ -61,7 +61,9 @@ class StepHistory(tf.train.experimental.PythonState):
         self._begin()
         self._inherited: dict[str, Steps] = {}
         # Of other optimizers of the same variables, which may still take steps.
-        self._others: list[weakref.ref[StepHistory]] = []
+        self._others: list[StepHistory] = []
+        # What a step of the optimizer was when it was last looked at.
+        self._last: tuple[float, str] | None = None
         # Of what the step counter says beyond the releases: what is explained by
         # `_inherited`, and what nobody can explain.
         self._explained = 0
@@ -95,8 +97,8 @@ class StepHistory(tf.train.experimental.PythonState):
             before = getattr(variable, _TRAINER, own)
             if before is not own:
                 history = getattr(before, ATTRIBUTE)
-                if all(other() is not history for other in self._others):
-                    self._others.append(weakref.ref(history))
+                if all(other is not history for other in self._others):
+                    self._others.append(history)
                 self._inherit(history.known())
             setattr(variable, _TRAINER, own)
 
@@ -125,9 +127,7 @@ class StepHistory(tf.train.experimental.PythonState):
         """
         releases = self.releases
         for other in self._others:
-            history = other()
-            if history is not None and history._optimizer() is not None:
-                self._inherit(history._own())
+            self._inherit(other._own())
         found = dict(self._inherited) | self._own()
         more = self._counter() - releases - self._explained
         self._unknown += max(0, more)
@@ -140,8 +140,11 @@ class StepHistory(tf.train.experimental.PythonState):
         releases = self.releases
         if not releases:
             return {}
-        steps = Steps(releases, self._least_noise(releases), self._optimizer().unit)
-        return {self.identity: steps}
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._last = (self._least_noise(releases), optimizer.unit)
+        # Of one that is gone, what it was when another one took over.
+        return {self.identity: Steps(releases, *(self._last or ()))}
 
     def _counter(self) -> int:
         with tf.init_scope():

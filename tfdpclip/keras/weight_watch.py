@@ -258,8 +258,19 @@ class _DataSearch(_Search):
                 skip = _SKIPPED.get(node.op, 0)
                 for name in called:
                     self._enter(name, given[skip:])
+            else:
+                # How its functions get the node's inputs is not known.
+                for name in _functions_of(node):
+                    if name in self._functions and name not in self._seen:
+                        self._seen.add(name)
+                        self.follow(self._functions[name].node_def, {}, name)
             if node.op in ("Identity", "IteratorGetNextAsOptional") and given[0]:
                 known[node.name] = True
+
+
+def _functions_of(node) -> list[str]:
+    found = [value.func.name for value in node.attr.values() if value.func.name]
+    return found + [f.name for v in node.attr.values() for f in v.list.func]
 
 
 def _tensor(name: str) -> str:

@@ -178,6 +178,8 @@ def planted(spec: Spec) -> str:
 
 
 def _refusal(model, error, effect) -> Outcome:
+    if isinstance(error, tf.errors.InternalError) and "hlo verifier" in str(error):
+        return Outcome(IMPOSSIBLE, "XLA refuses what XLA made")
     if is_ours(error):
         line = line_of(error)
         if effect < _EFFECT and "GradientMismatchError" in line:

@@ -68,7 +68,7 @@ def said(error: BaseException) -> list[str]:
     return [
         line.strip()
         for line in text.splitlines()
-        if line.strip() and not re.match(r"^\s*File \"|^    |\s*\[\[", line)
+        if line.strip() and not re.match(r"^\s*File \"|^        |\s*\[\[", line)
     ]
 
 

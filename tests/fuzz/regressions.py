@@ -204,6 +204,36 @@ REGRESSIONS = [
         '{"input": "image", "body": [["fold", {"how": "transpose"}, [["mix", {"how": "stopped_mean"}], ["recurrent", {"kind": "gru"}]]]]}',
         _MIXER,
     ),
+    _case(
+        "loop_over_a_layer_over_time",
+        '{"seed": 507, "batch": 5, "input": "tokens", "body": [["function", {"how": "custom"}, [["parallel", {}, [["prelu", {"shared": false}]]]]], ["each", {"how": "map_fn"}, [["time_distributed", {"layer": "lstm"}]]], ["time_distributed", {"layer": "conv"}]], "loss": {"kind": "binary", "reduction": "none"}, "mode": {"level": "fit", "dynamic": true, "accumulate": 2, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "compiled_branch_on_the_slow_path",
+        '{"seed": 581, "batch": 6, "input": "tokens", "body": [["conv2d", {"filters": 3, "kernel": 1, "padding": "valid", "stride": 2, "dilation": 1, "groups": 1, "bias": false}], ["time_distributed", {"layer": "conv"}], ["cond", {"on": "variable"}, [["parallel", {}, [["matmul", {"form": "batched", "units": 2}]]]]], ["residual", {"how": "gate"}, [["transformed_conv", {"how": "softmax"}], ["reorder", {"how": "tile"}]]]], "loss": {"kind": "cosine", "reduction": "masked"}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "variable_for_all_places_at_once",
+        '{"seed": 368, "batch": 4, "input": "tokens", "body": [["fold", {"how": "twofold"}, [["reorder", {"how": "batch_gather"}], ["function", {"how": "recompute"}, [["time_major", {"how": "scan"}], ["prelu", {"shared": false}]]]]], ["elementwise", {"form": "where", "axis": "first"}], ["embedding", {"size": 6, "units": 3, "mask": true, "repeat": false}], ["mix_gate", {"on": "zero", "stop": false}]], "loss": {"kind": "binary", "reduction": "keras_sum"}, "mode": {"level": "sum", "dynamic": false, "rule": "fixed"}}',
+        _MIXER,
+    ),
+    _case(
+        "locally_connected_in_a_dynamic_batch",
+        '{"seed": 458, "batch": 4, "input": "sequence", "body": [["matmul", {"form": "einsum", "units": 4}], ["function", {"how": "plain"}, [["scan_time", {"kind": "foldl"}]]], ["locally_connected", {"filters": 2}], ["twice", {"how": "other"}, [["fold", {"how": "minus_one"}, [["prelu", {"shared": false}]]], ["elementwise", {"form": "lerp", "axis": "last"}]]]], "loss": {"kind": "hinge", "reduction": "keras"}, "mode": {"level": "minimize", "dynamic": true, "accumulate": 2, "rule": "layerwise"}}',
+        WORKS,
+    ),
+    _case(
+        "parts_that_cancel",
+        '{"seed": 114, "batch": 4, "input": "tokens", "body": [["recurrent", {"kind": "lstm", "units": 2, "sequences": false, "unroll": true, "back": false, "mask": false, "activation": "relu", "wrapped": "bidirectional"}], ["embedding", {"size": 4, "units": 3, "mask": true, "repeat": true}], ["recurrent", {"kind": "gru", "units": 2, "sequences": false, "unroll": true, "back": true, "mask": true, "activation": "relu", "wrapped": "bidirectional"}], ["tied_table", {"how": "logits", "size": 6}]], "loss": {"kind": "cosine", "reduction": "masked", "weighted": true}, "mode": {"level": "sum", "dynamic": false, "rule": "layerwise"}}',
+        WORKS,
+    ),
+    _case(
+        "coarse_parts_that_cancel",
+        '{"seed": 495, "batch": 4, "input": "tokens", "body": [["fold", {"how": "transpose"}, [["matmul", {"form": "matvec", "units": 2}]]], ["reorder", {"how": "split"}], ["conv_transpose", {"rank": 2, "filters": 3, "kernel": 3, "padding": "valid", "stride": 1}], ["tied_table", {"how": "bag", "size": 6}]], "loss": {"kind": "categorical", "reduction": "none", "head": false}, "mode": {"level": "sum", "dynamic": true, "dtype": "mixed_bfloat16", "rule": "fixed"}}',
+        WORKS,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

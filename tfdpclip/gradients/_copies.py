@@ -73,6 +73,9 @@ def _ops_within(op: tf.Operation) -> set[str]:
 def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds the same op, on other inputs, to the current graph."""
     graph = tf.compat.v1.get_default_graph()
+    # A constant of another graph is no longer one once it is captured, and some ops
+    # need to know what it is.
+    inputs = [_here(t, graph) for t in inputs]
     attributes = {
         name: value
         for name, value in op.node_def.attr.items()
@@ -88,6 +91,16 @@ def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         op_def=op.op_def,
     )
     return list(copy.outputs)
+
+
+def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
+    if (
+        tensor.op.type != "Const"
+        or tensor.graph is graph
+        or not tensor.dtype.is_integer
+    ):
+        return tensor
+    return tf.constant(tf.get_static_value(tensor), tensor.dtype)
 
 
 def called(function: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:

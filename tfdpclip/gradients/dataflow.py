@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from tfdpclip.gradients import origins
+from tfdpclip.gradients import origins, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.sizes import size_flow
@@ -57,14 +57,22 @@ class Dataflow:
         if self.batch_size is None:
             self.batch_size = _static_batch(self._outputs[0], self.ops)
         self._any_data = any(map(self._passed_in, self.ops))
+        self._find_sparse_batches()
         for op in self.ops:
             self._visit(op)
+
+    def _find_sparse_batches(self) -> None:
+        for batch in sparse.find_batches(self.graph, self.ops):
+            if batch.indices.op in self._inside or batch.values.op in self._inside:
+                self.sparse_batches.append(batch)
+                self._sparse.update(sparse.flows_of(batch))
 
     def of_others(self, outputs: list[tf.Tensor]) -> Dataflow:
         """The analysis of other tensors of a graph, for the same batch."""
         flows = Dataflow.__new__(Dataflow)
         flows._start(outputs, (), self.batch_size, ())
         flows._any_data = self._any_data
+        flows._find_sparse_batches()
         for op in flows.ops:
             flows._visit(op)
         return flows
@@ -79,6 +87,8 @@ class Dataflow:
         self._flows: dict = {}
         self.batch_size = batch_size or None
         self.sources: list[tf.Tensor] = []
+        self.sparse_batches: list[sparse.SparseBatch] = []
+        self._sparse: dict = {}
         # Floating tensors through which no gradient reaches the sources.
         self.converted: list[tf.Tensor] = []
 
@@ -129,7 +139,9 @@ class Dataflow:
         if leaf is _public:
             coupled = None
         for output in op.outputs:
-            if leaf is not None:
+            if output.ref() in self._sparse:
+                flow = self._sparse[output.ref()]
+            elif leaf is not None:
                 flow = leaf(output)
             elif op.type in _SIZES and any(f.varying for f in inputs):
                 # How many entries a mask has left is a statistic of the batch.
@@ -172,6 +184,8 @@ class Dataflow:
             return False
         if any(f.varying for f in inputs):
             return True
+        if any(f.entry is not None for f in inputs):
+            return False  # As many as the batch has: nothing was decided.
         made = op.type in DATA_SHAPED or op.type in _SHAPERS - {"BroadcastTo", "Tile"}
         return made and any(f.kind == DATA for f in inputs)
 

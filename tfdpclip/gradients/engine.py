@@ -553,6 +553,8 @@ class PerExampleGradients(RecordGradients):
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
                 f"{op.type})",
                 tf.convert_to_tensor(gradient),
+                # No rule goes by where its examples are.
+                anywhere=op not in names and self._flows[output].axes is None,
             )
             for op, meeting in self._meetings.items()
             for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip._devices import in_xla
 from tfdpclip.gradients._copies import repeatable, scratch_graph
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import (
@@ -22,6 +23,8 @@ from tfdpclip.gradients.forms import (
     sum_squares,
     sum_weighted,
 )
+
+_BRANCHES = frozenset("If StatelessIf Case StatelessCase".split())
 
 
 class JacobianFallbackWarning(UserWarning):
@@ -52,7 +55,8 @@ def jacobian(
     """The gradients of the losses at `indices`: one `[len(indices), *shape]` each.
 
     Differentiates by the variables' handles in the graph of the loss, so that it works
-    inside loops and branches too.
+    inside loops and branches too. Where TensorFlow cannot take the backward pass for
+    all examples at once, it takes one after the other.
     """
 
     def one(index):
@@ -63,7 +67,26 @@ def jacobian(
             for g, v in zip(gradients, variables, strict=True)
         ]
 
-    return tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+    if not (in_xla() and _branches_within(per_example, handles)):
+        try:
+            return tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+        except ValueError as error:
+            # Its converters of loops lose what they know of lists of tensors.
+            if "handle data" not in str(error):
+                raise
+    signature = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+    return tf.map_fn(one, indices, fn_output_signature=signature, parallel_iterations=1)
+
+
+def _branches_within(per_example: tf.Tensor, handles: Sequence[tf.Tensor]) -> bool:
+    """Whether a backward pass has branches.
+
+    The vectorised form of one divides examples among the branches, into sizes that are
+    known when it runs; XLA needs them before.
+    """
+    with scratch_graph() as graph:
+        tf.gradients(per_example, list(handles))
+        return any(op.type in _BRANCHES for op in graph.get_operations())
 
 
 class SlowGradients:

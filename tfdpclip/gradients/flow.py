@@ -11,6 +11,19 @@ PUBLIC, SIZE, DATA = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
+class Entries:
+    """What a tensor has for each entry of a sparse batch; see `sparse.py`.
+
+    Attributes:
+      key: which entries, in which order: the same for tensors that agree.
+      role: what of them.
+    """
+
+    key: tuple
+    role: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Flow:
     """What is known of one tensor.
 
@@ -28,6 +41,7 @@ class Flow:
       entries: how many numbers of the tensor belong to one example, where they follow
         each other though axis 0 does not count examples; None if unknown.
       varying: whether the values of the data decide about the tensor's shape.
+      entry: what of a sparse batch's entries the tensor lists along axis 0, or None.
     """
 
     kind: int = PUBLIC
@@ -40,6 +54,7 @@ class Flow:
     dims: tuple | None = None
     entries: int | None = None
     varying: bool = False
+    entry: Entries | None = None
 
     @property
     def leads(self) -> bool:

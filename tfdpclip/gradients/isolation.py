@@ -29,11 +29,13 @@ class Probe:
       tensor: the tensor.
       label: how errors name it.
       like: something of its shape that a step has at hand anyway.
+      anywhere: whether examples may be on any axis, because nobody needs to know.
     """
 
     tensor: tf.Tensor
     label: str
     like: tf.Tensor | None = None
+    anywhere: bool = False
 
 
 def all_probes(given: list[Probe], flows: Dataflow) -> list[Probe]:
@@ -108,7 +110,8 @@ def separate(
             separates, two = tf.constant(True), tf.constant(True)
         else:
             flow = flows[probe.tensor]
-            separates, two = _separates(flow, first, again, seeds, usable)
+            compare = _separates_somewhere if probe.anywhere else _separates
+            separates, two = compare(flow, first, again, seeds, usable)
         good.append(separates)
         telling.append(two)
     if not probes:
@@ -116,17 +119,31 @@ def separate(
     return tf.stack(good), tf.stack(telling)
 
 
-def _separates(flow, first, scaled, scales, usable):
+def _separates(flow, first, scaled, scales, usable, axis=None):
     """Whether the gradient separates by example, and whether two examples have one."""
     rank = first.shape.rank
     if rank == 0:
         return tf.constant(False), tf.constant(True)
-    axis = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
+    if axis is None:
+        axis = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
     if axis != 0:
         perm = [axis, *(i for i in range(rank) if i != axis)]
         first, scaled = tf.transpose(first, perm), tf.transpose(scaled, perm)
     compare = _compare_minor if flow.leads and flow.minor else _compare_major
     return compare(_as_matrix(first), _as_matrix(scaled), scales, usable)
+
+
+def _separates_somewhere(flow, first, scaled, scales, usable):
+    """The same, along whichever axis it does."""
+    several = tf.math.count_nonzero(scales) > 1
+    sure = perhaps = mixed = tf.constant(False)
+    for axis in range(first.shape.rank):
+        good, two = _separates(flow, first, scaled, scales, usable, axis)
+        whole = tf.equal(tf.shape(first)[axis] % tf.maximum(tf.size(scales), 1), 0)
+        sure, perhaps, mixed = sure | good & two, perhaps | good, mixed | ~good & whole
+    # Where one example alone has a gradient, any axis may seem to do.
+    separates = sure | perhaps & ~(several & mixed)
+    return separates, sure | ~separates
 
 
 def _as_matrix(tensor: tf.Tensor) -> tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,15 @@ _SAME = frozenset(
     "Cast Identity Reshape Squeeze ExpandDims EnsureShape StopGradient".split()
 )
 _QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
+_PAIRS = {
+    "Mul": operator.mul,
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Maximum": max,
+    "Minimum": min,
+    "Equal": operator.eq,
+    "GreaterEqual": operator.ge,
+}
 
 
 def static_number(tensor: tf.Tensor) -> float | None:
@@ -31,6 +41,84 @@ def known_shape(output: tf.Tensor) -> list[int | None]:
         return shape
     told = (None if b is None or b < 0 else int(b) for b in np.reshape(found, [-1]))
     return [b if a is None else a for a, b in zip(shape, told, strict=True)]
+
+
+def known_order(op: tf.Operation) -> list[int] | None:
+    """The order of the axes after a `Transpose`, if the graph tells."""
+    order = known_value(op.inputs[1])
+    if order is None:
+        order = _order_for_many(op)
+    if order is None or None in np.reshape(order, [-1]):
+        return None
+    return [int(axis) for axis in np.reshape(order, [-1])]
+
+
+def _order_for_many(op: tf.Operation):
+    """The order that `tf.vectorized_map` gives unless there is one example only.
+
+    It leaves two axes where they are if one of them has length 1, and shapes what comes
+    out as if it had not. Of one example that is the same.
+    """
+    choice = op.inputs[1].op
+    if choice.type not in ("Select", "SelectV2"):
+        return None
+    test, otherwise = choice.inputs[0].op, choice.inputs[2]
+    if test.type != "Equal" or static_number(test.inputs[1]) != 1:
+        return None
+    least = test.inputs[0].op
+    if least.type != "Minimum":
+        return None
+    sizes = [known_value(size) for size in least.inputs]
+    lengths = op.inputs[0].shape.as_list() if op.inputs[0].shape.rank else [None]
+    # One of the two is the batch, of any size; the other one tells.
+    if [size is None for size in sizes].count(True) != 1 or lengths[0] is not None:
+        return None
+    (other,) = (size for size in sizes if size is not None)
+    return known_value(choice.inputs[1] if np.size(other) and other == 1 else otherwise)
+
+
+def takes_every_row(op: tf.Operation) -> bool:
+    """Whether a `GatherV2` along axis 0 takes row 0, row 1, and so on.
+
+    That is how `tf.vectorized_map` takes its examples, where a single row stands for
+    all.
+    """
+    rows, indices = op.inputs[0], _through(op.inputs[1])
+    if indices.op.type == "SelectV2":
+        test, indices, single = indices.op.inputs
+        indices = _through(indices)
+        if test.op.type != "Greater" or static_number(single) != 0:
+            return False
+        if not _counts_rows(test.op.inputs[0], rows):
+            return False
+        if static_number(test.op.inputs[1]) != 1:
+            return False
+    if indices.op.type != "Range" or indices.shape.rank != 1:
+        return False
+    start, _, delta = map(static_number, indices.op.inputs)
+    return start == 0 and delta == 1
+
+
+def _through(tensor: tf.Tensor) -> tf.Tensor:
+    """What the tensor is made of by ops that leave a vector what it is."""
+    while tensor.op.type == "Identity" or (
+        tensor.op.type == "Reshape"
+        and tensor.shape.rank == tensor.op.inputs[0].shape.rank == 1
+    ):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
+    """Whether `size` is how many rows there are."""
+    op = size.op
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    begin = tf.get_static_value(op.inputs[1])
+    first = begin is not None and np.array_equal(begin, [0])
+    return bool(
+        first and op.get_attr("shrink_axis_mask") and op.inputs[0].op.inputs[0] is rows
+    )
 
 
 def is_pinned(op: tf.Operation) -> bool:
@@ -122,11 +210,13 @@ def _pair(op, a, b):
     a, b = (np.reshape(v, ())[()] if np.size(v) == 1 else None for v in (a, b))
     if a is None or b is None:
         return None
-    if op.type == "Mul":
-        return a * b
-    if op.type == "Maximum":
-        return max(a, b)
-    return a / b if b != 0 else None
+    if op.type in _QUOTIENTS:
+        return a / b if b != 0 else None
+    return _PAIRS[op.type](a, b)
+
+
+def _select(op, test, yes, no):
+    return None if np.size(test) != 1 else yes if np.reshape(test, ())[()] else no
 
 
 _COMPUTED = {
@@ -135,5 +225,7 @@ _COMPUTED = {
     "GatherV2": _gather,
     "ConcatV2": _concat,
     "Prod": _prod,
-    **dict.fromkeys(("Mul", "Maximum", *_QUOTIENTS), _pair),
+    "Select": _select,
+    "SelectV2": _select,
+    **dict.fromkeys((*_PAIRS, *_QUOTIENTS), _pair),
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip.gradients.flow import DATA, Flow
-from tfdpclip.gradients.known import known_shape
+from tfdpclip.gradients.known import known_order, known_shape, static_number
 
 
 def _reshape(op, output, inputs, batch_size) -> Flow:
@@ -54,7 +54,10 @@ def _reshape_inner(op, output, flow) -> Flow:
             tails = _tail(before[axis:]), _tail(after[axis:])
             if tails[0] == tails[1] is not None and tails[0] != 0:
                 # What is before the batch and how much follows it stay the same.
-                return Flow(DATA, flow.axes, entries=flow.entries)
+                return Flow(DATA, flow.axes, flow.rows, entries=flow.entries)
+            own = flow.entries or _entries(flow, tails[0])
+            if own and tails[1] and own % tails[1] == 0:
+                return Flow(DATA, flow.axes, own // tails[1], entries=own)
     if flow.axes != (1,) or source.shape[0] != 1 or not output.shape.rank:
         return Flow(DATA, None)
     after = _tail(known_shape(output))
@@ -78,19 +81,18 @@ def _tail(shape: list | None) -> int | None:
 
 
 def _transpose(op, output, inputs, batch_size) -> Flow:
-    flow, perm = inputs[0], tf.get_static_value(op.inputs[1])
+    flow, perm = inputs[0], known_order(op)
     if perm is None:
         return Flow(DATA, None)
-    perm = [int(p) for p in perm]
     axes = tuple(sorted(perm.index(a) for a in flow.axes))
     return Flow(DATA, axes, flow.rows, flow.minor)
 
 
 def _expand_dims(op, output, inputs, batch_size) -> Flow:
-    flow, axis = inputs[0], tf.get_static_value(op.inputs[1])
+    flow, axis = inputs[0], static_number(op.inputs[1])
     if axis is None:
         return Flow(DATA, None)
-    axis = int(axis.reshape(-1)[0]) % output.shape.rank
+    axis = int(axis) % output.shape.rank
     axes = tuple(a + 1 if a >= axis else a for a in flow.axes)
     return Flow(DATA, axes, flow.rows, flow.minor)
 

@@ -56,6 +56,7 @@ class BodyFlows(Dataflow):
         self._any_data = True
         self._invariant: dict = {}
         self.sources: list = []
+        self._sparse: dict = {}
         self.converted: list = []
         self._flows: dict = {}
         self._begin = [_at_start(tensor, flows) for tensor in op.inputs]
@@ -228,10 +229,12 @@ def _strided_slice(op, inputs):
     specs, strides = op.inputs[1].shape[0], tf.get_static_value(op.inputs[3])
     if any(f.kind == DATA for f in inputs[1:]) or flow.axes is None:
         return None
-    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+    if specs is None or strides is None or op.get_attr("new_axis_mask"):
         return None
-    if specs is None or strides is None:
-        return None
+    if op.get_attr("ellipsis_mask"):
+        specs -= 1  # What follows is whole: `x[t, ...]`.
+        if op.get_attr("ellipsis_mask") != 1 << specs:
+            return None
     removed = [i for i in range(specs) if op.get_attr("shrink_axis_mask") >> i & 1]
     if not removed:
         return None

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, chance
+from tfdpclip.gradients import _copies, chance, sparse
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.transfers import DATA_SHAPED
@@ -74,6 +74,7 @@ class ReplacedExamples:
         self._flows = flows
         self._compared = [per_example, *gradients]
         self._sources = [s for s in flows.sources if s.shape.rank]
+        self._sparse = flows.sparse_batches
         self._coarse = any(
             t.dtype.is_floating and t.dtype.size < 4
             for op in flows.ops
@@ -83,9 +84,11 @@ class ReplacedExamples:
 
     def _plan(self) -> str | None:
         """Finds what depends on the examples' values."""
-        if not self._sources:
+        if not self._sources and not self._sparse:
             return "no data were found behind the loss"
         affected = {source.ref() for source in self._sources}
+        for batch in self._sparse:
+            affected |= {t.ref() for t in (batch.indices, batch.values)}
         # Random numbers, by example; and whether there are others.
         self._random: list[tf.Tensor] = []
         self._fixed = False
@@ -93,6 +96,8 @@ class ReplacedExamples:
         self._closed_over: set[int] = set()
         # Tensors of as many entries as the data say.
         varying: set = set()
+        for batch in self._sparse:
+            varying |= {t.ref() for t in (batch.indices, batch.values)}
         self._steps = []
         for op in ancestors(self._compared):
             if not any(t.ref() in affected for t in op.inputs):
@@ -101,8 +106,9 @@ class ReplacedExamples:
             varies = any(t.ref() in varying for t in op.inputs)
             if op.type in _SIZES and not varies:
                 continue
-            sparse = op.type.startswith(("Sparse", "Ragged"))
-            if sparse and op.type != "SparseSoftmaxCrossEntropyWithLogits":
+            other = op.type.startswith(("Sparse", "Ragged"))
+            other &= op.type not in sparse.REPEATABLE
+            if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
                 return f"{op.name!r} (a {op.type}) takes sparse data"
             if _copies.calls_python(op):
                 raise ExampleIsolationError(
@@ -243,6 +249,13 @@ class ReplacedExamples:
             moved = tf.gather(source, own)
             moved.set_shape(source.shape)
             known[source.ref()] = moved
+        for batch in self._sparse:
+            parts = batch.with_rows(rows, batch_size)
+            for part, moved in zip(
+                (batch.indices, batch.values, batch.shape), parts, strict=True
+            ):
+                moved.set_shape(part.shape)
+                known[part.ref()] = moved
         for op in self._steps:
             inputs = [known.get(t.ref(), t) for t in op.inputs]
             outputs = _copies.emit_again(op, inputs)

@@ -29,6 +29,7 @@ from tfdpclip.gradients.forms import (
     rows_per_example,
 )
 from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.sparse import row_lookup
 from tfdpclip.gradients.uses import Use
 
 
@@ -203,6 +204,9 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
 def _batch_first(tensor: tf.Tensor, context: Context) -> bool:
     """Whether axis 0 counts examples, as far as is known; the check tests the rest."""
     axes = context.flows[tensor].axes
+    if axes is None and context.flows.batch_size and tensor.shape.rank:
+        length = tensor.shape[0]
+        return length is None or length % context.flows.batch_size == 0
     return axes is None or axes == (0,)
 
 
@@ -246,6 +250,8 @@ def _contraction(use, dz, shape, context, labels, out):
         return None
     flow = context.flows[source]
     if flow.axes is not None and len(flow.axes) != 1:
+        return None
+    if flow.axes is None and not _batch_first(source, context):
         return None
     batch = x_labels[flow.axes[0] if flow.axes else 0]
     if batch not in out:
@@ -453,6 +459,8 @@ def _gather(use, dz, shape, context):
         if axis is None or int(axis) != 0:
             return None
     ids = use.op.inputs[1]
+    if context.flows[ids].entry is not None:
+        return None  # Of entries, whichever example they belong to.
     if ids.shape.rank in (None, 0) or not _batch_first(ids, context):
         return None
     width = math.prod(shape[1:])
@@ -462,6 +470,17 @@ def _gather(use, dz, shape, context):
     for size in ids.shape[1:].as_list():
         steps = None if steps is None or size is None else steps * size
     return Lookup(flat, z, shape, steps)
+
+
+def _row_lookup(use, dz, shape, context):
+    """Rows summed by example, with a list of ids for each: a sparse batch's."""
+    found = row_lookup(use.op)
+    flow = context.flows[use.output]
+    if found is None or not flow.leads or flow.rows != 1 or not use.path.isometric:
+        return None
+    ids, factors = found.padded(context.batch_size)
+    z = tf.reshape(dz, [context.batch_size, 1, math.prod(shape[1:])])
+    return Lookup(ids, tf.cast(factors, dz.dtype)[:, :, tf.newaxis] * z, shape, None)
 
 
 # Convolutions.
@@ -533,6 +552,11 @@ _RULES: dict[str, Callable] = {
     "FusedBatchNormV3": _fused_batch_norm,
     "ResourceGather": _gather,
     "GatherV2": _gather,
+    **dict.fromkeys(
+        """SegmentSum SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN
+        SparseTensorDenseMatMul""".split(),
+        _row_lookup,
+    ),
     "Conv2D": _convolution,
     "Conv3D": _convolution,
     "DepthwiseConv2dNative": _convolution,

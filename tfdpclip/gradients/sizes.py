@@ -68,6 +68,11 @@ def _shape(op, output, inputs) -> Flow:
         return Flow()
     if flow.kind != DATA or source.shape.rank is None:
         return Flow(SIZE, power=None)
+    if flow.entry is not None:
+        # How many entries a sparse batch has is a statistic of all examples.
+        return (
+            _vector((None,) * source.shape.rank) if op.type != "Size" else _number(None)
+        )
     # Of a tensor that nothing is known of, the batch is taken to be on axis 0, as it
     # is everywhere; that is tested when the step runs.
     axes = (0,) if flow.axes is None else flow.axes

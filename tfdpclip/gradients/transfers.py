@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients import contractions, layouts
+from tfdpclip.gradients import contractions, layouts, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
 from tfdpclip.gradients.fused import WEIGHTS, read_call
+from tfdpclip.gradients.known import takes_every_row
 
 _UNARY_OR_ELEMENTWISE = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BiasAddGrad
@@ -61,6 +62,10 @@ _SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 def transfer(op, output, inputs, batch_size) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
     rank = output.shape.rank
+    elementwise = op.type in _UNARY_OR_ELEMENTWISE
+    by_entry = sparse.transfer(op, output, inputs, elementwise)
+    if by_entry is not None:
+        return by_entry
     if op.type in DATA_SHAPED:
         return Flow(DATA, None, coupled=op)
     if op.type in _BY_PLACE:
@@ -70,7 +75,7 @@ def transfer(op, output, inputs, batch_size) -> Flow:
     rule = _TRANSFERS.get(op.type)
     if rule is not None:
         return rule(op, output, inputs, batch_size)
-    if op.type in _UNARY_OR_ELEMENTWISE:
+    if elementwise:
         return _elementwise(op, output, inputs)
     if op.type in _KEEPS_ROWS:
         return _first_rows(inputs)
@@ -171,6 +176,8 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         if axis == 0 and indices.kind != DATA:
             # Picks or permutes examples.
             return Flow(DATA, None, coupled=op)
+        if axis == 0 and batch_dims == 0 and params.rows == 1:
+            return params if takes_every_row(op) else Flow(DATA, None)
         if batch_dims >= 1 or (axis != 0 and indices.kind != DATA):
             return params
     return Flow(DATA, None)

@@ -6,6 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdpclip.gradients import sparse
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA
 
@@ -94,7 +95,14 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
                 for index in indices:
                     param = op.inputs[index]
                     path, reaching = paths[param.ref()], _reaching(op, flows)
-                    uses.append(Use(op, index, param, path, tuple(shape), reaching))
+                    summed = sparse.sum_after(op, flows)
+                    if summed is not None:
+                        op_used, reaching = summed, (0,)
+                    else:
+                        op_used = op
+                    uses.append(
+                        Use(op_used, index, param, path, tuple(shape), reaching)
+                    )
             continue
         path = paths[op.inputs[indices[0]].ref()]
         others = sum(flows[t].trained for t in op.inputs) - 1

@@ -1,0 +1,229 @@
+"""Sparse batches: what is proven about them, and what is not let through."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.keras.helpers import mostly_slow
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    clipped_sum,
+)
+
+B, V, D = 5, 9, 3
+# The third example is empty, and one has the same id three times.
+IDS = [[1, 1, 3], [4], [], [2, 8, 2, 2], [0, 5]]
+
+
+def features():
+    """`[B, V]` numbers, and an example without any."""
+    rng = np.random.default_rng(0)
+    dense = (rng.random([B, V]) < 0.4) * rng.normal(size=[B, V])
+    dense[2] = 0
+    return tf.sparse.from_dense(dense.astype(np.float32))
+
+
+def ids():
+    """`[B, 4]` ids."""
+    places = [[i, j] for i, row in enumerate(IDS) for j in range(len(row))]
+    values = [value for row in IDS for value in row]
+    return tf.SparseTensor(places, tf.constant(values, tf.int64), [B, 4])
+
+
+class Model:
+    """A table and a head."""
+
+    def __init__(self):
+        rng = np.random.default_rng(1)
+        self.table = tf.Variable(rng.normal(size=[V, D]).astype(np.float32))
+        self.head = tf.Variable(rng.normal(size=[D, 2]).astype(np.float32))
+        self.variables = [self.table, self.head]
+
+    def losses(self, hidden):
+        return tf.reduce_mean(tf.square(tf.tanh(hidden) @ self.head), axis=1)
+
+
+def product(model, x):
+    return tf.sparse.sparse_dense_matmul(x, model.table)
+
+
+def looked_up(combiner):
+    def hidden(model, x):
+        return tf.nn.safe_embedding_lookup_sparse(model.table, x, combiner=combiner)
+
+    return hidden
+
+
+def squared(model, x):
+    return product(model, tf.sparse.map_values(tf.square, x))
+
+
+def positive(model, x):
+    return product(model, tf.sparse.retain(x, x.values > 0))
+
+
+def normalised(model, x):
+    return product(model, tf.sparse.softmax(x))
+
+
+def dense(model, x):
+    return tf.sparse.to_dense(x) @ model.table
+
+
+def twice(model, x):
+    return product(model, x) + dense(model, tf.sparse.map_values(tf.square, x))
+
+
+def step_of(model, hidden, rule):
+    @tf.function
+    def step(x):
+        return clipped_sum(model.losses(hidden(model, x)), model.variables, rule)
+
+    return step
+
+
+@pytest.mark.parametrize("first", mostly_slow([0], [0, 1, 3]))
+@pytest.mark.parametrize(
+    "hidden, data",
+    [
+        (product, features),
+        (squared, features),
+        (positive, features),
+        (normalised, features),
+        (dense, features),
+        (twice, features),
+        (looked_up("sum"), ids),
+        (looked_up("mean"), ids),
+        (looked_up("sqrtn"), ids),
+    ],
+    ids="product squared positive normalised dense twice sum mean sqrtn".split(),
+)
+def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
+    model, x = Model(), data()
+    width = x.dense_shape[1]
+    x = tf.sparse.slice(x, [first, 0], [B - first, width])
+    gradients = []
+    for i in range(B - first):
+        with tf.GradientTape() as tape:
+            one = tf.sparse.slice(x, [i, 0], [1, width])
+            loss = tf.reduce_sum(model.losses(hidden(model, one)))
+        found = tape.gradient(loss, model.variables)
+        gradients.append(
+            np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in found])
+        )
+    gradients = np.stack(gradients)
+    norms = np.linalg.norm(gradients, axis=1)
+    rule = dpc.FixedClip(float(np.median(norms)))
+    sums, found = step_of(model, hidden, rule)(x)
+    # What is added up of two lookups may come out larger, by what rounding may hide.
+    assert (found >= norms * (1 - 1e-5)).numpy().all()
+    np.testing.assert_allclose(found, norms, rtol=1e-2 if hidden is twice else 1e-5)
+    sums = np.concatenate([np.ravel(tf.convert_to_tensor(s)) for s in sums])
+    weights = rule.weights(found, rule.initial_state()).numpy()
+    np.testing.assert_allclose(sums, weights @ gradients, rtol=1e-4, atol=1e-6)
+
+
+def with_values(change):
+    def hidden(model, x):
+        return product(model, tf.SparseTensor(x.indices, change(x), x.dense_shape))
+
+    return hidden
+
+
+MIXERS = {
+    "total": with_values(lambda x: x.values / tf.reduce_sum(x.values)),
+    "largest": with_values(lambda x: x.values - tf.reduce_max(x.values)),
+    "count": with_values(lambda x: x.values / tf.cast(tf.size(x.values), tf.float32)),
+    "place": with_values(
+        lambda x: x.values * tf.cast(tf.range(tf.size(x.values)), tf.float32)
+    ),
+    "reversed": with_values(lambda x: tf.reverse(x.values, [0])),
+    "sorted": with_values(lambda x: tf.sort(x.values)),
+    "rolled": with_values(lambda x: tf.roll(x.values, 1, 0)),
+    "summed up": with_values(lambda x: tf.cumsum(x.values)),
+    "first entry": with_values(lambda x: x.values * x.values[0]),
+    "by column": lambda model, x: tf.math.unsorted_segment_sum(
+        tf.gather(model.table, x.indices[:, 1]), x.indices[:, 1], B
+    ),
+    "widest": lambda model, x: (
+        product(model, x) * tf.cast(x.dense_shape[1], tf.float32)
+    ),
+    "among examples": lambda model, x: tf.sparse.sparse_dense_matmul(
+        tf.sparse.slice(x, [0, 0], [B, B]), product(model, x)
+    ),
+    "empty rows at the end": lambda model, x: tf.math.segment_sum(
+        tf.gather(model.table, x.indices[:, 1]) * x.values[:, tf.newaxis],
+        x.indices[:, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_entries_that_meet_other_examples_are_refused(name):
+    """From the graph: nothing has to happen in the batch at hand."""
+    with pytest.raises((ExampleIsolationError, LossStructureError)):
+        step_of(Model(), MIXERS[name], dpc.FixedClip(1.0)).get_concrete_function(
+            tf.SparseTensorSpec([None, V], tf.float32)
+        )
+
+
+def test_one_batch_with_the_row_numbers_of_another_is_refused():
+    """They may count differently, and then entries go to other examples."""
+    model = Model()
+
+    @tf.function
+    def step(a, b):
+        mixed = tf.SparseTensor(a.indices, b.values, a.dense_shape)
+        losses = model.losses(product(model, mixed))
+        return clipped_sum(losses, model.variables, dpc.FixedClip(1.0))
+
+    with pytest.raises(ExampleIsolationError):
+        step(features(), features())
+
+
+def test_the_weights_of_ids_come_with_the_ids():
+    """Of a second sparse batch it is not known that it has the same entries."""
+
+    def hidden(model, x):
+        return tf.nn.safe_embedding_lookup_sparse(
+            model.table, x, tf.sparse.map_values(tf.ones_like, features())
+        )
+
+    with pytest.raises(ExampleIsolationError):
+        step_of(Model(), hidden, dpc.FixedClip(1.0))(ids())
+
+
+def sparse_model():
+    tf.keras.utils.set_random_seed(3)
+    inputs = tf.keras.Input((V,), sparse=True)
+    hidden = tf.keras.layers.Dense(4, activation="tanh")(inputs)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(hidden))
+
+
+@pytest.mark.parametrize("how", ["arrays", "data set"])
+def test_keras_trains_on_sparse_features_as_on_dense_ones(how):
+    x, y = features(), np.arange(B, dtype=np.float32)[:, np.newaxis]
+    wide = tf.keras.Sequential(
+        [tf.keras.layers.Dense(4, activation="tanh"), tf.keras.layers.Dense(1)]
+    )
+    wide.build((None, V))
+    model = sparse_model()
+    wide.set_weights(model.get_weights())
+    before = model.get_weights()
+    for trained in (model, wide):
+        optimizer = dpc.keras.DPSGD(
+            0.5, clip=dpc.FixedClip(0.3), noise_multiplier=0, expected_batch_size=2
+        )
+        trained.compile(optimizer, "mse")
+    data = [x, y]
+    if how == "data set":
+        data = [tf.data.Dataset.from_tensor_slices((x, y)).batch(2)]
+    model.fit(*data, batch_size=None if how == "data set" else 2, shuffle=False)
+    wide.fit(tf.sparse.to_dense(x), y, batch_size=2, shuffle=False)
+    for found, expected, start in zip(
+        model.get_weights(), wide.get_weights(), before, strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+        assert np.abs(found - start).max() > 1e-4

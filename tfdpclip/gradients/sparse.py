@@ -1,0 +1,409 @@
+"""Sparse batches: which entry belongs to which example.
+
+A `tf.SparseTensor` of a batch has one row for each example, and its entries, with the
+numbers of their rows, in lists that all examples share. What is computed entry by entry
+keeps them apart, and so do sums by row number, if nothing has come between an entry and
+its number. Only that is let through here; everything else that depends on places in
+those lists combines examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Entries, Flow
+
+INDICES, VALUES, ROWS = "indices", "values", "rows"
+# Positions of some of the entries; the distinct values; where each entry's value is
+# among them.
+CHOSEN, DISTINCT, PLACES = "chosen", "distinct", "places"
+
+_FILLED = "filled by "
+_SAME = frozenset("Identity Cast StopGradient".split())
+_SUMS = frozenset("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd".split())
+_LOOKED_UP_SUMS = frozenset(
+    "SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN".split()
+)
+_LOOKUPS = frozenset("ResourceGather GatherV2".split())
+_REDUCTIONS = frozenset(
+    "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm".split()
+)
+#: Ops on sparse batches that do the same for a batch with other rows.
+REPEATABLE = (
+    frozenset(
+        """SparseReshape SparseFillEmptyRows SparseReorder SparseTensorDenseMatMul
+        SparseToDense SparseSoftmax""".split()
+    )
+    | _LOOKED_UP_SUMS
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseBatch:
+    """The components of a sparse batch, `[B, ...]`."""
+
+    indices: tf.Tensor
+    values: tf.Tensor
+    shape: tf.Tensor
+
+    def with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
+        """The components of the batch with row `rows[i]` of this one in row i."""
+        owners = self.indices[:, 0]
+        order = tf.argsort(owners, stable=True)
+        entries = tf.RaggedTensor.from_value_rowids(
+            order,
+            tf.gather(owners, order),
+            nrows=tf.cast(batch_size, owners.dtype),
+            validate=False,
+        )
+        taken = tf.gather(entries, rows)
+        column = tf.cast(taken.value_rowids(), self.indices.dtype)[:, tf.newaxis]
+        rest = tf.gather(self.indices[:, 1:], taken.flat_values)
+        values = tf.gather(self.values, taken.flat_values)
+        return [tf.concat([column, rest], axis=1), values, self.shape]
+
+
+def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
+    """The sparse batches that `ops` start from: arguments, and from iterators."""
+    found = [
+        SparseBatch(*op.outputs)
+        for op in ops
+        if op.type.startswith("DeserializeSparse")
+    ]
+    signature = getattr(graph, "structured_input_signature", None)
+    inputs = getattr(graph, "inputs", ())
+    position = 0
+    for spec in tf.nest.flatten(signature) if signature is not None else ():
+        if not isinstance(spec, (tf.TypeSpec, tf.Tensor)):
+            continue  # No tensor: a number, say.
+        width = len(tf.nest.flatten(spec, expand_composites=True))
+        if isinstance(spec, tf.SparseTensorSpec) and position + 3 <= len(inputs):
+            found.append(SparseBatch(*inputs[position : position + 3]))
+        position += width
+    return [
+        batch
+        for batch in found
+        if batch.indices.dtype == tf.int64 and batch.values.shape.rank == 1
+    ]
+
+
+def flows_of(batch: SparseBatch) -> dict:
+    """The flows of the components, by reference."""
+    key = (batch.indices.name,)
+    rank = batch.indices.shape[-1] or 2
+    # Its length in other directions may be that of the longest example.
+    shape = Flow(SIZE, power=None, dims=(1, *[None] * (rank - 1)))
+    return {
+        batch.indices.ref(): _entries(key, INDICES),
+        batch.values.ref(): _entries(key, VALUES),
+        batch.shape.ref(): shape,
+    }
+
+
+def _entries(key: tuple, role: str) -> Flow:
+    return Flow(DATA, None, entry=Entries(key, role))
+
+
+def transfer(
+    op: tf.Operation, output: tf.Tensor, inputs: list[Flow], elementwise: bool
+) -> Flow | None:
+    """The flow of an output of an op on sparse batches; None for other ops."""
+    found = [flow.entry for flow in inputs]
+    if not any(found):
+        return None
+    if op.type in _RULES:
+        flow = _RULES[op.type](op, output, found, inputs)
+    elif op.type in _REDUCTIONS:
+        flow = _reduction(op, found, inputs)
+    else:
+        flow = _entrywise(op, output, found, inputs, elementwise)
+    # By its place in the list an entry may meet those of any other example.
+    return Flow(DATA, None, coupled=op) if flow is None else flow
+
+
+def _role(entry: Entries | None, role: str, key: tuple | None = None) -> bool:
+    if entry is None or entry.role != role:
+        return False
+    return key is None or entry.key == key
+
+
+def _rows_apart() -> Flow:
+    return Flow(DATA, (0,), 1)
+
+
+def _reduction(op, found, inputs):
+    axes = tf.get_static_value(op.inputs[1])
+    rank = op.inputs[0].shape.rank
+    if axes is None or not rank or 0 in {int(a) % rank for a in np.reshape(axes, -1)}:
+        return None
+    return _entries(found[0].key, VALUES) if _role(found[0], VALUES) else None
+
+
+def _entrywise(op, output, found, inputs, elementwise):
+    """Ops that compute each entry of the list from the same entry of others."""
+    if op.type in _SAME:
+        return _entries(found[0].key, found[0].role)
+    if not elementwise or not output.shape.rank:
+        return None
+    keys = set()
+    for tensor, entry, flow in zip(op.inputs, found, inputs, strict=True):
+        if entry is not None and entry.role == VALUES:
+            if tensor.shape.rank != output.shape.rank:
+                return None
+            keys.add(entry.key)
+        elif entry is not None or flow.kind == DATA:
+            return None
+        elif tensor.shape.rank == output.shape.rank and tensor.shape[0] != 1:
+            return None  # By the place in the list.
+    return _entries(keys.pop(), VALUES) if len(keys) == 1 else None
+
+
+def _reshape(op, output, found, inputs):
+    entry = found[0]
+    if entry is None or not output.shape.rank or op.inputs[0].shape.rank is None:
+        return None
+    tails = [t.shape[1:].num_elements() for t in (op.inputs[0], output)]
+    same = tails[0] == tails[1] is not None and tails[0] != 0
+    return _entries(entry.key, entry.role) if same else None
+
+
+def _strided_slice(op, output, found, inputs):
+    """`indices[:, c]` and `values[:, tf.newaxis]`."""
+    entry = found[0]
+    if entry is None or any(found[1:]) or op.get_attr("ellipsis_mask"):
+        return None
+    bounds = [tf.get_static_value(op.inputs[i]) for i in (1, 2, 3)]
+    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
+    if any(b is None for b in bounds) or not whole or bounds[2][0] != 1:
+        return None
+    if (op.get_attr("new_axis_mask") | op.get_attr("shrink_axis_mask")) & 1:
+        return None
+    if entry.role != INDICES:
+        new = entry.role == VALUES and op.get_attr("new_axis_mask")
+        return _entries(entry.key, VALUES) if new else None
+    if op.get_attr("new_axis_mask") or op.get_attr("shrink_axis_mask") != 2:
+        return None
+    return _entries(entry.key, ROWS if bounds[0][1] == 0 else VALUES)
+
+
+def _gather(op, output, found, inputs):
+    params, indices = found[0], found[1]
+    if op.get_attr("batch_dims") or indices is None:
+        return None
+    if op.type == "GatherV2":
+        axis = tf.get_static_value(op.inputs[2])
+        if axis is None or int(axis) != 0:
+            return None
+    if params is None:
+        if inputs[0].kind != PUBLIC:
+            return None
+        if indices.role in (VALUES, DISTINCT):
+            return _entries(indices.key, indices.role)
+        return None
+    if indices.key != params.key:
+        return None
+    if indices.role == CHOSEN and params.role in (INDICES, VALUES):
+        # What is chosen is told by each entry itself.
+        return _entries((*params.key, op.inputs[1].name), params.role)
+    if indices.role == PLACES and params.role == DISTINCT:
+        return _entries(params.key, VALUES)
+    return None
+
+
+def _where(op, output, found, inputs):
+    if _role(found[0], VALUES) and op.inputs[0].shape.rank == 1:
+        return _entries(found[0].key, CHOSEN)
+    return None
+
+
+def _unique(op, output, found, inputs):
+    if not _role(found[0], VALUES) or op.inputs[0].shape.rank != 1:
+        return None
+    return _entries(found[0].key, PLACES if output.value_index else DISTINCT)
+
+
+def _sparse_reshape(op, output, found, inputs):
+    """A batch of lists of ids, of which the examples are kept apart: `[B, N]`."""
+    if output.value_index:
+        return Flow(SIZE, power=None, dims=(1, None))
+    rank = op.inputs[0].shape[-1]
+    parts = op.inputs[2].op
+    if rank != 2 or output.shape[-1] != 2 or parts.type != "Pack":
+        return None
+    last = parts.inputs[1].op
+    if last.type != "GatherV2" or last.inputs[0] is not op.inputs[1]:
+        return None
+    if tf.get_static_value(last.inputs[1]) != 1 or not _role(found[0], INDICES):
+        return None
+    return _entries(found[0].key, INDICES)
+
+
+def _fill_empty_rows(op, output, found, inputs):
+    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+        return None
+    key = (*found[0].key, _FILLED + op.name)
+    if output.value_index < 2:
+        return _entries(key, (INDICES, VALUES)[output.value_index])
+    return _rows_apart() if output.value_index == 2 else Flow(DATA, None)
+
+
+def _reorder(op, output, found, inputs):
+    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+        return None
+    return _entries((*found[0].key, op.name), (INDICES, VALUES)[output.value_index])
+
+
+def _filled(key: tuple) -> bool:
+    """Whether every example has an entry: or else a sum by row may have fewer rows."""
+    return key[-1].startswith(_FILLED)
+
+
+def _softmax(op, output, found, inputs):
+    """Over the last axis."""
+    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+        return None
+    return _entries(found[0].key, VALUES)
+
+
+def _segment_sum(op, output, found, inputs):
+    rows = found[1]
+    if _role(rows, ROWS) and _filled(rows.key) and _role(found[0], VALUES, rows.key):
+        return _rows_apart()
+    return None
+
+
+def _looked_up_sum(op, output, found, inputs):
+    table, places, rows = found[:3]
+    if _role(table, DISTINCT) and _role(places, PLACES, table.key):
+        by_row = _role(rows, ROWS, table.key) and _filled(table.key)
+        return _rows_apart() if by_row else None
+    return None
+
+
+def _matmul(op, output, found, inputs):
+    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+        return None
+    apart = inputs[3].kind == PUBLIC and not op.get_attr("adjoint_a")
+    return _rows_apart() if apart else None
+
+
+def _to_dense(op, output, found, inputs):
+    if not _role(found[0], INDICES) or not _role(found[2], VALUES, found[0].key):
+        return None
+    return _rows_apart() if output.shape.rank else None
+
+
+_RULES = {
+    "Reshape": _reshape,
+    "StridedSlice": _strided_slice,
+    "GatherV2": _gather,
+    "ResourceGather": _gather,
+    "Where": _where,
+    "Unique": _unique,
+    "SparseReshape": _sparse_reshape,
+    "SparseFillEmptyRows": _fill_empty_rows,
+    "SparseReorder": _reorder,
+    "SparseSoftmax": _softmax,
+    "SparseTensorDenseMatMul": _matmul,
+    "SparseToDense": _to_dense,
+    **dict.fromkeys(_SUMS, _segment_sum),
+    **dict.fromkeys(_LOOKED_UP_SUMS, _looked_up_sum),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLookup:
+    """A table's rows, looked up by the entries of a sparse batch and summed by example.
+
+    Attributes:
+      rows: the example of each entry, `[N]`, in order.
+      ids: the row of the table, `[N]`.
+      factors: what the row is multiplied by, `[N]`; None for 1.
+      combiner: "sum", "mean" or "sqrtn".
+    """
+
+    rows: tf.Tensor
+    ids: tf.Tensor
+    factors: tf.Tensor | None
+    combiner: str
+
+    def padded(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The ids and factors of each example, `[B, T]` both."""
+        rows = tf.cast(self.rows, tf.int64)
+        order = tf.argsort(rows, stable=True)
+        rows = tf.gather(rows, order)
+        factors = self.factors
+        if factors is None:
+            factors = tf.ones_like(rows, tf.float32)
+        factors = tf.gather(tf.reshape(factors, [-1]), order)
+
+        def by_example(entries):
+            ragged = tf.RaggedTensor.from_value_rowids(
+                entries, rows, nrows=tf.cast(batch_size, tf.int64), validate=False
+            )
+            return ragged.to_tensor()
+
+        factors = by_example(factors)
+        counts = tf.math.bincount(tf.cast(rows, tf.int32), minlength=batch_size)
+        counts = tf.cast(tf.maximum(counts[:batch_size], 1), factors.dtype)[:, None]
+        if self.combiner != "sum":
+            factors /= counts if self.combiner == "mean" else tf.sqrt(counts)
+        return by_example(tf.gather(self.ids, order)), factors
+
+
+def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
+    """The sum by example of what a lookup in a sparse batch finds, if it is all."""
+    entry = flows[op.outputs[0]].entry
+    if op.type not in _LOOKUPS or entry is None:
+        return None
+    while True:
+        users = [user for user in op.outputs[0].consumers() if user in flows]
+        if len(users) != 1:
+            return None
+        (op,) = users
+        if op.type in _LOOKED_UP_SUMS or op.type == "SegmentSum":
+            return op if row_lookup(op) is not None else None
+        if op.type not in ("Identity", "Mul", "GatherV2"):
+            return None
+
+
+def row_lookup(op: tf.Operation) -> RowLookup | None:
+    """What a sum by example sums, if it is rows of a table."""
+    if op.type == "SparseTensorDenseMatMul":
+        if op.get_attr("adjoint_b"):
+            return None
+        rows, ids = tf.unstack(op.inputs[0], num=2, axis=1)
+        return RowLookup(rows, ids, op.inputs[1], "sum")
+    if op.type in _LOOKED_UP_SUMS:
+        lookup = _through(op.inputs[0]).op
+        if lookup.type not in _LOOKUPS:
+            return None
+        ids = tf.gather(lookup.inputs[1], op.inputs[1])
+        combiner = op.type.removeprefix("SparseSegment").lower()
+        return RowLookup(op.inputs[2], ids, None, combiner)
+    if op.type != "SegmentSum":
+        return None
+    found, factors = _through(op.inputs[0]), None
+    if found.op.type == "Mul":
+        found, factors = found.op.inputs
+        found = _through(found)
+        if factors.shape.rank != found.shape.rank or factors.shape[1:] != [1]:
+            return None
+    ids = None
+    if found.op.type == "GatherV2" and _through(found.op.inputs[0]).op.type in _LOOKUPS:
+        ids = found.op.inputs[1]
+        found = _through(found.op.inputs[0])
+    if found.op.type not in _LOOKUPS:
+        return None
+    looked_up = found.op.inputs[1]
+    ids = looked_up if ids is None else tf.gather(looked_up, ids)
+    return RowLookup(op.inputs[1], ids, factors, "sum")
+
+
+def _through(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor

@@ -123,7 +123,7 @@ def function(env, path, x, args, node):
         return env.inner(node, x, path)
 
     if env.plain:
-        return run(x)
+        return tf.identity(run(x))  # Without the mask that Keras ties to a tensor.
     if how == "recompute":
         return tf.recompute_grad(run)(x)
     called = tf.function(run, jit_compile=how == "jit" or None, autograph=False)
@@ -141,7 +141,7 @@ def cond(env, path, x, args, node):
         return env.inner(node, x, path)
 
     if env.plain:
-        return run()
+        return tf.identity(run())
     on = {"size": number_of(x) > 0, "constant": tf.convert_to_tensor(True)}
     if args["on"] in on:
         return tf.cond(on[args["on"]], run, lambda: run() * 2)
@@ -169,7 +169,7 @@ def loop(env, path, x, args, node):
 
     if env.plain or args["how"] == "for":
         for _ in range(args["count"]):
-            x = body(x)
+            x = tf.identity(body(x))
         return x
     _, x = tf.while_loop(
         lambda i, x: i < args["count"],

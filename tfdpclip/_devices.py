@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
+
 
 def in_xla() -> bool:
     """Whether the code being traced will be compiled by XLA."""
     graph = tf.compat.v1.get_default_graph()
-    context = graph._get_control_flow_context()
-    while context is not None:
-        if context.IsXLAContext():
-            return True
-        context = context.outer_context
+    if _tf_private.compiled_by_xla(graph):
+        return True
     outer = getattr(graph, "outer_graph", None)
     if outer is None or not hasattr(outer, "as_default"):
         return False

@@ -1,4 +1,4 @@
-"""Copies of a graph's ops. What TensorFlow keeps private is used here only."""
+"""Copies of a graph's ops, and which of them may be made."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
-from tensorflow.python.framework import func_graph, op_def_registry
 
+from tfdpclip import _tf_private
 from tfdpclip.gradients import origins
 
 # Ops that count as stateful and give the same result for the same inputs.
@@ -54,7 +54,7 @@ def draws(op: tf.Operation) -> bool:
 
 
 def _is_stateful(name: str) -> bool:
-    known = op_def_registry.get(name)
+    known = _tf_private.definition_of(name)
     return known is None or known.is_stateful or name in _PYTHON
 
 
@@ -82,7 +82,8 @@ def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         # Where the original is, and what its output looked like.
         if name not in ("_class", "_output_shapes")
     }
-    copy = graph._create_op_internal(
+    copy = _tf_private.make_op(
+        graph,
         op.type,
         inputs,
         [t.dtype for t in op.outputs],
@@ -118,6 +119,6 @@ def called(function: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
 @contextlib.contextmanager
 def scratch_graph() -> Iterator[tf.Graph]:
     """A graph within the current one, for looking at ops that are then dropped."""
-    graph = func_graph.FuncGraph("scratch")
+    graph = _tf_private.new_function_graph("scratch")
     with graph.as_default():
         yield graph

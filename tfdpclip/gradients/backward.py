@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -40,18 +41,18 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
       rules: `rule(op, *gradients at the outputs)` -> the gradients at the inputs, None
         for those that do not matter. A gradient that is not there comes as None.
     """
-    before = {op: op._gradient_function for op in rules}
+    before = {op: _tf_private.own_gradient(op) for op in rules}
     for op, rule in rules.items():
 
         def gradient(op, *at_outputs, rule=rule):
             return rule(op, *(None if _is_nothing(g) else g for g in at_outputs))
 
-        op._gradient_function = gradient
+        _tf_private.set_own_gradient(op, gradient)
     try:
         yield
     finally:
         for op, function in before.items():
-            op._gradient_function = function
+            _tf_private.set_own_gradient(op, function)
 
 
 def _is_nothing(gradient) -> bool:

@@ -11,8 +11,8 @@ import types
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
-from tensorflow.python.framework import ops as framework
 
+from tfdpclip import _tf_private
 from tfdpclip.gradients.backward import CALLS
 
 # What reads a variable and leaves it as it is.
@@ -37,15 +37,10 @@ _BRANCHES = frozenset("If StatelessIf Case StatelessCase While StatelessWhile".s
 _CONVOLUTIONS = frozenset(["Conv2D", "Conv3D"])
 
 
-def is_function_graph(graph: tf.Graph) -> bool:
-    """Whether the graph is that of a `tf.function`, a branch or a loop's body."""
-    return isinstance(graph, tf.__internal__.FuncGraph)
-
-
 def find_function(graph: tf.Graph, name: str | bytes):
     """The function of this name that ops of `graph` can call, or None."""
     while graph is not None:
-        found = graph._get_function(name)
+        found = _tf_private.function_named(graph, name)
         if found is not None:
             return found
         graph = getattr(graph, "outer_graph", None)
@@ -67,7 +62,7 @@ def body_of(op: tf.Operation) -> Body | None:
         return None
     function = find_function(op.graph, op.get_attr("f").name)
     body = getattr(function, "graph", None)
-    if body is None or not is_function_graph(body):
+    if body is None or not _tf_private.is_function_graph(body):
         return None
     # TensorFlow adds outputs when it differentiates the function.
     inputs, outputs = list(body.inputs), list(body.outputs)[: len(op.outputs)]
@@ -101,23 +96,19 @@ def functions_in(op: tf.Operation) -> list:
 def add_functions(op: tf.Operation, graph: tf.Graph) -> None:
     """Makes the functions that `op` may call known to `graph`."""
     for function in functions_in(op):
-        graph._add_function_recursive(function)
+        _tf_private.add_function(graph, function)
 
 
 def gradient_function(op: tf.Operation) -> Callable | None:
     """The gradient function that an op has for itself, not for its type; or None."""
-    if op._gradient_function is not None:
-        return op._gradient_function
+    own = _tf_private.own_gradient(op)
+    if own is not None:
+        return own
     try:
         op.get_attr("_gradient_op_type")
     except ValueError:
         return None
-    return framework.get_gradient_function(op)
-
-
-def set_gradient_function(op: tf.Operation, function: Callable) -> None:
-    """Gives one op a gradient function of its own."""
-    op._gradient_function = function
+    return _tf_private.registered_gradient(op)
 
 
 def recomputed(op: tf.Operation) -> int:

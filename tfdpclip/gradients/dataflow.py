@@ -17,8 +17,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
+from tfdpclip import _tf_private
 from tfdpclip.gradients import origins, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
@@ -263,9 +263,9 @@ class Dataflow:
 def _has_gradient(op: tf.Operation) -> bool:
     """Whether TensorFlow can differentiate the op, or knows that its gradient is 0."""
     try:
-        ops.get_gradient_function(op)
+        _tf_private.registered_gradient(op)
     except LookupError:
-        return op.type in origins.CALLS or op._gradient_function is not None
+        return op.type in origins.CALLS or _tf_private.own_gradient(op) is not None
     return True
 
 
@@ -328,7 +328,7 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
 def _is_captured_value(op: tf.Operation) -> bool:
     """Whether a placeholder stands for one eager tensor."""
     value = origins.captured_from(op.outputs[0])
-    return isinstance(value, tf.__internal__.EagerTensor)
+    return _tf_private.is_eager(value)
 
 
 def _public(output: tf.Tensor) -> Flow:

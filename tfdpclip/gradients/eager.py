@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.fallback import not_a_number
@@ -86,7 +87,9 @@ class EagerGradients(RecordGradients):
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
             raise ValueError(not_a_number(self.variables))
         # Other tapes can be read once only.
-        if tape._persistent and bool(tf.reduce_all(tf.math.is_finite(self.norms))):
+        if _tf_private.is_persistent(tape) and bool(
+            tf.reduce_all(tf.math.is_finite(self.norms))
+        ):
             self._verify(powers, tape.gradient(weighted, self.variables))
         if perturbation is not None:
             shapes = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, items, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
@@ -675,7 +676,7 @@ def clipped_sum(
 
 
 def _in_graph(loss: Any) -> tf.Tensor:
-    eager = isinstance(loss, tf.__internal__.EagerTensor)
+    eager = _tf_private.is_eager(loss)
     if tf.is_tensor(loss) and not eager and hasattr(loss, "graph"):
         if loss.dtype.is_floating:
             return loss

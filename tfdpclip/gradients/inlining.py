@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip.gradients import calls
 from tfdpclip.gradients.backward import CALLS
@@ -36,7 +37,7 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
       The loss to use from here on.
     """
     graph = loss.graph
-    if not calls.is_function_graph(graph):
+    if not _tf_private.is_function_graph(graph):
         return loss
     later: dict | None = None
     for op in ancestors([loss]):
@@ -111,7 +112,7 @@ def _replace(old: tf.Tensor, new: tf.Tensor, op: tf.Operation) -> None:
             continue
         for index, t in enumerate(consumer.inputs):
             if t is old:
-                consumer._update_input(index, new)
+                _tf_private.replace_input(consumer, index, new)
     graph = old.graph
     aliases = getattr(graph, "_tfdpclip_aliases", None)
     if aliases is None:
@@ -134,32 +135,29 @@ def _differentiate_copies(op: tf.Operation, outputs: list[tf.Tensor]) -> None:
 
     TensorFlow would add outputs to the call for the purpose, of another forward pass.
     """
-    owner = getattr(op._gradient_function, "__self__", None)
-    if not hasattr(owner, "_rewrite_forward_and_call_backward"):
-        return
     op._tfdpclip_copies = list(outputs)
-    if hasattr(owner, "_tfdpclip_plain"):
-        return
-    owner._tfdpclip_plain = plain = owner._rewrite_forward_and_call_backward
 
-    def differentiate(op, *at_outputs):
-        copies = getattr(op, "_tfdpclip_copies", None)
-        if copies is None:
-            return plain(op, *at_outputs)
-        pairs = [
-            (copy, at)
-            for copy, at in zip(copies, at_outputs, strict=False)
-            if at is not None and (copy.dtype.is_floating or copy.dtype.is_complex)
-        ]
-        inputs = list(op.inputs)
-        return tf.gradients(
-            [copy for copy, _ in pairs],
-            inputs,
-            grad_ys=[at for _, at in pairs],
-            stop_gradients=inputs,
-        )
+    def through_copies(plain):
+        def differentiate(op, *at_outputs):
+            copies = getattr(op, "_tfdpclip_copies", None)
+            if copies is None:
+                return plain(op, *at_outputs)
+            pairs = [
+                (copy, at)
+                for copy, at in zip(copies, at_outputs, strict=False)
+                if at is not None and (copy.dtype.is_floating or copy.dtype.is_complex)
+            ]
+            inputs = list(op.inputs)
+            return tf.gradients(
+                [copy for copy, _ in pairs],
+                inputs,
+                grad_ys=[at for _, at in pairs],
+                stop_gradients=inputs,
+            )
 
-    owner._rewrite_forward_and_call_backward = differentiate
+        return differentiate
+
+    _tf_private.differentiate_call_by(op, through_copies)
 
 
 class _Copy:
@@ -179,7 +177,7 @@ class _Copy:
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
         """What stands for a tensor of the function; itself for one from outside."""
-        if isinstance(tensor, tf.__internal__.EagerTensor):
+        if _tf_private.is_eager(tensor):
             return tensor
         if tensor.graph is not self.source:
             return tensor
@@ -233,7 +231,8 @@ class _Copy:
         calls.add_functions(op, self._target)
         attributes = dict(op.node_def.attr)
         attributes.pop("_class", None)  # colocations, by name
-        new = self._target._create_op_internal(
+        new = _tf_private.make_op(
+            self._target,
             op.type,
             inputs,
             [t.dtype for t in op.outputs],
@@ -242,16 +241,16 @@ class _Copy:
             op_def=op.op_def,
         )
         if op.device:
-            new._set_device(op.device)
+            _tf_private.set_device(new, op.device)
         for old, copy in zip(op.outputs, new.outputs, strict=True):
             copy.set_shape(old.shape)
             if old.dtype in (tf.resource, tf.variant):
-                _copy_handle_data(old, copy)
+                _tf_private.copy_handle_data(old, copy)
         own = calls.gradient_function(op)
         if own is not None:
             if op.type not in CALLS:
                 own = self._in_place_of(op, own)
-            calls.set_gradient_function(new, own)
+            _tf_private.set_own_gradient(new, own)
         if calls.needs_order(new):
             calls.run_in_any_order(new)
         return new
@@ -265,7 +264,7 @@ class _Copy:
 
         def gradient(_, *at_outputs):
             with self.source.as_default():
-                scratch = tf.__internal__.FuncGraph("gradient")
+                scratch = _tf_private.new_function_graph("gradient")
             with scratch.as_default():
                 given, seeds = {}, []
                 for at in at_outputs:
@@ -293,12 +292,6 @@ class _Copy:
 
 def _inside(gradient, graph) -> tf.Tensor:
     return graph.capture(tf.convert_to_tensor(gradient))
-
-
-def _copy_handle_data(old: tf.Tensor, new: tf.Tensor) -> None:
-    from tensorflow.python.ops import handle_data_util
-
-    handle_data_util.copy_handle_data(old, new)
 
 
 def _runs_in_xla_only(op: tf.Operation) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip.gradients.dataflow import ancestors
 from tfdpclip.gradients.origins import definition_of
 
@@ -26,7 +27,7 @@ def convert_each_label(loss: tf.Tensor) -> None:
         for consumer in op.outputs[0].consumers():
             for index, tensor in enumerate(consumer.inputs):
                 if tensor is op.outputs[0]:
-                    consumer._update_input(index, own)
+                    _tf_private.replace_input(consumer, index, own)
 
 
 def _converted(op: tf.Operation) -> tf.Tensor | None:

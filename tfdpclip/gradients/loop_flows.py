@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 import tensorflow as tf
-from tensorflow.python.ops import while_v2
 
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
@@ -22,29 +22,11 @@ _ROUNDS = 12
 _STARTS = ("TensorListReserve", "EmptyTensorList")
 
 
-def body_of(op: tf.Operation):
-    """The graph of the loop's body."""
-    return _graph_of(op, "body", "_body_graph")
-
-
-def cond_of(op: tf.Operation):
-    """The graph of the loop's condition."""
-    return _graph_of(op, "cond", "_cond_graph")
-
-
-def _graph_of(op, attribute, kept_as):
-    graph = while_v2._get_graph(op, attribute, kept_as)
-    # Where TensorFlow had to make it from its definition, changes must last.
-    setattr(op, kept_as, graph)
-    graph.outer_graph = op.graph
-    return graph
-
-
 class BodyFlows(Dataflow):
     """The analysis of one step of a loop, true of every step. Make it with `of`."""
 
     def __init__(self, op: tf.Operation, flows: Dataflow):
-        body = body_of(op)
+        body = _tf_private.body_of_loop(op)
         self.graph = body
         self.op = op
         self._body = body
@@ -99,7 +81,7 @@ class BodyFlows(Dataflow):
 
     def condition_kind(self) -> int:
         """What decides when the loop ends: PUBLIC, SIZE or DATA."""
-        cond = cond_of(self.op)
+        cond = _tf_private.condition_of_loop(self.op)
         ops = ancestors(cond.outputs)
         for tensor, flow in zip(cond.inputs, self._begin, strict=True):
             self.declare(tensor, flow)
@@ -142,7 +124,7 @@ class BodyFlows(Dataflow):
                 return self.passes_unchanged(number)
         op = tensor.op
         if op.type == "Placeholder" or (
-            op._is_stateful and op.type != "ReadVariableOp"
+            _tf_private.is_stateful(op) and op.type != "ReadVariableOp"
         ):
             return False
         return all(map(self.invariant, op.inputs))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2, node_def_pb2
-from tensorflow.python.framework import op_def_registry
+
+from tfdpclip import _tf_private
 
 ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
 RANDOM = frozenset(
@@ -95,12 +95,12 @@ def _function_brings_data(graph, name: str) -> bool:
     )
 
 
-def _node_brings_data(node: node_def_pb2.NodeDef) -> bool:
+def _node_brings_data(node: _tf_private.NodeDef) -> bool:
     if node.op in ITERATORS or node.op in _FROM_OUTSIDE or "Dataset" in node.op:
         return True
     if node.op in _HARMLESS or node.op in _PUBLIC_LEAVES:
         return False
-    known = op_def_registry.get(node.op)
+    known = _tf_private.definition_of(node.op)
     if known is None or (known.is_stateful and known.output_arg):
         return True
     return bool(known.output_arg) and not any(
@@ -108,7 +108,7 @@ def _node_brings_data(node: node_def_pb2.NodeDef) -> bool:
     )
 
 
-def definitions(graph, name: str) -> Iterator[function_pb2.FunctionDef | None]:
+def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
     """A function and those it calls, to any depth; None for one that is not there."""
     pending, known = [name], set()
     while pending:
@@ -125,10 +125,10 @@ def definitions(graph, name: str) -> Iterator[function_pb2.FunctionDef | None]:
                 pending.extend(f.name for f in attr.list.func)
 
 
-def definition_of(graph, name: str) -> function_pb2.FunctionDef | None:
+def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
     """The definition of a function that `graph` may call."""
     while graph is not None:
-        function = graph._get_function(name)
+        function = _tf_private.function_named(graph, name)
         if function is not None:
             found = getattr(function, "cached_definition", None)
             return found if found is not None else function.definition
@@ -194,7 +194,7 @@ def captured_from(tensor: tf.Tensor):
         if not found:
             return tensor
         tensor = found[0]
-        if isinstance(tensor, tf.__internal__.EagerTensor):
+        if _tf_private.is_eager(tensor):
             return tensor
         graph = tensor.graph
 

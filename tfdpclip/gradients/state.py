@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
 from tfdpclip.gradients import origins
@@ -240,7 +241,7 @@ def _variables(graph) -> dict[int, tf.Variable]:
     """The variables that were used in a graph, by their handles."""
     found = {}
     while graph is not None:
-        for variable in getattr(graph, "_watched_variables", ()):
+        for variable in _tf_private.watched_variables(graph):
             found[id(variable.handle)] = variable
         graph = getattr(graph, "outer_graph", None)
     return found

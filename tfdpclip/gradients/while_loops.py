@@ -18,14 +18,13 @@ import math
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
-from tensorflow.python.ops import control_flow_util_v2, while_v2
 
+from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
 from tfdpclip.gradients.known import static_number
-from tfdpclip.gradients.loop_flows import LOOPS, BodyFlows, body_of, cond_of
+from tfdpclip.gradients.loop_flows import LOOPS, BodyFlows
 from tfdpclip.gradients.rules import has_op_rule, has_rule
 from tfdpclip.gradients.uses import Use, follow
 
@@ -129,7 +128,10 @@ class _Loop:
     def __init__(self, op: tf.Operation, flows: Dataflow, inner: BodyFlows):
         self.op = op
         self._flows, self._inner = flows, inner
-        self._body, self._cond = body_of(op), cond_of(op)
+        self._body, self._cond = (
+            _tf_private.body_of_loop(op),
+            _tf_private.condition_of_loop(op),
+        )
         self._steps = _trips(op, self._cond, self._body)
         if not hasattr(op, "_tfdpclip_records"):
             op._tfdpclip_records = _Records()
@@ -273,7 +275,7 @@ class _Loop:
                 input_handle=self._body.capture(start), tensor=tensor
             )
         # The recording is no part of the loss.
-        longer.op._gradient_function = lambda op, gradient: [gradient, None]
+        _tf_private.set_own_gradient(longer.op, lambda op, gradient: [gradient, None])
         return self._carry(start, longer)
 
     def _at_all_steps(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -312,17 +314,17 @@ class _Loop:
                 tf.raw_ops.TensorListPushBack(input_handle=gradients, tensor=gradient),
             ]
 
-        start.op._gradient_function = all_steps
+        _tf_private.set_own_gradient(start.op, all_steps)
         users = list(tensor.consumers())
         with self._body.as_default(), tf.control_dependencies(None):
             same, carried = tf.raw_ops.IdentityN(
                 input=[tensor, self._body.capture(start)]
             )
-        same.op._gradient_function = one_step
+        _tf_private.set_own_gradient(same.op, one_step)
         for op in users:
             for number, given in enumerate(op.inputs):
                 if given is tensor:
-                    op._update_input(number, same)
+                    _tf_private.replace_input(op, number, same)
         outputs = self._body.outputs
         outputs[:] = [same if output is tensor else output for output in outputs]
         self._carry(start, carried)
@@ -346,26 +348,13 @@ class _Loop:
 
     def _rewrite(self) -> None:
         """Writes the loop again, as TensorFlow does when it takes its gradient."""
-        op, body = self.op, self._body
-        for name, graph in (("cond", self._cond), ("body", body)):
-            graph.name += "_recorded"
-            function = control_flow_util_v2.create_new_tf_function(graph)
-            op._set_func_attr(name, function)
-        new = body.outputs[len(op.outputs) :]
-        op._set_type_list_attr("T", body.output_types)
-        op._set_shape_list_attr("output_shapes", body.output_shapes)
-        op._add_while_inputs(self._starts)
-        op._add_outputs([t.dtype for t in new], [t.shape for t in new])
-        while_v2._copy_handle_data(new, op.outputs[-len(new) :])
+        _tf_private.write_loop_again(self.op, self._cond, self._body, self._starts)
         self._starts = []
-        # Or else no gradients arrive at the new ones.
-        count = attr_value_pb2.AttrValue(i=len(op.outputs))
-        op._set_attr("_num_original_outputs", count)
 
 
 def _counts(op: tf.Operation) -> bool:
     """Whether the loop counts its steps, as those of `tf.while_loop` do."""
-    body = body_of(op)
+    body = _tf_private.body_of_loop(op)
     if len(body.inputs) < 2 or len(body.outputs) != len(op.outputs):
         return False
     counter = body.inputs[0]
@@ -463,7 +452,8 @@ def _rows_first(steps: tf.Tensor) -> tf.Tensor:
 def _copy(op: tf.Operation, inputs: list[tf.Tensor], graph) -> tf.Operation:
     """The same op, on other inputs, in `graph`."""
     definition = op.node_def
-    return graph._create_op_internal(
+    return _tf_private.make_op(
+        graph,
         op.type,
         inputs,
         [output.dtype for output in op.outputs],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.accounting import _validate
 from tfdpclip.sampling import record_map, sources
@@ -173,7 +174,7 @@ class Batches(tf.data.Dataset):
 
     def _wrap(self, dataset: tf.data.Dataset) -> None:
         self._wrapped = dataset
-        super().__init__(dataset._variant_tensor)
+        super().__init__(_tf_private.variant_of(dataset))
 
     def _derived(
         self, dataset: tf.data.Dataset, *assumptions: str, steps: int | None = None
@@ -359,9 +360,9 @@ class Batches(tf.data.Dataset):
             return tf.ensure_shape(part, [rows, *(part.shape[1:] or [])])
 
         def on_element(*element):
-            result = tf.__internal__.autograph.tf_convert(
-                function, tf.__internal__.autograph.control_status_ctx()
-            )(*self._parts_of(element))
+            result = _tf_private.converted_by_autograph(function)(
+                *self._parts_of(element)
+            )
             x, y = record_map.as_parts("map_batches", name, result)
             y = None if y is None else tf.nest.map_structure(same_rows, y)
             return tf.nest.map_structure(same_rows, x), y, element[-1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 
 # Constants of no more elements than this are settings: axes, paddings, a mean color.
@@ -255,7 +255,7 @@ class _Check:
         """Returns whether variables and tables were declared public."""
         known = unknown = False
         for outside, _ in self._graph.captures:
-            if not isinstance(outside, tf.__internal__.EagerTensor):
+            if not _tf_private.is_eager(outside):
                 self._refuse(
                     f"uses the tensor {outside.name!r} of the function around it",
                     "Call map() outside of tf.function.",
@@ -272,7 +272,7 @@ class _Check:
 
     def _check_node(self, function, node, declared) -> None:
         op = node.op
-        definition = op_def_registry.get(op)
+        definition = _tf_private.definition_of(op)
         if definition is None:
             library = self._definition.library.function
             if any(f.signature.name == op for f in library):

@@ -1,0 +1,251 @@
+"""What TensorFlow keeps private, each behind a function that says what it is for.
+
+The only module that may use it, but for Keras's (`keras/_compat.py`) and TensorFlow
+Federated's (`federated/_tff.py`). A test refuses any other. Whoever ports the library
+to another version of TensorFlow reads this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
+from tensorflow.python.framework import func_graph, op_def_registry
+from tensorflow.python.framework import ops as framework
+from tensorflow.python.ops import control_flow_util_v2, handle_data_util, while_v2
+
+FunctionDef = function_pb2.FunctionDef
+NodeDef = node_def_pb2.NodeDef
+
+
+# Tensors and tapes.
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has a value, instead of an op in a graph."""
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def is_persistent(tape: tf.GradientTape) -> bool:
+    """Whether gradients can be taken from a tape more than once."""
+    return tape._persistent
+
+
+def handle_data_of(handle: Any) -> Any:
+    """What is known of the variable behind a handle (`is_set`); None for nothing."""
+    return getattr(handle, "_handle_data", None)
+
+
+def copy_handle_data(old: tf.Tensor, new: tf.Tensor) -> None:
+    """Tells of a new resource or list of tensors what is known of another."""
+    handle_data_util.copy_handle_data(old, new)
+
+
+# Graphs.
+
+
+def is_function_graph(graph: Any) -> bool:
+    """Whether the graph is that of a `tf.function`, a branch or a loop's body."""
+    return isinstance(graph, tf.__internal__.FuncGraph)
+
+
+def new_function_graph(name: str) -> tf.Graph:
+    """A graph within the current one."""
+    return func_graph.FuncGraph(name)
+
+
+def compiled_by_xla(graph: tf.Graph) -> bool:
+    """Whether what is being added to a graph will be compiled by XLA."""
+    context = graph._get_control_flow_context()
+    while context is not None:
+        if context.IsXLAContext():
+            return True
+        context = context.outer_context
+    return False
+
+
+def watched_variables(graph: Any) -> Sequence[tf.Variable]:
+    """The variables that were used in a graph."""
+    return getattr(graph, "_watched_variables", ())
+
+
+@contextlib.contextmanager
+def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
+    """Writes an attribute to every op that is made within, in this graph."""
+    value = attr_value_pb2.AttrValue(s=text.encode())
+    with tf.compat.v1.get_default_graph()._attr_scope({name: value}):
+        yield
+
+
+# Functions.
+
+
+def function_named(graph: tf.Graph, name: str | bytes) -> Any:
+    """The function of this name that ops of `graph` can call, or None."""
+    return graph._get_function(name)
+
+
+def add_function(graph: tf.Graph, function: Any) -> None:
+    """Makes a function, and those that it calls, known to a graph."""
+    graph._add_function_recursive(function)
+
+
+def traces_of(function: Any) -> list | None:
+    """The concrete functions of a `tf.function`; None if that is something else."""
+    listed = getattr(function, "_list_all_concrete_functions", None)
+    return None if listed is None else list(listed())
+
+
+def converted_by_autograph(function: Callable) -> Callable:
+    """The function with its control flow turned into ops, as around it."""
+    return tf.__internal__.autograph.tf_convert(
+        function, tf.__internal__.autograph.control_status_ctx()
+    )
+
+
+# Ops.
+
+
+def definition_of(kind: str) -> Any:
+    """The definition (an `OpDef`) of a type of op, or None."""
+    return op_def_registry.get(kind)
+
+
+def is_stateful(op: tf.Operation) -> bool:
+    """Whether an op may do more than compute its outputs from its inputs."""
+    return op._is_stateful
+
+
+def make_op(
+    graph: tf.Graph,
+    kind: str,
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    **options: Any,
+) -> tf.Operation:
+    """Adds an op by its type.
+
+    Args:
+      graph: the graph.
+      kind: the type.
+      inputs: its inputs.
+      dtypes: of its outputs.
+      **options: `name`, `attrs`, `op_def`.
+    """
+    return graph._create_op_internal(kind, list(inputs), list(dtypes), **options)
+
+
+def set_device(op: tf.Operation, device: str) -> None:
+    """Places an op that has been made already."""
+    op._set_device(device)
+
+
+def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Lets an op that has been made already take another input."""
+    op._update_input(index, tensor)
+
+
+# Gradients.
+
+
+def own_gradient(op: tf.Operation) -> Callable | None:
+    """The gradient function that one op was given, or None."""
+    return op._gradient_function
+
+
+def set_own_gradient(op: tf.Operation, function: Callable | None) -> None:
+    """Gives one op a gradient function of its own; None takes it away."""
+    op._gradient_function = function
+
+
+def registered_gradient(op: tf.Operation) -> Callable | None:
+    """The gradient function by the op's type; None for a gradient of 0.
+
+    Raises:
+      LookupError: if there is none.
+    """
+    return framework.get_gradient_function(op)
+
+
+def differentiate_call_by(
+    op: tf.Operation, differentiate: Callable[[Callable], Callable]
+) -> None:
+    """Has calls of a function that a tape has recorded differentiated another way.
+
+    TensorFlow would write the call again, with what its gradient needs as outputs.
+
+    Args:
+      op: a call.
+      differentiate: is given TensorFlow's way, and returns the new one; once for each
+        function.
+    """
+    owner = getattr(op._gradient_function, "__self__", None)
+    if not hasattr(owner, "_rewrite_forward_and_call_backward"):
+        return
+    if hasattr(owner, "_tfdpclip_plain"):
+        return
+    owner._tfdpclip_plain = owner._rewrite_forward_and_call_backward
+    owner._rewrite_forward_and_call_backward = differentiate(owner._tfdpclip_plain)
+
+
+# Loops.
+
+
+def body_of_loop(op: tf.Operation) -> tf.Graph:
+    """The graph of the body of a `While` op, in which changes last."""
+    return _graph_of_loop(op, "body", "_body_graph")
+
+
+def condition_of_loop(op: tf.Operation) -> tf.Graph:
+    """The graph of the condition of a `While` op, in which changes last."""
+    return _graph_of_loop(op, "cond", "_cond_graph")
+
+
+def _graph_of_loop(op, attribute, kept_as):
+    graph = while_v2._get_graph(op, attribute, kept_as)
+    # Where TensorFlow had to make it from its definition, changes must last.
+    setattr(op, kept_as, graph)
+    graph.outer_graph = op.graph
+    return graph
+
+
+def write_loop_again(
+    op: tf.Operation, cond: Any, body: Any, starts: Sequence[tf.Tensor]
+) -> None:
+    """Lets a loop carry more, as TensorFlow does when it takes its gradient.
+
+    Args:
+      op: the `While` op.
+      cond: its condition, with more inputs than the op has.
+      body: its body, with as many more inputs and outputs.
+      starts: the new inputs of the op.
+    """
+    for name, graph in (("cond", cond), ("body", body)):
+        graph.name += "_recorded"
+        function = control_flow_util_v2.create_new_tf_function(graph)
+        op._set_func_attr(name, function)
+    new = body.outputs[len(op.outputs) :]
+    op._set_type_list_attr("T", body.output_types)
+    op._set_shape_list_attr("output_shapes", body.output_shapes)
+    op._add_while_inputs(list(starts))
+    op._add_outputs([t.dtype for t in new], [t.shape for t in new])
+    while_v2._copy_handle_data(new, op.outputs[-len(new) :])
+    # Or else no gradients arrive at the new ones.
+    count = attr_value_pb2.AttrValue(i=len(op.outputs))
+    op._set_attr("_num_original_outputs", count)
+
+
+# Data sets.
+
+
+def data_set_of(iterator: Any) -> Any:
+    """The data set that an iterator goes through, or None."""
+    return getattr(iterator, "_dataset", None)
+
+
+def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
+    """The tensor that stands for a data set."""
+    return dataset._variant_tensor

@@ -165,13 +165,13 @@ def reduced(settings, out, y, w, penalties, variables):
     kind = settings.get("kind", "mse")
     plain = not settings.get("weighted") and not penalties
     if reduction.startswith("keras") and kind != "raw":
-        out = tf.cast(out, y.dtype)
+        given = tf.cast(out, y.dtype)
         if kind == "poisson":
-            out = tf.nn.softplus(out) + 0.1
+            given = tf.nn.softplus(given) + 0.1
         targets, make = KINDS[kind]
         loss = make(reduction="sum" if reduction == "keras_sum" else "auto")
         # Keras means the steps of an example as well; a sum is over them, too.
-        if (out.shape.rank == 2 or reduction == "keras") and not penalties:
+        if (given.shape.rank == 2 or reduction == "keras") and not penalties:
             weights = w if settings.get("weighted") else None
             if weights is not None and out.shape.rank > 2:
                 weights = w[:, tf.newaxis]
@@ -179,7 +179,8 @@ def reduced(settings, out, y, w, penalties, variables):
                 if out.shape.rank > 3:
                     weights = None
             if weights is not None or not settings.get("weighted"):
-                return loss(targets(target_of(y, out)), out, sample_weight=weights)
+                target = targets(target_of(y, given))
+                return loss(target, given, sample_weight=weights)
     values = _values(settings, out, y, w, penalties)
     total = _mixed_total(reduction, values, y, w)
     if total is not None:

@@ -8,26 +8,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import origins
-
-# Ops that count as stateful and give the same result for the same inputs.
-_DETERMINISTIC = frozenset(
-    """Assert CheckNumerics CheckNumericsV2 HashTableV2 LookupTableFindV2
-    LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd
-    VariableShape""".split()
-)
-_DRAWS = (
-    "StatelessRandomUniform",
-    "StatelessRandomNormal",
-    "StatelessTruncatedNormal",
-    "StatelessMultinomial",
-    "StatelessRandomBinomial",
-    "StatelessRandomPoisson",
-    "StatelessRandomGamma",
-    "StatelessParameterizedTruncatedNormal",
-    "StatelessShuffle",
-)
-_PYTHON = frozenset("EagerPyFunc PyFunc PyFuncStateless".split())
+from tfdpclip.gradients import ops, origins
 
 
 def repeatable(op: tf.Operation) -> bool:
@@ -36,26 +17,29 @@ def repeatable(op: tf.Operation) -> bool:
     Calls and loops do if all that they call does, at any depth.
     """
     return all(
-        name in origins.CALLS or name in _DETERMINISTIC or not _is_stateful(name)
+        name in ops.FIRST_ARGUMENT
+        or name in ops.DETERMINISTIC
+        or not _is_stateful(name)
         for name in _ops_within(op)
     )
 
 
 def calls_python(op: tf.Operation) -> bool:
     """Whether the op, or a function that it calls, runs Python code."""
-    return not _PYTHON.isdisjoint(_ops_within(op))
+    return not ops.PYTHON.isdisjoint(_ops_within(op))
 
 
 def draws(op: tf.Operation) -> bool:
     """Whether the op, or a function that it calls, draws random numbers."""
     return any(
-        name in origins.RANDOM or name.startswith(_DRAWS) for name in _ops_within(op)
+        name in ops.RANDOM or name.startswith(ops.SEEDED_DRAWS)
+        for name in _ops_within(op)
     )
 
 
 def _is_stateful(name: str) -> bool:
     known = _tf_private.definition_of(name)
-    return known is None or known.is_stateful or name in _PYTHON
+    return known is None or known.is_stateful or name in ops.PYTHON
 
 
 def _ops_within(op: tf.Operation) -> set[str]:

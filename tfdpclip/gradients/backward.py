@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+from tfdpclip.gradients import ops
 
 
 def gradients_at(
@@ -28,7 +27,9 @@ def gradients_at(
     tensors = list(tensors)
     if not tensors:
         return []
-    calls = {t.op for t in tensors if t.op.type in CALLS} if in_xla() else ()
+    calls = (
+        {t.op for t in tensors if t.op.type in ops.FUNCTION_CALLS} if in_xla() else ()
+    )
     inputs = [t for op in calls for t in op.inputs if t.dtype.is_floating]
     return tf.gradients(losses, tensors + inputs, grad_ys)[: len(tensors)]
 

@@ -13,28 +13,10 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients.backward import CALLS
+from tfdpclip.gradients import ops
 
-# What reads a variable and leaves it as it is.
-_READS = frozenset(
-    """ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp
-    LookupTableFind LookupTableFindV2 LookupTableSizeV2""".split()
-)
-# Random numbers: a copy draws its own, and the only ones that anybody sees.
-_DRAWS = frozenset(
-    """RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal
-    ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2
-    RandomShuffle Multinomial MultinomialV2 RandomBinomial""".split()
-)
-# The same from the state of a `tf.random.Generator`, which moves on.
-_GENERATORS = frozenset(
-    """RngReadAndSkip RngSkip StatefulUniform StatefulUniformInt
-    StatefulUniformFullInt StatefulStandardNormalV2 StatefulTruncatedNormal
-    StatefulRandomBinomial""".split()
-)
+_READS = ops.READS | ops.TABLE_READS
 _CHECKS = frozenset(["Assert", "NoOp"])
-_BRANCHES = frozenset("If StatelessIf Case StatelessCase While StatelessWhile".split())
-_CONVOLUTIONS = frozenset(["Conv2D", "Conv3D"])
 
 
 def find_function(graph: tf.Graph, name: str | bytes):
@@ -58,7 +40,7 @@ class Body:
 
 def body_of(op: tf.Operation) -> Body | None:
     """What a call calls; None if it is not known."""
-    if op.type not in CALLS:
+    if op.type not in ops.FUNCTION_CALLS:
         return None
     function = find_function(op.graph, op.get_attr("f").name)
     body = getattr(function, "graph", None)
@@ -168,14 +150,14 @@ def needs_order(op: tf.Operation) -> bool:
     """Whether a function would put an op that touches no variable in order."""
     return (
         is_stateful(op)
-        and op.type not in _DRAWS
+        and op.type not in ops.DRAWS
         and not any(t.dtype == tf.resource for t in op.inputs)
     )
 
 
 def is_generator(op: tf.Operation) -> bool:
     """Whether the op draws from the state of a `tf.random.Generator`."""
-    return op.type in _GENERATORS
+    return op.type in ops.GENERATORS
 
 
 def resources_of(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -235,23 +217,23 @@ def can_be_opened(op: tf.Operation, compiled: bool = False) -> bool:
 
 
 def _can_be_copied(op: tf.Operation, compiled: bool) -> bool:
-    if compiled and (op.type in _BRANCHES or op.type.startswith("Xla")):
+    if compiled and (op.type in ops.CONTROL_FLOW or op.type.startswith("Xla")):
         return False  # may be of use inside XLA only
-    if op.type in CALLS and can_be_opened(op, compiled):
+    if op.type in ops.FUNCTION_CALLS and can_be_opened(op, compiled):
         return True
-    if op.type in CALLS or op.type in _BRANCHES:
+    if op.type in ops.FUNCTION_CALLS or op.type in ops.CONTROL_FLOW:
         return all(_is_harmless(inner, op) for inner in _all_inside(op))
-    return not is_stateful(op) or op.type in _READS | _DRAWS | _GENERATORS
+    return not is_stateful(op) or op.type in _READS | ops.DRAWS | ops.GENERATORS
 
 
 def _is_harmless(op: tf.Operation, outer: tf.Operation) -> bool:
     """Whether an op may run twice, inside a function that is copied as a whole."""
-    if outer.type in _BRANCHES and op.node_def.attr["_gradient_op_type"].s:
+    if outer.type in ops.CONTROL_FLOW and op.node_def.attr["_gradient_op_type"].s:
         # Which refers to the tensors of the branch that was traced.
-        return op.type in CALLS
-    if op.type in CALLS or op.type in _BRANCHES:
+        return op.type in ops.FUNCTION_CALLS
+    if op.type in ops.FUNCTION_CALLS or op.type in ops.CONTROL_FLOW:
         return True
-    return not is_stateful(op) or op.type in _READS | _DRAWS | _CHECKS
+    return not is_stateful(op) or op.type in _READS | ops.DRAWS | _CHECKS
 
 
 def _all_inside(op: tf.Operation) -> Iterator[tf.Operation]:
@@ -273,7 +255,7 @@ def _written(body: Body) -> list[tf.Tensor]:
 
 def convolution_groups(op: tf.Operation) -> int:
     """The number of feature groups of a convolution; 1 for any other op, or unknown."""
-    if op.type not in _CONVOLUTIONS:
+    if op.type not in ops.CONVOLUTIONS:
         return 1
     axis = 1 if op.get_attr("data_format") in (b"NCHW", b"NCDHW") else -1
     channels, per_group = op.inputs[0].shape[axis], op.inputs[1].shape[-2]

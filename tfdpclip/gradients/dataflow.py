@@ -19,21 +19,11 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import origins, sparse
+from tfdpclip.gradients import ops, origins, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.sizes import size_flow
-from tfdpclip.gradients.transfers import DATA_SHAPED, transfer
-
-_NO_GRADIENT = frozenset("StopGradient PreventGradient".split())
-_SIZES = frozenset("Shape ShapeN Size Rank".split())
-_SHAPERS = frozenset(
-    """Fill BroadcastTo Tile RandomUniform RandomUniformInt RandomStandardNormal
-    TruncatedNormal StatelessRandomUniform StatelessRandomUniformV2
-    StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormalV2
-    StatefulUniform StatefulStandardNormalV2 Range LinSpace Empty EmptyTensorList
-    TensorListReserve""".split()
-)
+from tfdpclip.gradients.transfers import transfer
 
 
 class Dataflow:
@@ -143,10 +133,10 @@ class Dataflow:
                 flow = self._sparse[output.ref()]
             elif leaf is not None:
                 flow = leaf(output)
-            elif op.type in _SIZES and any(f.varying for f in inputs):
+            elif op.type in ops.SIZES and any(f.varying for f in inputs):
                 # How many entries a mask has left is a statistic of the batch.
                 flow = Flow(DATA, (), coupled=op)
-            elif op.type in _SIZES:
+            elif op.type in ops.SIZES:
                 flow = size_flow(op, output, inputs)
             elif all(f.kind != DATA for f in inputs) and origins.brings_data(op):
                 flow = Flow(DATA, None)
@@ -158,8 +148,8 @@ class Dataflow:
                 flow = self._shaped(op, output, inputs)
             else:
                 flow = transfer(op, output, inputs, self.batch_size)
-            if op.type not in _SIZES:
-                passes = op.type not in _NO_GRADIENT and (
+            if op.type not in ops.SIZES:
+                passes = op.type not in ops.NO_GRADIENT and (
                     output.dtype.is_floating
                     or output.dtype.is_complex
                     or output.dtype in (tf.resource, tf.variant)
@@ -180,13 +170,16 @@ class Dataflow:
 
     def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
         """Whether the values of the data decide about the shape of an output."""
-        if output.shape.is_fully_defined() or op.type in _SIZES:
+        if output.shape.is_fully_defined() or op.type in ops.SIZES:
             return False
         if any(f.varying for f in inputs):
             return True
         if any(f.entry is not None for f in inputs):
             return False  # As many as the batch has: nothing was decided.
-        made = op.type in DATA_SHAPED or op.type in _SHAPERS - {"BroadcastTo", "Tile"}
+        made = op.type in ops.DATA_SHAPED or op.type in ops.SHAPERS - {
+            "BroadcastTo",
+            "Tile",
+        }
         return made and any(f.kind == DATA for f in inputs)
 
     def _classify(self, op: tf.Operation) -> Callable[[tf.Tensor], Flow] | None:
@@ -215,7 +208,7 @@ class Dataflow:
 
     def _passed_in(self, op: tf.Operation) -> bool:
         """Whether the op's outputs are the batch: arguments, or from an iterator."""
-        if op.type in origins.ITERATORS:
+        if op.type in ops.ITERATORS:
             return True
         if op.type != "Placeholder" or op.outputs[0].dtype in (tf.resource, tf.variant):
             return False
@@ -252,7 +245,7 @@ class Dataflow:
 
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""
-        if op.type not in _SHAPERS or output.shape.rank is None:
+        if op.type not in ops.SHAPERS or output.shape.rank is None:
             flow = size_flow(op, output, inputs)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
         if output.shape.rank and output.shape[0] in (None, self.batch_size):
@@ -265,7 +258,7 @@ def _has_gradient(op: tf.Operation) -> bool:
     try:
         _tf_private.registered_gradient(op)
     except LookupError:
-        return op.type in origins.CALLS or _tf_private.own_gradient(op) is not None
+        return op.type in ops.FIRST_ARGUMENT or _tf_private.own_gradient(op) is not None
     return True
 
 
@@ -308,7 +301,7 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
     passed = [
         op
         for op in above
-        if op.type in origins.ITERATORS
+        if op.type in ops.ITERATORS
         or (
             op.type == "Placeholder"
             and op.outputs[0].dtype not in (tf.resource, tf.variant)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._devices import in_xla
+from tfdpclip.gradients import ops
 from tfdpclip.gradients._copies import repeatable, scratch_graph
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import (
@@ -23,8 +24,6 @@ from tfdpclip.gradients.forms import (
     sum_squares,
     sum_weighted,
 )
-
-_BRANCHES = frozenset("If StatelessIf Case StatelessCase".split())
 
 
 class JacobianFallbackWarning(UserWarning):
@@ -86,7 +85,7 @@ def _branches_within(per_example: tf.Tensor, handles: Sequence[tf.Tensor]) -> bo
     """
     with scratch_graph() as graph:
         tf.gradients(per_example, list(handles))
-        return any(op.type in _BRANCHES for op in graph.get_operations())
+        return any(op.type in ops.BRANCHES for op in graph.get_operations())
 
 
 class SlowGradients:

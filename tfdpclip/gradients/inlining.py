@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-from tfdpclip.gradients import calls
-from tfdpclip.gradients.backward import CALLS
+from tfdpclip.gradients import calls, ops
 from tfdpclip.gradients.dataflow import ancestors
 
 
@@ -45,7 +44,7 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
         kept = calls.recomputed(op)
         if kept:
             replaced = dict(enumerate(op.inputs[:kept]))
-        elif op.type in CALLS and calls.can_be_opened(op):
+        elif op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op):
             if later is None:
                 later = _touched_later(graph)
             with graph.as_default(), tf.control_dependencies(None):
@@ -210,7 +209,7 @@ class _Copy:
             return inputs
         # TensorFlow gives names below the call's to what it inlines itself.
         name = f"{self._name}_ops/{op.name}"
-        if op.type in CALLS and calls.can_be_opened(op, self._compiled):
+        if op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op, self._compiled):
             body = calls.body_of(op)
             given = {t.ref(): i for t, i in zip(body.inputs, inputs, strict=True)}
             compiled = self._compiled or calls.is_compiled(op)
@@ -248,7 +247,7 @@ class _Copy:
                 _tf_private.copy_handle_data(old, copy)
         own = calls.gradient_function(op)
         if own is not None:
-            if op.type not in CALLS:
+            if op.type not in ops.FUNCTION_CALLS:
                 own = self._in_place_of(op, own)
             _tf_private.set_own_gradient(new, own)
         if calls.needs_order(new):

@@ -8,10 +8,8 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-_SAME = frozenset(
-    "Cast Identity Reshape Squeeze ExpandDims EnsureShape StopGradient".split()
-)
-_QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
+from tfdpclip.gradients import ops
+
 _PAIRS = {
     "Mul": operator.mul,
     "Add": operator.add,
@@ -154,7 +152,7 @@ def known_value(tensor: tf.Tensor):
     if op.type == "Shape":
         rank = op.inputs[0].shape.rank
         return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
-    if op.type in _SAME:
+    if op.type in ops.SAME_NUMBERS:
         return known_value(op.inputs[0])
     compute = _COMPUTED.get(op.type)
     if compute is None:
@@ -210,7 +208,7 @@ def _pair(op, a, b):
     a, b = (np.reshape(v, ())[()] if np.size(v) == 1 else None for v in (a, b))
     if a is None or b is None:
         return None
-    if op.type in _QUOTIENTS:
+    if op.type in ops.QUOTIENTS:
         return a / b if b != 0 else None
     return _PAIRS[op.type](a, b)
 
@@ -227,5 +225,5 @@ _COMPUTED = {
     "Prod": _prod,
     "Select": _select,
     "SelectV2": _select,
-    **dict.fromkeys((*_PAIRS, *_QUOTIENTS), _pair),
+    **dict.fromkeys((*_PAIRS, *ops.QUOTIENTS), _pair),
 }

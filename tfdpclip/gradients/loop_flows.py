@@ -13,13 +13,12 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flow import DATA, Flow
 
-LOOPS = ("While", "StatelessWhile")
 _ROUNDS = 12
-_STARTS = ("TensorListReserve", "EmptyTensorList")
 
 
 class BodyFlows(Dataflow):
@@ -161,7 +160,7 @@ def _at_start(tensor: tf.Tensor, flows: Dataflow) -> Flow:
         return flow
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
-    if tensor.op.type in _STARTS:
+    if tensor.op.type in ops.NEW_LISTS:
         return Flow()
     if tensor.op.type != "TensorListFromTensor":
         return dataclasses.replace(flow, axes=None) if flow.kind == DATA else flow

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
@@ -33,8 +34,6 @@ _BY_BATCH = (
     "of examples that happen to be in a batch: it would tell that number, without "
     "noise. Scale it by a constant. "
 )
-_PASSES_ON = frozenset("Identity Cast Reshape Squeeze ExpandDims EnsureShape".split())
-_DIVISIONS = frozenset("RealDiv DivNoNan Div".split())
 
 
 @dataclasses.dataclass
@@ -214,11 +213,11 @@ class _Walker:
             self.visit(op.inputs[0], scale.negate())
         elif op.type == "L2Loss":
             self.visit(tf.square(op.inputs[0]) / 2, scale)
-        elif op.type in _PASSES_ON:
+        elif op.type in ops.SAME_ENTRIES:
             self.visit(op.inputs[0], scale)
         elif tensor.shape.rank == 0 and op.type == "Mul":
             self._product(op, scale)
-        elif tensor.shape.rank == 0 and op.type in _DIVISIONS:
+        elif tensor.shape.rank == 0 and op.type in ops.QUOTIENTS:
             self._quotient(op, scale)
         else:
             raise LossStructureError(
@@ -252,7 +251,7 @@ class _Walker:
         """
         while True:
             op = tensor.op
-            if op.type not in ("Mul", *_DIVISIONS):
+            if op.type not in ("Mul", *ops.QUOTIENTS):
                 return tensor, scale
             a, b = op.inputs
             if op.type == "Mul" and a.shape.rank == 0:

@@ -13,51 +13,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip.gradients import ops
 
-ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
-RANDOM = frozenset(
-    """RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal RandomShuffle
-    Multinomial RandomGamma RandomPoisson RandomPoissonV2 ParameterizedTruncatedNormal
-    RandomCrop StatefulUniform StatefulUniformFullInt StatefulUniformInt
-    StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
-    StatefulRandomBinomial RngReadAndSkip RngSkip NonDeterministicInts
-    FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler
-    AllCandidateSampler""".split()
-)
-READS = frozenset(
-    """ReadVariableOp ResourceGather ResourceGatherNd VariableShape
-    VarIsInitializedOp""".split()
-)
-# Each input of the call after the first ones is an argument of its functions.
-CALLS = {
-    "PartitionedCall": 0,
-    "StatefulPartitionedCall": 0,
-    "While": 0,
-    "StatelessWhile": 0,
-    "If": 1,
-    "StatelessIf": 1,
-    "Case": 1,
-    "StatelessCase": 1,
-}
-# Ops without inputs whose value is the same for good, or public randomness.
-_PUBLIC_LEAVES = frozenset(
-    """Const VarHandleOp NoOp DummySeedGenerator AnonymousRandomSeedGenerator
-    AnonymousSeedGenerator""".split()
-)
 # Stateful ops that hand on nothing but their inputs, variables and randomness.
 _HARMLESS = (
-    RANDOM
-    | READS
-    | CALLS.keys()
+    ops.RANDOM
+    | ops.READS
+    | ops.FIRST_ARGUMENT.keys()
     | frozenset(
         """Assert Print PrintV2 CheckNumericsV2 DebugIdentityV2 DebugIdentityV3
         CudnnRNN CudnnRNNV2 CudnnRNNV3 VarHandleOp""".split()
     )
-)
-# Not marked as stateful, and yet more than a function of their inputs' values.
-_FROM_OUTSIDE = frozenset(
-    """PyFuncStateless ReadFile MatchingFiles TensorArrayReadV3 GetSessionTensor
-    GetSessionHandle ImmutableConst""".split()
 )
 # The longest list of integers that is still a shape, an order of axes or the like.
 _AXES = 8
@@ -69,10 +35,10 @@ def brings_data(op: tf.Operation) -> bool:
     Functions that it calls count, to any depth.
     """
     kind = op.type
-    if kind in ITERATORS or kind in _FROM_OUTSIDE or "Dataset" in kind:
+    if kind in ops.ITERATORS or kind in ops.FROM_OUTSIDE or "Dataset" in kind:
         return True
     if not op.inputs and op.outputs and kind != "Placeholder":
-        if kind not in _PUBLIC_LEAVES and kind not in _HARMLESS:
+        if kind not in ops.PUBLIC_LEAVES and kind not in _HARMLESS:
             return True
     if op.op_def.is_stateful and op.outputs and kind not in _HARMLESS:
         return True
@@ -96,9 +62,9 @@ def _function_brings_data(graph, name: str) -> bool:
 
 
 def _node_brings_data(node: _tf_private.NodeDef) -> bool:
-    if node.op in ITERATORS or node.op in _FROM_OUTSIDE or "Dataset" in node.op:
+    if node.op in ops.ITERATORS or node.op in ops.FROM_OUTSIDE or "Dataset" in node.op:
         return True
-    if node.op in _HARMLESS or node.op in _PUBLIC_LEAVES:
+    if node.op in _HARMLESS or node.op in ops.PUBLIC_LEAVES:
         return False
     known = _tf_private.definition_of(node.op)
     if known is None or (known.is_stateful and known.output_arg):
@@ -204,10 +170,10 @@ def handle_users(op: tf.Operation, index: int) -> Iterator[str]:
 
     The op itself, or those within the functions that it calls.
     """
-    if op.type not in CALLS:
+    if op.type not in ops.FIRST_ARGUMENT:
         yield op.type
         return
-    place = index - CALLS[op.type]
+    place = index - ops.FIRST_ARGUMENT[op.type]
     for name in functions_of(op):
         yield from _argument_users(op.graph, name, place)
 
@@ -224,7 +190,7 @@ def _argument_users(graph, name: str, place: int, seen=()) -> Iterator[str]:
         for index, source in enumerate(inputs):
             if source not in aliases or node.op == "Identity":
                 continue
-            if node.op not in CALLS:
+            if node.op not in ops.FIRST_ARGUMENT:
                 yield node.op
                 continue
             for attr in node.attr.values():
@@ -233,7 +199,7 @@ def _argument_users(graph, name: str, place: int, seen=()) -> Iterator[str]:
                     called.append(attr.func.name)
                 for function in called:
                     yield from _argument_users(
-                        graph, function, index - CALLS[node.op], seen
+                        graph, function, index - ops.FIRST_ARGUMENT[node.op], seen
                     )
 
 

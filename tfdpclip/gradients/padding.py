@@ -6,10 +6,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA
-
-_PASSES_ON = frozenset("Identity Cast Reshape Squeeze ExpandDims EnsureShape".split())
 
 
 def weights_mask(
@@ -22,7 +21,7 @@ def weights_mask(
     """
     while True:
         op = tensor.op
-        if op.type in _PASSES_ON or op.type == "Neg":
+        if op.type in ops.SAME_ENTRIES or op.type == "Neg":
             if not flows[op.inputs[0]].leads:
                 return None
             tensor = op.inputs[0]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients import origins
+from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA
-
-_SIZES = frozenset("Shape ShapeN Size Rank".split())
 
 
 def check_public(tensor: tf.Tensor, flows: Dataflow) -> None:
@@ -33,7 +31,7 @@ def check_public(tensor: tf.Tensor, flows: Dataflow) -> None:
         if any(flows[t].kind == DATA for t in op.outputs):
             _refuse(tensor, f"{op.name!r} (a {op.type}), which may bring data")
         _check_op(tensor, op, flows)
-        if op.type not in _SIZES:
+        if op.type not in ops.SIZES:
             pending.extend(t.op for t in op.inputs)
 
 
@@ -54,7 +52,7 @@ def _check_op(tensor, op, flows):
     for index, handle in enumerate(op.inputs):
         if handle.dtype != tf.resource or flows.is_public(handle):
             continue
-        if set(origins.handle_users(op, index)) <= origins.RANDOM:
+        if set(origins.handle_users(op, index)) <= ops.RANDOM:
             continue
         _refuse(tensor, f"the variable behind {handle.name!r}, read by {op.name!r}")
 

@@ -20,13 +20,11 @@ import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, chance, sparse
+from tfdpclip.gradients import _copies, chance, ops, sparse
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.transfers import DATA_SHAPED
 
 _CONSTANTS = ("Const", "Placeholder")
-_SIZES = frozenset("Shape ShapeN Size Rank".split())
 # Relative to each loss. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
 _TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
@@ -104,7 +102,7 @@ class ReplacedExamples:
                 self._note_constant(op, affected)
                 continue
             varies = any(t.ref() in varying for t in op.inputs)
-            if op.type in _SIZES and not varies:
+            if op.type in ops.SIZES and not varies:
                 continue
             other = op.type.startswith(("Sparse", "Ragged"))
             other &= op.type not in sparse.REPEATABLE
@@ -124,7 +122,7 @@ class ReplacedExamples:
             self._steps.append(op)
             fresh = [t for t in op.outputs if t.ref() not in affected]
             affected |= {t.ref() for t in fresh}
-            if varies or op.type in DATA_SHAPED:
+            if varies or op.type in ops.DATA_SHAPED:
                 varying |= {t.ref() for t in fresh}
         if self._losses.ref() not in affected:
             return "the losses do not depend on the data"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients.backward import CALLS
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.contractions import explicit_equation
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.dataflow import Dataflow
@@ -81,7 +81,7 @@ def register_call_rule(rule: CallRule) -> None:
 
 
 def _call_rule(use: Use) -> CallRule | None:
-    if use.op.type not in CALLS:
+    if use.op.type not in ops.FUNCTION_CALLS:
         return None
     return next((rule for rule in _CALL_RULES if rule.applies(use)), None)
 

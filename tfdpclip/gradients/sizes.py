@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
-
-_SAME = frozenset(
-    "Cast Identity Reshape Squeeze ExpandDims EnsureShape StopGradient".split()
-)
-_QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
 
 
 def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
@@ -27,7 +23,7 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         return _shape(op, output, inputs)
     known = [f for f in inputs if f.kind == SIZE]
     first = inputs[0]
-    if op.type in _SAME:
+    if op.type in ops.SAME_NUMBERS:
         return _number(first.power) if first.dims is None else _vector(first.dims)
     if op.type == "StridedSlice" and first.dims is not None:
         return _slice(op, output, first.dims)
@@ -44,7 +40,7 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         return _number(None)
     if op.type == "Mul":
         return _number(sum(powers))
-    if op.type in _QUOTIENTS:
+    if op.type in ops.QUOTIENTS:
         return _number(powers[0] - powers[1])
     if op.type in ("Reciprocal", "Inv"):
         return _number(-powers[0])

@@ -14,6 +14,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Entries, Flow
 
 INDICES, VALUES, ROWS = "indices", "values", "rows"
@@ -23,21 +24,13 @@ CHOSEN, DISTINCT, PLACES = "chosen", "distinct", "places"
 
 _FILLED = "filled by "
 _SAME = frozenset("Identity Cast StopGradient".split())
-_SUMS = frozenset("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd".split())
-_LOOKED_UP_SUMS = frozenset(
-    "SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN".split()
-)
-_LOOKUPS = frozenset("ResourceGather GatherV2".split())
-_REDUCTIONS = frozenset(
-    "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm".split()
-)
 #: Ops on sparse batches that do the same for a batch with other rows.
 REPEATABLE = (
     frozenset(
         """SparseReshape SparseFillEmptyRows SparseReorder SparseTensorDenseMatMul
         SparseToDense SparseSoftmax""".split()
     )
-    | _LOOKED_UP_SUMS
+    | ops.SEGMENT_LOOKUPS
 )
 
 
@@ -116,7 +109,7 @@ def transfer(
         return None
     if op.type in _RULES:
         flow = _RULES[op.type](op, output, found, inputs)
-    elif op.type in _REDUCTIONS:
+    elif op.type in ops.REDUCTIONS:
         flow = _reduction(op, found, inputs)
     else:
         flow = _entrywise(op, output, found, inputs, elementwise)
@@ -309,8 +302,8 @@ _RULES = {
     "SparseSoftmax": _softmax,
     "SparseTensorDenseMatMul": _matmul,
     "SparseToDense": _to_dense,
-    **dict.fromkeys(_SUMS, _segment_sum),
-    **dict.fromkeys(_LOOKED_UP_SUMS, _looked_up_sum),
+    **dict.fromkeys(ops.SEGMENT_SUMS, _segment_sum),
+    **dict.fromkeys(ops.SEGMENT_LOOKUPS, _looked_up_sum),
 }
 
 
@@ -357,14 +350,14 @@ class RowLookup:
 def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
     """The sum by example of what a lookup in a sparse batch finds, if it is all."""
     entry = flows[op.outputs[0]].entry
-    if op.type not in _LOOKUPS or entry is None:
+    if op.type not in ops.LOOKUPS or entry is None:
         return None
     while True:
         users = [user for user in op.outputs[0].consumers() if user in flows]
         if len(users) != 1:
             return None
         (op,) = users
-        if op.type in _LOOKED_UP_SUMS or op.type == "SegmentSum":
+        if op.type in ops.SEGMENT_LOOKUPS or op.type == "SegmentSum":
             return op if row_lookup(op) is not None else None
         if op.type not in ("Identity", "Mul", "GatherV2"):
             return None
@@ -377,9 +370,9 @@ def row_lookup(op: tf.Operation) -> RowLookup | None:
             return None
         rows, ids = tf.unstack(op.inputs[0], num=2, axis=1)
         return RowLookup(rows, ids, op.inputs[1], "sum")
-    if op.type in _LOOKED_UP_SUMS:
+    if op.type in ops.SEGMENT_LOOKUPS:
         lookup = _through(op.inputs[0]).op
-        if lookup.type not in _LOOKUPS:
+        if lookup.type not in ops.LOOKUPS:
             return None
         ids = tf.gather(lookup.inputs[1], op.inputs[1])
         combiner = op.type.removeprefix("SparseSegment").lower()
@@ -393,10 +386,13 @@ def row_lookup(op: tf.Operation) -> RowLookup | None:
         if factors.shape.rank != found.shape.rank or factors.shape[1:] != [1]:
             return None
     ids = None
-    if found.op.type == "GatherV2" and _through(found.op.inputs[0]).op.type in _LOOKUPS:
+    if (
+        found.op.type == "GatherV2"
+        and _through(found.op.inputs[0]).op.type in ops.LOOKUPS
+    ):
         ids = found.op.inputs[1]
         found = _through(found.op.inputs[0])
-    if found.op.type not in _LOOKUPS:
+    if found.op.type not in ops.LOOKUPS:
         return None
     looked_up = found.op.inputs[1]
     ids = looked_up if ids is None else tf.gather(looked_up, ids)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
-from tfdpclip.gradients import origins
+from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flow import PUBLIC
@@ -177,7 +177,7 @@ def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
     for index, handle in enumerate(op.inputs):
         if handle.dtype != tf.resource:
             continue
-        if not origins.READS.isdisjoint(origins.handle_users(op, index)):
+        if not ops.READS.isdisjoint(origins.handle_users(op, index)):
             while handle.op.type == "Identity":
                 handle = handle.op.inputs[0]
             yield handle
@@ -196,7 +196,7 @@ def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:
                 if handle.dtype != tf.resource:
                     continue
                 users = set(origins.handle_users(op, index))
-                if users <= origins.READS | origins.RANDOM | origins.ITERATORS:
+                if users <= ops.READS | ops.RANDOM | ops.ITERATORS:
                     first = op.type == "ReadVariableOp" and graph is start
                     root = id(origins.captured_from(handle))
                     found.setdefault(root, ([], op.outputs[0] if first else None))

@@ -7,68 +7,22 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients import contractions, layouts, sparse
+from tfdpclip.gradients import contractions, layouts, ops, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
 from tfdpclip.gradients.fused import WEIGHTS, read_call
 from tfdpclip.gradients.known import takes_every_row
-
-_UNARY_OR_ELEMENTWISE = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BiasAddGrad
-    Bitcast Cast Ceil CheckNumerics ClipByValue Conj Cos Cosh DebugIdentityV2
-    DebugNumericSummaryV2 Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Exp Expm1
-    FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod Greater GreaterEqual Identity
-    IdentityN Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual
-    Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan
-    Ndtri Neg NextAfter NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal
-    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select
-    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad
-    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StopGradient Sub Tan
-    Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike
-    PlaceholderWithDefault EnsureShape Copy CopyHost Snapshot""".split()
-)
-_KEEPS_ROWS = frozenset(
-    """AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D LRN ResizeBilinear ResizeBicubic
-    ResizeNearestNeighbor ResizeArea DepthToSpace SpaceToDepth
-    SoftmaxCrossEntropyWithLogits
-    SparseSoftmaxCrossEntropyWithLogits TopK TopKV2 InTopKV2 Conv2D Conv3D
-    AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB
-    DepthwiseConv2dNative Dilation2D MatrixDiag MatrixDiagV3 MatrixDiagPartV3
-    MatrixSetDiagV3 MatrixBandPart MirrorPad Pad PadV2 FFT IFFT RFFT IRFFT FFT2D
-    IFFT2D""".split()
-)
-_REDUCTIONS = frozenset(
-    "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm".split()
-)
-# What has as many entries as the data of the whole batch say: a mask's, for one.
-DATA_SHAPED = frozenset(
-    """Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 DynamicPartition
-    ListDiff""".split()
-)
-# Sums and copies whose places are data: where one example goes, another may go, too.
-_BY_PLACE = frozenset(
-    """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd SegmentSumV2
-    SegmentProdV2 SegmentMaxV2 SegmentMinV2 UnsortedSegmentSum UnsortedSegmentMax
-    UnsortedSegmentMin UnsortedSegmentProd SparseSegmentSum SparseSegmentMean
-    SparseSegmentSqrtN SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments
-    SparseSegmentSqrtNWithNumSegments Bincount DenseBincount SparseBincount
-    RaggedBincount ScatterNd ScatterNdNonAliasingAdd TensorScatterUpdate
-    TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin SparseReduceSum
-    SparseReduceMax SparseToDense DynamicStitch ParallelDynamicStitch""".split()
-)
-_LAST_AXIS = frozenset("Softmax LogSoftmax".split())
-_SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 
 
 def transfer(op, output, inputs, batch_size) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
     rank = output.shape.rank
-    elementwise = op.type in _UNARY_OR_ELEMENTWISE
+    elementwise = op.type in ops.ELEMENTWISE
     by_entry = sparse.transfer(op, output, inputs, elementwise)
     if by_entry is not None:
         return by_entry
-    if op.type in DATA_SHAPED:
+    if op.type in ops.DATA_SHAPED:
         return Flow(DATA, None, coupled=op)
-    if op.type in _BY_PLACE:
+    if op.type in ops.BY_PLACE:
         return _by_place(op, output, inputs)
     if any(f.kind == DATA and f.axes is None for f in inputs) or rank is None:
         return Flow(DATA, None)
@@ -77,13 +31,13 @@ def transfer(op, output, inputs, batch_size) -> Flow:
         return rule(op, output, inputs, batch_size)
     if elementwise:
         return _elementwise(op, output, inputs)
-    if op.type in _KEEPS_ROWS:
+    if op.type in ops.ROW_BY_ROW:
         return _first_rows(inputs)
-    if op.type in _REDUCTIONS:
+    if op.type in ops.REDUCTIONS:
         return _reduction(op, output, inputs)
-    if op.type in _LAST_AXIS:
+    if op.type in ops.LAST_AXIS:
         return _over_axes(op, inputs[0], [rank - 1])
-    if op.type in _SCANS:
+    if op.type in ops.SCANS:
         axis = _constant(op.inputs[1])
         return (
             Flow(DATA, None)

@@ -6,16 +6,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdpclip.gradients import sparse
+from tfdpclip.gradients import ops, sparse
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA
-
-# Ops that keep the entries of a tensor and only rename, move or cast them.
-_ISOMETRIES = frozenset(
-    """ReadVariableOp Identity Cast Reshape ExpandDims Squeeze Transpose
-    EnsureShape""".split()
-)
-_PIECES = frozenset("Split SplitV Unpack".split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +30,13 @@ class Path:
 
     def after(self, op: tf.Operation, output: int) -> Path:
         """The path through one more op, of which this is the only parameter input."""
-        ops = (*self.ops, op.type)
-        if op.type in _ISOMETRIES:
+        passed = (*self.ops, op.type)
+        if op.type in ops.ISOMETRIES:
             moved = self.moved or op.type == "Transpose"
-            return dataclasses.replace(self, ops=ops, moved=moved)
-        if op.type in _PIECES and self.isometric and self.piece is None:
-            return Path(ops, True, (op.name, output), self.moved)
-        return Path(ops, False, None, True)
+            return dataclasses.replace(self, ops=passed, moved=moved)
+        if op.type in ops.PIECES and self.isometric and self.piece is None:
+            return Path(passed, True, (op.name, output), self.moved)
+        return Path(passed, False, None, True)
 
 
 @dataclasses.dataclass(frozen=True)

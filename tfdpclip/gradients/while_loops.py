@@ -21,18 +21,14 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
 from tfdpclip.gradients.known import static_number
-from tfdpclip.gradients.loop_flows import LOOPS, BodyFlows
+from tfdpclip.gradients.loop_flows import BodyFlows
 from tfdpclip.gradients.rules import has_op_rule, has_rule
 from tfdpclip.gradients.uses import Use, follow
 
-# Ops whose inputs need not have as many axes as their outputs.
-_CONTRACTIONS = frozenset(
-    """MatMul Einsum Conv2D Conv3D DepthwiseConv2dNative Conv2DBackpropInput
-    Conv3DBackpropInputV2 ResourceGather GatherV2""".split()
-)
 _NOT_COPIED = ("_class", "_output_shapes")
 
 
@@ -57,7 +53,7 @@ def expand(
     """
     loops: dict[tf.Operation, _Loop | None] = {}
     for use in (use for found in uses for use in found):
-        if use.op.type in LOOPS and use.op not in loops:
+        if use.op.type in ops.LOOPS and use.op not in loops:
             loops[use.op] = _Loop.read(use.op, flows)
     insides = [_inside(found, loops) for found in uses]
     for loop in filter(None, loops.values()):
@@ -80,7 +76,7 @@ def _inside(found: list[Use], loops) -> list[tuple[Use, _Loop | None]] | None:
     inside: list = []
     starts: dict = {}
     for use in found:
-        if use.op.type not in LOOPS:
+        if use.op.type not in ops.LOOPS:
             if not has_rule(use):
                 return None
             inside.append((use, None))
@@ -190,7 +186,7 @@ class _Loop:
             return False
         for tensor in op.inputs:
             if inner[tensor].kind == DATA:
-                free = op.type in _CONTRACTIONS
+                free = op.type in ops.CONTRACTIONS
                 aligned = free or tensor.shape.rank == output.shape.rank
                 if not aligned or not self._by_rows(tensor):
                     return False

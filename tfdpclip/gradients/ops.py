@@ -1,0 +1,211 @@
+"""Types of TensorFlow's ops, by what they do: each list stands here once.
+
+Names only, and no behaviour: what follows from an op being on a list is where the list
+is used. Whoever teaches the engine a new op comes here first (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+# What calls functions.
+
+#: Calls of a function that is not a branch or a loop.
+FUNCTION_CALLS = frozenset("PartitionedCall StatefulPartitionedCall".split())
+
+LOOPS = frozenset("While StatelessWhile".split())
+BRANCHES = frozenset("If StatelessIf Case StatelessCase".split())
+CONTROL_FLOW = LOOPS | BRANCHES
+
+#: Every input of a call from this one on is an argument of its functions.
+FIRST_ARGUMENT = {
+    **dict.fromkeys(FUNCTION_CALLS | LOOPS, 0),
+    **dict.fromkeys(BRANCHES, 1),
+}
+
+# Where values come from.
+
+#: Elements of data sets.
+ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
+
+#: Random numbers from the op's own seed.
+DRAWS = frozenset(
+    """RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal
+    ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2
+    RandomShuffle Multinomial MultinomialV2 RandomBinomial""".split()
+)
+
+#: Random numbers from a generator that is a variable.
+GENERATORS = frozenset(
+    """RngReadAndSkip RngSkip StatefulUniform StatefulUniformInt
+    StatefulUniformFullInt StatefulStandardNormalV2 StatefulTruncatedNormal
+    StatefulRandomBinomial""".split()
+)
+
+#: Other random numbers.
+OTHER_DRAWS = frozenset(
+    """RandomCrop StatefulStandardNormal NonDeterministicInts
+    FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler
+    AllCandidateSampler""".split()
+)
+
+RANDOM = DRAWS | GENERATORS | OTHER_DRAWS
+
+#: How the names of random numbers begin that depend on a seed alone.
+SEEDED_DRAWS = (
+    "StatelessRandomUniform",
+    "StatelessRandomNormal",
+    "StatelessTruncatedNormal",
+    "StatelessMultinomial",
+    "StatelessRandomBinomial",
+    "StatelessRandomPoisson",
+    "StatelessRandomGamma",
+    "StatelessParameterizedTruncatedNormal",
+    "StatelessShuffle",
+)
+
+#: Python code.
+PYTHON = frozenset("EagerPyFunc PyFunc PyFuncStateless".split())
+
+#: What reads a variable and changes nothing.
+READS = frozenset(
+    """ReadVariableOp ResourceGather ResourceGatherNd VariableShape
+    VarIsInitializedOp""".split()
+)
+
+#: The same of a lookup table.
+TABLE_READS = frozenset("LookupTableFind LookupTableFindV2 LookupTableSizeV2".split())
+
+#: Without inputs: the same for good, or public randomness.
+PUBLIC_LEAVES = frozenset(
+    """Const VarHandleOp NoOp DummySeedGenerator AnonymousRandomSeedGenerator
+    AnonymousSeedGenerator""".split()
+)
+
+#: Not marked as stateful, and yet more than a function of their inputs' values.
+FROM_OUTSIDE = frozenset(
+    """PyFuncStateless ReadFile MatchingFiles TensorArrayReadV3 GetSessionTensor
+    GetSessionHandle ImmutableConst""".split()
+)
+
+#: Marked as stateful, and the same result for the same inputs.
+DETERMINISTIC = frozenset(
+    """Assert CheckNumerics CheckNumericsV2 HashTableV2 LookupTableFindV2
+    LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd
+    VariableShape""".split()
+)
+
+#: What makes a tensor of a shape that it is given.
+SHAPERS = frozenset(
+    """Fill BroadcastTo Tile RandomUniform RandomUniformInt RandomStandardNormal
+    TruncatedNormal StatelessRandomUniform StatelessRandomUniformV2
+    StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormalV2
+    StatefulUniform StatefulStandardNormalV2 Range LinSpace Empty EmptyTensorList
+    TensorListReserve""".split()
+)
+
+# What happens to values.
+
+#: How large a tensor is.
+SIZES = frozenset("Shape ShapeN Size Rank".split())
+
+#: The same entries, in the same order.
+SAME_ENTRIES = frozenset("Identity Cast Reshape Squeeze ExpandDims EnsureShape".split())
+
+#: What no gradient passes.
+NO_GRADIENT = frozenset("StopGradient PreventGradient".split())
+
+#: The same numbers, to whoever does not differentiate.
+SAME_NUMBERS = SAME_ENTRIES | {"StopGradient"}
+
+#: The same entries of a variable, perhaps in another order.
+ISOMETRIES = SAME_ENTRIES | {"ReadVariableOp", "Transpose"}
+
+#: What divides a tensor.
+PIECES = frozenset("Split SplitV Unpack".split())
+
+#: One number divided by another.
+QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
+
+#: Each entry from the same entries of the inputs, with broadcasting.
+ELEMENTWISE = frozenset(
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BiasAddGrad
+    Bitcast Cast Ceil CheckNumerics ClipByValue Conj Cos Cosh DebugIdentityV2
+    DebugNumericSummaryV2 Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Exp Expm1
+    FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod Greater GreaterEqual Identity
+    IdentityN Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less
+    LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod
+    Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow PreventGradient RealDiv
+    Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt
+    RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
+    Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square
+    SquaredDifference StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod
+    Xdivy Xlog1py Xlogy ZerosLike PlaceholderWithDefault EnsureShape Copy CopyHost
+    Snapshot""".split()
+)
+
+#: Each row on axis 0 from the same row.
+ROW_BY_ROW = frozenset(
+    """AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D LRN ResizeBilinear
+    ResizeBicubic ResizeNearestNeighbor ResizeArea DepthToSpace SpaceToDepth
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits TopK TopKV2
+    InTopKV2 Conv2D Conv3D AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV
+    HSVToRGB DepthwiseConv2dNative Dilation2D MatrixDiag MatrixDiagV3
+    MatrixDiagPartV3 MatrixSetDiagV3 MatrixBandPart MirrorPad Pad PadV2 FFT IFFT
+    RFFT IRFFT FFT2D IFFT2D""".split()
+)
+
+#: Over the axes that are the second input.
+REDUCTIONS = frozenset(
+    """Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm""".split()
+)
+
+#: Along the last axis.
+LAST_AXIS = frozenset("Softmax LogSoftmax".split())
+
+#: Along the axis that is the second input.
+SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
+
+#: Whose kernel may have groups.
+CONVOLUTIONS = frozenset("Conv2D Conv3D".split())
+
+#: Whose inputs need not have as many axes as their outputs.
+CONTRACTIONS = frozenset(
+    """MatMul Einsum Conv2D Conv3D DepthwiseConv2dNative Conv2DBackpropInput
+    Conv3DBackpropInputV2 ResourceGather GatherV2""".split()
+)
+
+#: Lists of tensors with nothing in them.
+NEW_LISTS = frozenset("TensorListReserve EmptyTensorList".split())
+
+# What data decide about.
+
+#: As many entries as the data of the whole batch say: a mask's, for one.
+DATA_SHAPED = frozenset(
+    """Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 DynamicPartition
+    ListDiff""".split()
+)
+
+#: Sums and copies whose places are data: where one example goes, another may, too.
+BY_PLACE = frozenset(
+    """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd SegmentSumV2
+    SegmentProdV2 SegmentMaxV2 SegmentMinV2 UnsortedSegmentSum UnsortedSegmentMax
+    UnsortedSegmentMin UnsortedSegmentProd SparseSegmentSum SparseSegmentMean
+    SparseSegmentSqrtN SparseSegmentSumWithNumSegments
+    SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments Bincount
+    DenseBincount SparseBincount RaggedBincount ScatterNd ScatterNdNonAliasingAdd
+    TensorScatterUpdate TensorScatterAdd TensorScatterSub TensorScatterMax
+    TensorScatterMin SparseReduceSum SparseReduceMax SparseToDense DynamicStitch
+    ParallelDynamicStitch""".split()
+)
+
+#: Rows of a table.
+LOOKUPS = frozenset("ResourceGather GatherV2".split())
+
+#: Of the rows with the same number.
+SEGMENT_SUMS = frozenset(
+    """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd""".split()
+)
+
+#: The same, of rows that are looked up first.
+SEGMENT_LOOKUPS = frozenset(
+    """SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN""".split()
+)

@@ -25,8 +25,8 @@ from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients
 from tfdpclip.gradients.status import CheckStatus
 from tfdpclip.gradients.verify import SelfCheck
-from tfdpclip.keras.bound_rule import BoundRule
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
 EXAMPLES, FEATURES, CLASSES = 24, 8, 3
@@ -212,9 +212,9 @@ def _first_only(self, batch_size):
 
 
 _release = PrivateOptimizer._release
-_adapt = PrivateOptimizer._adapt
+_clipped = PrivateOptimizer._clipped
+_mechanism_release = Mechanism.release
 _sample_all = GaussianNoise.sample_all
-_clipped_sum = PerExampleGradients.clipped_sum
 _init_noise = GaussianNoise.__init__
 _record_norms = RecordGradients.record_norms
 _plain_squares = PerExampleGradients._plain_squares
@@ -245,25 +245,26 @@ def _no_noise_before_the_update(self, gradients, sums, counts, shared):
         self._noise = own
 
 
-def _actual_batch_size(self, rule, state, norms=None, divisor=1.0):
-    real = tf.reduce_sum(tf.cast(self.present, tf.float32))
-    return _clipped_sum(self, rule, state, norms, tf.maximum(real, 1.0))
+def _actual_batch_size(self, records):
+    sums, counts, shared = _clipped(self, records)
+    real = tf.maximum(tf.reduce_sum(tf.cast(records.present, tf.float32)), 1.0)
+    return [part * (self._divisor / real) for part in sums], counts, shared
 
 
 def _divided_twice(self, gradients, sums, counts, shared):
     """The noise is divided by the batch size before it is added to the sum."""
-    bound, own = self._bound, self._bound._split
-    bound._split = own / self._divisor
+    mechanism, own = self._mechanism, self._mechanism.inflation
+    mechanism.inflation = own / self._divisor
     try:
         return _release(self, gradients, sums, counts, shared)
     finally:
-        bound._split = own
+        mechanism.inflation = own
 
 
-def _adapt_first(self, gradients, sums, counts, shared):
-    _adapt(self, self.clip_state, counts)
-    with mock.patch.object(type(self), "_adapt", lambda *args: None):
-        return _release(self, gradients, sums, counts, shared)
+def _adapt_first(self, state, sums, counts, *rest, **options):
+    moved = self.rule.next_state(state, self.fractions(counts))
+    found = _mechanism_release(self, moved, sums, counts, *rest, **options)
+    return found._replace(next_state=moved)
 
 
 class _CountsLeftOut:
@@ -285,9 +286,10 @@ def _exact_counts(self, gradients, sums, counts, shared):
         self._noise = own
 
 
-def _last_batch_counts(self, state, counts):
+def _last_batch_counts(self, gradients, sums, counts, shared):
     # What the last physical batch alone would have added.
-    _adapt(self, state, counts / self._accumulation_steps)
+    counts = counts / self._accumulation_steps
+    return _release(self, gradients, sums, counts, shared)
 
 
 def _fixed_entropy(self, seed=None, hardened=False):
@@ -385,8 +387,8 @@ MUTATIONS = [
     ),
     Mutation(
         "actual batch size as divisor",
-        PerExampleGradients,
-        "clipped_sum",
+        PrivateOptimizer,
+        "_clipped",
         _actual_batch_size,
         sensitivity,
     ),
@@ -399,8 +401,8 @@ MUTATIONS = [
     ),
     Mutation(
         "clip moves before noise is scaled",
-        PrivateOptimizer,
-        "_release",
+        Mechanism,
+        "release",
         _adapt_first,
         sensitivity,
         QUANTILE,
@@ -415,9 +417,9 @@ MUTATIONS = [
     ),
     Mutation(
         "noise not split between sum and count",
-        BoundRule,
+        Mechanism,
         "gradient_noise_multiplier",
-        lambda self, step: self._setting,
+        lambda self, step=0: self.noise_multiplier,
         sensitivity,
         {"clip": PRECISE},
     ),
@@ -642,7 +644,7 @@ MUTATIONS = [
     Mutation(
         "count over one physical batch",
         PrivateOptimizer,
-        "_adapt",
+        "_release",
         _last_batch_counts,
         accumulated_clip,
     ),

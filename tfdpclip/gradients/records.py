@@ -111,7 +111,6 @@ class RecordGradients(abc.ABC):
         rule: ClipRule,
         state: Any,
         norms: tf.Tensor | None = None,
-        divisor: float = 1.0,
     ) -> list[tf.Tensor]:
         """The clipped gradients of all records, summed, for each variable.
 
@@ -119,12 +118,10 @@ class RecordGradients(abc.ABC):
           rule: a clip rule, bound to the variables if it has groups.
           state: its state.
           norms: `record_norms` for this rule, if they are at hand.
-          divisor: what to divide the sums by.
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
-        # Not the sums: the weights are few.
-        weights = rule.weights(norms, state) / divisor
-        return self.weighted_sum(self.mask(weights), rule.assignment)
+        weights = self.mask(rule.weights(norms, state))
+        return self.weighted_sum(weights, rule.assignment)
 
 
 # The square of a float32 below 1.1e-19 is lost, so each entry hides up to this much.

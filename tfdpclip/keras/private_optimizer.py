@@ -39,10 +39,10 @@ from tfdpclip.gradients.state import PublicVariables, public_handles, reads
 from tfdpclip.gradients.status import DEFAULT_RATE, CheckStatus
 from tfdpclip.gradients.whole import WholeGradient
 from tfdpclip.keras import private_state
-from tfdpclip.keras.bound_rule import BoundRule
 from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.weight_watch import marked_updates, own_writes
+from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
 
@@ -110,12 +110,12 @@ class PrivateOptimizer:
         noise = GaussianNoise(seed, hardened_noise)
         divisor = accumulation_steps if unit == "batch" else expected_batch_size
         settings = (noise_multiplier, float(divisor))
-        bound = None
+        mechanism = None
         if not isinstance(rule, GroupedRule):
-            bound = BoundRule(rule, *settings)
+            mechanism = Mechanism(rule, *settings)
         super().__init__(*args, **kwargs)
         self._rule = rule
-        self._bound: BoundRule | None = None
+        self._bound_mechanism: Mechanism | None = None
         self._noise_setting = noise_multiplier
         self._expected_batch_size = expected_batch_size
         self._accumulation_steps = accumulation_steps
@@ -130,15 +130,16 @@ class PrivateOptimizer:
         self._noise = noise
         self._transient = _Transient()
         self._step_history = StepHistory(self)
-        if bound is not None:
-            self._bind(bound)
+        if mechanism is not None:
+            self._bind(mechanism)
 
-    def _bind(self, bound: BoundRule) -> None:
-        self._bound = bound
+    def _bind(self, mechanism: Mechanism) -> None:
+        self._bound_mechanism = mechanism
         with tf.init_scope():
+            state = mechanism.rule.initial_state()
             self._clip_state = [
                 tf.Variable(part, trainable=False, name=f"clip_state_{i}")
-                for i, part in enumerate(tf.nest.flatten(bound.rule.initial_state()))
+                for i, part in enumerate(tf.nest.flatten(state))
             ]
         self._variables.extend(self._clip_state)
 
@@ -160,7 +161,8 @@ class PrivateOptimizer:
     @property
     def clip(self) -> ClipRule:
         """The clip rule; it knows its groups once the optimizer is built."""
-        return self._rule if self._bound is None else self._bound.rule
+        bound = self._bound_mechanism
+        return self._rule if bound is None else bound.rule
 
     @property
     def noise_multiplier(self) -> float:
@@ -182,12 +184,12 @@ class PrivateOptimizer:
     def gradient_noise_multiplier(self) -> float:
         """z_g: the sum of group h gets stddev z_g times ``clip.noise_scales``[h]."""
         with tf.init_scope():
-            return float(self._bound_rule.gradient_noise_multiplier(self.iterations))
+            return float(self._mechanism.gradient_noise_multiplier(self.iterations))
 
     @property
     def count_stddevs(self) -> tuple[float, ...]:
         """The noise stddev on each sum of the clip rule's indicators."""
-        return self._bound_rule.count_stddevs
+        return self._mechanism.count_stddevs
 
     @property
     def expected_batch_size(self) -> float | None:
@@ -220,30 +222,30 @@ class PrivateOptimizer:
     def clip_state(self) -> Any:
         """The clip rule's current state."""
         flat = [tf.convert_to_tensor(part) for part in self._clip_state]
-        return tf.nest.pack_sequence_as(self._bound_rule.rule.initial_state(), flat)
+        return tf.nest.pack_sequence_as(self._mechanism.rule.initial_state(), flat)
 
     @property
     def clip_norm(self) -> tf.Tensor:
         """The current clip norm, a float32 scalar; see `clip_norms` for groups."""
-        return self._bound_rule.rule.clip_norm(self.clip_state)
+        return self._mechanism.rule.clip_norm(self.clip_state)
 
     @property
     def clip_norms(self) -> dict[str, float]:
         """The current clip norm of each group of variables."""
-        rule = self._bound_rule.rule
+        rule = self._mechanism.rule
         if not isinstance(rule, GroupedRule):
             return {"all": float(self.clip_norm)}
         norms = rule.clip_norms(self.clip_state).numpy().tolist()
         return dict(zip(rule.layout.names, norms, strict=True))
 
     @property
-    def _bound_rule(self) -> BoundRule:
-        if self._bound is None:
+    def _mechanism(self) -> Mechanism:
+        if self._bound_mechanism is None:
             raise ValueError(
                 f"{self._rule} does not know the variables before the first step. Call "
                 "optimizer.build(model.trainable_variables) first."
             )
-        return self._bound
+        return self._bound_mechanism
 
     @property
     def public_layout(self) -> Groups:
@@ -471,7 +473,7 @@ class PrivateOptimizer:
             memory=self._gradient_memory,
             check_isolation=self._check_isolation,
             recheck_rate=self._recheck_rate,
-            groups=self._bound_rule.rule.assignment,
+            groups=self._mechanism.rule.assignment,
             perturbation=perturbation,
             public_variables=self._public(),
         )
@@ -502,7 +504,7 @@ class PrivateOptimizer:
         return self._public_variables.and_those_of(self._variables)
 
     def _check_public_norms(self) -> None:
-        rule = self._bound_rule.rule
+        rule = self._mechanism.rule
         if not hasattr(rule, "knows_norms"):
             return
         with tf.init_scope():
@@ -518,73 +520,59 @@ class PrivateOptimizer:
 
     def _clipped(self, records):
         """The clipped sums over the divisor, sums of indicators, shared gradients."""
-        rule, state = self._bound_rule.rule, self.clip_state
+        mechanism, rule = self._mechanism, self._mechanism.rule
         norms = records.record_norms(rule.assignment)
-        sums = records.clipped_sum(rule, state, norms, self._divisor)
-        indicators = rule.indicators(norms, state, records.present)
-        indicators = tf.where(records.isolated, indicators, 0.0)
-        return sums, tf.reduce_sum(indicators, axis=0), records.shared_gradients()
+        weights, bits = mechanism.clip(norms, self.clip_state, records.present)
+        # Not the sums: the weights are few.
+        weights = records.mask(weights / mechanism.records)
+        sums = records.weighted_sum(weights, rule.assignment)
+        for part, variable in zip(sums, records.variables, strict=True):
+            part.set_shape(variable.shape)
+        bits = tf.where(records.isolated, bits, 0.0)
+        return sums, tf.reduce_sum(bits, axis=0), records.shared_gradients()
 
     def _finish(self, gradients, sums, counts, shared):
         released = self._release(gradients, sums, counts, shared)
         self.apply_gradients(released)
 
     def _release(self, gradients, sums, counts, shared):
-        """Noise with the clip that was applied, and only then adapt."""
+        """The mechanism's release, and the terms that depend on no record."""
         self._step_history.count()
-        rule, state = self._bound_rule.rule, self.clip_state
-        multiplier = self._bound_rule.gradient_noise_multiplier(self.iterations)
-        stddevs = multiplier / self._divisor * rule.noise_scales(state)
-        if isinstance(multiplier, float) and multiplier == 0:
-            stddevs = [0.0] * len(gradients.variables)
-        elif rule.assignment is None:
-            stddevs = [stddevs] * len(gradients.variables)
-        else:
-            columns = tf.unstack(stddevs)
-            stddevs = [columns[column] for column in rule.assignment]
-        drawn = [i for i, c in enumerate(gradients.connected) if c]
-        count_stddevs = self._bound_rule.count_stddevs
-        *noise, count_noise = self._noise.sample_all(
-            [*(gradients.variables[i].shape for i in drawn), [len(count_stddevs)]],
-            [*(stddevs[i] for i in drawn), 1.0],
-            [*(sums[i].dtype for i in drawn), tf.float32],
+        connected = zip(sums, gradients.connected, strict=True)
+        release = self._mechanism.release(
+            self.clip_state,
+            [part if known else None for part, known in connected],
+            counts,
+            self._noise,
+            self.iterations,
+            divided=True,
         )
-        if count_stddevs:
-            counts += count_noise * tf.constant(count_stddevs, tf.float32)
-        noisy = {i: sums[i] + part for i, part in zip(drawn, noise, strict=True)}
         released = []
-        for i, (variable, extra) in enumerate(
-            zip(gradients.variables, shared, strict=True)
+        for private, variable, extra in zip(
+            release.means, gradients.variables, shared, strict=True
         ):
-            private = None
-            if i in noisy:
-                private = tf.cast(noisy[i], variable.dtype)
+            if private is not None:
+                private = tf.cast(private, variable.dtype)
             if extra is not None:
                 extra = tf.convert_to_tensor(extra)
                 private = extra if private is None else private + extra
             released.append((private, variable))
-        self._adapt(state, counts)
+        state = tf.nest.flatten(release.next_state)
+        for variable, value in zip(self._clip_state, state, strict=True):
+            variable.assign(value)
         self._transient.issued = [g for g, _ in released if g is not None]
         return released
-
-    def _adapt(self, state, counts):
-        if not self._clip_state:
-            return
-        fractions = tf.clip_by_value(counts / self._divisor + 0.5, 0, 1)
-        new = tf.nest.flatten(self._bound_rule.rule.next_state(state, fractions))
-        for variable, value in zip(self._clip_state, new, strict=True):
-            variable.assign(value)
 
     def build(self, var_list):
         """Makes the variables; the un-noised sums among them are never saved."""
         super().build(var_list)
         trained_privately(var_list)
         self._step_history.trains(var_list)
-        if self._bound is None:
+        if self._bound_mechanism is None:
             rule = self._rule.bind([v.name for v in var_list])
-            self._bind(BoundRule(rule, self._noise_setting, self._divisor))
-        elif self._bound.rule.assignment is not None:
-            self._bound.check_names([v.name for v in var_list])
+            self._bind(Mechanism(rule, self._noise_setting, self._divisor))
+        elif self._bound_mechanism.rule.assignment is not None:
+            self._check_names([v.name for v in var_list])
         kept = self._transient
         if kept.built:
             return
@@ -600,6 +588,14 @@ class PrivateOptimizer:
                 for v in var_list
             ]
             kept.places = {id(v): i for i, v in enumerate(var_list)}
-            zeros = tf.zeros([len(self._bound.count_stddevs)], tf.float32)
+            zeros = tf.zeros([len(self._bound_mechanism.count_stddevs)], tf.float32)
             kept.counts = tf.Variable(zeros, trainable=False)
             kept.filled = tf.Variable(0, trainable=False)
+
+    def _check_names(self, names: list[str]) -> None:
+        members = tuple(name.split(":")[0] for name in names)
+        if members != self._bound_mechanism.rule.layout.members:
+            raise ValueError(
+                "The variables differ from those that the clip rule's groups were made "
+                "of when the optimizer was built. Use a new optimizer."
+            )

@@ -1,0 +1,315 @@
+"""The one place where privacy happens: clip, sum, noise, divide, adapt.
+
+A step of training and a round of federated learning are the same mechanism, whatever
+computes the records' gradients and whoever adds them up:
+
+1. *clip* every record with C_t, the rule's state at step t (`Mechanism.clip`);
+2. *sum* the clipped records, and the rule's indicators (the caller);
+3. *noise* both sums, scaled by C_t (`Mechanism.release`);
+4. *divide* by the public number of records;
+5. *adapt*: the noised fractions, and nothing else, move C_t to C_{t+1}.
+
+Keras optimizers, the aggregators of `tfdpclip.federated` and the benchmarks' engine
+release through `Mechanism`, so that no two of them can differ. This module knows none
+of them: it imports neither Keras nor TensorFlow Federated.
+
+*Formal guarantees*, for a mechanism of noise multiplier z (one number, the one that the
+accountant is given) and a rule that keeps the guarantees of `ClipRule`:
+
+* With s_k the stddev of the noise on count k, let z_g^-2 = z^-2 - sum_k (2 s_k)^-2.
+  Noise of stddev z_g times ``rule.noise_scales(C_t)[h]`` on the sum of group h, and of
+  s_k on count k, makes all sums of a step one Gaussian mechanism of noise multiplier z
+  for adding or removing one record, given C_t (Andrew et al. 2021, Theorem 1).
+* C_{t+1} is a function of C_t and of the noised counts, so that all steps together are
+  an adaptive composition of such mechanisms.
+* The divisor is the public number of records, never the number that turned up; it and
+  the clamping of fractions to [0, 1] are processing of what is private already.
+* What is not private fails closed: a clip rule without a bound is refused with noise,
+  and so are counts too precise for z. Under a schedule of z, which is only known as the
+  steps come, such a step releases NaN and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tfdpclip import accounting
+from tfdpclip._docs import see
+from tfdpclip.clipping import (
+    ClipRule,
+    check_non_negative,
+    check_positive,
+    check_setting,
+    value_at,
+)
+
+
+class NoiseSource(Protocol):
+    """What draws the noise, such as `tfdpclip.noise.GaussianNoise`."""
+
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence
+    ) -> list[tf.Tensor]:
+        """Independent Gaussian noise: a tensor for each shape, stddev and type."""
+
+
+class Release(NamedTuple):
+    """What one step releases.
+
+    Attributes:
+      means: the noised sums over the public number of records; None where a sum was.
+      fractions: the noised fractions, `[K]`, each in [0, 1].
+      next_state: the rule's state C_{t+1}.
+      stddevs: the noise stddev on the sum of each group, `[L]`; L is 1 without groups.
+    """
+
+    means: list[tf.Tensor | None]
+    fractions: tf.Tensor
+    next_state: Any
+    stddevs: tf.Tensor
+
+
+class Mechanism:
+    """A clip rule, a noise multiplier and a number of records: how a step is private.
+
+    *Formal guarantees*: those of this module.
+
+    Args:
+      rule: a clip rule, bound to the variables if it has groups.
+      noise_multiplier: z, what the accountant is given, or a Keras schedule of it by
+        the step. 0 adds no noise and is not private.
+      records: the public expected number of records per step: the divisor.
+      inflation: the largest norm that a record can have in the sum, in units of the
+        norm it was clipped to; the noise on sums grows by it.
+
+    Raises:
+      ValueError: if an argument is out of range, the rule's counts are too precise for
+        z, or there is noise but no bound that it could hide.
+
+    >>> from tfdpclip.clipping import FixedClip
+    >>> from tfdpclip.noise import GaussianNoise
+    >>> mechanism = Mechanism(FixedClip(2.0), noise_multiplier=0.0, records=4)
+    >>> gradients = tf.constant([[3.0, 4.0], [0.0, 1.0]])
+    >>> weights, bits = mechanism.clip(tf.norm(gradients, axis=1), ())
+    >>> total = tf.linalg.matvec(gradients, weights, transpose_a=True)
+    >>> counts = tf.reduce_sum(bits, axis=0)
+    >>> release = mechanism.release((), [total], counts, GaussianNoise())
+    >>> release.means[0].numpy().round(6).tolist()
+    [0.3, 0.65]
+
+    A count takes its share of z, and the sum gets more noise for it:
+
+    >>> from tfdpclip.clipping import QuantileClip
+    >>> mechanism = Mechanism(QuantileClip(initial_norm=0.5), 1.0, records=100)
+    >>> mechanism.count_stddevs
+    (5.0,)
+    >>> round(mechanism.gradient_noise_multiplier(), 6)
+    1.005038
+    >>> mechanism.noise_stddevs(tf.constant(0.5)).numpy().round(6).tolist()
+    [0.502519]
+    """
+
+    def __init__(
+        self,
+        rule: ClipRule,
+        noise_multiplier: float | Any,
+        records: float,
+        *,
+        inflation: float = 1.0,
+    ):
+        if not isinstance(rule, ClipRule):
+            raise ValueError(
+                f"rule must be a clip rule such as QuantileClip(), got {rule!r}."
+            )
+        self.rule = rule
+        self.noise_multiplier = check_setting(
+            "noise_multiplier", noise_multiplier, check_non_negative
+        )
+        self.records = check_positive("records", records)
+        self.inflation = check_positive("inflation", inflation)
+        self.scheduled = callable(self.noise_multiplier)
+        private = self.scheduled or self.noise_multiplier > 0
+        if private and isinstance(rule, Unclipped):
+            raise ValueError(
+                "clip must not be None with noise: nothing would bound one record. Use "
+                "clip=dpc.QuantileClip(), or noise_multiplier=0 for a baseline."
+                + see("updates-without-a-bound")
+            )
+        self.count_stddevs = tuple(rule.count_stddevs(self.records, private))
+        if self.scheduled and 0 in self.count_stddevs:
+            raise ValueError(
+                "count_stddev is 0, an exact count, but noise_multiplier follows a "
+                "schedule, so the run is meant to be private."
+            )
+        with tf.init_scope():
+            first = float(value_at(self.noise_multiplier, 0))
+        self._split = 0.0
+        if first > 0:
+            self._split = accounting.split_noise_multiplier(first, self.count_stddevs)
+
+    @property
+    def groups(self) -> int:
+        """L, the number of groups of variables; 1 for a rule without groups."""
+        assignment = self.rule.assignment
+        return 1 if assignment is None else max(assignment) + 1
+
+    def gradient_noise_multiplier(self, step: Any = 0) -> Any:
+        """z_g, what the counts leave of z for the sums.
+
+        Args:
+          step: t, counted from 0; matters for a schedule only.
+
+        Returns:
+          A float. For a schedule a float32 scalar, NaN where z is negative or the
+          counts are too precise for it.
+        """
+        if not self.scheduled:
+            return self._split
+        z = value_at(self.noise_multiplier, step)
+        spent = math.fsum((2 * s) ** -2 for s in self.count_stddevs)
+        # The square root of a negative number makes the step release nothing at all.
+        z = tf.where(z >= 0, z, math.nan)
+        return z / tf.sqrt(1.0 - spent * z**2)
+
+    def noise_stddevs(self, state: Any, step: Any = 0) -> tf.Tensor:
+        """The stddev of the noise on the sum of each group, float32 `[L]`.
+
+        Args:
+          state: C_t, with which the records were clipped.
+          step: t.
+        """
+        return self._stddevs(state, step, 1.0)
+
+    def _stddevs(self, state: Any, step: Any, divisor: float) -> tf.Tensor:
+        multiplier = self.gradient_noise_multiplier(step) * self.inflation
+        scales = tf.reshape(self.rule.noise_scales(state), [self.groups])
+        return (multiplier / divisor) * scales
+
+    def clip(
+        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """What each record is multiplied by, and what it adds to the counts.
+
+        Args:
+          norms: the records' norms, `[B]`, or `[B, L]` for a rule with groups.
+          state: C_t.
+          present: `[B]`, False for padding; None if every record is real.
+
+        Returns:
+          Weights, of the norms' shape, and indicators, `[B, K]`, in [-1/2, 1/2].
+        """
+        weights = self.rule.weights(norms, state)
+        return weights, self.rule.indicators(norms, state, present)
+
+    def release(
+        self,
+        state: Any,
+        sums: Sequence[tf.Tensor | None],
+        counts: tf.Tensor,
+        noise: NoiseSource,
+        step: Any = 0,
+        *,
+        divided: bool = False,
+    ) -> Release:
+        """Noise with C_t, divide, adapt.
+
+        Args:
+          state: C_t, with which the records were clipped.
+          sums: the sum of the clipped records' parts, of static shape, for each
+            variable that the rule was bound to (any parts for a rule without groups);
+            None where there is nothing to release.
+          counts: the sums of the indicators, `[K]`.
+          noise: draws the noise.
+          step: t.
+          divided: whether every weight has been divided by `records` already: there
+            are fewer weights than coordinates.
+        """
+        noised = self._add_noise(state, sums, counts, noise, step, divided)
+        return self.finish(state, *noised, step=step, divided=divided)
+
+    def _add_noise(self, state, sums, counts, noise, step, divided):
+        """The noised sums and counts."""
+        if not self.scheduled and self._split == 0:
+            columns: list[Any] = [0.0] * self.groups
+        else:
+            unit = self.records if divided else 1.0
+            columns = tf.unstack(self._stddevs(state, step, unit), self.groups)
+        of = self.rule.assignment
+        of = [0] * len(sums) if of is None else of
+        if len(of) != len(sums):
+            raise ValueError(
+                f"sums has {len(sums)} entries, but the clip rule was bound to "
+                f"{len(of)} variables."
+            )
+        places = [i for i, part in enumerate(sums) if part is not None]
+        *drawn, count_noise = noise.sample_all(
+            [*(sums[i].shape for i in places), [len(self.count_stddevs)]],
+            [*(columns[of[i]] for i in places), 1.0],
+            [*(sums[i].dtype for i in places), tf.float32],
+        )
+        noised = list(sums)
+        for i, part in zip(places, drawn, strict=True):
+            noised[i] = sums[i] + part
+        if self.count_stddevs:
+            counts += count_noise * tf.constant(self.count_stddevs, tf.float32)
+        return noised, counts
+
+    def finish(
+        self,
+        state: Any,
+        sums: Sequence[tf.Tensor | None],
+        counts: tf.Tensor,
+        *,
+        step: Any = 0,
+        divided: bool = False,
+    ) -> Release:
+        """Divide, adapt: what follows once the noise is in the sums.
+
+        For sums to which the records' owners added their shares of the noise. Others
+        go through `release`.
+
+        Args:
+          state: C_t.
+          sums: the noised sums.
+          counts: the noised sums of the indicators, `[K]`.
+          step: t.
+          divided: see `release`.
+        """
+        means = [
+            part if part is None or divided else part / self.records for part in sums
+        ]
+        fractions = self.fractions(counts)
+        return Release(
+            means,
+            fractions,
+            self.rule.next_state(state, fractions),
+            self.noise_stddevs(state, step),
+        )
+
+    def fractions(self, counts: tf.Tensor) -> tf.Tensor:
+        """The fractions that noised sums of indicators stand for, in [0, 1]."""
+        counts = tf.cast(counts, tf.float32)
+        return tf.clip_by_value(counts / self.records + 0.5, 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Unclipped(ClipRule):
+    """No clipping, for baselines without noise: every finite record has weight 1."""
+
+    def initial_state(self) -> Any:
+        return ()
+
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        return tf.ones_like(norms)
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        return tf.constant(math.inf, tf.float32)
+
+    def noise_scales(self, state: Any) -> tf.Tensor:
+        # There is no noise that would do, and 0 times infinity is not 0.
+        return tf.constant(0.0, tf.float32)

@@ -127,6 +127,9 @@ class Mechanism:
                 f"rule must be a clip rule such as QuantileClip(), got {rule!r}."
             )
         self.rule = rule
+        assignment = rule.assignment
+        #: L, the number of groups of variables; 1 for a rule without groups.
+        self.groups = 1 if assignment is None else max(assignment) + 1
         self.noise_multiplier = check_setting(
             "noise_multiplier", noise_multiplier, check_non_negative
         )
@@ -151,12 +154,6 @@ class Mechanism:
         self._split = 0.0
         if first > 0:
             self._split = accounting.split_noise_multiplier(first, self.count_stddevs)
-
-    @property
-    def groups(self) -> int:
-        """L, the number of groups of variables; 1 for a rule without groups."""
-        assignment = self.rule.assignment
-        return 1 if assignment is None else max(assignment) + 1
 
     def gradient_noise_multiplier(self, step: Any = 0) -> Any:
         """z_g, what the counts leave of z for the sums.

@@ -12,17 +12,18 @@ from tfdpclip import accounting
 from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _entropy,
-    _processes,
-    _tff,
     aggregators,
     distributed,
 )
 from tfdpclip.federated import secure as secure_lib
-from tfdpclip.federated._processes import Release
 from tfdpclip.federated._records import RecordClip
+from tfdpclip.federated._summation import PlainSum, Summation
+from tfdpclip.mechanism import Mechanism
 
-_add_noise = Release.add_noise
-_finish = Release.finish
+_release = Summation.release
+_of_mechanism = Mechanism.release
+_stddevs = Mechanism._stddevs
+_encode = PlainSum.encode
 _weigh = RecordClip.weigh
 _plan = distributed.plan
 _standard_normal = _entropy.standard_normal
@@ -36,149 +37,117 @@ def no_room_for_rounding(self, norms, state):
     return tf.minimum(tf.ones_like(norms), 1 / tf.maximum(norms, 1e-300))
 
 
-def exact_fraction_measured(self, state, total, counts, inflation):
-    new_state, result, measured = _add_noise(self, state, total, counts, inflation)
-    exact = counts / self._factory.clients_per_round + 0.5
-    measured["unclipped_fraction"] = exact[0]
-    return new_state, result, measured
+def _exact(summation, summed, state):
+    """The mean and the fractions before noise."""
+    mechanism = summation.mechanism
+    sums, counts = summation.decode(summed, state)
+    mean = tf.concat([tf.reshape(part, [-1]) for part in sums], 0) / mechanism.records
+    return mean, mechanism.fractions(counts)
 
 
-def exact_mean_measured(self, state, total, counts, inflation):
-    new_state, result, measured = _add_noise(self, state, total, counts, inflation)
-    exact = tf.norm(total) / self._factory.clients_per_round
-    measured["mean_norm"] = tf.cast(exact, tf.float32)
-    return new_state, result, measured
+def exact_fraction_measured(self, summed, state, seed):
+    """What moves the clip is noised; what is measured is not."""
+    release, stddevs = _release(self, summed, state, seed)
+    return release._replace(fractions=_exact(self, summed, state)[1]), stddevs
 
 
-def no_count_noise(self, state, total, counts, inflation):
+def exact_mean_measured(self, summed, state, seed):
+    """The exact norm passes for a stddev."""
+    release, stddevs = _release(self, summed, state, seed)
+    exact = tf.norm(_exact(self, summed, state)[0])
+    return release._replace(stddevs=tf.reshape(exact, [1])), stddevs
+
+
+def no_count_noise(self, *args, **options):
     own, self.count_stddevs = self.count_stddevs, (0.0,) * len(self.count_stddevs)
     try:
-        return _add_noise(self, state, total, counts, inflation)
+        return _of_mechanism(self, *args, **options)
     finally:
         self.count_stddevs = own
 
 
-def exact_adaptation(self, state, total, counts, inflation):
+def exact_adaptation(self, state, sums, counts, *rest, **options):
     """The clip follows the exact count; the noised one is measured."""
-    clean = _finish(self, state, total, counts, [0.0] * self._clip.groups, [0.0])[0]
-    _, result, measured = _add_noise(self, state, total, counts, inflation)
-    return clean, result, measured
+    release = _of_mechanism(self, state, sums, counts, *rest, **options)
+    moved = self.rule.next_state(state, self.fractions(counts))
+    return release._replace(next_state=moved)
 
 
-def next_clip_noise(self, state, total, counts, inflation):
+def next_clip_noise(self, state, sums, counts, *rest, **options):
     """The clip moves, and then the noise is scaled by it."""
-    real = Release.finish
-
-    def with_next(this, state, mean, counts, stddevs, count_stddevs):
-        out = real(this, state, mean, counts, stddevs, count_stddevs)
-        before = this._clip.noise_scales(this._clip.state(state["clip"]))
-        after = this._clip.noise_scales(this._clip.state(out[0]["clip"]))
-        exact = total / this._factory.clients_per_round
-        ratio = tf.cast(after / before, mean.dtype)
-        mean = exact + (mean - exact) * this._clip.spread(ratio)
-        return real(this, state, mean, counts, stddevs, count_stddevs)
-
-    with mock.patch.object(Release, "finish", with_next):
-        return _add_noise(self, state, total, counts, inflation)
+    release = _of_mechanism(self, state, sums, counts, *rest, **options)
+    ratio = self.noise_stddevs(release.next_state) / self.noise_stddevs(state)
+    means = []
+    for total, mean in zip(sums, release.means, strict=True):
+        exact = total / self.records
+        means.append(exact + (mean - exact) * tf.cast(ratio[0], mean.dtype))
+    return release._replace(means=means)
 
 
-def first_clip_noise(self, state, total, counts, inflation):
-    own = self._clip.noise_scales
-
-    def first(rule_state):
-        return own(self._clip.state(self._clip.initial_state()))
-
-    with mock.patch.object(self._clip, "noise_scales", first):
-        return _add_noise(self, state, total, counts, inflation)
+def first_clip_noise(self, state, step, divisor):
+    return _stddevs(self, self.rule.initial_state(), step, divisor)
 
 
-def noise_divided_twice(self, state, total, counts, inflation):
-    inflation = inflation / self._factory.clients_per_round
-    return _add_noise(self, state, total, counts, inflation)
+def noise_divided_twice(self, state, step, divisor):
+    return _stddevs(self, state, step, divisor * self.records)
 
 
-def no_inflation(self, state, total, counts, inflation):
-    return _add_noise(self, state, total, counts, 1.0)
+def no_inflation(self, state, step, divisor):
+    return _stddevs(self, state, step, divisor) / self.inflation
 
 
-def missing_root(self, state, total, counts, inflation):
+def missing_root(self, *args, **options):
     own, count = self.count_stddevs, len(self.count_stddevs)
     self.count_stddevs = tuple(s / math.sqrt(count) for s in own)
     try:
-        return _add_noise(self, state, total, counts, inflation)
+        return _of_mechanism(self, *args, **options)
     finally:
         self.count_stddevs = own
 
 
-def process(release_of):
-    """A plain process whose server is `release_of(release, clip, state, sums, n)`."""
+class WithClients(PlainSum):
+    """A plain sum whose server also counts who came."""
 
-    def create(factory, clip):
-        release = Release(factory, clip)
-        first = _tff.tf_computation(release.initial_state)
-        state_type = first.type_signature.result
+    def encode(self, leaves, state):
+        return *_encode(self, leaves, state), tf.constant(1.0)
 
-        @_tff.tf_computation(clip.layout.value_type, state_type["clip"])
-        def prepare(value, clip_state):
-            leaves = _tff.flatten(value)
-            weights, _, bits = clip.weigh(leaves, clip.state(_tff.flatten(clip_state)))
-            return clip.scale(leaves, weights), bits, tf.constant(1.0)
-
-        sums_type = prepare.type_signature.result
-
-        @_tff.tf_computation(state_type, sums_type)
-        def finish(state, sums):
-            total, counts, clients = _tff.flatten(sums)
-            state = _processes._state(state)
-            return release_of(release, clip, state, total, counts, clients)
-
-        @_tff.federated_computation
-        def initialize():
-            return _tff.federated_eval(first, _tff.SERVER)
-
-        @_tff.federated_computation(
-            _tff.at_server(state_type), _tff.at_clients(clip.layout.value_type)
-        )
-        def next_round(state, value):
-            announced = _tff.federated_broadcast(state["clip"])
-            sums = _tff.federated_sum(_tff.federated_map(prepare, (value, announced)))
-            return _processes._output(_tff.federated_map(finish, (state, sums)))
-
-        return _tff.AggregationProcess(initialize, next_round)
-
-    return create
+    def release(self, summed, state, seed):
+        *summed, clients = summed
+        return self.with_clients(summed, state, seed, clients)
 
 
-def by_those_present(release, clip, state, total, counts, clients):
-    new_state, result, measured = release.add_noise(state, total, counts, 1.0)
-    share = release._factory.clients_per_round / clients
-    result = [share * leaf for leaf in _tff.flatten(result)]
-    return new_state, _tff.pack(result, clip.layout.value_type), measured
+class MeanOfThosePresent(WithClients):
+    def with_clients(self, summed, state, seed, clients):
+        release, stddevs = _release(self, summed, state, seed)
+        share = self.mechanism.records / clients
+        means = [share * part for part in release.means]
+        return release._replace(means=means), stddevs
 
 
-def count_by_those_present(release, clip, state, total, counts, clients):
-    counts = counts * release._factory.clients_per_round / clients
-    return release.add_noise(state, total, counts, 1.0)
+class FractionOfThosePresent(WithClients):
+    def with_clients(self, summed, state, seed, clients):
+        total, counts = summed
+        counts = counts * self.mechanism.records / clients
+        return _release(self, [total, counts], state, seed)
 
 
-def sum_clipped(release, clip, state, total, counts, clients):
-    bound = tf.cast(clip.sensitivity(clip.state(state["clip"])), total.dtype)
-    return release.add_noise(state, tf.clip_by_norm(total, bound[0]), counts, 1.0)
+class ServerClips(PlainSum):
+    """Nobody clips but the server, and that the sum."""
+
+    def encode(self, leaves, state):
+        with mock.patch.object(RecordClip, "weigh", unclipped):
+            return _encode(self, leaves, state)
+
+    def decode(self, summed, state):
+        total, counts = summed
+        bound = self.clip.sensitivity(self.clip.state(state["clip"]))
+        total = tf.clip_by_norm(total, tf.cast(bound, total.dtype)[0])
+        return self.clip.layout.split(total), counts
 
 
 def unclipped(self, leaves, state, exact=False):
     weights, norms, bits = _weigh(self, leaves, state, exact)
     return tf.ones_like(weights), norms, bits
-
-
-def server_clips(release, clip, state, total, counts, clients):
-    # What `weigh` did at the clients is undone by planting `unclipped` as well.
-    return sum_clipped(release, clip, state, total, counts, clients)
-
-
-def create_server_clips(factory, clip):
-    with mock.patch.object(RecordClip, "weigh", unclipped):
-        return process(server_clips)(factory, clip)
 
 
 def nan_through(self, leaves, state, exact=False):
@@ -294,14 +263,9 @@ class Doubling(tff.aggregators.UnweightedAggregationFactory):
         return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
 
-def seeded_by_round(self, state, *rest):
+def seeded_by_round(self, summed, state, seed):
     """The seed is kept in the state, as it were."""
-
-    def seed():
-        return _entropy.round_seed(5, state["round"])
-
-    with mock.patch.object(_entropy, "fresh_seed", seed):
-        return _add_noise(self, state, *rest)
+    return _release(self, summed, state, 5)
 
 
 def a_tenth_too_small(count, seed):

@@ -19,13 +19,14 @@ from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _discrete_noise,
     _entropy,
-    _processes,
+    _summation,
     aggregators,
     distributed,
 )
 from tfdpclip.federated import secure as secure_lib
-from tfdpclip.federated._processes import Release
 from tfdpclip.federated._records import RecordClip
+from tfdpclip.federated._summation import Summation
+from tfdpclip.mechanism import Mechanism
 
 # Few clients: a count then is as telling as the update.
 CLIENTS = 12
@@ -111,56 +112,56 @@ MUTATIONS = [
     ),
     Mutation(
         "exact fraction among the measurements",
-        Release,
-        "add_noise",
+        Summation,
+        "release",
         bugs.exact_fraction_measured,
         sensitivity,
         slow=True,
     ),
     Mutation(
         "exact norm of the mean among the measurements",
-        Release,
-        "add_noise",
+        Summation,
+        "release",
         bugs.exact_mean_measured,
         sensitivity,
     ),
     Mutation(
-        "count without noise", Release, "add_noise", bugs.no_count_noise, sensitivity
+        "count without noise", Mechanism, "release", bugs.no_count_noise, sensitivity
     ),
     Mutation(
         "clip follows the exact count, the noised one is shown",
-        Release,
-        "add_noise",
+        Mechanism,
+        "release",
         bugs.exact_adaptation,
         sensitivity,
         slow=True,
     ),
     Mutation(
         "noise scaled by the next clip norm",
-        Release,
-        "add_noise",
+        Mechanism,
+        "release",
         bugs.next_clip_noise,
         sensitivity,
     ),
     Mutation(
         "noise scaled by the first clip norm",
-        Release,
-        "add_noise",
+        Mechanism,
+        "_stddevs",
         bugs.first_clip_noise,
         sensitivity,
     ),
     Mutation(
         "noise divided by the cohort's size twice",
-        Release,
-        "add_noise",
+        Mechanism,
+        "_stddevs",
         bugs.noise_divided_twice,
         sensitivity,
         slow=True,
     ),
     Mutation(
         "inflation of an inner sum ignored",
-        Release,
-        "add_noise",
+        Mechanism,
+        "_stddevs",
         bugs.no_inflation,
         sensitivity,
         DOUBLING,
@@ -175,8 +176,8 @@ MUTATIONS = [
     ),
     Mutation(
         "counts of groups with a root of their number too little noise",
-        Release,
-        "add_noise",
+        Mechanism,
+        "release",
         bugs.missing_root,
         sensitivity,
         LAYERWISE,
@@ -193,24 +194,24 @@ MUTATIONS = [
     ),
     Mutation(
         "mean over the clients that came",
-        _processes,
-        "create_plain",
-        bugs.process(bugs.by_those_present),
+        _summation,
+        "PlainSum",
+        bugs.MeanOfThosePresent,
         sensitivity,
     ),
     Mutation(
         "fraction of the clients that came",
-        _processes,
-        "create_plain",
-        bugs.process(bugs.count_by_those_present),
+        _summation,
+        "PlainSum",
+        bugs.FractionOfThosePresent,
         sensitivity,
         slow=True,
     ),
     Mutation(
         "sum clipped at the server, not the clients' updates",
-        _processes,
-        "create_plain",
-        bugs.create_server_clips,
+        _summation,
+        "PlainSum",
+        bugs.ServerClips,
         sensitivity,
         FIXED,
     ),
@@ -307,8 +308,8 @@ MUTATIONS = [
     ),
     Mutation(
         "noise seeded by the round",
-        Release,
-        "add_noise",
+        Summation,
+        "release",
         bugs.seeded_by_round,
         noise,
     ),

@@ -8,6 +8,9 @@ therefore asks the operating system itself, each time it runs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
@@ -50,3 +53,35 @@ def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
     half = (count + 1) // 2
     bits = _streams.full_integers([2, half], seed, tf.int32)
     return box_muller(*tf.unstack(bits))[:count]
+
+
+class Noise:
+    """One execution's Gaussian noise: a `tfdpclip.mechanism.NoiseSource` for graphs.
+
+    *Formal guarantees*: all numbers of one draw are different ones of one stream; the
+    stream is a function of the seed. One draw for each object: a second would repeat
+    the first, and raises.
+
+    Args:
+      seed: int64 `[2]`, such as `fresh_seed()`.
+    """
+
+    def __init__(self, seed: tf.Tensor):
+        self._seed: tf.Tensor | None = seed
+
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence
+    ) -> list[tf.Tensor]:
+        """N(0, stddev^2) for each shape, stddev and type."""
+        if self._seed is None:
+            raise ValueError("This noise has been drawn.")
+        seed, self._seed = self._seed, None
+        shapes = [tf.TensorShape(shape).as_list() for shape in shapes]
+        sizes = [math.prod(shape) for shape in shapes]
+        drawn = tf.split(standard_normal(sum(sizes), seed), sizes)
+        return [
+            tf.reshape(tf.cast(part, dtype) * tf.cast(stddev, dtype), shape)
+            for part, shape, stddev, dtype in zip(
+                drawn, shapes, stddevs, dtypes, strict=True
+            )
+        ]

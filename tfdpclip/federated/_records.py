@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +14,6 @@ from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
 _SMALL_SQUARES = 1e-18
-
-
-@dataclasses.dataclass(frozen=True)
-class Unclipped(ClipRule):
-    """No clipping, for baselines: every finite record has weight 1."""
-
-    def initial_state(self) -> Any:
-        return ()
-
-    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        return tf.ones_like(norms)
-
-    def sensitivity(self, state: Any) -> tf.Tensor:
-        return tf.constant(math.inf, tf.float32)
-
-    def noise_scales(self, state: Any) -> tf.Tensor:
-        # There is no noise that would do, and 0 times infinity is not 0.
-        return tf.constant(0.0, tf.float32)
 
 
 class Layout:
@@ -78,9 +59,12 @@ class Layout:
         parts = [tf.reshape(tf.cast(leaf, self.dtype), [-1]) for leaf in leaves]
         return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
-    def to_value(self, vector: tf.Tensor) -> Any:
-        """The structure whose vector this is, every leaf in its own dtype."""
-        parts = tf.split(vector, self.sizes) if len(self.sizes) > 1 else [vector]
+    def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        """The coordinates of each leaf from those of all."""
+        return tf.split(vector, self.sizes) if len(self.sizes) > 1 else [vector]
+
+    def to_value(self, parts: Sequence[tf.Tensor]) -> Any:
+        """The structure with these coordinates, every leaf in its own dtype."""
         leaves = [
             tf.cast(tf.reshape(part, shape), dtype)
             for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)

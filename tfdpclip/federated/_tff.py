@@ -101,6 +101,11 @@ def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
     return leaves
 
 
+def elements(struct_type: Any) -> list[tuple[str | None, Any]]:
+    """The names and types of what a structure holds, in order."""
+    return list(tff.structure.iter_elements(struct_type))
+
+
 def flatten(value: Any) -> list[Any]:
     """The leaves of a value as a TensorFlow computation receives it."""
     if tf.is_tensor(value):

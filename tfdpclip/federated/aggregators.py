@@ -12,10 +12,11 @@ from tfdpclip import accounting
 from tfdpclip._docs import see
 from tfdpclip.accounting import _validate
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
-from tfdpclip.federated import _processes, _tff, discrete, distributed
+from tfdpclip.federated import _processes, _summation, _tff, discrete, distributed
 from tfdpclip.federated import secure as secure_lib
-from tfdpclip.federated._records import Layout, RecordClip, Unclipped
+from tfdpclip.federated._records import Layout, RecordClip
 from tfdpclip.federated.secure import SecureSettings
+from tfdpclip.mechanism import Mechanism, Unclipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,80 @@ class InnerSum:
 
 
 class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
-    """What `clipped_mean` returns; see there."""
+    """The mean of clients' updates, clipped and noised: user-level privacy.
+
+        aggregator = dpc.federated.clipped_mean(1.0, clients_per_round=100)
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            model_fn, ..., model_aggregator=aggregator)
+
+    Andrew et al. (2021), Algorithm 1: every client clips its update with the current
+    clip norm C and sends it with one bit, whether it was within C. The server adds
+    N(0, (z_g C)^2) to the sum of the updates and N(0, sigma_b^2) to the sum of the
+    bits, divides both by `clients_per_round`, and moves C. z_g is what
+    `dpc.accounting.split_noise_multiplier` leaves for the sum.
+
+    *Formal guarantees*, for adding or removing one client, whatever it sends:
+
+    * The clipped updates change their sum by at most the rule's sensitivity, and the
+      sums of bits by at most 1/2 each. An update with a NaN or an infinity contributes
+      zeros to both.
+    * Everything that leaves the aggregator (the result, the next clip norm in the
+      state, the measurements) is a function of the noised sums and of public settings.
+      One round is a Gaussian mechanism of noise multiplier `noise_multiplier`.
+    * Noise comes from fresh entropy of the operating system in every execution. It is
+      in no state: a round that is run again, or resumed from a checkpoint, has new
+      noise. (A round that is run twice has also released twice: keep a
+      `dpc.accounting.RoundBudget`.)
+    * `secure`: whatever the server sees of the clients is secure sums, of updates in
+      whole steps and of bits. The rounded update is still within the clip norm. The
+      server that unmasks the sums and adds the noise is trusted to add it.
+    * `noise="distributed"`: the secure sum itself is private; see
+      `dpc.federated.distributed`.
+    * `inner`: the guarantee is that of `inner` being a sum in which one client's part
+      has at most the norm of its record, times `InnerSum.inflation`. The measurements
+      of `inner` are dropped. Its state may hold what is not private.
+
+    Not covered: floating-point effects on the lowest bits of noise (Mironov 2012), and
+    training metrics, which other parts of a learning process aggregate without noise.
+
+    Args:
+      noise_multiplier: z, what the accountant is given. 0 runs the same code without
+        noise, and is not private.
+      clients_per_round: how many clients are expected in a round: the divisor, however
+        many take part.
+      clip: a clip rule or a clip norm. None for no clipping, as a baseline, with
+        `noise_multiplier=0`.
+      secure: True or `SecureSettings` to sum by secure aggregation.
+      noise: "central" or "distributed".
+      inner: how records are summed after clipping: a `tff.aggregators.SumFactory` or
+        `UnweightedMeanFactory`, or an `InnerSum` for anything else.
+      minimum_clients: with distributed noise, how many clients' shares make the noise.
+      variable_names: names of the tensors of an update, in order, for rules with
+        groups, such as ``[v.name for v in model.trainable_variables]``. By default
+        their places in the structure.
+      seed: makes the noise reproducible, for experiments only. Not private.
+
+    The arguments are attributes. Every round measures:
+
+    * `round`, counted from 1;
+    * `clip_norm`, the one used, and `next_clip_norm`;
+    * `unclipped_fraction`, noised (NaN for a rule that counts nothing);
+    * `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (with
+      distributed noise, of what `minimum_clients` add);
+    * `noise_multiplier` and `private`.
+
+    Rules with groups give one number per group.
+
+    Raises:
+      ValueError: if an argument is out of range, or a combination has no guarantee.
+
+    >>> aggregator = clipped_mean(1.0, clients_per_round=100)
+    >>> aggregator
+    <clipped_mean(noise_multiplier=1, clients_per_round=100, clip=QuantileClip(),
+     secure=False, noise='central')>
+    >>> aggregator.event().event.noise_multiplier
+    1.0
+    """
 
     def __init__(
         self,
@@ -229,111 +303,29 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
           ValueError: if the type or the clip rule's groups do not fit.
           RuntimeError: if secure sums are wanted where they cannot run.
         """
-        layout = Layout(value_type, self.variable_names)
-        clip = RecordClip(self.clip, layout)
+        clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
+        return _processes.build(self._summation(clip), self.seed)
+
+    def _summation(self, clip: RecordClip) -> _summation.Summation:
+        inflation = 1.0 if self.inner is None else self.inner.inflation
+        mechanism = Mechanism(
+            clip.rule,
+            self.noise_multiplier,
+            self.clients_per_round,
+            inflation=inflation,
+        )
         if self.noise == "distributed":
-            return distributed.create(self, clip)
+            return distributed.DistributedSum(
+                mechanism, clip, self.secure.bits, self.minimum_clients
+            )
         if self.secure is not None:
-            return _processes.create_secure(self, clip)
+            return _summation.SecureSum(mechanism, clip, self.secure)
         if self.inner is not None:
-            return _processes.create_inner(self, clip)
-        return _processes.create_plain(self, clip)
+            return _summation.InnerSummation(mechanism, clip, self.inner.factory)
+        return _summation.PlainSum(mechanism, clip)
 
 
-def clipped_mean(
-    noise_multiplier: float,
-    clients_per_round: float,
-    clip: ClipRule | float | None = QuantileClip(),  # noqa: B008 (frozen)
-    *,
-    secure: bool | SecureSettings = False,
-    noise: str = "central",
-    inner: Any = None,
-    minimum_clients: int | None = None,
-    variable_names: Sequence[str] | None = None,
-    seed: int | None = None,
-) -> ClippedMeanFactory:
-    """The mean of clients' updates, clipped and noised: user-level privacy.
-
-        aggregator = dpc.federated.clipped_mean(1.0, clients_per_round=100)
-        process = tff.learning.algorithms.build_unweighted_fed_avg(
-            model_fn, ..., model_aggregator=aggregator)
-
-    Andrew et al. (2021), Algorithm 1: every client clips its update with the current
-    clip norm C and sends it with one bit, whether it was within C. The server adds
-    N(0, (z_g C)^2) to the sum of the updates and N(0, sigma_b^2) to the sum of the
-    bits, divides both by `clients_per_round`, and moves C. z_g is what
-    `dpc.accounting.split_noise_multiplier` leaves for the sum.
-
-    *Formal guarantees*, for adding or removing one client, whatever it sends:
-
-    * The clipped updates change their sum by at most the rule's sensitivity, and the
-      sums of bits by at most 1/2 each. An update with a NaN or an infinity contributes
-      zeros to both.
-    * Everything that leaves the aggregator (the result, the next clip norm in the
-      state, the measurements) is a function of the noised sums and of public settings.
-      One round is a Gaussian mechanism of noise multiplier `noise_multiplier`.
-    * Noise comes from fresh entropy of the operating system in every execution. It is
-      in no state: a round that is run again, or resumed from a checkpoint, has new
-      noise. (A round that is run twice has also released twice: keep a
-      `dpc.accounting.RoundBudget`.)
-    * `secure`: whatever the server sees of the clients is secure sums, of updates in
-      whole steps and of bits. The rounded update is still within the clip norm. The
-      server that unmasks the sums and adds the noise is trusted to add it.
-    * `noise="distributed"`: the secure sum itself is private; see
-      `dpc.federated.distributed`.
-    * `inner`: the guarantee is that of `inner` being a sum in which one client's part
-      has at most the norm of its record, times `InnerSum.inflation`. The measurements
-      of `inner` are dropped. Its state may hold what is not private.
-
-    Not covered: floating-point effects on the lowest bits of noise (Mironov 2012), and
-    training metrics, which other parts of a learning process aggregate without noise.
-
-    Args:
-      noise_multiplier: z, what the accountant is given. 0 runs the same code without
-        noise, and is not private.
-      clients_per_round: how many clients are expected in a round: the divisor, however
-        many take part.
-      clip: a clip rule or a clip norm. None for no clipping, as a baseline, with
-        `noise_multiplier=0`.
-      secure: True or `SecureSettings` to sum by secure aggregation.
-      noise: "central" or "distributed".
-      inner: how records are summed after clipping: a `tff.aggregators.SumFactory` or
-        `UnweightedMeanFactory`, or an `InnerSum` for anything else.
-      minimum_clients: with distributed noise, how many clients' shares make the noise.
-      variable_names: names of the tensors of an update, in order, for rules with
-        groups, such as ``[v.name for v in model.trainable_variables]``. By default
-        their places in the structure.
-      seed: makes the noise reproducible, for experiments only. Not private.
-
-    Returns:
-      A `tff.aggregators.UnweightedAggregationFactory` with the arguments as attributes,
-      `event()`, `epsilon()` and `private`. The measurements of its process are:
-      `round`, counted from 1; `clip_norm`, the one used; `next_clip_norm`;
-      `unclipped_fraction`, noised (NaN for a rule that counts nothing);
-      `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (with
-      distributed noise, of what `minimum_clients` add); `noise_multiplier`; and
-      `private`. Rules with groups give one number per group.
-
-    Raises:
-      ValueError: if an argument is out of range, or a combination has no guarantee.
-
-    >>> aggregator = clipped_mean(1.0, clients_per_round=100)
-    >>> aggregator
-    <clipped_mean(noise_multiplier=1, clients_per_round=100, clip=QuantileClip(),
-     secure=False, noise='central')>
-    >>> aggregator.event().event.noise_multiplier
-    1.0
-    """
-    return ClippedMeanFactory(
-        noise_multiplier,
-        clients_per_round,
-        clip,
-        secure=secure,
-        noise=noise,
-        inner=inner,
-        minimum_clients=minimum_clients,
-        variable_names=variable_names,
-        seed=seed,
-    )
+#: How a factory is made, and shows itself.
+clipped_mean = ClippedMeanFactory

@@ -33,20 +33,17 @@ that taking part is not what is hidden):
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _streams
-from tfdpclip.federated import _discrete_noise, _entropy, _processes, _tff, discrete
+from tfdpclip.federated import _discrete_noise, _entropy, _tff, discrete
 from tfdpclip.federated._records import RecordClip
-
-if TYPE_CHECKING:
-    from tfdpclip.federated.aggregators import ClippedMeanFactory
+from tfdpclip.federated._summation import Summation
+from tfdpclip.mechanism import Mechanism
 
 # How often rounding at random may exceed its bound, and a round any of its modulus.
 _ROUNDING_FAILURE = 1e-6
@@ -300,46 +297,54 @@ def decode(
     return update, counts / tf.constant(constants.count_factors, tf.float64)
 
 
-def create(factory: ClippedMeanFactory, clip: RecordClip) -> Any:
-    """The aggregation process with distributed noise."""
-    release = _processes.Release(factory, clip)
-    constants = plan(
-        noise_multiplier=factory.noise_multiplier,
-        sum_multiplier=release.sum_multiplier,
-        count_stddevs=release.count_stddevs,
-        size=clip.layout.size,
-        bits=factory.secure.bits,
-        clients=factory.clients_per_round,
-        minimum_clients=factory.minimum_clients,
-    )
+class DistributedSum(Summation):
+    """The server sees a modular sum that holds its noise already.
 
-    @_tff.tf_computation
-    def initialize_tf():
-        state = release.initial_state()
+    *Formal guarantees*: those of this module.
+
+    Args:
+      mechanism: z, its split and the number of clients.
+      clip: clips one client's update.
+      bits: the modulus is 2^bits.
+      minimum_clients: whose shares must be enough.
+
+    Raises:
+      ValueError: if there are too few bits.
+    """
+
+    def __init__(
+        self, mechanism: Mechanism, clip: RecordClip, bits: int, minimum_clients: int
+    ):
+        super().__init__(mechanism, clip)
+        self._plan = plan(
+            noise_multiplier=mechanism.noise_multiplier,
+            sum_multiplier=mechanism.gradient_noise_multiplier(),
+            count_stddevs=mechanism.count_stddevs,
+            size=clip.layout.size,
+            bits=bits,
+            clients=mechanism.records,
+            minimum_clients=minimum_clients,
+        )
+
+    def public_state(self):
         # Public randomness: the guarantee holds for every rotation.
-        state["rotation"] = _entropy.fresh_seed()
-        return state
+        return {"rotation": _entropy.fresh_seed()}
 
-    state_type = initialize_tf.type_signature.result
-
-    def rotation_of(state):
+    def _rotation(self, state):
         return _entropy.derive(state["rotation"], state["round"])
 
-    @_tff.tf_computation(state_type)
-    def announce(state):
-        state = _state(state)
-        return state["clip"], rotation_of(state)
-
-    @_tff.tf_computation(clip.layout.value_type, announce.type_signature.result)
-    def prepare(value, announced):
-        leaves = _tff.flatten(value)
-        *flat_state, rotation = _tff.flatten(announced)
-        rule_state = clip.state(flat_state)
+    def encode(self, leaves, state):
+        clip, constants = self.clip, self._plan
+        rule_state = clip.state(state["clip"])
         weights, _, indicators = clip.weigh(leaves, rule_state)
         update = clip.scale(leaves, weights / clip.noise_scales(rule_state))
         seed = _entropy.fresh_seed()
         whole = encode(
-            constants, update, indicators, rotation, _entropy.derive(seed, 0)
+            constants,
+            update,
+            indicators,
+            self._rotation(state),
+            _entropy.derive(seed, 0),
         )
         noised = whole + _discrete_noise.sample(
             constants.dimension, constants.local_stddev, _entropy.derive(seed, 1)
@@ -347,51 +352,32 @@ def create(factory: ClippedMeanFactory, clip: RecordClip) -> Any:
         modulus = tf.constant(2**constants.bits, tf.int64)
         return tf.math.floormod(noised, modulus), tf.constant(1, tf.int32)
 
-    total_type, one_type = prepare.type_signature.result
+    def sum(self, encoded, inner_state):
+        modulus = np.int64(2**self._plan.bits)
+        total = _tff.secure_modular_sum(encoded[0], modulus)
+        return (total, _tff.secure_sum_bitwidth(encoded[1], 1)), inner_state
 
-    @_tff.tf_computation(state_type, total_type, one_type)
-    def finish(state, total, clients):
-        state = _state(state)
-        rule_state = clip.state(state["clip"])
+    def decode(self, summed, state):
+        total, clients = summed
+        least = self._plan.minimum_clients
         enough = tf.debugging.assert_greater_equal(
             clients,
-            factory.minimum_clients,
-            f"fewer clients took part than minimum_clients={factory.minimum_clients}, "
-            "for which the shares of noise suffice",
+            least,
+            f"fewer clients took part than minimum_clients={least}, for which the "
+            "shares of noise suffice",
         )
         with tf.control_dependencies([enough]):
             total = tf.identity(total)
-        update, counts = decode(constants, total, rotation_of(state))
-        scales = clip.noise_scales(rule_state)
-        mean = update * clip.spread(scales) / factory.clients_per_round
-        stddevs = scales * (constants.sum_stddev / constants.update_factor)
-        mean = tf.cast(mean, clip.layout.dtype)
-        count_stddevs = [constants.sum_stddev / f for f in constants.count_factors]
-        new_state, result, measured = release.finish(
-            state, mean, counts, stddevs, count_stddevs
-        )
-        new_state["rotation"] = state["rotation"]
-        return new_state, result, measured
+        update, counts = decode(self._plan, total, self._rotation(state))
+        scales = self.clip.noise_scales(self.clip.state(state["clip"]))
+        return self.clip.layout.split(update * self.clip.spread(scales)), counts
 
-    @_tff.federated_computation
-    def initialize():
-        return _tff.federated_eval(initialize_tf, _tff.SERVER)
-
-    @_tff.federated_computation(
-        _tff.at_server(state_type), _tff.at_clients(clip.layout.value_type)
-    )
-    def next_round(state, value):
-        announced = _tff.federated_broadcast(_tff.federated_map(announce, state))
-        prepared = _tff.federated_map(prepare, (value, announced))
-        modulus = np.int64(2**constants.bits)
-        total = _tff.secure_modular_sum(prepared[0], modulus)
-        clients = _tff.secure_sum_bitwidth(prepared[1], 1)
-        finished = _tff.federated_map(finish, (state, total, clients))
-        return _tff.MeasuredProcessOutput(finished[0], finished[1], finished[2])
-
-    return _tff.AggregationProcess(initialize, next_round)
-
-
-def _state(state):
-    round_num, *clip, rotation = _tff.flatten(state)
-    return collections.OrderedDict(round=round_num, clip=tuple(clip), rotation=rotation)
+    def release(self, summed, state, seed):
+        del seed  # Each client draws its own share.
+        rule_state = self.clip.state(state["clip"])
+        release = self.mechanism.finish(rule_state, *self.decode(summed, state))
+        # Of what the minimum of clients adds, at least what the mechanism asks for.
+        stddev = self._plan.sum_stddev
+        scales = self.clip.noise_scales(rule_state)
+        release = release._replace(stddevs=scales * (stddev / self._plan.update_factor))
+        return release, [stddev / factor for factor in self._plan.count_factors]

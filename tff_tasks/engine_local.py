@@ -1,6 +1,6 @@
 """Federated averaging in this process: one client after the other, in one graph.
 
-The same arithmetic as the process of TensorFlow Federated (a test holds them
+The same mechanism as in the process of TensorFlow Federated (and a test holds them
 together), without its shipping of computations and data, which dominates small
 networks.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import accounting
+from tfdpclip.mechanism import Mechanism, Unclipped
+from tfdpclip.noise import GaussianNoise
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig
-from tff_tasks.streams import stream
+from tff_tasks.streams import stream_seed
 from tff_tasks.task import Task
 
 
@@ -44,23 +45,21 @@ class LocalEngine:
         self._variables = self._model.trainable_variables
         self._weights = [np.array(w) for w in weights]
         self._velocity = [np.zeros_like(w) for w in self._weights]
-        rule = config.clip_rule()
-        self._rule = rule and rule.bind([v.name for v in self._variables])
-        self._clip_state = self._rule.initial_state() if self._rule else ()
-        groups = self._rule.assignment if self._rule else None
-        self._groups = groups or (0,) * len(self._weights)
+        rule = config.clip_rule() or Unclipped()
+        self._mechanism = Mechanism(
+            rule.bind([v.name for v in self._variables]),
+            config.noise_multiplier,
+            config.clients_per_round,
+        )
+        self._rule = self._mechanism.rule
+        self._clip_state = self._rule.initial_state()
+        groups = self._rule.assignment
         self._flat = groups is None
-        z = config.noise_multiplier
-        m = config.clients_per_round
-        self._count_stddevs = (
-            self._rule.count_stddevs(m, private=z > 0) if self._rule else ()
-        )
-        self._sum_multiplier = (
-            accounting.split_noise_multiplier(z, self._count_stddevs) if z else 0.0
-        )
+        self._groups = (0,) * len(self._weights) if groups is None else groups
+        self._noise = GaussianNoise() if config.seed is None else None
         self._initial = [tf.Variable(w, trainable=False) for w in self._weights]
         self._sums = [tf.Variable(tf.zeros_like(w)) for w in self._weights]
-        self._counts = tf.Variable(tf.zeros([len(self._count_stddevs)]))
+        self._counts = tf.Variable(tf.zeros([len(self.count_stddevs)]))
         self._train = tf.function(self._train_client, reduce_retracing=True)
 
     @property
@@ -71,12 +70,12 @@ class LocalEngine:
     @property
     def sum_multiplier(self) -> float:
         """z_g: the noise multiplier of the sum."""
-        return self._sum_multiplier
+        return self._mechanism.gradient_noise_multiplier()
 
     @property
     def count_stddevs(self) -> tuple[float, ...]:
         """Noise on the sums of indicators."""
-        return tuple(self._count_stddevs)
+        return self._mechanism.count_stddevs
 
     def _train_client(self, arrays, clip_state):
         batch_size = self._config.client_batch_size
@@ -102,19 +101,16 @@ class LocalEngine:
         self._add(updates, clip_state)
 
     def _add(self, updates, clip_state):
-        squares = [0.0] * (max(self._groups) + 1)
+        squares = [0.0] * self._mechanism.groups
         for group, update in zip(self._groups, updates, strict=True):
             squares[group] += tf.reduce_sum(tf.square(update))
         # A client whose update is not finite sends zeros, as in the learning process.
         finite = tf.math.is_finite(tf.add_n(squares))
         norms = tf.sqrt(tf.where(finite, tf.stack(squares), 0.0))
-        if self._rule is None:
-            factors = tf.ones_like(norms)
-        else:
-            rows = norms if self._flat else norms[tf.newaxis]
-            factors = tf.reshape(self._rule.weights(rows, clip_state), [-1])
-            indicators = self._rule.indicators(rows, clip_state)
-            self._counts.assign_add(tf.reduce_sum(indicators, axis=0))
+        rows = norms if self._flat else norms[tf.newaxis]
+        weights, indicators = self._mechanism.clip(rows, clip_state)
+        factors = tf.reshape(weights, [-1])
+        self._counts.assign_add(tf.reduce_sum(indicators, axis=0))
         for total, group, update in zip(self._sums, self._groups, updates, strict=True):
             factor = tf.where(finite, factors[group], 0.0)
             total.assign_add(tf.math.multiply_no_nan(update, factor))
@@ -140,41 +136,35 @@ class LocalEngine:
         return self._finish(round_num)
 
     def _finish(self, round_num):
-        m = self._config.clients_per_round
-        rng = stream(self._config.seed, "noise", round_num)
-        counts = self._counts.numpy() + rng.normal(size=len(self._count_stddevs)) * (
-            np.array(self._count_stddevs)
+        release = self._mechanism.release(
+            self._clip_state,
+            [tf.convert_to_tensor(total) for total in self._sums],
+            tf.convert_to_tensor(self._counts),
+            self._noise_of(round_num),
         )
-        scales = np.zeros(1)
-        norms = next_norms = np.array([np.nan])
-        fractions = np.clip(counts / m + 0.5, 0, 1).astype(np.float32)
-        state = self._clip_state
-        if self._rule is not None:
-            scales = np.reshape(self._rule.noise_scales(state), [-1])
-            norms = self._norms(state)
-            self._clip_state = self._rule.next_state(state, tf.constant(fractions))
-            next_norms = self._norms(self._clip_state)
-        stddevs = scales * self._sum_multiplier
         momentum = self._config.server_momentum
         rate = self._config.server_learning_rate
         if self._config.momentum_damping:
             rate *= 1 - momentum
-        for i, total in enumerate(self._sums):
-            noise = 0.0
-            if stddevs.any():
-                shape = self._weights[i].shape
-                noise = rng.standard_normal(shape, np.float32) * np.float32(
-                    stddevs[self._groups[i] if len(stddevs) > 1 else 0]
-                )
-            mean = (total.numpy() + noise) / np.float32(m)
-            self._velocity[i] = np.float32(momentum) * self._velocity[i] + mean
-            self._weights[i] = self._weights[i] - np.float32(rate) * self._velocity[i]
+        for i, mean in enumerate(release.means):
+            velocity = np.float32(momentum) * self._velocity[i] + mean.numpy()
+            self._weights[i] = self._weights[i] - np.float32(rate) * velocity
+            self._velocity[i] = velocity
+        norms = self._norms(self._clip_state)
+        self._clip_state = release.next_state
+        fractions = release.fractions.numpy()
         return {
             "clip_norm": norms,
-            "next_clip_norm": next_norms,
+            "next_clip_norm": self._norms(self._clip_state),
             "unclipped_fraction": fractions if len(fractions) else np.array([np.nan]),
-            "sum_noise_stddev": stddevs,
+            "sum_noise_stddev": release.stddevs.numpy(),
         }
+
+    def _noise_of(self, round_num):
+        """The source of a round's noise; with a seed, the same if it is run again."""
+        if self._noise is not None:
+            return self._noise
+        return GaussianNoise(stream_seed(self._config.seed, "noise", round_num))
 
     def _norms(self, state):
         if self._flat:

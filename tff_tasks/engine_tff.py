@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tfdpclip import accounting, federated
+from tfdpclip import federated
+from tfdpclip.mechanism import Mechanism, Unclipped
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig
 from tff_tasks.streams import stream_seed
@@ -134,15 +135,14 @@ class TffEngine:
             self._process.initialize(),
             tff.learning.models.ModelWeights(list(weights), []),
         )
-        z, m = config.noise_multiplier, config.clients_per_round
-        rule = config.clip_rule()
-        bound = rule.bind(names) if rule is not None else None
-        self.count_stddevs = (
-            tuple(bound.count_stddevs(m, private=z > 0)) if bound is not None else ()
+        mechanism = Mechanism(
+            (config.clip_rule() or Unclipped()).bind(names),
+            config.noise_multiplier,
+            config.clients_per_round,
         )
-        self.sum_multiplier = (
-            accounting.split_noise_multiplier(z, self.count_stddevs) if z else 0.0
-        )
+        #: Noise on the sums of indicators, and z_g of the sum.
+        self.count_stddevs = mechanism.count_stddevs
+        self.sum_multiplier = mechanism.gradient_noise_multiplier()
 
     @property
     def weights(self) -> list[np.ndarray]:

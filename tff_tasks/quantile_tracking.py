@@ -18,6 +18,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tfdpclip import accounting, files, sampling
+from tfdpclip.mechanism import Mechanism
+from tfdpclip.noise import GaussianNoise
 from tff_tasks import command, pictures
 from tff_tasks.config import (
     FROM_ZERO,
@@ -107,24 +109,32 @@ def track(
         target_quantile=quantile,
         initial_norm=config.initial_clip,
         learning_rate=config.clip_learning_rate,
-        count_stddev=config.count_stddev,
+        count_stddev=count_stddev(config),
     )
-    (noise,) = rule.count_stddevs(m)
+    # Nothing is released but the count, whose noise is given.
+    mechanism = Mechanism(rule, noise_multiplier=0.0, records=m)
+    noise = GaussianNoise(None if config.seed is None else int(rng.integers(2**31)))
 
     @tf.function
-    def follow(state, norms, draws):
-        counts = tf.reduce_sum(rule.indicators(norms, state), axis=0) + draws
-        fractions = tf.clip_by_value(counts / m + 0.5, 0.0, 1.0)
-        return rule.next_state(state, fractions)
+    def follow(state, norms):
+        _, bits = mechanism.clip(norms, state)
+        counts = tf.reduce_sum(bits, axis=0)
+        return mechanism.release(state, [], counts, noise).next_state
 
     state = rule.initial_state()
     path = [float(rule.clip_norm(state))]
     for _ in range(config.rounds):
         norms = np.exp(rng.normal(mean, stddev, m)).astype(np.float32)
-        draws = (noise * rng.standard_normal(1)).astype(np.float32)
-        state = follow(state, tf.constant(norms), tf.constant(draws))
+        state = follow(state, tf.constant(norms))
         path.append(float(rule.clip_norm(state)))
     return np.array(path)
+
+
+def count_stddev(config: TrackingConfig) -> float:
+    """The noise on the count; by default a twentieth of the values."""
+    if config.count_stddev is None:
+        return config.clients_per_round / 20
+    return config.count_stddev
 
 
 def run(config: TrackingConfig) -> dict[str, np.ndarray]:
@@ -139,8 +149,7 @@ def run(config: TrackingConfig) -> dict[str, np.ndarray]:
 
 def statement(config: TrackingConfig) -> str:
     """What following one quantile costs, in two conventions."""
-    m = config.clients_per_round
-    stddev = m / 20 if config.count_stddev is None else config.count_stddev
+    m, stddev = config.clients_per_round, count_stddev(config)
     if stddev == 0:
         return "Without noise nothing is private."
     delta = config.delta or config.population**-1.1
@@ -201,8 +210,7 @@ def plot_paths(
         one.set_xlabel("round")
     axes[0, 0].set_ylabel("estimate (dotted: the true quantile)")
     axes[0, 1].legend(title="quantile", fontsize=8, title_fontsize=8, loc="lower right")
-    m = config.clients_per_round
-    stddev = m / 20 if config.count_stddev is None else config.count_stddev
+    m, stddev = config.clients_per_round, count_stddev(config)
     picture.suptitle(
         f"Estimates of five quantiles: {m} values a round, noise {stddev:g} on the "
         "count",

@@ -1,0 +1,517 @@
+"""The mechanism: its noise, its order, and that nothing releases in another way."""
+
+import ast
+import inspect
+import json
+import math
+import pathlib
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpclip import clipping, mechanism
+from tfdpclip.clipping import (
+    AutomaticClip,
+    ClipRule,
+    FixedClip,
+    LayerwiseClip,
+    PublicNormClip,
+    QuantileClip,
+    ScaledClip,
+)
+from tfdpclip.mechanism import Mechanism, Unclipped
+from tfdpclip.noise import GaussianNoise
+
+NAMES = ["a/kernel", "a/bias", "b/kernel", "c/kernel"]
+Z, RECORDS = 0.8, 40
+schedules = tf.keras.optimizers.schedules
+
+RULES = {
+    "fixed": FixedClip(0.7),
+    "fixed, normalised": FixedClip(0.7, normalize=True),
+    "fixed, scheduled": FixedClip(schedules.ExponentialDecay(0.7, 10, 0.5)),
+    "quantile": QuantileClip(initial_norm=0.7),
+    "quantile, normalised": QuantileClip(initial_norm=0.7, normalize=True),
+    "quantile, linear": QuantileClip(initial_norm=0.7, update="linear"),
+    "automatic": AutomaticClip(1e-6),
+    "layerwise": LayerwiseClip(QuantileClip(initial_norm=0.7)),
+    "layerwise, joint": LayerwiseClip([0.5, 1.0, 3.0], allocation="joint"),
+    "layerwise, mixed": LayerwiseClip([0.5, QuantileClip(), AutomaticClip(1e-6)]),
+    "public": PublicNormClip(QuantileClip(), norms=[0.1, 1.0, 2.0]),
+    "public, joint": PublicNormClip(1.0, norms=[0.1, 1.0, 2.0], allocation="joint"),
+    "public, no master": PublicNormClip(None, norms=[0.1, 1.0, 2.0]),
+    "scaled": ScaledClip([0.3, 1.0, 4.0], QuantileClip()),
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+
+
+class Given:
+    """A noise source that hands out numbers it was given, and notes the stddevs."""
+
+    def __init__(self, standard=None):
+        self.standard = standard
+        self.stddevs = None
+
+    def sample_all(self, shapes, stddevs, dtypes):
+        self.stddevs = [float(s) for s in stddevs]
+        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
+        standard = np.ones(sum(sizes)) if self.standard is None else self.standard
+        parts = np.split(np.asarray(standard), np.cumsum(sizes)[:-1])
+        return [
+            tf.cast(tf.reshape(tf.constant(part, tf.float32), shape) * s, dtype)
+            for part, shape, s, dtype in zip(
+                parts, shapes, stddevs, dtypes, strict=True
+            )
+        ]
+
+
+def made(rule, z=Z, records=RECORDS, **options):
+    found = Mechanism(rule.bind(NAMES), z, records, **options)
+    return found, found.rule.initial_state()
+
+
+def oracle(prefix):
+    path = pathlib.Path(__file__).parent / "accounting" / "oracle_cases.json"
+    found = [c for c in json.loads(path.read_text()) if c["name"].startswith(prefix)]
+    assert found
+    return pytest.mark.parametrize("case", found, ids=lambda case: case["name"])
+
+
+# The noise.
+
+
+@oracle("001/thm1/z")
+def test_the_sum_gets_what_theorem_1_leaves_of_z(case):
+    inputs = case["inputs"]
+    given = QuantileClip(count_stddev=inputs["sigma_b"])
+    for rule in (given, QuantileClip()):
+        found = Mechanism(rule, inputs["z"], inputs["m"])
+        assert found.count_stddevs == pytest.approx((inputs["sigma_b"],), rel=1e-12)
+        z_g = found.gradient_noise_multiplier()
+        assert z_g == pytest.approx(case["expected"]["z_delta"], rel=1e-12)
+
+
+@oracle("001/thm1/invalid")
+def test_counts_too_precise_for_z_are_refused(case):
+    rule = QuantileClip(count_stddev=case["inputs"]["sigma_b"])
+    with pytest.raises(ValueError, match="too precise"):
+        Mechanism(rule, case["inputs"]["z"], 100)
+
+
+@oracle("004/layers/sigma")
+def test_layers_get_the_noise_of_section_3_2(case):
+    """Noise sigma on each of L layers of clip norm 1 is noise 1/mu on all of them."""
+    layers, sigma = case["inputs"]["L"], case["inputs"]["sigma"]
+    rule = LayerwiseClip(1.0).bind([f"layer{i}/kernel" for i in range(layers)])
+    found = Mechanism(rule, 1 / case["expected"]["mu"], 100)
+    stddevs = found.noise_stddevs(rule.initial_state()).numpy()
+    np.testing.assert_allclose(stddevs, np.full(layers, sigma), rtol=1e-6)
+
+
+def test_every_rule_has_an_entry():
+    def below(kind):
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    rules = {
+        kind
+        for kind in below(ClipRule)
+        if kind.__module__.startswith("tfdpclip.clipping")
+        and not inspect.isabstract(kind)
+        and not kind.__name__.startswith("_")
+    }
+    assert rules == {type(rule) for rule in RULES.values()}
+
+
+@every_rule
+def test_one_record_is_within_noise_multiplier_z(rule):
+    """Its parts and bits, each over the stddev of its noise, have norm 1/z at most.
+
+    That is the whole guarantee: sum_h (S_h / sigma_h)^2 = z_g^-2 and z_g^-2 +
+    sum_k (2 s_k)^-2 = z^-2. Large records come close, so that no noise is wasted.
+    """
+    found, state = made(rule)
+    rng = np.random.default_rng(0)
+    shape = (400,) if found.rule.assignment is None else (400, 3)
+    norms = np.exp(rng.normal(0, 3, shape)).astype(np.float32)
+    norms[0] = 1e15
+    weights, bits = found.clip(tf.constant(norms), state)
+    clipped = np.reshape(weights.numpy().astype(np.float64) * norms, [400, -1])
+    parts = np.square(clipped / found.noise_stddevs(state).numpy()).sum(1)
+    z_g = found.gradient_noise_multiplier()
+    assert parts.max() <= z_g**-2 * (1 + 1e-5)
+    assert parts[0] == pytest.approx(z_g**-2, rel=1e-5)
+    counts = np.square(bits.numpy() / np.array(found.count_stddevs)).sum(1)
+    assert (parts + counts).max() <= Z**-2 * (1 + 1e-5)
+    assert (parts + counts)[0] == pytest.approx(Z**-2, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layerwise", "layerwise, joint", "public"])
+def test_the_groups_share_z_g(name):
+    found, state = made(RULES[name])
+    z_h = found.noise_stddevs(state) / found.rule.sensitivity(state)
+    z_g = found.gradient_noise_multiplier()
+    assert np.sum(z_h.numpy() ** -2.0) == pytest.approx(z_g**-2, rel=1e-5)
+    spent = sum((2 * s) ** -2 for s in found.count_stddevs)
+    assert z_g**-2 + spent == pytest.approx(Z**-2, rel=1e-12)
+
+
+def test_an_inflated_sum_gets_more_noise_and_its_counts_do_not():
+    (one, state), (two, _) = (made(RULES["layerwise"], inflation=x) for x in (1.0, 2.5))
+    np.testing.assert_allclose(
+        two.noise_stddevs(state), 2.5 * one.noise_stddevs(state), rtol=1e-6
+    )
+    assert two.count_stddevs == one.count_stddevs
+    sums = [tf.zeros([2])] * len(NAMES)
+    release = two.release(state, sums, tf.zeros([3]), Given())
+    first = 2.5 * one.noise_stddevs(state)[0] / RECORDS
+    np.testing.assert_allclose(release.means[0], [first, first], rtol=1e-6)
+    # A count of 0 and noise of one stddev.
+    np.testing.assert_allclose(release.fractions, np.full(3, 0.5 + 1 / 20), rtol=1e-6)
+
+
+# The order: clip with C_t, sum, noise with C_t, divide, adapt.
+
+
+def test_a_step_is_clip_sum_noise_divide_adapt():
+    found, state = made(QuantileClip(0.5, initial_norm=0.5, count_stddev=3.0))
+    z_g = (Z**-2 - 6.0**-2) ** -0.5
+    e = np.array([1.5, -0.5, 2.0])
+    for _ in range(3):
+        clip = float(state)
+        gradients = np.array([[3.0, 4.0], [0.0, 0.3], [0.0, 0.0]])
+        norms = np.array([5.0, 0.3, 0.0])
+        weights, bits = found.clip(
+            tf.constant(norms, tf.float32), state, tf.constant([True, True, False])
+        )
+        total = gradients.T @ weights.numpy()
+        source = Given(e)
+        release = found.release(
+            state, [tf.constant(total, tf.float32)], tf.reduce_sum(bits, 0), source
+        )
+        wanted = [0.6 * clip, 0.8 * clip + 0.3 * min(1, clip / 0.3)]
+        noised = wanted + e[:2] * z_g * clip
+        np.testing.assert_allclose(release.means[0], noised / RECORDS, rtol=1e-5)
+        assert release.stddevs.numpy() == pytest.approx([z_g * clip], rel=1e-5)
+        # One record is above the clip norm, one within it but where C < 0.3, and
+        # padding counts as neither.
+        count = -0.5 + (0.5 if clip >= 0.3 else -0.5)
+        fraction = (count + 2.0 * 3.0) / RECORDS + 0.5
+        assert release.fractions.numpy() == pytest.approx([fraction], rel=1e-5)
+        moved = clip * math.exp(-0.2 * (fraction - 0.5))
+        assert float(release.next_state) == pytest.approx(moved, rel=1e-5)
+        state = release.next_state
+
+
+@every_rule
+def test_the_noise_is_scaled_by_the_clip_that_was_applied(rule):
+    found, state = made(rule)
+    source = Given()
+    sums = [tf.zeros([2])] * len(NAMES)
+    # All within: where a clip adapts, it shrinks.
+    counts = tf.fill([len(found.count_stddevs)], RECORDS / 2.0)
+    of = found.rule.assignment or (0,) * len(NAMES)
+    # A normalised record has norm 1 whatever the clip.
+    moves = "Decay" in str(rule) or (counts.shape[0] and "normalize" not in str(rule))
+    for step in range(3):
+        release = found.release(state, sums, counts, source, step)
+        before, after = (
+            found.noise_stddevs(s).numpy() for s in (state, release.next_state)
+        )
+        np.testing.assert_allclose(source.stddevs[:-1], before[list(of)], rtol=1e-6)
+        np.testing.assert_allclose(release.stddevs, before, rtol=1e-6)
+        if moves:
+            assert (after < before * 0.999).any()
+        state = release.next_state
+
+
+def test_the_clip_follows_the_noised_counts_alone():
+    found, state = made(QuantileClip(initial_norm=0.7))
+    drawn = found.release(state, [], tf.constant([4.0]), Given([-2.0]))
+    # 4 - 2 stddevs of 2.
+    exact = found.finish(state, [], tf.constant([0.0]))
+    assert float(drawn.next_state) == pytest.approx(float(exact.next_state), rel=1e-6)
+    assert float(drawn.fractions) == 0.5
+
+
+def test_fractions_are_clamped():
+    found, state = made(QuantileClip(initial_norm=0.7))
+    for count, fraction in ((1e6, 1.0), (-1e6, 0.0), (10.0, 0.75)):
+        release = found.finish(state, [], tf.constant([count]))
+        assert release.fractions.numpy().tolist() == [fraction]
+
+
+@every_rule
+def test_dividing_weights_is_dividing_sums(rule):
+    found, state = made(rule)
+    rng = np.random.default_rng(1)
+    sums = [tf.constant(rng.normal(size=3), tf.float32) for _ in NAMES]
+    counts = tf.zeros([len(found.count_stddevs)])
+    standard = rng.normal(size=12 + len(found.count_stddevs))
+    after = found.release(state, sums, counts, Given(standard))
+    before = found.release(
+        state, [s / RECORDS for s in sums], counts, Given(standard), divided=True
+    )
+    for a, b in zip(after.means, before.means, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(after.stddevs, before.stddevs)
+
+
+def test_noise_comes_from_the_source_with_the_stated_stddev():
+    found, state = made(FixedClip(0.5))
+    size = 100_000
+    release = found.release(state, [tf.zeros([size])], tf.zeros([0]), GaussianNoise())
+    # An estimate within 5.3 of its own stddevs: 1e-7.
+    close = 5.3 / math.sqrt(2 * size)
+    assert np.std(release.means[0]) * RECORDS == pytest.approx(Z * 0.5, rel=close)
+
+
+# No noise, and noise that follows a schedule.
+
+
+@every_rule
+def test_without_noise_nothing_is_added(rule):
+    found, state = made(rule, z=0.0)
+    source = Given()
+    sums = [tf.fill([2], float(i)) for i in range(len(NAMES))]
+    counts = tf.fill([len(found.count_stddevs)], 4.0)
+    release = found.release(state, sums, counts, source)
+    assert source.stddevs[:-1] == [0.0] * len(NAMES)
+    for part, mean in zip(sums, release.means, strict=True):
+        np.testing.assert_array_equal(part / RECORDS, mean)
+    assert set(release.fractions.numpy().tolist()) <= {np.float32(0.6)}
+
+
+def test_a_schedule_moves_z_and_the_counts_keep_their_noise():
+    z = schedules.PiecewiseConstantDecay([0, 1], [1.0, 2.0, 0.5])
+    found, state = made(QuantileClip(initial_norm=0.5, count_stddev=3.0), z)
+    for step, value in enumerate([1.0, 2.0, 0.5]):
+        z_g = (value**-2 - 6.0**-2) ** -0.5
+        for t in (step, tf.constant(step)):
+            found_z = float(found.gradient_noise_multiplier(t))
+            assert found_z == pytest.approx(z_g, rel=1e-6)
+        source = Given()
+        release = found.release(state, [tf.zeros([1])], tf.zeros([1]), source, step)
+        assert source.stddevs[0] == pytest.approx(z_g * 0.5, rel=1e-6)
+        assert release.stddevs.numpy() == pytest.approx([z_g * 0.5], rel=1e-6)
+        assert float(release.fractions) == pytest.approx(0.5 + 3.0 / RECORDS)
+
+
+@pytest.mark.parametrize("value", [6.5, -1.0, math.nan], ids=str)
+def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
+    z = schedules.PiecewiseConstantDecay([0], [1.0, value])
+    found, state = made(QuantileClip(initial_norm=0.5, count_stddev=3.0), z)
+    release = found.release(state, [tf.ones([2])], tf.zeros([1]), GaussianNoise(), 1)
+    assert np.isnan(release.means[0]).all()
+    first = found.release(state, [tf.ones([2])], tf.zeros([1]), GaussianNoise(), 0)
+    assert np.isfinite(first.means[0]).all()
+
+
+def test_an_exact_count_under_a_schedule_is_refused():
+    z = schedules.PiecewiseConstantDecay([0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="count_stddev is 0"):
+        Mechanism(QuantileClip(count_stddev=0.0), z, 100)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ((0.5, 1.0, 100), "rule must be a clip rule"),
+        ((FixedClip(1.0), -1.0, 100), "noise_multiplier"),
+        ((FixedClip(1.0), math.nan, 100), "noise_multiplier"),
+        ((FixedClip(1.0), 1.0, 0), "records"),
+        ((FixedClip(1.0), 1.0, math.inf), "records"),
+        ((Unclipped(), 1.0, 100), "clip must not be None with noise"),
+        ((LayerwiseClip(1.0), 1.0, 100), "does not know the variables"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        Mechanism(*arguments)
+    with pytest.raises(ValueError, match="inflation"):
+        Mechanism(FixedClip(1.0), 1.0, 100, inflation=0.0)
+
+
+def test_sums_of_other_variables_are_refused():
+    found, state = made(RULES["layerwise"])
+    with pytest.raises(ValueError, match="sums has 3 entries"):
+        found.release(state, [tf.zeros([2])] * 3, tf.zeros([3]), Given())
+
+
+def test_what_has_no_sum_gets_no_noise():
+    found, state = made(FixedClip(1.0))
+    release = found.release(state, [None, tf.zeros([2])], tf.zeros([0]), Given([1, 2]))
+    assert release.means[0] is None
+    np.testing.assert_allclose(release.means[1], np.array([Z, 2 * Z]) / RECORDS)
+
+
+# One mechanism for all.
+
+
+def test_it_knows_neither_keras_nor_federated():
+    tree = ast.parse(inspect.getsource(mechanism))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {getattr(node, "module", None) or ""}
+            names |= {alias.name for alias in node.names}
+    assert not [n for n in names if any(x in n for x in ("keras", "federated", "tff"))]
+    code = (
+        "import sys, tfdpclip.mechanism\n"
+        "print([m for m in sys.modules if m.startswith('tensorflow_federated') or "
+        "m.startswith(('tfdpclip.keras', 'tfdpclip.federated'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+PARITY = {
+    "fixed": ({"clipping": "fixed", "clip": 0.5}, FixedClip(0.5)),
+    "quantile": ({"clip": 0.5}, QuantileClip(initial_norm=0.5)),
+    "layerwise": (
+        {"clip": 0.5, "layerwise": True, "count_stddev": 3.0},
+        LayerwiseClip(QuantileClip(initial_norm=0.5, count_stddev=3.0)),
+    ),
+}
+UPDATES = np.random.default_rng(5).normal(size=(7, 5)).astype(np.float32)
+SHAPES, TENSORS = [[3], [2]], ["a/kernel", "b/kernel"]
+STANDARD = np.random.default_rng(6).normal(size=7).astype(np.float32)
+
+
+def in_parts(vector):
+    return [vector[..., :3], vector[..., 3:]]
+
+
+def kept(means, state):
+    parts = [*means, *(s for s in tf.nest.flatten(state))]
+    return np.concatenate([np.ravel(part).astype(np.float64) for part in parts])
+
+
+def by_hand(rule):
+    """The definition, in double precision."""
+    flat = rule.bind(TENSORS).assignment is None
+    groups = [np.arange(5)] if flat else [np.arange(3), np.arange(3, 5)]
+    counts = () if isinstance(rule, FixedClip) else (2.0,)
+    counts = (3.0, 3.0) if not flat else counts
+    z_g = (Z**-2 - sum((2 * s) ** -2 for s in counts)) ** -0.5
+    means, clips = np.zeros(5), []
+    for h, places in enumerate(groups):
+        norms = np.linalg.norm(UPDATES[:, places].astype(np.float64), axis=1)
+        total = (UPDATES[:, places] * np.minimum(1, 0.5 / norms)[:, None]).sum(0)
+        stddev = z_g * 0.5 * math.sqrt(len(groups))
+        means[places] = (total + STANDARD[places] * stddev) / RECORDS
+        if counts:
+            count = (
+                np.where(norms <= 0.5, 0.5, -0.5).sum() + counts[h] * STANDARD[5 + h]
+            )
+            fraction = np.clip(count / RECORDS + 0.5, 0, 1)
+            clips.append(0.5 * math.exp(-0.2 * (fraction - 0.5)))
+    return np.concatenate([means, clips])
+
+
+def by_keras(rule):
+    from tfdpclip.keras import DPSGD
+
+    optimizer = DPSGD(1.0, clip=rule, noise_multiplier=Z, expected_batch_size=RECORDS)
+    variables = [
+        tf.Variable(tf.zeros(shape), name=name)
+        for shape, name in zip(SHAPES, TENSORS, strict=True)
+    ]
+
+    @tf.function
+    def step(x):
+        losses = tf.add_n(
+            [
+                tf.linalg.matvec(part, v)
+                for part, v in zip([x[:, :3], x[:, 3:]], variables, strict=True)
+            ]
+        )
+        found = optimizer.compute_gradients(losses, variables)
+        return [gradient for gradient, _ in found]
+
+    with mock.patch.object(GaussianNoise, "sample_all", _in_graphs):
+        means = step(tf.constant(UPDATES))
+    return kept(means, optimizer.clip_state)
+
+
+def _in_graphs(self, shapes, stddevs, dtypes):
+    """In place of `GaussianNoise.sample_all`."""
+    sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
+    parts = np.split(STANDARD[: sum(sizes)], np.cumsum(sizes)[:-1])
+    return [
+        tf.cast(tf.reshape(part, shape) * s, dtype)
+        for part, shape, s, dtype in zip(parts, shapes, stddevs, dtypes, strict=True)
+    ]
+
+
+def by_federated(rule, **options):
+    tff = pytest.importorskip("tensorflow_federated")
+    from tfdpclip import federated
+    from tfdpclip.federated import _entropy
+
+    factory = federated.clipped_mean(
+        Z, RECORDS, rule, variable_names=TENSORS, **options
+    )
+    value_type = tff.to_type([(np.float32, shape) for shape in SHAPES])
+
+    def given(count, seed):
+        return tf.constant(STANDARD[:count])
+
+    with mock.patch.object(_entropy, "standard_normal", given):
+        process = factory.create(value_type)
+    state = process.initialize()
+    output = process.next(state, [in_parts(x) for x in UPDATES])
+    return kept(output.result, output.state["clip"])
+
+
+def by_engine(settings):
+    from tff_tasks.config import RunConfig
+    from tff_tasks.engine_local import LocalEngine
+
+    class Task:
+        def build_model(self):
+            return mock.Mock(
+                trainable_variables=[
+                    tf.Variable(tf.zeros(shape), name=name)
+                    for shape, name in zip(SHAPES, TENSORS, strict=True)
+                ]
+            )
+
+        def loss(self):
+            return None
+
+    config = RunConfig(
+        "digits",
+        noise_multiplier=Z,
+        clients_per_round=RECORDS,
+        server_learning_rate=1.0,
+        server_momentum=0.0,
+        engine="local",
+        **settings,
+    )
+    engine = LocalEngine(Task(), config, [np.zeros(s, np.float32) for s in SHAPES])
+    for x in UPDATES:
+        engine._add([tf.constant(part) for part in in_parts(x)], engine._clip_state)
+    with mock.patch.object(GaussianNoise, "sample_all", _in_graphs):
+        engine._finish(1)
+    return kept([-w for w in engine.weights], engine._clip_state)
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_keras_federated_and_the_local_engine_release_the_same(name):
+    """The same records and the same noise: the same numbers, and the right ones."""
+    settings, rule = PARITY[name]
+    wanted = by_hand(rule)
+    for found in (by_keras(rule), by_federated(rule), by_engine(settings)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-7)
+
+
+def test_a_rule_is_a_public_class():
+    assert set(clipping.__all__) >= {type(rule).__name__ for rule in RULES.values()}

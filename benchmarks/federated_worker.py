@@ -7,7 +7,6 @@ mean, `gaussian_adaptive` its own aggregator with adaptive clipping, the others 
 from __future__ import annotations
 
 import collections
-import os
 import sys
 from collections.abc import Callable
 
@@ -18,7 +17,6 @@ import tensorflow_federated as tff
 import tfdpclip as dpc
 from benchmarks import timing
 from tfdpclip import federated
-from tff_tasks.engine_tff import let_workers_be_interrupted
 
 _INPUTS = 784
 _CLASSES = 10
@@ -168,8 +166,6 @@ ROUNDS = {
 
 def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
     """What makes a round, by variant, and the number of parameters."""
-    let_workers_be_interrupted()
-    tff.backends.test.set_sync_test_cpp_execution_context()
     if spec.model not in ROUNDS:
         raise ValueError(f"model must be of {', '.join(ROUNDS)}, got {spec.model!r}.")
     clients, hidden = spec.batch_size, hidden_for(spec.options["parameters"])
@@ -187,8 +183,5 @@ def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
 
 
 if __name__ == "__main__":
-    timing.work(sys.argv[1:], makers)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The ordinary way out waits for TensorFlow Federated's worker.
-    os._exit(0)
+    with federated.local_context(simulate_secure_sums=True):
+        timing.work(sys.argv[1:], makers)

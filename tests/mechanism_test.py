@@ -260,6 +260,25 @@ def test_dividing_weights_is_dividing_sums(rule):
     np.testing.assert_allclose(after.stddevs, before.stddevs)
 
 
+@every_rule
+def test_it_is_the_same_inside_a_function(rule):
+    found, state = made(rule)
+    counts = tf.fill([len(found.count_stddevs)], 4.0)
+    groups = () if found.rule.assignment is None else (found.groups,)
+    norms = tf.random.stateless_uniform([5, *groups], [1, 2], maxval=3.0)
+
+    def step(norms, state, counts):
+        with mock.patch.object(GaussianNoise, "sample_all", in_graphs):
+            weights, bits = found.clip(norms, state)
+            sums = [tf.reduce_sum(weights) * tf.ones([1])] * len(NAMES)
+            release = found.release(state, sums, counts, GaussianNoise())
+            return bits, *release
+
+    eager, traced = (f(norms, state, counts) for f in (step, tf.function(step)))
+    for a, b in zip(tf.nest.flatten(eager), tf.nest.flatten(traced), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_noise_comes_from_the_source_with_the_stated_stddev():
     found, state = made(FixedClip(0.5))
     size = 100_000
@@ -382,7 +401,7 @@ PARITY = {
 }
 UPDATES = np.random.default_rng(5).normal(size=(7, 5)).astype(np.float32)
 SHAPES, TENSORS = [[3], [2]], ["a/kernel", "b/kernel"]
-STANDARD = np.random.default_rng(6).normal(size=7).astype(np.float32)
+STANDARD = np.random.default_rng(6).normal(size=8).astype(np.float32)
 
 
 def in_parts(vector):
@@ -436,12 +455,12 @@ def by_keras(rule):
         found = optimizer.compute_gradients(losses, variables)
         return [gradient for gradient, _ in found]
 
-    with mock.patch.object(GaussianNoise, "sample_all", _in_graphs):
+    with mock.patch.object(GaussianNoise, "sample_all", in_graphs):
         means = step(tf.constant(UPDATES))
     return kept(means, optimizer.clip_state)
 
 
-def _in_graphs(self, shapes, stddevs, dtypes):
+def in_graphs(self, shapes, stddevs, dtypes):
     """In place of `GaussianNoise.sample_all`."""
     sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
     parts = np.split(STANDARD[: sum(sizes)], np.cumsum(sizes)[:-1])
@@ -451,14 +470,12 @@ def _in_graphs(self, shapes, stddevs, dtypes):
     ]
 
 
-def by_federated(rule, **options):
+def by_federated(rule):
     tff = pytest.importorskip("tensorflow_federated")
     from tfdpclip import federated
     from tfdpclip.federated import _entropy
 
-    factory = federated.clipped_mean(
-        Z, RECORDS, rule, variable_names=TENSORS, **options
-    )
+    factory = federated.clipped_mean(Z, RECORDS, rule, variable_names=TENSORS)
     value_type = tff.to_type([(np.float32, shape) for shape in SHAPES])
 
     def given(count, seed):
@@ -466,8 +483,9 @@ def by_federated(rule, **options):
 
     with mock.patch.object(_entropy, "standard_normal", given):
         process = factory.create(value_type)
-    state = process.initialize()
-    output = process.next(state, [in_parts(x) for x in UPDATES])
+    with federated.local_context(simulate_secure_sums=True):
+        state = process.initialize()
+        output = process.next(state, [in_parts(x) for x in UPDATES])
     return kept(output.result, output.state["clip"])
 
 
@@ -499,7 +517,7 @@ def by_engine(settings):
     engine = LocalEngine(Task(), config, [np.zeros(s, np.float32) for s in SHAPES])
     for x in UPDATES:
         engine._add([tf.constant(part) for part in in_parts(x)], engine._clip_state)
-    with mock.patch.object(GaussianNoise, "sample_all", _in_graphs):
+    with mock.patch.object(GaussianNoise, "sample_all", in_graphs):
         engine._finish(1)
     return kept([-w for w in engine.weights], engine._clip_state)
 

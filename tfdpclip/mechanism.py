@@ -39,6 +39,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdpclip import accounting
+from tfdpclip._arguments import shown
 from tfdpclip._docs import see
 from tfdpclip.clipping import (
     ClipRule,
@@ -124,7 +125,7 @@ class Mechanism:
     ):
         if not isinstance(rule, ClipRule):
             raise ValueError(
-                f"rule must be a clip rule such as QuantileClip(), got {rule!r}."
+                f"rule must be a clip rule such as QuantileClip(), got {shown(rule)}."
             )
         self.rule = rule
         assignment = rule.assignment
@@ -187,6 +188,7 @@ class Mechanism:
         scales = tf.reshape(self.rule.noise_scales(state), [self.groups])
         return (multiplier / divisor) * scales
 
+    @tf.autograph.experimental.do_not_convert
     def clip(
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -203,6 +205,7 @@ class Mechanism:
         weights = self.rule.weights(norms, state)
         return weights, self.rule.indicators(norms, state, present)
 
+    @tf.autograph.experimental.do_not_convert
     def release(
         self,
         state: Any,
@@ -256,6 +259,7 @@ class Mechanism:
             counts += count_noise * tf.constant(self.count_stddevs, tf.float32)
         return noised, counts
 
+    @tf.autograph.experimental.do_not_convert
     def finish(
         self,
         state: Any,

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import pathlib
-import signal
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +16,6 @@ from tff_tasks.config import RunConfig
 from tff_tasks.streams import stream_seed
 from tff_tasks.task import Task
 
-_WORKER = "worker_binary"
-
 
 def allow_deep_messages() -> None:
     """Lets protocol buffers nest as deeply as federated computations do.
@@ -36,50 +29,11 @@ def allow_deep_messages() -> None:
     _message.SetAllowOversizeProtos(True)
 
 
-def let_workers_be_interrupted() -> None:
-    """Makes sure that workers end when TensorFlow Federated interrupts them.
-
-    It waits for their end, for ever if they ignore interrupts, as a shell's background
-    jobs do. A handler, unlike "ignore", is not inherited.
-    """
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda number, frame: None)
-
-
-def end_workers() -> None:
-    """Ends the workers that TensorFlow Federated started for this process.
-
-    A worker outlives the Python that started it and keeps its standard output open, so
-    that a pipe from this program would never end.
-    """
-    parents: dict[int, list[int]] = {}
-    names: dict[int, str] = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            text = (entry / "stat").read_text()
-        except OSError:
-            continue
-        # The name, in parentheses, may hold spaces.
-        name, _, rest = text[text.index("(") + 1 :].rpartition(")")
-        pid = int(entry.name)
-        names[pid] = name
-        parents.setdefault(int(rest.split()[1]), []).append(pid)
-    pending = list(parents.get(os.getpid(), []))
-    while pending:
-        pid = pending.pop()
-        pending += parents.get(pid, [])
-        if names[pid] == _WORKER:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
-
 class TffEngine:
     """Runs rounds as a learning process of TensorFlow Federated.
+
+    To be made and used in `dpc.federated.local_context`. (What TensorFlow Federated has
+    for secure sums is a simulation of them.)
 
     Args:
       task: the benchmark.
@@ -96,11 +50,6 @@ class TffEngine:
         spec: Any,
     ):
         allow_deep_messages()
-        let_workers_be_interrupted()
-        if config.secure:
-            # What TensorFlow Federated has for secure sums is a simulation of them.
-            tff.backends.test.set_sync_test_cpp_execution_context()
-        atexit.register(end_workers)
         self._task, self._config = task, config
         model = task.build_model()
         names = [variable.name for variable in model.trainable_variables]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -70,7 +71,8 @@ def run(config: RunConfig) -> RunResult:
       SettingsError: if settings do not fit the data.
       PrivacyMismatchError: if the ledger was kept for another run.
     """
-    return _Training(config).run()
+    with _context(config):
+        return _Training(config).run()
 
 
 class _Training:
@@ -270,17 +272,26 @@ def summary_window(rounds: int) -> int:
     return max(1, min(100, rounds // 5))
 
 
-def _engine(config: RunConfig):
+def _context(config: RunConfig) -> contextlib.AbstractContextManager:
+    """Where the engine's computations run."""
     if config.engine == "local":
-        return LocalEngine
+        return contextlib.nullcontext()
     try:
         with warnings.catch_warnings():
             # From a package of the federated library; nobody can act on it.
             warnings.filterwarnings("ignore", message="pkg_resources")
-            from tff_tasks.engine_tff import TffEngine
+            from tfdpclip import federated
     except ImportError as error:
         print(f"{error}\nOr use --engine=local.", file=sys.stderr)
         raise
+    return federated.local_context(simulate_secure_sums=config.secure)
+
+
+def _engine(config: RunConfig):
+    if config.engine == "local":
+        return LocalEngine
+    from tff_tasks.engine_tff import TffEngine
+
     return TffEngine
 
 

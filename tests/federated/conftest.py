@@ -2,9 +2,12 @@
 
 import pytest
 
-tff = pytest.importorskip("tensorflow_federated")
+pytest.importorskip("tensorflow_federated")
+
+from tfdpclip import federated  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _secure_context():
-    tff.backends.test.set_sync_test_cpp_execution_context()
+    with federated.local_context(simulate_secure_sums=True):
+        yield

@@ -113,16 +113,11 @@ def test_no_two_draws_are_alike(options):
     assert len(set(fractions)) == 3
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_two_calls_in_one_computation_are_not_merged(native):
+@pytest.mark.parametrize("secure", [False, True])
+def test_two_calls_in_one_computation_are_not_merged(secure):
     # The compiler merges calls that it takes for equal.
-    context = tff.framework.get_context_stack().current
-    if native:
-        tff.backends.native.set_sync_local_cpp_execution_context()
-    try:
+    with federated.local_context(simulate_secure_sums=secure):
         _call_twice()
-    finally:
-        tff.framework.set_default_context(context)
 
 
 def _call_twice():

@@ -47,11 +47,8 @@ def _budget(path=None, scheme=None, epsilon=100.0):
 
 @pytest.fixture
 def asynchronous():
-    before = tff.framework.get_context_stack().current
-    context = tff.backends.native.create_async_local_cpp_execution_context()
-    tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
-    yield
-    tff.framework.set_default_context(before)
+    with federated.local_context(asynchronous=True):
+        yield
 
 
 def test_a_training_program_runs_resumes_and_is_counted(asynchronous, tmp_path):

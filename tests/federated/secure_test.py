@@ -75,18 +75,14 @@ def test_secure_sums_compile_to_map_reduce_form():
 
 
 def test_a_context_without_secure_sums_is_refused_with_the_fix():
-    default = tff.framework.get_context_stack().current
-    tff.backends.native.set_sync_local_cpp_execution_context()
-    try:
+    with federated.local_context():
         factory = federated.clipped_mean(1.0, 100, secure=True)
-        with pytest.raises(RuntimeError, match="set_sync_test_cpp_execution_context"):
+        with pytest.raises(RuntimeError, match="local_context.simulate_secure_sums"):
             factory.create(NESTED)
         elsewhere = federated.SecureSettings(check_context=False)
         process = federated.clipped_mean(1.0, 100, secure=elsewhere).create(NESTED)
         _contains_only_secure_sums(process.next)
         federated.clipped_mean(1.0, 100).create(NESTED)
-    finally:
-        tff.framework.set_default_context(default)
 
 
 def test_plain_and_secure_rounds_agree():

@@ -25,6 +25,7 @@ SECTIONS: dict[str, dict[str, Case | None]] = {
     "tfdpclip.diagnostics": registry.DIAGNOSTICS | registry_of_models.DIAGNOSTICS,
     "tfdpclip.gradients": registry_of_models.GRADIENTS,
     "tfdpclip.keras": registry_of_models.KERAS,
+    "tfdpclip.mechanism": registry.MECHANISM,
     "tfdpclip.noise": registry.NOISE,
     "tfdpclip.sampling": registry.SAMPLING,
     "tfdpclip.testing": registry_of_models.TESTING,

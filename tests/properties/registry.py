@@ -9,7 +9,15 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from tfdpclip import accounting, clipping, diagnostics, noise, sampling, tuning
+from tfdpclip import (
+    accounting,
+    clipping,
+    diagnostics,
+    mechanism,
+    noise,
+    sampling,
+    tuning,
+)
 from tfdpclip.accounting import NeighboringRelation
 
 POISSON = sampling.Poisson(0.1)
@@ -341,6 +349,20 @@ NOISE = {
     # Of tensors that a generator made.
     "box_muller": None,
     "GaussianNoise": case(noise.GaussianNoise, seed=1, hardened=False),
+}
+
+MECHANISM = {
+    "Mechanism": case(
+        mechanism.Mechanism,
+        rule=clipping.QuantileClip(count_stddev=5.0),
+        noise_multiplier=1.0,
+        records=100.0,
+        inflation=1.0,
+    ),
+    # What it asks for and gives back, and what has no arguments.
+    "NoiseSource": None,
+    "Release": None,
+    "Unclipped": None,
 }
 
 GRADIENTS = np.random.default_rng(0).standard_normal((8, 3))

@@ -325,6 +325,11 @@ def federated() -> dict[str, Any]:
             seed=None,
         )
 
+    def entered(**arguments):
+        # Its worker starts with the first computation.
+        with library.local_context(**arguments):
+            pass
+
     budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, 2.0, accountant="rdp")
     one = library.clipped_mean(1.0, 100)
     return {
@@ -347,6 +352,7 @@ def federated() -> dict[str, Any]:
         ),
         "SecureSettings": case(library.SecureSettings, bits=24, check_context=False),
         "ZeroConcentratedDpEvent": case(library.ZeroConcentratedDpEvent, rho=1.0),
+        "local_context": case(entered, simulate_secure_sums=False, asynchronous=False),
         "server_momentum": case(
             library.server_momentum, learning_rate=1.0, momentum=0.9, damped=False
         ),

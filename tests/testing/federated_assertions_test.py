@@ -65,7 +65,8 @@ PRODUCT = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _secure_context():
-    tff.backends.test.set_sync_test_cpp_execution_context()
+    with federated.local_context(simulate_secure_sums=True):
+        yield
 
 
 def factory_of(rule="quantile", way="central", z=0.5, clients=12, **options):

@@ -6,8 +6,6 @@ aggregator. `python -m tests.testing.mutations` writes which check found it.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -41,32 +39,24 @@ def factory_of(**options):
     return federated.clipped_mean(**{**settings, **options})
 
 
-@functools.cache
-def _context():
-    # One for all: each has a worker process, whose end is waited for.
-    return tff.backends.test.create_sync_test_cpp_execution_context()
-
-
-def secure_context():
-    tff.framework.set_default_context(_context())
+def context():
+    """What the checks run in: one for all, because each starts a worker."""
+    return federated.local_context(simulate_secure_sums=True)
 
 
 # Checks: each raises AssertionError, or nothing.
 
 
 def sensitivity(**options):
-    secure_context()
     testing.assert_aggregator_sensitivity(factory_of(**options), SMALL)
 
 
 def noise(**options):
-    secure_context()
     testing.assert_aggregator_noise(factory_of(**options), WIDE)
 
 
 def audit(**options):
     """One round with a thousand canaries. False alarm: 1e-6."""
-    secure_context()
     factory = factory_of(**options)
     testing.audit_aggregator(factory, delta=1e-10, confidence=1 - 1e-6, seed=0)
 

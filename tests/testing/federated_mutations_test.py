@@ -4,8 +4,15 @@ import pytest
 
 pytest.importorskip("tensorflow_federated")
 
-from tests.testing.federated_mutations import MUTATIONS  # noqa: E402
+from tests.testing.federated_mutations import MUTATIONS, context  # noqa: E402
 from tests.testing.planting import cases, distinct_checks, found  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _secure_context():
+    with context():
+        yield
+
 
 # Checks that test noise have false alarms with probability 1e-6 each.
 

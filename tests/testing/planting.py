@@ -109,7 +109,8 @@ def write_page() -> None:
     """Writes both tables to docs/results/planted_bugs.md."""
     parts = [_HEAD]
     for title, module in _LISTS:
-        mutations = importlib.import_module(module).MUTATIONS
-        parts.append(f"## {title}\n\n{table(mutations)}\n")
+        listed = importlib.import_module(module)
+        with getattr(listed, "context", contextlib.nullcontext)():
+            parts.append(f"## {title}\n\n{table(listed.MUTATIONS)}\n")
     PAGE.write_text("\n".join(parts))
     print(f"{PAGE.name} is written.")

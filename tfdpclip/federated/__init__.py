@@ -9,6 +9,7 @@ from tfdpclip.federated.aggregators import (
     InnerSum,
     clipped_mean,
 )
+from tfdpclip.federated.contexts import local_context
 from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
 from tfdpclip.federated.optimizers import server_momentum
 from tfdpclip.federated.programs import CohortDataSource
@@ -21,5 +22,6 @@ __all__ = [
     "SecureSettings",
     "ZeroConcentratedDpEvent",
     "clipped_mean",
+    "local_context",
     "server_momentum",
 ]

@@ -6,6 +6,7 @@ that a port begins and, it is hoped, ends here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -151,3 +152,47 @@ def _template(value_type):
 def current_context() -> Any:
     """Whatever would run a computation that is called now."""
     return tff.framework.get_context_stack().current
+
+
+def install(context: Any) -> Any:
+    """A context manager in which `context` runs what this thread calls."""
+    return tff.framework.get_context_stack().install(context)
+
+
+def new_local_context(
+    simulate_secure_sums: bool, asynchronous: bool
+) -> tuple[Any, Callable[[], None]]:
+    """An execution context, and what ends the worker process that it starts when used.
+
+    Raises:
+      RuntimeError: if this release of TensorFlow Federated keeps its worker elsewhere.
+    """
+    make = {
+        (False, False): tff.backends.native.create_sync_local_cpp_execution_context,
+        (False, True): tff.backends.native.create_async_local_cpp_execution_context,
+        (True, False): tff.backends.test.create_sync_test_cpp_execution_context,
+        (True, True): tff.backends.test.create_async_test_cpp_execution_context,
+    }
+    context = make[simulate_secure_sums, asynchronous]()
+    # The function that makes executors holds what starts the worker, and keeps it.
+    start = getattr(context.executor_factory, "_executor_stack_fn", None)
+    cells = [cell.cell_contents for cell in getattr(start, "__closure__", None) or ()]
+    managers = [found for found in cells if hasattr(found, "_process")]
+    if len(managers) != 1:
+        raise RuntimeError(
+            f"TensorFlow Federated {tff.__version__} does not keep its worker process "
+            "where tfdpclip looks for it, so that it could not be ended. Use the "
+            "version of requirements.txt."
+        )
+    (manager,) = managers
+
+    def end_worker():
+        process, manager._process, manager._stub = manager._process, None, None
+        if process is not None:
+            # There is nothing to save, and an interrupt can be ignored.
+            process.kill()
+            process.wait()
+
+    if asynchronous:
+        context = tff.program.NativeFederatedContext(context)
+    return context, end_worker

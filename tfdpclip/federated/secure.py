@@ -196,10 +196,10 @@ def check_context() -> None:
     except Exception as error:
         raise RuntimeError(
             "The current execution context of TensorFlow Federated cannot run secure "
-            "sums, so secure=True would fail in the first round. For simulation, call "
-            "tff.backends.test.set_sync_test_cpp_execution_context() before this line; "
-            "it computes the same sums without the cryptography. For a process that is "
-            "built here to run elsewhere, pass "
+            "sums, so secure=True would fail in the first round. For simulation, which "
+            "computes the same sums without the cryptography, build and run the "
+            "process inside dpc.federated.local_context(simulate_secure_sums=True). "
+            "For a process that is built here to run elsewhere, pass "
             "secure=SecureSettings(check_context=False)."
         ) from error
     context._tfdpclip_runs_secure_sums = True

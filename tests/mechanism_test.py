@@ -28,6 +28,7 @@ from tfdpclip.noise import GaussianNoise
 
 NAMES = ["a/kernel", "a/bias", "b/kernel", "c/kernel"]
 Z, RECORDS = 0.8, 40
+STANDARD = np.random.default_rng(6).normal(size=8).astype(np.float32)
 schedules = tf.keras.optimizers.schedules
 
 RULES = {
@@ -63,6 +64,20 @@ class Given:
         parts = np.split(np.asarray(standard), np.cumsum(sizes)[:-1])
         return [
             tf.cast(tf.reshape(tf.constant(part, tf.float32), shape) * s, dtype)
+            for part, shape, s, dtype in zip(
+                parts, shapes, stddevs, dtypes, strict=True
+            )
+        ]
+
+
+class Fixed:
+    """A noise source that hands out `STANDARD`, in graphs as well."""
+
+    def sample_all(self, shapes, stddevs, dtypes):
+        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
+        parts = np.split(STANDARD[: sum(sizes)], np.cumsum(sizes)[:-1])
+        return [
+            tf.cast(tf.reshape(part, shape) * s, dtype)
             for part, shape, s, dtype in zip(
                 parts, shapes, stddevs, dtypes, strict=True
             )
@@ -268,11 +283,9 @@ def test_it_is_the_same_inside_a_function(rule):
     norms = tf.random.stateless_uniform([5, *groups], [1, 2], maxval=3.0)
 
     def step(norms, state, counts):
-        with mock.patch.object(GaussianNoise, "sample_all", in_graphs):
-            weights, bits = found.clip(norms, state)
-            sums = [tf.reduce_sum(weights) * tf.ones([1])] * len(NAMES)
-            release = found.release(state, sums, counts, GaussianNoise())
-            return bits, *release
+        weights, bits = found.clip(norms, state)
+        sums = [tf.reduce_sum(weights) * tf.ones([1])] * len(NAMES)
+        return bits, *found.release(state, sums, counts, Fixed())
 
     eager, traced = (f(norms, state, counts) for f in (step, tf.function(step)))
     for a, b in zip(tf.nest.flatten(eager), tf.nest.flatten(traced), strict=True):
@@ -401,7 +414,6 @@ PARITY = {
 }
 UPDATES = np.random.default_rng(5).normal(size=(7, 5)).astype(np.float32)
 SHAPES, TENSORS = [[3], [2]], ["a/kernel", "b/kernel"]
-STANDARD = np.random.default_rng(6).normal(size=8).astype(np.float32)
 
 
 def in_parts(vector):
@@ -455,19 +467,9 @@ def by_keras(rule):
         found = optimizer.compute_gradients(losses, variables)
         return [gradient for gradient, _ in found]
 
-    with mock.patch.object(GaussianNoise, "sample_all", in_graphs):
+    with mock.patch.object(GaussianNoise, "sample_all", Fixed.sample_all):
         means = step(tf.constant(UPDATES))
     return kept(means, optimizer.clip_state)
-
-
-def in_graphs(self, shapes, stddevs, dtypes):
-    """In place of `GaussianNoise.sample_all`."""
-    sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
-    parts = np.split(STANDARD[: sum(sizes)], np.cumsum(sizes)[:-1])
-    return [
-        tf.cast(tf.reshape(part, shape) * s, dtype)
-        for part, shape, s, dtype in zip(parts, shapes, stddevs, dtypes, strict=True)
-    ]
 
 
 def by_federated(rule):
@@ -517,7 +519,7 @@ def by_engine(settings):
     engine = LocalEngine(Task(), config, [np.zeros(s, np.float32) for s in SHAPES])
     for x in UPDATES:
         engine._add([tf.constant(part) for part in in_parts(x)], engine._clip_state)
-    with mock.patch.object(GaussianNoise, "sample_all", in_graphs):
+    with mock.patch.object(GaussianNoise, "sample_all", Fixed.sample_all):
         engine._finish(1)
     return kept([-w for w in engine.weights], engine._clip_state)
 

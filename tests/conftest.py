@@ -47,10 +47,10 @@ def _traced_functions_are_freed():
 
 
 def pytest_unconfigure() -> None:
-    """Ends the workers that TensorFlow Federated started in this process.
+    """Ends workers of TensorFlow Federated that a test left behind.
 
-    A worker outlives the Python that started it and keeps its standard output open,
-    so that `make test | tee log` would never end.
+    `dpc.federated.local_context` ends its own. One that was started outside of it would
+    keep the output open, so that `make test | tee log` would never end.
     """
     workers = [
         child

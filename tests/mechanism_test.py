@@ -1,4 +1,4 @@
-"""The mechanism: its noise, its order, and that nothing releases in another way."""
+"""The mechanism: its noise, its order, and what it refuses."""
 
 import ast
 import inspect
@@ -7,12 +7,12 @@ import math
 import pathlib
 import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixed_noise import Fixed, Given
 from tfdpclip import clipping, mechanism
 from tfdpclip.clipping import (
     AutomaticClip,
@@ -28,7 +28,6 @@ from tfdpclip.noise import GaussianNoise
 
 NAMES = ["a/kernel", "a/bias", "b/kernel", "c/kernel"]
 Z, RECORDS = 0.8, 40
-STANDARD = np.random.default_rng(6).normal(size=8).astype(np.float32)
 schedules = tf.keras.optimizers.schedules
 
 RULES = {
@@ -48,40 +47,6 @@ RULES = {
     "scaled": ScaledClip([0.3, 1.0, 4.0], QuantileClip()),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-
-
-class Given:
-    """A noise source that hands out numbers it was given, and notes the stddevs."""
-
-    def __init__(self, standard=None):
-        self.standard = standard
-        self.stddevs = None
-
-    def sample_all(self, shapes, stddevs, dtypes):
-        self.stddevs = [float(s) for s in stddevs]
-        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
-        standard = np.ones(sum(sizes)) if self.standard is None else self.standard
-        parts = np.split(np.asarray(standard), np.cumsum(sizes)[:-1])
-        return [
-            tf.cast(tf.reshape(tf.constant(part, tf.float32), shape) * s, dtype)
-            for part, shape, s, dtype in zip(
-                parts, shapes, stddevs, dtypes, strict=True
-            )
-        ]
-
-
-class Fixed:
-    """A noise source that hands out `STANDARD`, in graphs as well."""
-
-    def sample_all(self, shapes, stddevs, dtypes):
-        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
-        parts = np.split(STANDARD[: sum(sizes)], np.cumsum(sizes)[:-1])
-        return [
-            tf.cast(tf.reshape(part, shape) * s, dtype)
-            for part, shape, s, dtype in zip(
-                parts, shapes, stddevs, dtypes, strict=True
-            )
-        ]
 
 
 def made(rule, z=Z, records=RECORDS, **options):
@@ -383,7 +348,7 @@ def test_what_has_no_sum_gets_no_noise():
     np.testing.assert_allclose(release.means[1], np.array([Z, 2 * Z]) / RECORDS)
 
 
-# One mechanism for all.
+# Where it stands.
 
 
 def test_it_knows_neither_keras_nor_federated():
@@ -402,135 +367,6 @@ def test_it_knows_neither_keras_nor_federated():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-PARITY = {
-    "fixed": ({"clipping": "fixed", "clip": 0.5}, FixedClip(0.5)),
-    "quantile": ({"clip": 0.5}, QuantileClip(initial_norm=0.5)),
-    "layerwise": (
-        {"clip": 0.5, "layerwise": True, "count_stddev": 3.0},
-        LayerwiseClip(QuantileClip(initial_norm=0.5, count_stddev=3.0)),
-    ),
-}
-UPDATES = np.random.default_rng(5).normal(size=(7, 5)).astype(np.float32)
-SHAPES, TENSORS = [[3], [2]], ["a/kernel", "b/kernel"]
-
-
-def in_parts(vector):
-    return [vector[..., :3], vector[..., 3:]]
-
-
-def kept(means, state):
-    parts = [*means, *(s for s in tf.nest.flatten(state))]
-    return np.concatenate([np.ravel(part).astype(np.float64) for part in parts])
-
-
-def by_hand(rule):
-    """The definition, in double precision."""
-    flat = rule.bind(TENSORS).assignment is None
-    groups = [np.arange(5)] if flat else [np.arange(3), np.arange(3, 5)]
-    counts = () if isinstance(rule, FixedClip) else (2.0,)
-    counts = (3.0, 3.0) if not flat else counts
-    z_g = (Z**-2 - sum((2 * s) ** -2 for s in counts)) ** -0.5
-    means, clips = np.zeros(5), []
-    for h, places in enumerate(groups):
-        norms = np.linalg.norm(UPDATES[:, places].astype(np.float64), axis=1)
-        total = (UPDATES[:, places] * np.minimum(1, 0.5 / norms)[:, None]).sum(0)
-        stddev = z_g * 0.5 * math.sqrt(len(groups))
-        means[places] = (total + STANDARD[places] * stddev) / RECORDS
-        if counts:
-            count = (
-                np.where(norms <= 0.5, 0.5, -0.5).sum() + counts[h] * STANDARD[5 + h]
-            )
-            fraction = np.clip(count / RECORDS + 0.5, 0, 1)
-            clips.append(0.5 * math.exp(-0.2 * (fraction - 0.5)))
-    return np.concatenate([means, clips])
-
-
-def by_keras(rule):
-    from tfdpclip.keras import DPSGD
-
-    optimizer = DPSGD(1.0, clip=rule, noise_multiplier=Z, expected_batch_size=RECORDS)
-    variables = [
-        tf.Variable(tf.zeros(shape), name=name)
-        for shape, name in zip(SHAPES, TENSORS, strict=True)
-    ]
-
-    @tf.function
-    def step(x):
-        losses = tf.add_n(
-            [
-                tf.linalg.matvec(part, v)
-                for part, v in zip([x[:, :3], x[:, 3:]], variables, strict=True)
-            ]
-        )
-        found = optimizer.compute_gradients(losses, variables)
-        return [gradient for gradient, _ in found]
-
-    with mock.patch.object(GaussianNoise, "sample_all", Fixed.sample_all):
-        means = step(tf.constant(UPDATES))
-    return kept(means, optimizer.clip_state)
-
-
-def by_federated(rule):
-    tff = pytest.importorskip("tensorflow_federated")
-    from tfdpclip import federated
-    from tfdpclip.federated import _entropy
-
-    factory = federated.clipped_mean(Z, RECORDS, rule, variable_names=TENSORS)
-    value_type = tff.to_type([(np.float32, shape) for shape in SHAPES])
-
-    def given(count, seed):
-        return tf.constant(STANDARD[:count])
-
-    with mock.patch.object(_entropy, "standard_normal", given):
-        process = factory.create(value_type)
-    with federated.local_context(simulate_secure_sums=True):
-        state = process.initialize()
-        output = process.next(state, [in_parts(x) for x in UPDATES])
-    return kept(output.result, output.state["clip"])
-
-
-def by_engine(settings):
-    from tff_tasks.config import RunConfig
-    from tff_tasks.engine_local import LocalEngine
-
-    class Task:
-        def build_model(self):
-            return mock.Mock(
-                trainable_variables=[
-                    tf.Variable(tf.zeros(shape), name=name)
-                    for shape, name in zip(SHAPES, TENSORS, strict=True)
-                ]
-            )
-
-        def loss(self):
-            return None
-
-    config = RunConfig(
-        "digits",
-        noise_multiplier=Z,
-        clients_per_round=RECORDS,
-        server_learning_rate=1.0,
-        server_momentum=0.0,
-        engine="local",
-        **settings,
-    )
-    engine = LocalEngine(Task(), config, [np.zeros(s, np.float32) for s in SHAPES])
-    for x in UPDATES:
-        engine._add([tf.constant(part) for part in in_parts(x)], engine._clip_state)
-    with mock.patch.object(GaussianNoise, "sample_all", Fixed.sample_all):
-        engine._finish(1)
-    return kept([-w for w in engine.weights], engine._clip_state)
-
-
-@pytest.mark.parametrize("name", PARITY)
-def test_keras_federated_and_the_local_engine_release_the_same(name):
-    """The same records and the same noise: the same numbers, and the right ones."""
-    settings, rule = PARITY[name]
-    wanted = by_hand(rule)
-    for found in (by_keras(rule), by_federated(rule), by_engine(settings)):
-        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-7)
 
 
 def test_a_rule_is_a_public_class():

@@ -71,7 +71,7 @@ def build(summation: Summation, seed: int | None) -> Any:
         announced = _tff.federated_broadcast(own)
         encoded = _tff.federated_map(encode, (value, announced))
         summed, kept = summation.sum(encoded, kept)
-        finished = _tff.federated_map(finish, (own, _tff.federated_zip(summed)))
+        finished = _tff.federated_map(finish, (own, summed))
         new_state = finished[0] if inner is None else _joined(finished[0], kept)
         return _tff.MeasuredProcessOutput(new_state, finished[1], finished[2])
 

@@ -55,8 +55,8 @@ class Summation(abc.ABC):
         """
 
     @abc.abstractmethod
-    def sum(self, encoded: Any, inner_state: Any) -> tuple[tuple, Any]:
-        """In a federated computation: the parts' sums, and the inner process's state.
+    def sum(self, encoded: Any, inner_state: Any) -> tuple[Any, Any]:
+        """In a federated computation: the sums, and the inner process's next state.
 
         Args:
           encoded: at the clients, what `encode` returned.
@@ -109,7 +109,7 @@ class PlainSum(Summation):
         return self.clip.scale(leaves, weights), bits
 
     def sum(self, encoded, inner_state):
-        return tuple(_tff.federated_sum(part) for part in encoded), inner_state
+        return _tff.federated_sum(encoded), inner_state
 
     def decode(self, summed, state):
         total, counts = summed
@@ -147,7 +147,7 @@ class SecureSum(Summation):
     def sum(self, encoded, inner_state):
         total = _tff.secure_sum_bitwidth(encoded[0], self._records.bits)
         counted = _tff.secure_sum_bitwidth(encoded[1], self._bits.bits)
-        return (total, counted), inner_state
+        return _tff.federated_zip((total, counted)), inner_state
 
     def decode(self, summed, state):
         total, counted = summed
@@ -182,7 +182,7 @@ class InnerSummation(Summation):
         # What the inner process measures may be exact; it goes no further.
         summed = self.inner.next(inner_state, encoded[0])
         counts, clients = (_tff.federated_sum(encoded[i]) for i in (1, 2))
-        return (summed.result, counts, clients), summed.state
+        return _tff.federated_zip((summed.result, counts, clients)), summed.state
 
     def decode(self, summed, state):
         *record, counts, clients = summed

@@ -355,7 +355,8 @@ class DistributedSum(Summation):
     def sum(self, encoded, inner_state):
         modulus = np.int64(2**self._plan.bits)
         total = _tff.secure_modular_sum(encoded[0], modulus)
-        return (total, _tff.secure_sum_bitwidth(encoded[1], 1)), inner_state
+        clients = _tff.secure_sum_bitwidth(encoded[1], 1)
+        return _tff.federated_zip((total, clients)), inner_state
 
     def decode(self, summed, state):
         total, clients = summed

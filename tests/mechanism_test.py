@@ -339,6 +339,8 @@ def test_sums_of_other_variables_are_refused():
     found, state = made(RULES["layerwise"])
     with pytest.raises(ValueError, match="sums has 3 entries"):
         found.release(state, [tf.zeros([2])] * 3, tf.zeros([3]), Given())
+    with pytest.raises(ValueError, match=r"counts has shape \(1,\), .* counts 3"):
+        found.release(state, [tf.zeros([2])] * 4, tf.zeros([1]), Given())
 
 
 def test_what_has_no_sum_gets_no_noise():

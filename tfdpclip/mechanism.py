@@ -246,9 +246,14 @@ class Mechanism:
                 f"sums has {len(sums)} entries, but the clip rule was bound to "
                 f"{len(of)} variables."
             )
+        known = len(self.count_stddevs)
+        if not counts.shape.is_compatible_with([known]):
+            raise ValueError(
+                f"counts has shape {counts.shape}, but the clip rule counts {known}."
+            )
         places = [i for i, part in enumerate(sums) if part is not None]
         *drawn, count_noise = noise.sample_all(
-            [*(sums[i].shape for i in places), [len(self.count_stddevs)]],
+            [*(sums[i].shape for i in places), [known]],
             [*(columns[of[i]] for i in places), 1.0],
             [*(sums[i].dtype for i in places), tf.float32],
         )

@@ -1,11 +1,14 @@
-"""Checks of arguments that every part of the library shares.
+"""Checks of arguments: every one of them, for every part of the library.
 
-They need neither TensorFlow nor the accountants.
+Each states what is allowed (`isfinite(x) and x > 0`), names the argument, and refuses
+the rest. The opposite form (`if x <= 0: raise`) accepts NaN. They need neither
+TensorFlow nor the accountants.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +18,8 @@ import numpy as np
 # Booleans, complex numbers, objects, text and times: `float` takes some of them.
 _NOT_REAL = "bcOSUMm"
 _LONGEST = 200
+# Beyond this, not every whole number is a float, and no data set is.
+_MOST_RECORDS = 2**53
 
 
 def real(value: Any) -> float | None:
@@ -144,3 +149,91 @@ def floats(name: str, value: Any) -> np.ndarray:
     except (ArithmeticError, TypeError, ValueError):
         pass
     raise ValueError(f"{name} must be an array of real numbers, got {shown(value)}.")
+
+
+def number(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises ValueError unless it is a real number.
+
+    NaN and infinity are numbers here; the checks of ranges refuse them.
+    """
+    found = real(value)
+    if found is None:
+        raise ValueError(f"{name} must be a number, got {shown(value)}.")
+    return found
+
+
+def finite(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises ValueError unless it is finite."""
+    return _in_range(name, value, "a finite number", math.isfinite)
+
+
+def positive(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises ValueError unless finite and above 0."""
+    return _in_range(name, value, "a finite number above 0", lambda x: 0 < x < math.inf)
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises ValueError unless finite and at least 0."""
+    return _in_range(
+        name, value, "a finite number, 0 or above", lambda x: 0 <= x < math.inf
+    )
+
+
+def fraction(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises ValueError unless it lies in [0, 1]."""
+    return _in_range(name, value, "in [0, 1]", lambda x: 0 <= x <= 1)
+
+
+def rate(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises ValueError unless it lies in (0, 1]."""
+    return _in_range(name, value, "in (0, 1]", lambda x: 0 < x <= 1)
+
+
+def delta(value: Any, name: str = "delta") -> float:
+    """Returns `value` as a float, or raises ValueError unless it lies in (0, 1)."""
+    return _in_range(name, value, "in (0, 1)", lambda x: 0 < x < 1)
+
+
+def target_epsilon(value: Any, name: str = "epsilon") -> float:
+    """As `positive`, and infinity is allowed: no target."""
+    if real(value) == math.inf:
+        return math.inf
+    return positive(name, value)
+
+
+def clip_norm(name: str, value: Any) -> float:
+    """As `positive`, for clip norms: they must be normal numbers in float32."""
+    found = positive(name, value)
+    limits = np.finfo(np.float32)
+    if not float(limits.tiny) <= found <= float(limits.max):
+        raise ValueError(
+            f"{name} must be between {limits.tiny:.3g} and {limits.max:.3g}, the range "
+            f"of float32, got {found!r}."
+        )
+    return found
+
+
+def integer(name: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
+    """Returns `value` as an int, or raises ValueError unless it is one in the range."""
+    found = whole(value)
+    if found is None or found < minimum:
+        raise ValueError(
+            f"{name} must be an integer of at least {minimum}, got {shown(value)}."
+        )
+    if maximum is not None and found > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {shown(value)}.")
+    return found
+
+
+def count_of(name: str, value: Any, minimum: int = 1) -> int:
+    """Returns `value` as an int: a number of records, up to 2^53."""
+    return integer(name, value, minimum, _MOST_RECORDS)
+
+
+def _in_range(
+    name: str, value: Any, wanted: str, allowed: Callable[[float], bool]
+) -> float:
+    found = real(value)
+    if found is None or not allowed(found):
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
+    return found

@@ -39,15 +39,10 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdpclip import accounting
-from tfdpclip._arguments import shown
+from tfdpclip._arguments import non_negative, positive, shown
 from tfdpclip._docs import see
-from tfdpclip.clipping import (
-    ClipRule,
-    check_non_negative,
-    check_positive,
-    check_setting,
-    value_at,
-)
+from tfdpclip._schedules import setting, value_at
+from tfdpclip.clipping import ClipRule
 
 
 class NoiseSource(Protocol):
@@ -131,11 +126,11 @@ class Mechanism:
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1
-        self.noise_multiplier = check_setting(
-            "noise_multiplier", noise_multiplier, check_non_negative
+        self.noise_multiplier = setting(
+            "noise_multiplier", noise_multiplier, non_negative
         )
-        self.records = check_positive("records", records)
-        self.inflation = check_positive("inflation", inflation)
+        self.records = positive("records", records)
+        self.inflation = positive("inflation", inflation)
         self.scheduled = callable(self.noise_multiplier)
         private = self.scheduled or self.noise_multiplier > 0
         if private and isinstance(rule, Unclipped):

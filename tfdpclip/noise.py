@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _philox
+from tfdpclip._arguments import boolean, non_negative
 from tfdpclip._devices import on_cpus
-from tfdpclip.clipping import check_bool, check_non_negative
 
 # A draw of this many is worth the quarter of a second that compiling it takes. Beyond
 # the other number, blocks of one draw could not be told apart by 32 bits.
@@ -58,11 +58,11 @@ class GaussianNoise:
     """
 
     def __init__(self, seed: int | None = None, hardened: bool = False):
-        self.hardened = check_bool("hardened", hardened)
+        self.hardened = boolean("hardened", hardened)
         if seed is not None:
             if isinstance(seed, bool) or not isinstance(seed, int):
                 raise ValueError(f"seed must be an integer or None, got {seed!r}.")
-            check_non_negative("seed", seed)
+            non_negative("seed", seed)
         self.seed = seed
         with tf.init_scope():
             if seed is None:

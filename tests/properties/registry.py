@@ -279,9 +279,6 @@ SAMPLING = {
     ),
 }
 
-# These take the name to use in messages.
-_NAMED = {"named": {"value": ("thing",)}, "free": ("name",)}
-
 CLIPPING = {
     "ClipRule": None,
     "GroupedRule": None,
@@ -328,21 +325,12 @@ CLIPPING = {
         clip=1.0,
         name="thing",
     ),
-    "check_bool": case(clipping.check_bool, _=_NAMED, name="thing", value=True),
-    "check_non_negative": case(
-        clipping.check_non_negative, _=_NAMED, name="thing", value=1.0
-    ),
-    "check_positive": case(clipping.check_positive, _=_NAMED, name="thing", value=1.0),
-    "check_setting": case(clipping.check_setting, _=_NAMED, name="thing", value=1.0),
     "layer_of": case(clipping.layer_of, name="a/b"),
     "make_groups": case(
         clipping.make_groups, groups=1, names=["a/b", "c/d"], norms={"a": 1.0, "c": 2.0}
     ),
     "register_rule": case(clipping.register_rule, rule_class=clipping.FixedClip),
     "serialize_rule": case(clipping.serialize_rule, rule=clipping.FixedClip(1.0)),
-    "value_at": case(
-        clipping.value_at, _={"fixed": ("setting", "step")}, setting=1.0, step=0
-    ),
 }
 
 NOISE = {

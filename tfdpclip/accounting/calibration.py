@@ -13,7 +13,8 @@ import dp_accounting
 import numpy as np
 from scipy import optimize
 
-from tfdpclip.accounting import _pld, _rdp, _validate, events, gdp
+from tfdpclip import _arguments
+from tfdpclip.accounting import _pld, _rdp, events, gdp
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 
@@ -109,8 +110,8 @@ def delta(
     0.08
     """
     event = _event(noise_multiplier, steps, sampling, unit, sensitivity)
-    epsilon = _validate.non_negative("epsilon", epsilon)
-    _validate.choice("accountant", accountant, ACCOUNTANTS)
+    epsilon = _arguments.non_negative("epsilon", epsilon)
+    _arguments.choice("accountant", accountant, ACCOUNTANTS)
     leaves = events.leaves(event)
     if not leaves:
         return 0.0
@@ -151,11 +152,11 @@ def event_epsilon(
     4.3772
     """
     events.check_event("event", event)
-    return _leaves_epsilon(event, _validate.delta(delta), accountant, 1.0)
+    return _leaves_epsilon(event, _arguments.delta(delta), accountant, 1.0)
 
 
 def _leaves_epsilon(event, delta, accountant, coarseness):
-    _validate.choice("accountant", accountant, ACCOUNTANTS)
+    _arguments.choice("accountant", accountant, ACCOUNTANTS)
     leaves = events.leaves(event)
     if not leaves:
         return 0.0
@@ -207,10 +208,10 @@ def noise_multiplier(
     >>> round(noise_multiplier(1.0, 1e-5, 1000, sampling.Poisson(0.01)), 2)
     1.41
     """
-    epsilon = _validate.target_epsilon(epsilon)
-    delta = _validate.delta(delta)
-    steps = _validate.integer("steps", steps)
-    _validate.choice("accountant", accountant, ACCOUNTANTS)
+    epsilon = _arguments.target_epsilon(epsilon)
+    delta = _arguments.delta(delta)
+    steps = _arguments.integer("steps", steps)
+    _arguments.choice("accountant", accountant, ACCOUNTANTS)
     if epsilon == math.inf or steps == 0:
         _event(1.0, steps, sampling, unit, sensitivity)  # Validates the rest.
         return 0.0
@@ -222,7 +223,7 @@ def noise_multiplier(
         if not math.isfinite(z):
             raise ValueError(
                 f"epsilon = {epsilon} is out of reach for sensitivity = {sensitivity} "
-                f"and steps = {_validate.shown(steps)}: no finite noise_multiplier is "
+                f"and steps = {_arguments.shown(steps)}: no finite noise_multiplier is "
                 "enough."
             )
         return z
@@ -336,10 +337,10 @@ def steps_for(
     >>> steps_for(1.0, 1e-5, 5.0, sampling.FullBatch())
     1
     """
-    epsilon = _validate.target_epsilon(epsilon)
-    delta = _validate.delta(delta)
-    z = _validate.non_negative("noise_multiplier", noise_multiplier)
-    _validate.choice("accountant", accountant, ACCOUNTANTS)
+    epsilon = _arguments.target_epsilon(epsilon)
+    delta = _arguments.delta(delta)
+    z = _arguments.non_negative("noise_multiplier", noise_multiplier)
+    _arguments.choice("accountant", accountant, ACCOUNTANTS)
     past = dp_accounting.NoOpDpEvent()
     if spent is not None:
         past = events.check_event("spent", spent)
@@ -440,7 +441,7 @@ def epsilon_profile(
     >>> epsilon_profile(5.0, [0, 1, 2], sampling.FullBatch(), 1e-5).round(3)
     array([0.   , 0.726, 1.061])
     """
-    delta = _validate.delta(delta)
+    delta = _arguments.delta(delta)
     return np.array(
         [
             event_epsilon(
@@ -448,23 +449,23 @@ def epsilon_profile(
                 delta,
                 accountant,
             )
-            for count in _validate.items("steps", steps)
+            for count in _arguments.items("steps", steps)
         ]
     )
 
 
 def _event(noise_multiplier, steps, sampling, unit, sensitivity):
     """Asks the scheme for its event."""
-    z = _validate.non_negative("noise_multiplier", noise_multiplier)
-    steps = _validate.integer("steps", steps)
+    z = _arguments.non_negative("noise_multiplier", noise_multiplier)
+    steps = _arguments.integer("steps", steps)
     scheme = getattr(sampling, "scheme", sampling)
     if not hasattr(scheme, "event"):
         raise ValueError(
             f"sampling must be a scheme of tfdpclip.sampling, such as Poisson(rate); "
-            f"got {_validate.shown(sampling)}."
+            f"got {_arguments.shown(sampling)}."
         )
     if sensitivity is not None:
-        sensitivity = _validate.positive("sensitivity", sensitivity)
+        sensitivity = _arguments.positive("sensitivity", sensitivity)
     return scheme.event(z, steps, unit=unit, sensitivity=sensitivity)
 
 

@@ -11,7 +11,7 @@ import attr
 import dp_accounting
 from scipy import stats
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -68,9 +68,9 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
     event: dp_accounting.DpEvent
 
     def __attrs_post_init__(self):
-        _validate.integer("source_dataset_size", self.source_dataset_size)
-        _validate.rate("sampling_probability", self.sampling_probability)
-        _validate.integer("capacity", self.capacity, minimum=1)
+        _arguments.integer("source_dataset_size", self.source_dataset_size)
+        _arguments.rate("sampling_probability", self.sampling_probability)
+        _arguments.integer("capacity", self.capacity, minimum=1)
         check_event("event", self.event)
 
     @property
@@ -130,11 +130,11 @@ def sensitivity_factor(
     >>> sensitivity_factor(unit="batch")
     2.0
     """
-    _validate.choice("unit", unit, UNITS)
+    _arguments.choice("unit", unit, UNITS)
     if not isinstance(relation, NeighboringRelation):
         raise ValueError(
             "relation must be a NeighboringRelation, such as "
-            f"NeighboringRelation.REPLACE_ONE, got {_validate.shown(relation)}."
+            f"NeighboringRelation.REPLACE_ONE, got {_arguments.shown(relation)}."
         )
     if unit in ("batch", "group") or relation is NeighboringRelation.REPLACE_ONE:
         return 2.0
@@ -145,7 +145,7 @@ def check_event(name: str, event: dp_accounting.DpEvent) -> dp_accounting.DpEven
     """Returns `event`, or raises ValueError unless it is a `DpEvent`."""
     if not isinstance(event, dp_accounting.DpEvent):
         raise ValueError(
-            f"{name} must be a dp_accounting.DpEvent, got {_validate.shown(event)}."
+            f"{name} must be a dp_accounting.DpEvent, got {_arguments.shown(event)}."
         )
     return event
 

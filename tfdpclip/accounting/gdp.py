@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import optimize, special
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 
 
 def gdp_tradeoff(mu: float, alpha: float | np.ndarray) -> float | np.ndarray:
@@ -35,10 +35,10 @@ def gdp_tradeoff(mu: float, alpha: float | np.ndarray) -> float | np.ndarray:
     >>> round(gdp_tradeoff(1.0, 0.5), 6)
     0.158655
     """
-    mu = _validate.non_negative("mu", mu)
-    values = _validate.floats("alpha", alpha)
+    mu = _arguments.non_negative("mu", mu)
+    values = _arguments.floats("alpha", alpha)
     if not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"alpha must be in [0, 1], got {_validate.shown(alpha)}.")
+        raise ValueError(f"alpha must be in [0, 1], got {_arguments.shown(alpha)}.")
     # Phi^-1(1 - alpha) = -Phi^-1(alpha) does not round small alphas away.
     beta = special.ndtr(-special.ndtri(values) - mu)
     return float(beta) if np.ndim(alpha) == 0 else beta
@@ -63,8 +63,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
     >>> round(gdp_delta(1.0, 1.0), 6)
     0.126937
     """
-    mu = _validate.non_negative("mu", mu)
-    epsilon = _validate.non_negative("epsilon", epsilon)
+    mu = _arguments.non_negative("mu", mu)
+    epsilon = _arguments.non_negative("epsilon", epsilon)
     return math.exp(_log_delta(mu, epsilon))
 
 
@@ -84,10 +84,10 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     >>> round(gdp_epsilon(1.0, 1e-5), 6)
     4.377178
     """
-    if _validate.real(mu) == math.inf:
+    if _arguments.real(mu) == math.inf:
         return math.inf
-    mu = _validate.non_negative("mu", mu)
-    delta = _validate.delta(delta)
+    mu = _arguments.non_negative("mu", mu)
+    delta = _arguments.delta(delta)
     target = math.log(delta)
     if mu == 0 or _log_delta(mu, 0.0) <= target:
         return 0.0
@@ -120,8 +120,8 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     >>> round(gdp_mu(1.0, 1e-5), 6)
     0.268051
     """
-    epsilon = _validate.non_negative("epsilon", epsilon)
-    target = math.log(_validate.delta(delta))
+    epsilon = _arguments.non_negative("epsilon", epsilon)
+    target = math.log(_arguments.delta(delta))
     lower, upper = 1e-300, 1.0
     while _log_delta(upper, epsilon) < target:
         lower, upper = upper, 2 * upper
@@ -149,8 +149,8 @@ def gdp_compose(mus: Iterable[float]) -> float:
     >>> gdp_compose([3.0, 4.0])
     5.0
     """
-    mus = _validate.items("mus", mus)
-    return math.hypot(*(_validate.non_negative("mus", mu) for mu in mus))
+    mus = _arguments.items("mus", mus)
+    return math.hypot(*(_arguments.non_negative("mus", mu) for mu in mus))
 
 
 def layerwise_gdp_mu(sigma: float, layers: int | Sequence[float]) -> float:
@@ -177,12 +177,12 @@ def layerwise_gdp_mu(sigma: float, layers: int | Sequence[float]) -> float:
     >>> layerwise_gdp_mu(2.0, 4)
     1.0
     """
-    sigma = _validate.positive("sigma", sigma)
-    if _validate.real(layers) is not None:
-        return math.sqrt(_validate.integer("layers", layers, minimum=1)) / sigma
+    sigma = _arguments.positive("sigma", sigma)
+    if _arguments.real(layers) is not None:
+        return math.sqrt(_arguments.integer("layers", layers, minimum=1)) / sigma
     weights = [
-        _validate.non_negative("layers", weight)
-        for weight in _validate.items("layers", layers)
+        _arguments.non_negative("layers", weight)
+        for weight in _arguments.items("layers", layers)
     ]
     if not weights:
         raise ValueError("layers must hold at least one weight, got none.")
@@ -199,9 +199,9 @@ def noise_multiplier_from_layerwise_sigma(sigma: float, layers: int = 1) -> floa
     >>> noise_multiplier_from_layerwise_sigma(2.0, layers=4)
     2.0
     """
-    sigma = _validate.non_negative("sigma", sigma)
-    layers = _validate.integer("layers", layers, minimum=1)
-    return _validate.finite("2 * sigma", 2 * sigma) / math.sqrt(layers)
+    sigma = _arguments.non_negative("sigma", sigma)
+    layers = _arguments.integer("layers", layers, minimum=1)
+    return _arguments.finite("2 * sigma", 2 * sigma) / math.sqrt(layers)
 
 
 def layerwise_sigma(noise_multiplier: float, layers: int = 1) -> float:
@@ -212,10 +212,10 @@ def layerwise_sigma(noise_multiplier: float, layers: int = 1) -> float:
     >>> layerwise_sigma(2.0, layers=4)
     2.0
     """
-    value = _validate.non_negative("noise_multiplier", noise_multiplier)
-    layers = _validate.integer("layers", layers, minimum=1)
+    value = _arguments.non_negative("noise_multiplier", noise_multiplier)
+    layers = _arguments.integer("layers", layers, minimum=1)
     sigma = value * math.sqrt(layers) / 2
-    return _validate.finite("sigma for this noise_multiplier and layers", sigma)
+    return _arguments.finite("sigma for this noise_multiplier and layers", sigma)
 
 
 def subsampled_gdp_log_h(sigma: float) -> float:
@@ -232,7 +232,7 @@ def subsampled_gdp_log_h(sigma: float) -> float:
     >>> round(subsampled_gdp_log_h(0.01875 / math.sqrt(62)) / math.log(10))
     38295
     """
-    sigma = _validate.positive("sigma", sigma)
+    sigma = _arguments.positive("sigma", sigma)
     x = 1 / sigma
     if x >= 2:
         log_main = x * x + float(special.log_ndtr(1.5 * x))
@@ -289,10 +289,10 @@ def subsampled_gdp_mu(
     >>> round(subsampled_gdp_mu(1.5 / math.sqrt(8), rate, steps, "fixed_size"), 4)
     1.9909
     """
-    sigma = _validate.positive("noise_multiplier", noise_multiplier)
-    rate = _validate.rate("rate", rate)
-    steps = _validate.integer("steps", steps)
-    _validate.choice("sampling", sampling, ("poisson", "fixed_size"))
+    sigma = _arguments.positive("noise_multiplier", noise_multiplier)
+    rate = _arguments.rate("rate", rate)
+    steps = _arguments.integer("steps", steps)
+    _arguments.choice("sampling", sampling, ("poisson", "fixed_size"))
     if steps == 0:
         return 0.0
     if sampling == "fixed_size":

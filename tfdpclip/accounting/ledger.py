@@ -12,8 +12,9 @@ from typing import Any
 
 import dp_accounting
 
+from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate, calibration, events
+from tfdpclip.accounting import calibration, events
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.statement import PrivacyStatement
 
@@ -51,18 +52,18 @@ class Phase:
         return sum(self.runs)
 
     def __post_init__(self):
-        _validate.non_negative("noise_multiplier", self.noise_multiplier)
-        _validate.choice("unit", self.unit, events.UNITS)
-        _validate.text("clip", self.clip)
-        _validate.boolean("seeded", self.seeded)
-        _validate.boolean("observed", self.observed)
+        _arguments.non_negative("noise_multiplier", self.noise_multiplier)
+        _arguments.choice("unit", self.unit, events.UNITS)
+        _arguments.text("clip", self.clip)
+        _arguments.boolean("seeded", self.seeded)
+        _arguments.boolean("observed", self.observed)
         self.runs = [
-            _validate.integer("runs", n) for n in _validate.items("runs", self.runs)
+            _arguments.integer("runs", n) for n in _arguments.items("runs", self.runs)
         ]
         if not hasattr(self.sampling, "event"):
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
-                f"Poisson(rate), got {_validate.shown(self.sampling)}."
+                f"Poisson(rate), got {_arguments.shown(self.sampling)}."
             )
 
     def settings(self) -> dict[str, Any]:
@@ -137,8 +138,8 @@ class Ledger:
         accountant: str = "pld",
         path: str | os.PathLike[str] | None = None,
     ):
-        self.delta = _validate.delta(delta)
-        self.accountant = _validate.choice(
+        self.delta = _arguments.delta(delta)
+        self.accountant = _arguments.choice(
             "accountant", accountant, calibration.ACCOUNTANTS
         )
         self._file = None if path is None else LedgerFile(path)
@@ -233,18 +234,18 @@ class Ledger:
         """
         scheme = getattr(sampling, "scheme", sampling)
         if seed is not None:
-            _validate.integer("seed", seed)
-        _validate.boolean("change", change)
+            _arguments.integer("seed", seed)
+        _arguments.boolean("change", change)
         if holder is not None:
-            _validate.text("holder", holder)
+            _arguments.text("holder", holder)
         seeded = seed is not None or getattr(sampling, "seed", None) is not None
         phase = Phase(
             scheme,
-            _validate.non_negative("noise_multiplier", noise_multiplier),
-            _validate.choice("unit", unit, events.UNITS),
+            _arguments.non_negative("noise_multiplier", noise_multiplier),
+            _arguments.choice("unit", unit, events.UNITS),
             str(clip),
             seeded,
-            _validate.boolean("observed", observed),
+            _arguments.boolean("observed", observed),
         )
         phase.event(1)  # Validates the rest.
         self._forfeit_reserved()
@@ -263,13 +264,13 @@ class Ledger:
     def reserve(self, steps: int = 1) -> None:
         """Counts steps that are about to run, before they do."""
         self._current()
-        self.reserved += _validate.integer("steps", steps)
+        self.reserved += _arguments.integer("steps", steps)
         self.save()
 
     def record(self, steps: int = 1, *, save: bool = True) -> None:
         """Counts steps that ran, using up reservations."""
         phase = self._current()
-        steps = _validate.integer("steps", steps)
+        steps = _arguments.integer("steps", steps)
         phase.runs[-1] += steps
         self._credit(steps)
         self.reserved = max(0, self.reserved - steps)
@@ -310,14 +311,14 @@ class Ledger:
           holder: Identity of the optimizer that ran them.
         """
         phase = self._current()
-        steps = _validate.integer("steps", steps)
+        steps = _arguments.integer("steps", steps)
         if steps == 0:
             return
         z = phase.noise_multiplier if noise_multiplier is None else noise_multiplier
         unseen = dataclasses.replace(
             phase,
             sampling=phase.sampling.at_worst(),
-            noise_multiplier=_validate.non_negative("noise_multiplier", z),
+            noise_multiplier=_arguments.non_negative("noise_multiplier", z),
             unit=phase.unit if unit is None else unit,
             runs=[steps],
         )
@@ -343,13 +344,13 @@ class Ledger:
           text: The assumption, in words.
           once: Whether to leave it out if it is there already.
         """
-        _validate.text("text", text)
+        _arguments.text("text", text)
         if not (once and text in self.notes):
             self.notes.append(text)
 
     def event(self, more: int = 0) -> dp_accounting.DpEvent:
         """Returns everything that ran or is reserved, and `more` steps."""
-        more = _validate.integer("more", more)
+        more = _arguments.integer("more", more)
         parts = [phase.event() for phase in self.phases[:-1]]
         if self.phases:
             parts.append(self.phases[-1].event(self.reserved + more))
@@ -367,7 +368,7 @@ class Ledger:
 
     def steps_left(self, epsilon: float) -> int:
         """Returns how many further steps a budget allows under current settings."""
-        epsilon = _validate.target_epsilon(epsilon)
+        epsilon = _arguments.target_epsilon(epsilon)
         if epsilon == math.inf:
             return calibration._MAX_STEPS
 
@@ -483,17 +484,17 @@ class Ledger:
         try:
             ledger = cls(content["delta"], content["accountant"])
             ledger.phases = [_phase_from_dict(phase) for phase in content["phases"]]
-            ledger.reserved = _validate.integer("reserved", content["reserved"])
+            ledger.reserved = _arguments.integer("reserved", content["reserved"])
             ledger.notes = [str(note) for note in content["notes"]]
             if ledger.reserved:
                 ledger._current()
             if content["format"] > 2:
                 ledger.counted = {
-                    _validate.text("counted", holder): _validate.integer("counted", n)
+                    _arguments.text("counted", holder): _arguments.integer("counted", n)
                     for holder, n in content["counted"].items()
                 }
                 if content["holder"] is not None:
-                    ledger._holder = _validate.text("holder", content["holder"])
+                    ledger._holder = _arguments.text("holder", content["holder"])
         except (
             AttributeError,
             KeyError,
@@ -569,10 +570,10 @@ def _phase_from_dict(content: dict[str, Any]) -> Phase:
 
     content = dict(content)
     content["sampling"] = schemes.from_dict(content["sampling"])
-    _validate.non_negative("noise_multiplier", content["noise_multiplier"])
-    _validate.choice("unit", content["unit"], events.UNITS)
+    _arguments.non_negative("noise_multiplier", content["noise_multiplier"])
+    _arguments.choice("unit", content["unit"], events.UNITS)
     for steps in content["runs"]:
-        _validate.integer("runs", steps)
+        _arguments.integer("runs", steps)
     return Phase(**content)
 
 

@@ -8,8 +8,8 @@ together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
 import math
 from collections.abc import Sequence
 
+from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate
 
 # More than any model has variables; it only keeps the result in memory.
 _MOST_GROUPS = 10**6
@@ -50,10 +50,10 @@ def split_noise_multiplier(
         ...
     ValueError: count_stddevs[0] = 0.5 is too precise for noise_multiplier 1.0: ...
     """
-    z = _validate.non_negative("noise_multiplier", noise_multiplier)
+    z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     stddevs = [
-        _validate.positive(f"count_stddevs[{k}]", s)
-        for k, s in enumerate(_validate.items("count_stddevs", count_stddevs))
+        _arguments.positive(f"count_stddevs[{k}]", s)
+        for k, s in enumerate(_arguments.items("count_stddevs", count_stddevs))
     ]
     if z == 0:
         return 0.0
@@ -61,7 +61,7 @@ def split_noise_multiplier(
     remaining = 1 - spent
     if not remaining > 0:
         raise ValueError(_infeasible(z, stddevs))
-    return _validate.finite("what noise_multiplier leaves", z / math.sqrt(remaining))
+    return _arguments.finite("what noise_multiplier leaves", z / math.sqrt(remaining))
 
 
 def effective_noise_multiplier(
@@ -93,10 +93,10 @@ def effective_noise_multiplier(
         parts = [gradient_noise_multiplier]
     if not parts:
         raise ValueError("gradient_noise_multiplier must not be empty.")
-    parts = [_validate.non_negative("gradient_noise_multiplier", z) for z in parts]
+    parts = [_arguments.non_negative("gradient_noise_multiplier", z) for z in parts]
     parts += [
-        2 * _validate.non_negative(f"count_stddevs[{k}]", s)
-        for k, s in enumerate(_validate.items("count_stddevs", count_stddevs))
+        2 * _arguments.non_negative(f"count_stddevs[{k}]", s)
+        for k, s in enumerate(_arguments.items("count_stddevs", count_stddevs))
     ]
     smallest = min(parts)
     if smallest == 0:
@@ -133,21 +133,21 @@ def group_noise_multipliers(
     >>> group_noise_multipliers(1.0, 4)
     (2.0, 2.0, 2.0, 2.0)
     """
-    z = _validate.non_negative("noise_multiplier", noise_multiplier)
-    groups = _validate.integer("groups", groups, minimum=1)
+    z = _arguments.non_negative("noise_multiplier", noise_multiplier)
+    groups = _arguments.integer("groups", groups, minimum=1)
     if groups > _MOST_GROUPS:
         raise ValueError(
-            f"groups must be at most {_MOST_GROUPS}, got {_validate.shown(groups)}."
+            f"groups must be at most {_MOST_GROUPS}, got {_arguments.shown(groups)}."
         )
     if shares is None:
         return (_product("noise_multiplier", z, groups),) * groups
-    shares = _validate.items("shares", shares)
+    shares = _arguments.items("shares", shares)
     if len(shares) != groups:
         raise ValueError(
             f"shares must have one entry per group (groups = "
-            f"{_validate.shown(groups)}), got {len(shares)}."
+            f"{_arguments.shown(groups)}), got {len(shares)}."
         )
-    weights = [_validate.positive("shares", share) for share in shares]
+    weights = [_arguments.positive("shares", share) for share in shares]
     largest = max(weights)
     weights = [weight / largest for weight in weights]
     if min(weights) == 0:
@@ -157,7 +157,7 @@ def group_noise_multipliers(
 
 
 def _product(name: str, z: float, square: float) -> float:
-    return _validate.finite(f"{name} of each group", z * math.sqrt(square))
+    return _arguments.finite(f"{name} of each group", z * math.sqrt(square))
 
 
 def _share(z: float, stddev: float) -> float:

@@ -4,7 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
-from tfdpclip.accounting import _validate, calibration, noise_split
+from tfdpclip import _arguments
+from tfdpclip.accounting import calibration, noise_split
 
 # The paper's choice for the noise on the unclipped count: a twentieth of the cohort.
 _COUNT_DIVISOR = 20
@@ -84,14 +85,14 @@ def cohort_for(
     >>> plan.clients_per_round, round(plan.noise_multiplier, 2)
     (685, 0.68)
     """
-    epsilon = _validate.positive("epsilon", epsilon)
-    delta = _validate.delta(delta)
-    population = _validate.integer("population", population, minimum=1)
-    rounds = _validate.integer("rounds", rounds, minimum=1)
-    z = _validate.positive("noise_multiplier", noise_multiplier)
-    m = _validate.integer("clients_per_round", clients_per_round, minimum=1)
-    _validate.choice("sampling", sampling, ("poisson", "fixed_size"))
-    _validate.choice("accountant", accountant, ("pld", "rdp"))
+    epsilon = _arguments.positive("epsilon", epsilon)
+    delta = _arguments.delta(delta)
+    population = _arguments.integer("population", population, minimum=1)
+    rounds = _arguments.integer("rounds", rounds, minimum=1)
+    z = _arguments.positive("noise_multiplier", noise_multiplier)
+    m = _arguments.integer("clients_per_round", clients_per_round, minimum=1)
+    _arguments.choice("sampling", sampling, ("poisson", "fixed_size"))
+    _arguments.choice("accountant", accountant, ("pld", "rdp"))
     if m > population:
         raise ValueError(
             f"clients_per_round must be at most the population, got {m} of "

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.statement import PrivacyStatement
 
@@ -81,13 +81,13 @@ class RoundBudget:
         ledger: Ledger | str | os.PathLike[str] | None = None,
         allow_change: bool = False,
     ):
-        self.epsilon_budget = _validate.target_epsilon(epsilon)
+        self.epsilon_budget = _arguments.target_epsilon(epsilon)
         if not callable(cohorts) or not hasattr(cohorts, "scheme"):
             raise ValueError(
                 "cohorts must come from a sampling scheme, such as "
-                f"Poisson(0.01).cohorts(client_ids); got {_validate.shown(cohorts)}."
+                f"Poisson(0.01).cohorts(client_ids); got {_arguments.shown(cohorts)}."
             )
-        _validate.boolean("allow_change", allow_change)
+        _arguments.boolean("allow_change", allow_change)
         self.cohorts = cohorts
         self.ledger = Ledger.open(ledger, delta, accountant)
         self.ledger.begin(

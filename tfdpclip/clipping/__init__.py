@@ -5,13 +5,6 @@ tensors, so the same object runs inside a Keras ``tf.function`` and inside a ser
 federated computation. Private data only ever arrives as an argument.
 """
 
-from tfdpclip.clipping.checks import (
-    check_bool,
-    check_non_negative,
-    check_positive,
-    check_setting,
-    value_at,
-)
 from tfdpclip.clipping.groups import Groups, layer_of, make_groups
 from tfdpclip.clipping.layerwise import (
     GroupedRule,
@@ -36,13 +29,8 @@ __all__ = [
     "QuantileClip",
     "ScaledClip",
     "as_rule",
-    "check_bool",
-    "check_non_negative",
-    "check_positive",
-    "check_setting",
     "layer_of",
     "make_groups",
     "register_rule",
     "serialize_rule",
-    "value_at",
 ]

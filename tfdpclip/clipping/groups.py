@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip import _arguments
 from tfdpclip._arguments import function, items, shown, text
-from tfdpclip.clipping import checks
 
 # None: one group per layer. "variable": one per variable. A number: that many groups
 # of layers of similar norm. Otherwise patterns, named patterns, or a function of the
@@ -168,7 +168,7 @@ def by_group(name: str, values: Any, groups: Groups) -> list[float]:
                 f"{', '.join(groups.names)}."
             )
         return [
-            checks.check_non_negative(f"{name}[{i}]", v) for i, v in enumerate(values)
+            _arguments.non_negative(f"{name}[{i}]", v) for i, v in enumerate(values)
         ]
     found = []
     for group, members in groups.as_mapping().items():
@@ -182,7 +182,7 @@ def by_group(name: str, values: Any, groups: Groups) -> list[float]:
                 f"{name} says nothing about group {group!r}; it has "
                 f"{', '.join(map(repr, values))}."
             )
-        checked = [checks.check_non_negative(f"{name}[{group!r}]", v) for v in numbers]
+        checked = [_arguments.non_negative(f"{name}[{group!r}]", v) for v in numbers]
         found.append(math.sqrt(math.fsum(v * v for v in checked)))
     return found
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip._arguments import choice, items, shown
-from tfdpclip.clipping import checks
 from tfdpclip.clipping.groups import (
     Groups,
     GroupSpec,
@@ -434,7 +434,7 @@ class ScaledClip(_PublicRule):
             )
         _check_floor(self.floor)
         object.__setattr__(self, "norm", _flat("norm", self.norm))
-        numbers = _numbers("multipliers", self.multipliers, checks.check_positive)
+        numbers = _numbers("multipliers", self.multipliers, _arguments.positive)
         object.__setattr__(self, "multipliers", numbers)
 
     def _base(self) -> ClipRule:
@@ -488,11 +488,11 @@ def _check_allocation(allocation: Any) -> None:
 
 
 def _check_floor(floor: Any) -> None:
-    if checks.check_positive("floor", floor) > 1:
+    if _arguments.positive("floor", floor) > 1:
         raise ValueError(f"floor must be at most 1, got {floor!r}.")
 
 
-def _numbers(name: str, numbers: Any, check=checks.check_non_negative) -> Any:
+def _numbers(name: str, numbers: Any, check=_arguments.non_negative) -> Any:
     """Numbers per group as a dict or list of floats, or None."""
     if numbers is None:
         return None

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import choice
-from tfdpclip.clipping import checks
-from tfdpclip.clipping.checks import Schedule
+from tfdpclip._schedules import Schedule
 
 # Bounds of a clip norm that moves: far outside any useful value, so that they only
 # keep a runaway estimate finite and positive in float32.
@@ -131,7 +131,7 @@ class ClipRule(abc.ABC):
     def __str__(self) -> str:
         """The rule with the settings that differ from the defaults."""
         given = [
-            f"{name}={checks.in_words(value)}"
+            f"{name}={_schedules.in_words(value)}"
             for name, value, default in self._settings()
             if isinstance(value, Schedule) or value != default
         ]
@@ -153,7 +153,9 @@ class ClipRule(abc.ABC):
         return self._identity()
 
     def _identity(self) -> dict[str, Any]:
-        return {name: checks.as_config(value) for name, value, _ in self._settings()}
+        return {
+            name: _schedules.as_config(value) for name, value, _ in self._settings()
+        }
 
     def __eq__(self, other: Any) -> bool:
         if type(self) is not type(other):
@@ -210,7 +212,7 @@ class FixedClip(ClipRule):
 
     def __post_init__(self):
         object.__setattr__(self, "norm", _norm_setting("norm", self.norm))
-        checks.check_bool("normalize", self.normalize)
+        _arguments.boolean("normalize", self.normalize)
 
     def initial_state(self) -> Any:
         return tf.constant(0) if isinstance(self.norm, Schedule) else ()
@@ -227,7 +229,7 @@ class FixedClip(ClipRule):
     def clip_norm(self, state: Any) -> tf.Tensor:
         if not isinstance(self.norm, Schedule):
             return tf.constant(self.norm, tf.float32)
-        return _in_range(checks.value_at(self.norm, state))
+        return _in_range(_schedules.value_at(self.norm, state))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -275,19 +277,19 @@ class QuantileClip(ClipRule):
     normalize: bool = False
 
     def __post_init__(self):
-        quantile = checks.check_setting(
-            "target_quantile", self.target_quantile, checks.check_fraction
+        quantile = _schedules.setting(
+            "target_quantile", self.target_quantile, _arguments.fraction
         )
         object.__setattr__(self, "target_quantile", quantile)
-        initial = checks.check_norm("initial_norm", self.initial_norm)
+        initial = _arguments.clip_norm("initial_norm", self.initial_norm)
         object.__setattr__(self, "initial_norm", initial)
-        rate = checks.check_positive("learning_rate", self.learning_rate)
+        rate = _arguments.positive("learning_rate", self.learning_rate)
         object.__setattr__(self, "learning_rate", rate)
         if self.count_stddev is not None:
-            stddev = checks.check_non_negative("count_stddev", self.count_stddev)
+            stddev = _arguments.non_negative("count_stddev", self.count_stddev)
             object.__setattr__(self, "count_stddev", stddev)
         choice("update", self.update, ("geometric", "linear"))
-        checks.check_bool("normalize", self.normalize)
+        _arguments.boolean("normalize", self.normalize)
 
     def initial_state(self) -> Any:
         clip_norm = tf.constant(self.initial_norm, tf.float32)
@@ -318,7 +320,9 @@ class QuantileClip(ClipRule):
         fractions = tf.reshape(tf.cast(fractions, tf.float32), tf.shape(clip_norm))
         quantile = self.target_quantile
         if isinstance(quantile, Schedule):
-            quantile = tf.clip_by_value(checks.value_at(quantile, state[1]), 0.0, 1.0)
+            quantile = tf.clip_by_value(
+                _schedules.value_at(quantile, state[1]), 0.0, 1.0
+            )
         error = tf.clip_by_value(fractions, 0.0, 1.0) - quantile
         if self.update == "geometric":
             moved = clip_norm * tf.exp(-self.learning_rate * error)
@@ -330,12 +334,12 @@ class QuantileClip(ClipRule):
     def count_stddevs(
         self, records_per_step: float, private: bool = True
     ) -> tuple[float, ...]:
-        checks.check_bool("private", private)
+        _arguments.boolean("private", private)
         if self.count_stddev is not None:
             return (self.count_stddev,)
         if not private:
             return (0.0,)
-        return (checks.check_positive("records_per_step", records_per_step) / 20,)
+        return (_arguments.positive("records_per_step", records_per_step) / 20,)
 
     def clip_norm(self, state: Any) -> tf.Tensor:
         clip_norm = state[0] if isinstance(state, (tuple, list)) else state
@@ -343,7 +347,7 @@ class QuantileClip(ClipRule):
 
 
 def _norm_setting(name: str, value: Any) -> float | Schedule:
-    return checks.check_setting(name, value, checks.check_norm)
+    return _schedules.setting(name, value, _arguments.clip_norm)
 
 
 def _in_range(clip_norm: tf.Tensor) -> tf.Tensor:
@@ -378,9 +382,9 @@ class AutomaticClip(ClipRule):
     normalize: bool = False
 
     def __post_init__(self):
-        stability = checks.check_non_negative("stability", self.stability)
+        stability = _arguments.non_negative("stability", self.stability)
         object.__setattr__(self, "stability", stability)
-        checks.check_bool("normalize", self.normalize)
+        _arguments.boolean("normalize", self.normalize)
 
     def initial_state(self) -> Any:
         return ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
-from tfdpclip.clipping import checks
 from tfdpclip.clipping.rules import AutomaticClip, ClipRule, FixedClip, QuantileClip
 
 _RULES: dict[str, type[ClipRule]] = {}
@@ -60,7 +60,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
             f"example {name}=1.0, {name}=dpc.QuantileClip() or "
             f"{name}=dpc.AutomaticClip()."
         )
-    return FixedClip(checks.check_setting(name, clip, checks.check_norm))
+    return FixedClip(_schedules.setting(name, clip, _arguments.clip_norm))
 
 
 def serialize_rule(rule: ClipRule) -> dict[str, Any]:

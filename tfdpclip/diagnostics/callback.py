@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import files
+from tfdpclip import _arguments, files
 from tfdpclip._data import check_data
-from tfdpclip.accounting import _validate
 from tfdpclip.clipping import AutomaticClip
-from tfdpclip.clipping.checks import check_fraction
 from tfdpclip.clipping.layerwise import GroupedRule, ScaledClip
 from tfdpclip.diagnostics.gradients import (
     PRIVATE,
@@ -81,11 +79,11 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         super().__init__()
         check_data("data", data, "(x, y)")
         if not (isinstance(every, str) and every == "epoch"):
-            every = _validate.integer("every", every, 1)
-        _validate.boolean("geometry", geometry)
-        _validate.boolean("public", public)
+            every = _arguments.integer("every", every, 1)
+        _arguments.boolean("geometry", geometry)
+        _arguments.boolean("public", public)
         if target_quantile is not None:
-            target_quantile = check_fraction("target_quantile", target_quantile)
+            target_quantile = _arguments.fraction("target_quantile", target_quantile)
         self.rows: list[dict[str, Any]] = []
         self.norms: dict[int, GradientNorms] = {}
         self._data, self._every, self._options = data, every, options
@@ -94,8 +92,8 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         self._log_dir, self._writer = log_dir, None
         self._geometry, self._public = geometry, public
         self._quantile = target_quantile
-        self._most = _validate.integer("max_examples", max_examples, 2)
-        self._batch_size = _validate.integer("batch_size", batch_size, 1)
+        self._most = _arguments.integer("max_examples", max_examples, 2)
+        self._batch_size = _arguments.integer("batch_size", batch_size, 1)
         self._meter: GradientMeter | None = None
         self._found_geometry = None
         self._epoch, self._batches = 0, 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.diagnostics import symmetry
 from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
 
@@ -193,17 +193,17 @@ def gradient_geometry(
     >>> bool(found.cosines.min() > 0)
     True
     """
-    count = _validate.integer("projections", projections, 1, 10**4)
+    count = _arguments.integer("projections", projections, 1, 10**4)
     read = _reader(gradients)
     total, examples = 0.0, 0
     chunks = read()
     if not hasattr(chunks, "__iter__"):
         raise ValueError(
             "gradients: the function must return an iterator over chunks, got "
-            f"{_validate.shown(chunks)}."
+            f"{_arguments.shown(chunks)}."
         )
     for chunk in chunks:
-        chunk = _validate.floats("gradients", chunk)
+        chunk = _arguments.floats("gradients", chunk)
         if chunk.ndim != 2:
             raise ValueError(f"gradients: chunks must be [b, D], got {chunk.shape}.")
         if not np.all(np.isfinite(chunk)):
@@ -213,7 +213,7 @@ def gradient_geometry(
     if not examples:
         raise ValueError("gradients has no examples.")
     mean = total / examples
-    rng = np.random.default_rng(_validate.integer("seed", seed))
+    rng = np.random.default_rng(_arguments.integer("seed", seed))
     matrices = rng.standard_normal((len(mean), 2 * count), np.float32) / np.sqrt(2)
     parts: list[tuple[np.ndarray, ...]] = []
     for chunk in read():
@@ -230,8 +230,8 @@ def gradient_geometry(
 
 def _reader(gradients) -> Callable[[], Iterable[np.ndarray]]:
     if callable(gradients):
-        return _validate.function("gradients", gradients, 0)
-    whole = _validate.floats("gradients", gradients)
+        return _arguments.function("gradients", gradients, 0)
+    whole = _arguments.floats("gradients", gradients)
     if whole.ndim != 2:
         raise ValueError(
             f"gradients must be [n, D], one gradient per row, got {whole.shape}."
@@ -240,7 +240,7 @@ def _reader(gradients) -> Callable[[], Iterable[np.ndarray]]:
 
 
 def _bias(norms, inner, mean_norm, residuals, clip_norm) -> ClippingBias:
-    c = _validate.positive("clip_norm", clip_norm)
+    c = _arguments.positive("clip_norm", clip_norm)
     squared = mean_norm**2
     here = inner * c / np.maximum(norms, c)
     # v - xi = 2 v - g is the mirror image of g.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
-from tfdpclip.accounting import _validate
 from tfdpclip.clipping import as_rule, make_groups
 from tfdpclip.clipping.groups import normalized
 from tfdpclip.gradients import PerExampleGradients
@@ -111,15 +111,15 @@ class GradientMeter:
                 "loss=lambda y, p: ..., giving one loss per example."
             )
         if loss is not None and not isinstance(loss, tf.keras.losses.Loss):
-            _validate.function("loss", loss, 2)
+            _arguments.function("loss", loss, 2)
         if variables is not None:
-            variables = _validate.items("variables", variables)
+            variables = _arguments.items("variables", variables)
             if not all(isinstance(v, tf.Variable) for v in variables):
                 raise ValueError(
                     "variables must be tf.Variables of the model, got "
-                    f"{_validate.shown(variables)}."
+                    f"{_arguments.shown(variables)}."
                 )
-        self._training = _validate.boolean("training", training)
+        self._training = _arguments.boolean("training", training)
         self._model, self._loss = model, loss
         self._given, self._spec = variables, normalized(groups)
         self._sum_graph: tuple | None = None
@@ -203,7 +203,7 @@ class GradientMeter:
         Raises:
           ValueError: if an argument is out of range or there are no data.
         """
-        z = _validate.non_negative("noise_multiplier", noise_multiplier)
+        z = _arguments.non_negative("noise_multiplier", noise_multiplier)
         names = [v.name for v in self.variables]
         rule = as_rule(clip).bind(names)
         state = rule.initial_state() if state is None else state
@@ -337,10 +337,10 @@ def gradient_norms(
 def _batches(data, batch_size, max_examples):
     """(x, y, sample_weight, positions) for each batch."""
     check_data("data", data, "(x, y)")
-    size = _validate.integer("batch_size", batch_size, 1)
+    size = _arguments.integer("batch_size", batch_size, 1)
     limit = None
     if max_examples is not None:
-        limit = _validate.integer("max_examples", max_examples, 1)
+        limit = _arguments.integer("max_examples", max_examples, 1)
     if isinstance(data, list):
         data = tuple(data)
     start = 0

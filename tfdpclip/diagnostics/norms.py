@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,10 +79,10 @@ def summarize_norms(
         raise ValueError("norms has no finite entry to summarise.")
     clipped = target = np.nan
     if clip_norm is not None:
-        clip_norm = _validate.positive("clip_norm", clip_norm)
+        clip_norm = _arguments.positive("clip_norm", clip_norm)
         clipped = float(np.mean(finite > clip_norm))
     if target_quantile is not None:
-        level = _validate.finite("target_quantile", target_quantile)
+        level = _arguments.finite("target_quantile", target_quantile)
         if not 0 <= level <= 1:
             raise ValueError(
                 f"target_quantile must be in [0, 1], got {target_quantile!r}."
@@ -102,7 +102,7 @@ def summarize_norms(
 
 def check_norms(norms: Any, name: str = "norms") -> np.ndarray:
     """`norms` as `[n]` in double precision, or an error; NaN and infinity pass."""
-    norms = _validate.floats(name, norms)
+    norms = _arguments.floats(name, norms)
     if norms.ndim != 1 or np.any(norms < 0):
         raise ValueError(f"{name} must be [n], each 0 or above.")
     return norms
@@ -136,7 +136,7 @@ def check_labels(
         labels = np.asarray(labels)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{name} must be an array, got {_validate.shown(labels)}."
+            f"{name} must be an array, got {_arguments.shown(labels)}."
         ) from None
     if labels.shape != (count,):
         raise ValueError(
@@ -180,21 +180,21 @@ def plot_norms(
     """
     from tfdpclip.diagnostics import _plots
 
-    _validate.boolean("public", public)
+    _arguments.boolean("public", public)
     if not isinstance(norms, Mapping):
         raise ValueError(
             "norms must be a mapping from labels to norms, got "
-            f"{_validate.shown(norms)}."
+            f"{_arguments.shown(norms)}."
         )
     found = {key: check_norms(value) for key, value in norms.items()}
     if clip_norms is not None:
-        clip_norms = _validate.floats("clip_norms", clip_norms)
+        clip_norms = _arguments.floats("clip_norms", clip_norms)
         if not np.all(np.isfinite(clip_norms) & (clip_norms > 0)) or (
             clip_norms.ndim and clip_norms.shape != (len(found),)
         ):
             raise ValueError(
                 "clip_norms must be one number above 0, or one for each violin "
-                f"({len(found)}), got {_validate.shown(clip_norms)}."
+                f"({len(found)}), got {_arguments.shown(clip_norms)}."
             )
         clip_norms = clip_norms.tolist()
     return _plots.violins(found, path, clip_norms, xlabel, title, public)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.diagnostics.norms import check_labels, check_norms
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def retained_weight(norms: Any, clip_norm: float) -> np.ndarray:
     [1.0, 1.0, 0.25]
     """
     norms = check_norms(norms)
-    clip_norm = _validate.positive("clip_norm", clip_norm)
+    clip_norm = _arguments.positive("clip_norm", clip_norm)
     weights = clip_norm / np.maximum(norms, clip_norm)
     return np.where(np.isfinite(norms), weights, 0.0)
 
@@ -118,12 +118,12 @@ def class_weights(
     """
     norms = check_norms(norms)
     labels = check_labels(labels, len(norms))
-    if _validate.real(clip_norms) is not None:
+    if _arguments.real(clip_norms) is not None:
         clip_norms = [clip_norms]
-    clip_norms = _validate.items("clip_norms", clip_norms)
-    clip_norms = np.array([_validate.positive("clip_norms", c) for c in clip_norms])
-    if _validate.positive("baseline", baseline) < 1e-100:
-        raise ValueError(f"baseline is too small: {_validate.shown(baseline)}.")
+    clip_norms = _arguments.items("clip_norms", clip_norms)
+    clip_norms = np.array([_arguments.positive("clip_norms", c) for c in clip_norms])
+    if _arguments.positive("baseline", baseline) < 1e-100:
+        raise ValueError(f"baseline is too small: {_arguments.shown(baseline)}.")
     if not norms.size or not clip_norms.size:
         raise ValueError("norms and clip_norms must not be empty.")
     other = norms
@@ -195,7 +195,7 @@ def class_accuracy(labels: Any, correct: Any) -> ClassAccuracy:
     >>> round(found.macro, 3), found.micro
     (0.333, 0.5)
     """
-    correct = _validate.floats("correct", correct)
+    correct = _arguments.floats("correct", correct)
     if correct.ndim != 1 or not correct.size or not np.isin(correct, (0, 1)).all():
         raise ValueError("correct must be [n], True or False, and not empty.")
     labels = check_labels(labels, len(correct), of="correct")
@@ -222,7 +222,7 @@ def accuracy_difference(
         if not isinstance(value, ClassAccuracy):
             raise ValueError(
                 f"{name} must be what class_accuracy returned, got "
-                f"{_validate.shown(value)}."
+                f"{_arguments.shown(value)}."
             )
     same = np.array_equal(one.classes, other.classes) and np.array_equal(
         one.counts, other.counts
@@ -271,16 +271,16 @@ def plot_class_weights(
     if not isinstance(weights, RetainedWeight):
         raise ValueError(
             "weights must be what class_weights returned, got "
-            f"{_validate.shown(weights)}."
+            f"{_arguments.shown(weights)}."
         )
-    _validate.boolean("public", public)
+    _arguments.boolean("public", public)
     classes = weights.classes.tolist()
     if xlabel is None:
         xlabel = "class" if order is None else "class, in the given order"
     order = (
         classes
         if order is None
-        else [_plain(c) for c in _validate.items("order", order)]
+        else [_plain(c) for c in _arguments.items("order", order)]
     )
     if len(order) != len(classes) or any(
         sum(1 for c in order if type(c) is type(k) and c == k) != 1 for k in classes
@@ -290,10 +290,10 @@ def plot_class_weights(
     if not isinstance(differences, Mapping):
         raise ValueError(
             "differences must be a mapping from labels to differences, got "
-            f"{_validate.shown(differences)}."
+            f"{_arguments.shown(differences)}."
         )
     for label, values in differences.items():
-        found = _validate.floats(f"differences[{label!r}]", values)
+        found = _arguments.floats(f"differences[{label!r}]", values)
         if found.shape != (len(classes),) or not np.isfinite(found).all():
             raise ValueError(
                 f"differences[{label!r}] must have one finite entry for each of the "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def symmetry_score(
     >>> symmetry_score(rng.standard_normal((300, 2))).p_value > 0.05
     True
     """
-    points = _validate.floats("points", points)
+    points = _arguments.floats("points", points)
     points = points[:, None] if points.ndim == 1 else points
     # Squares of larger coordinates overflow.
     if points.ndim != 2 or len(points) < 2 or not np.all(np.abs(points) < 1e150):
@@ -70,9 +70,9 @@ def symmetry_score(
             "points must be [n, k] with n at least 2, and finite, got shape "
             f"{points.shape}."
         )
-    permutations = _validate.integer("permutations", permutations, 1, 10**6)
-    most = _validate.integer("most", most, 2)
-    rng = np.random.default_rng(_validate.integer("seed", seed))
+    permutations = _arguments.integer("permutations", permutations, 1, 10**6)
+    most = _arguments.integer("most", most, 2)
+    rng = np.random.default_rng(_arguments.integer("seed", seed))
     if len(points) > most:
         points = points[rng.choice(len(points), most, replace=False)]
     n = len(points)

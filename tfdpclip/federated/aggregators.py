@@ -8,9 +8,8 @@ from typing import Any
 
 import dp_accounting
 
-from tfdpclip import accounting
+from tfdpclip import _arguments, accounting
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
 from tfdpclip.federated import _processes, _summation, _tff, discrete, distributed
 from tfdpclip.federated import secure as secure_lib
@@ -45,9 +44,9 @@ class InnerSum:
         if not isinstance(self.factory, _tff.UnweightedAggregationFactory):
             raise ValueError(
                 "factory must be a tff.aggregators.UnweightedAggregationFactory, got "
-                f"{_validate.shown(self.factory)}."
+                f"{_arguments.shown(self.factory)}."
             )
-        inflation = _validate.positive("inflation", self.inflation)
+        inflation = _arguments.positive("inflation", self.inflation)
         object.__setattr__(self, "inflation", inflation)
 
 
@@ -140,20 +139,20 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         variable_names: Sequence[str] | None = None,
         seed: int | None = None,
     ):
-        self.noise_multiplier = _validate.non_negative(
+        self.noise_multiplier = _arguments.non_negative(
             "noise_multiplier", noise_multiplier
         )
-        self.clients_per_round = _validate.positive(
+        self.clients_per_round = _arguments.positive(
             "clients_per_round", clients_per_round
         )
         self.clip = Unclipped() if clip is None else as_rule(clip)
         self.secure = secure_lib.as_settings(secure)
-        self.noise = _validate.choice("noise", noise, ("central", "distributed"))
-        self.seed = None if seed is None else _validate.integer("seed", seed)
+        self.noise = _arguments.choice("noise", noise, ("central", "distributed"))
+        self.seed = None if seed is None else _arguments.integer("seed", seed)
         if variable_names is not None:
             variable_names = tuple(
-                _validate.text("variable_names", name)
-                for name in _validate.items("variable_names", variable_names)
+                _arguments.text("variable_names", name)
+                for name in _arguments.items("variable_names", variable_names)
             )
         self.variable_names = variable_names
         self.minimum_clients = self._check_minimum(minimum_clients)
@@ -175,7 +174,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
                 "fewer fails. For example minimum_clients="
                 f"{max(1, int(0.8 * self.clients_per_round))}."
             )
-        minimum = _validate.integer("minimum_clients", minimum_clients, minimum=1)
+        minimum = _arguments.integer("minimum_clients", minimum_clients, minimum=1)
         if minimum > self.clients_per_round:
             raise ValueError(
                 f"minimum_clients must be at most clients_per_round "
@@ -246,7 +245,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
           A `DpEvent`: Gaussian for central noise, `ZeroConcentratedDpEvent` for
           distributed noise; one that no budget covers if the factory is not private.
         """
-        rounds = _validate.integer("rounds", rounds)
+        rounds = _arguments.integer("rounds", rounds)
         if not self.private:
             single = dp_accounting.NonPrivateDpEvent()
         else:
@@ -271,7 +270,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         Returns:
           The epsilon; infinity if the factory is not private.
         """
-        rounds = _validate.integer("rounds", rounds)
+        rounds = _arguments.integer("rounds", rounds)
         if self.private and self.noise == "distributed":
             rho = rounds / (2 * self.noise_multiplier**2)
             return discrete.zcdp_epsilon(rho, delta)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tfdpclip.clipping import check_bool
+from tfdpclip._arguments import boolean
 from tfdpclip.federated import _tff
 
 
@@ -51,8 +51,8 @@ def local_context(
     ...     type(context).__name__
     'SyncExecutionContext'
     """
-    check_bool("simulate_secure_sums", simulate_secure_sums)
-    check_bool("asynchronous", asynchronous)
+    boolean("simulate_secure_sums", simulate_secure_sums)
+    boolean("asynchronous", asynchronous)
     context, end_worker = _tff.new_local_context(simulate_secure_sums, asynchronous)
     with _interruptible():
         try:

@@ -14,7 +14,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 
 # DDG, Proposition 14, asks for this much.
 _LEAST_STDDEV = 0.5
@@ -37,7 +37,7 @@ class ZeroConcentratedDpEvent(dp_accounting.DpEvent):
     rho: float
 
     def __attrs_post_init__(self):
-        _validate.non_negative("rho", self.rho)
+        _arguments.non_negative("rho", self.rho)
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
@@ -56,8 +56,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     >>> round(zcdp_epsilon(0.5, 1e-5), 3)
     4.728
     """
-    rho = _validate.non_negative("rho", rho)
-    delta = _validate.delta(delta)
+    rho = _arguments.non_negative("rho", rho)
+    delta = _arguments.delta(delta)
     if rho == 0:
         return 0.0
     orders = np.asarray(rdp_lib.DEFAULT_RDP_ORDERS)
@@ -149,10 +149,10 @@ def local_stddev(
     >>> round(local_stddev(1.0, 100, 1000.0, 10_000), 6)
     100.0
     """
-    z = _validate.positive("noise_multiplier", noise_multiplier)
-    clients = _validate.integer("clients", clients, minimum=1)
-    sensitivity = _validate.positive("sensitivity", sensitivity)
-    dimension = _validate.integer("dimension", dimension, minimum=1)
+    z = _arguments.positive("noise_multiplier", noise_multiplier)
+    clients = _arguments.integer("clients", clients, minimum=1)
+    sensitivity = _arguments.positive("sensitivity", sensitivity)
+    dimension = _arguments.integer("dimension", dimension, minimum=1)
 
     def enough(stddev):
         return sum_multiplier(stddev, clients, sensitivity, dimension) >= z

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdpclip.accounting import _validate
-from tfdpclip.clipping import check_bool
+from tfdpclip import _arguments
 from tfdpclip.federated import _tff
 
 
@@ -36,11 +35,11 @@ def server_momentum(
     Raises:
       ValueError: if an argument is out of range.
     """
-    learning_rate = _validate.positive("learning_rate", learning_rate)
-    momentum = _validate.non_negative("momentum", momentum)
+    learning_rate = _arguments.positive("learning_rate", learning_rate)
+    momentum = _arguments.non_negative("momentum", momentum)
     if momentum >= 1:
         raise ValueError(f"momentum must be below 1, got {momentum!r}.")
-    check_bool("damped", damped)
+    _arguments.boolean("damped", damped)
     if damped:
         # The damped accumulator is 1 - momentum times the undamped one.
         learning_rate *= 1 - momentum

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfdpclip import accounting
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments, accounting
 from tfdpclip.federated import _tff
 
 # Iterators are saved by the name of their source, which a program makes anew when it
@@ -54,15 +53,15 @@ class CohortDataSource(_tff.FederatedDataSource):
         if not isinstance(budget, accounting.RoundBudget):
             raise ValueError(
                 "budget must be a dpc.accounting.RoundBudget, got "
-                f"{_validate.shown(budget)}."
+                f"{_arguments.shown(budget)}."
             )
-        _validate.function("data_of", data_of, 1)
-        _validate.text("name", name)
+        _arguments.function("data_of", data_of, 1)
+        _arguments.text("name", name)
         if not isinstance(federated_type, _tff.AnyType):
             raise ValueError(
                 "federated_type must be a type of TFF, such as "
                 "tff.FederatedType(np.int32, tff.CLIENTS), got "
-                f"{_validate.shown(federated_type)}."
+                f"{_arguments.shown(federated_type)}."
             )
         self._budget = budget
         self._data_of = data_of

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.accounting import _validate
-from tfdpclip.clipping import check_bool
+from tfdpclip import _arguments
 from tfdpclip.federated import _tff
 from tfdpclip.federated._records import RecordClip
 
@@ -47,11 +46,11 @@ class SecureSettings:
     check_context: bool = True
 
     def __post_init__(self):
-        bits = _validate.integer("bits", self.bits, minimum=4)
+        bits = _arguments.integer("bits", self.bits, minimum=4)
         if bits > 32:
             raise ValueError(f"bits must be from 4 to 32, got {bits}.")
         object.__setattr__(self, "bits", bits)
-        check_bool("check_context", self.check_context)
+        _arguments.boolean("check_context", self.check_context)
 
 
 def as_settings(secure: bool | SecureSettings) -> SecureSettings | None:
@@ -68,7 +67,7 @@ def as_settings(secure: bool | SecureSettings) -> SecureSettings | None:
         return secure
     raise ValueError(
         "secure must be True, False or SecureSettings(bits=...), got "
-        f"{_validate.shown(secure)}."
+        f"{_arguments.shown(secure)}."
     )
 
 

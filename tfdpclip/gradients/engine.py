@@ -9,11 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._arguments import choice, items, shown
+from tfdpclip._arguments import choice, fraction, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.clipping import ClipRule, check_positive
-from tfdpclip.clipping.checks import check_fraction
+from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients import _copies, calls, fallback, isolation, state, while_loops
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
@@ -141,12 +140,10 @@ class PerExampleGradients(RecordGradients):
         public_variables: Sequence[tf.Variable | str] | PublicVariables = (),
     ):
         choice("check_isolation", check_isolation, ("first", "always", "never"))
-        recheck_rate = check_fraction("recheck_rate", recheck_rate)
-        memory = int(check_positive("memory", memory))
+        recheck_rate = fraction("recheck_rate", recheck_rate)
+        memory = int(positive("memory", memory))
         if nominal_batch_size is not None:
-            nominal_batch_size = check_positive(
-                "nominal_batch_size", nominal_batch_size
-            )
+            nominal_batch_size = positive("nominal_batch_size", nominal_batch_size)
         loss = inline_calls(_in_graph(loss))
         self.variables = items("variables", variables)
         if not self.variables:

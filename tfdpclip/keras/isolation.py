@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate
 from tfdpclip.gradients import ExampleIsolationError
 
 # What TensorFlow gives as the global seed where none was set.
@@ -55,10 +55,10 @@ def check_isolation(
     tfdpclip.gradients.errors.ExampleIsolationError: Replacing example 0 changed...
     """
     check_model(model)
-    examples = _validate.integer("examples", examples, 1)
-    tolerance = _validate.non_negative("tolerance", tolerance)
+    examples = _arguments.integer("examples", examples, 1)
+    tolerance = _arguments.non_negative("tolerance", tolerance)
     if loss is not None and not isinstance(loss, (str, tf.keras.losses.Loss)):
-        _validate.function("loss", loss, 2)
+        _arguments.function("loss", loss, 2)
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
     count = int(tf.nest.flatten(x)[0].shape[0])
@@ -112,7 +112,7 @@ def check_isolation(
 def check_model(model: Any) -> tf.keras.Model:
     """Returns `model`, or raises ValueError unless it is a Keras model."""
     if not isinstance(model, tf.keras.Model):
-        raise ValueError(f"model must be a Keras model, got {_validate.shown(model)}.")
+        raise ValueError(f"model must be a Keras model, got {_arguments.shown(model)}.")
     return model
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip._arguments import shown
-from tfdpclip.clipping import check_positive
+from tfdpclip._arguments import positive, shown
 
 
 @tf.keras.saving.register_keras_serializable("tfdpclip")
@@ -48,7 +47,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
         name: str | None = None,
     ):
         if length is not None:
-            length = check_positive("length", length)
+            length = positive("length", length)
         if name is not None and not isinstance(name, str):
             raise ValueError(f"name must be a string, got {shown(name)}.")
         found = loss if callable(loss) else None

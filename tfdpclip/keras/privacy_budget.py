@@ -10,8 +10,9 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate, calibration
+from tfdpclip.accounting import calibration
 from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import fit_watch
@@ -94,16 +95,16 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         allow_outside_updates: bool = False,
     ):
         super().__init__()
-        self.epsilon = _validate.target_epsilon(epsilon)
-        self.delta = _validate.delta(delta)
-        _validate.choice("accountant", accountant, calibration.ACCOUNTANTS)
+        self.epsilon = _arguments.target_epsilon(epsilon)
+        self.delta = _arguments.delta(delta)
+        _arguments.choice("accountant", accountant, calibration.ACCOUNTANTS)
         self._batches = sampling if isinstance(sampling, batches_lib.Batches) else None
         self.sampling = getattr(sampling, "scheme", sampling)
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
                 "Poisson(rate), or its batches; got "
-                f"{_validate.shown(sampling)}."
+                f"{_arguments.shown(sampling)}."
             )
         if accountant == "gdp" and self.sampling.amplified and epsilon != math.inf:
             raise ValueError(
@@ -111,9 +112,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 '"pld".'
             )
         self.ledger = Ledger.open(ledger, self.delta, accountant)
-        self._check_data = _validate.boolean("check_data", check_data)
-        self._allow_change = _validate.boolean("allow_change", allow_change)
-        self._allow_outside_updates = _validate.boolean(
+        self._check_data = _arguments.boolean("check_data", check_data)
+        self._allow_change = _arguments.boolean("allow_change", allow_change)
+        self._allow_outside_updates = _arguments.boolean(
             "allow_outside_updates", allow_outside_updates
         )
         self._running_optimizer = None

@@ -8,24 +8,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip._arguments import choice, shown
+from tfdpclip._arguments import boolean, choice, fraction, non_negative, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
+from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import (
     ClipRule,
     GroupedRule,
     Groups,
     QuantileClip,
     as_rule,
-    check_bool,
-    check_non_negative,
-    check_positive,
-    check_setting,
     serialize_rule,
-    value_at,
 )
-from tfdpclip.clipping.checks import Schedule, as_config, check_fraction
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients import (
     ExampleIsolationError,
@@ -83,16 +78,12 @@ class PrivateOptimizer:
     ):
         if not (isinstance(unit, str) and unit in ("example", "batch")):
             raise ValueError(f"unit must be 'example' or 'batch', got {shown(unit)}.")
-        check_bool("hardened_noise", hardened_noise)
+        boolean("hardened_noise", hardened_noise)
         self._check_missing(noise_multiplier, expected_batch_size, unit)
         rule = QuantileClip() if clip is None else as_rule(clip)
-        noise_multiplier = check_setting(
-            "noise_multiplier", noise_multiplier, check_non_negative
-        )
+        noise_multiplier = setting("noise_multiplier", noise_multiplier, non_negative)
         if expected_batch_size is not None:
-            expected_batch_size = check_positive(
-                "expected_batch_size", expected_batch_size
-            )
+            expected_batch_size = positive("expected_batch_size", expected_batch_size)
         if (
             isinstance(accumulation_steps, bool)
             or not isinstance(accumulation_steps, int)
@@ -103,9 +94,9 @@ class PrivateOptimizer:
                 f"{shown(accumulation_steps)}."
             )
         choice("check_isolation", check_isolation, ("first", "always", "never"))
-        recheck_rate = check_fraction("recheck_rate", recheck_rate)
-        check_positive("gradient_memory", gradient_memory)
-        perturbation = check_non_negative("perturbation", perturbation)
+        recheck_rate = fraction("recheck_rate", recheck_rate)
+        positive("gradient_memory", gradient_memory)
+        perturbation = non_negative("perturbation", perturbation)
         public = PublicVariables(public_variables)
         noise = GaussianNoise(seed, hardened_noise)
         divisor = accumulation_steps if unit == "batch" else expected_batch_size

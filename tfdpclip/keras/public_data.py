@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
-from tfdpclip.accounting import _validate
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.keras.isolation import check_model
@@ -47,7 +47,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
     def __init__(self, data: Any, batch_size: int = 256):
         super().__init__()
         self._data = check_data("data", data)
-        self._batch_size = _validate.integer("batch_size", batch_size, minimum=1)
+        self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         self._attached: tf.keras.Model | None = None
         self._current: int | None = None
 
@@ -201,7 +201,7 @@ def public_gradient_norms(
     """
     check_model(model)
     check_data("data", data)
-    batch_size = _validate.integer("batch_size", batch_size, minimum=1)
+    batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
     _build(model, data, batch_size)
     layers = [layer_of(v.name) for v in model.trainable_variables]
     names = list(dict.fromkeys(layers))
@@ -235,9 +235,9 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
     def __init__(self, data: Any, every: str | int = "epoch", batch_size: int = 64):
         super().__init__()
         self._data = check_data("data", data)
-        self._batch_size = _validate.integer("batch_size", batch_size, minimum=1)
+        self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         if not (isinstance(every, str) and every == "epoch"):
-            every = _validate.integer("every", every, minimum=1)
+            every = _arguments.integer("every", every, minimum=1)
         self._every = every
         self._meter: _NormMeter | None = None
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip._arguments import shown
-from tfdpclip.accounting import _validate
 from tfdpclip.keras.normalization import (
     check_batchnorm,
     check_built,
@@ -120,9 +120,9 @@ def film(
     heads = _find_heads(model, layers, head)
     head_layers = _unique(part for top in heads for part in top._flatten_layers())
     in_head = {id(layer) for layer in head_layers}
-    _validate.boolean("zero_head", zero_head)
+    _arguments.boolean("zero_head", zero_head)
     if normalization is not None:
-        _validate.function("normalization", normalization, 1)
+        _arguments.function("normalization", normalization, 1)
     chosen = normalization or (lambda layer: isinstance(layer, _NORMALIZATIONS))
     norms = [
         layer

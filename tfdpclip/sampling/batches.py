@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _tf_private
+from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
-from tfdpclip.accounting import _validate
 from tfdpclip.sampling import record_map, sources
 from tfdpclip.sampling.schemes import (
     DrawKey,
@@ -111,15 +110,15 @@ class Batches(tf.data.Dataset):
         if not isinstance(scheme, SamplingScheme):
             raise ValueError(
                 "scheme must be a sampling scheme, such as Poisson(0.01), got "
-                f"{_validate.shown(scheme)}."
+                f"{_arguments.shown(scheme)}."
             )
-        accumulation_steps = _validate.integer(
+        accumulation_steps = _arguments.integer(
             "accumulation_steps", accumulation_steps, 1, _MOST_ROWS
         )
-        _validate.boolean("independent_groups", independent_groups)
-        initial_step = _validate.integer("initial_step", initial_step)
+        _arguments.boolean("independent_groups", independent_groups)
+        initial_step = _arguments.integer("initial_step", initial_step)
         if seed is not None:
-            seed = _validate.integer("seed", seed)
+            seed = _arguments.integer("seed", seed)
         source = sources.open_source(data)
         wanted = scheme._capacity(source.size)
         by_group = independent_groups and accumulation_steps > 1
@@ -129,7 +128,7 @@ class Batches(tf.data.Dataset):
         if physical_batch_size is None:
             physical_batch_size = -(-wanted // accumulation_steps)
         else:
-            physical_batch_size = _validate.integer(
+            physical_batch_size = _arguments.integer(
                 "physical_batch_size", physical_batch_size, 1, _MOST_ROWS
             )
         capacity = physical_batch_size * accumulation_steps
@@ -138,13 +137,13 @@ class Batches(tf.data.Dataset):
         _check_capacity(drawn, source.size, capacity, wanted, physical_batch_size)
         if steps is None:
             steps = scheme.steps_per_epoch(source.size)
-        steps = _validate.integer("steps", steps, 1, _MOST_ROWS)
+        steps = _arguments.integer("steps", steps, 1, _MOST_ROWS)
         if prefetch is None:
             may_run_ahead = (
                 seed is None and accumulation_steps == 1 and drawn.independent_steps
             )
             prefetch = 1 if may_run_ahead else 0
-        prefetch = _validate.integer("prefetch", prefetch, 0, _MOST_ROWS)
+        prefetch = _arguments.integer("prefetch", prefetch, 0, _MOST_ROWS)
         if prefetch and (accumulation_steps > 1 or not drawn.independent_steps):
             raise ValueError(_NO_PREFETCH)
 
@@ -298,7 +297,7 @@ class Batches(tf.data.Dataset):
         if not callable(map_func):
             raise ValueError(
                 "map_func must be a function of one record, got "
-                f"{_validate.shown(map_func)}."
+                f"{_arguments.shown(map_func)}."
             )
         if record_map.is_class_weights(map_func):
             # Keras multiplies each record's weight by a number for its label.
@@ -340,7 +339,7 @@ class Batches(tf.data.Dataset):
         if not callable(function):
             raise ValueError(
                 "function must be a function of a batch, got "
-                f"{_validate.shown(function)}."
+                f"{_arguments.shown(function)}."
             )
         name = record_map.name_of(function)
         rows = self.physical_batch_size

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.sampling.schemes import (
     DrawKey,
     FixedSize,
@@ -63,11 +63,11 @@ class Cohorts:
         if not isinstance(scheme, (FixedSize, Poisson)):
             raise ValueError(
                 f"scheme must be FixedSize or Poisson to draw cohorts, got "
-                f"{_validate.shown(scheme)}."
+                f"{_arguments.shown(scheme)}."
             )
         # Text is a sequence of one-letter ids.
         ids = list(client_ids) if isinstance(client_ids, str) else client_ids
-        self.client_ids = _validate.items("client_ids", ids)
+        self.client_ids = _arguments.items("client_ids", ids)
         try:
             distinct = len(set(self.client_ids))
         except TypeError as error:
@@ -81,7 +81,7 @@ class Cohorts:
         else:
             capacity = scheme.batch_size
         self.scheme = scheme._for_data(len(self.client_ids), capacity)
-        self.seed = None if seed is None else _validate.integer("seed", seed)
+        self.seed = None if seed is None else _arguments.integer("seed", seed)
         self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
 
     @property
@@ -103,7 +103,7 @@ class Cohorts:
         Raises:
           ValueError: If `round_num` is not such a number.
         """
-        round_num = _validate.integer("round_num", round_num)
+        round_num = _arguments.integer("round_num", round_num)
         if self.seed is not None and isinstance(self.scheme, FixedSize):
             indices = self._lehmer_draw(round_num)
         else:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import dp_accounting
 import numpy as np
 
-from tfdpclip.accounting import _validate, events
+from tfdpclip import _arguments
+from tfdpclip.accounting import events
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
@@ -153,19 +154,19 @@ class SamplingScheme(abc.ABC):
         """Returns the indices of the records in one step."""
 
     def _gaussian(self, noise_multiplier, unit, sensitivity):
-        z = _validate.non_negative("noise_multiplier", noise_multiplier)
+        z = _arguments.non_negative("noise_multiplier", noise_multiplier)
         if sensitivity is None:
             sensitivity = events.sensitivity_factor(self.neighboring_relation, unit)
         else:
-            _validate.choice("unit", unit, events.UNITS)
-            sensitivity = _validate.positive("sensitivity", sensitivity)
+            _arguments.choice("unit", unit, events.UNITS)
+            sensitivity = _arguments.positive("sensitivity", sensitivity)
         if z == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.GaussianDpEvent(z / sensitivity)
 
     def _repeated(self, noise_multiplier, steps, unit, sensitivity, sampled):
         """Composes a sampled Gaussian, leaving out what changes nothing."""
-        steps = _validate.integer("steps", steps)
+        steps = _arguments.integer("steps", steps)
         inner = self._gaussian(noise_multiplier, unit, sensitivity)
         if isinstance(inner, dp_accounting.GaussianDpEvent):
             inner = sampled(inner)
@@ -234,16 +235,16 @@ class Poisson(SamplingScheme):
     population: int | None = None
 
     def __post_init__(self):
-        self._keep("rate", _validate.rate("rate", self.rate))
+        self._keep("rate", _arguments.rate("rate", self.rate))
         if self.capacity is not None:
-            self._keep("capacity", _validate.count_of("capacity", self.capacity))
+            self._keep("capacity", _arguments.count_of("capacity", self.capacity))
             if self.population is None:
                 raise ValueError(
                     "population must be given with capacity: how often a draw "
                     "overflows depends on it."
                 )
         if self.population is not None:
-            population = _validate.count_of("population", self.population)
+            population = _arguments.count_of("population", self.population)
             self._keep("population", population)
 
     @property
@@ -261,7 +262,7 @@ class Poisson(SamplingScheme):
         return self._repeated(noise_multiplier, steps, unit, sensitivity, sampled)
 
     def expected_batch_size(self, population: int) -> float:
-        return self.rate * _validate.count_of("population", population, 0)
+        return self.rate * _arguments.count_of("population", population, 0)
 
     def steps_per_epoch(self, population: int) -> int:
         del population
@@ -292,7 +293,7 @@ class Poisson(SamplingScheme):
         >>> Poisson(0.01).default_capacity(10_000)
         170
         """
-        population = _validate.count_of("population", population)
+        population = _arguments.count_of("population", population)
         low, high = 0, population + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -357,8 +358,8 @@ class FixedSize(SamplingScheme):
 
     def __post_init__(self):
         for name in ("batch_size", "population"):
-            self._keep(name, _validate.count_of(name, getattr(self, name)))
-        _validate.boolean("replacement", self.replacement)
+            self._keep(name, _arguments.count_of(name, getattr(self, name)))
+        _arguments.boolean("replacement", self.replacement)
         if not self.replacement and self.batch_size > self.population:
             raise ValueError(
                 f"batch_size must be at most the population without replacement, got "
@@ -386,7 +387,7 @@ class FixedSize(SamplingScheme):
         return float(self.batch_size)
 
     def steps_per_epoch(self, population: int) -> int:
-        population = _validate.count_of("population", population, 0)
+        population = _arguments.count_of("population", population, 0)
         return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
@@ -446,8 +447,8 @@ class ShuffledEpochs(SamplingScheme):
 
     def __post_init__(self):
         for name in ("batch_size", "population"):
-            self._keep(name, _validate.count_of(name, getattr(self, name)))
-        _validate.choice("relation", self.relation, ("replace_one", "zero_out"))
+            self._keep(name, _arguments.count_of(name, getattr(self, name)))
+        _arguments.choice("relation", self.relation, ("replace_one", "zero_out"))
         if self.batch_size > self.population:
             raise ValueError(
                 f"batch_size must be at most the population, got {self.batch_size} of "
@@ -461,7 +462,7 @@ class ShuffledEpochs(SamplingScheme):
         return NeighboringRelation.REPLACE_ONE
 
     def event(self, noise_multiplier, steps, *, unit="example", sensitivity=None):
-        steps = _validate.integer("steps", steps)
+        steps = _arguments.integer("steps", steps)
         epochs = -(-steps // self.steps_per_epoch(self.population))
         return self._repeated(
             noise_multiplier, epochs, unit, sensitivity, lambda gaussian: gaussian
@@ -472,7 +473,7 @@ class ShuffledEpochs(SamplingScheme):
         return float(self.batch_size)
 
     def steps_per_epoch(self, population: int) -> int:
-        population = _validate.count_of("population", population, 0)
+        population = _arguments.count_of("population", population, 0)
         return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
@@ -522,7 +523,7 @@ class FullBatch(SamplingScheme):
         )
 
     def expected_batch_size(self, population: int) -> float:
-        return float(_validate.count_of("population", population, 0))
+        return float(_arguments.count_of("population", population, 0))
 
     def steps_per_epoch(self, population: int) -> int:
         del population
@@ -546,14 +547,14 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     """
     if not isinstance(settings, Mapping):
         raise ValueError(
-            f"settings must be a dictionary, got {_validate.shown(settings)}."
+            f"settings must be a dictionary, got {_arguments.shown(settings)}."
         )
     settings = dict(settings)
     name = settings.pop("scheme", None)
     kinds = {k.__name__: k for k in (Poisson, FixedSize, ShuffledEpochs, FullBatch)}
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(
-            f"Unknown sampling scheme {_validate.shown(name)} in settings; known: "
+            f"Unknown sampling scheme {_arguments.shown(name)} in settings; known: "
             f"{', '.join(kinds)}."
         )
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import optimize, stats
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.testing.probe import check_model
 
@@ -87,9 +87,9 @@ def one_run_lower_bound(
     >>> one_run_lower_bound(50, 100, 1000, 1e-5)
     0.0
     """
-    canaries = _validate.integer("canaries", canaries, 1, _MOST_CANARIES)
-    guesses = _validate.integer("guesses", guesses)
-    correct = _validate.integer("correct", correct)
+    canaries = _arguments.integer("canaries", canaries, 1, _MOST_CANARIES)
+    guesses = _arguments.integer("guesses", guesses)
+    correct = _arguments.integer("correct", correct)
     if not correct <= guesses <= canaries:
         raise ValueError(
             f"correct ({correct}) must be at most guesses ({guesses}), and those at "
@@ -137,8 +137,8 @@ def many_runs_lower_bound(
     >>> many_runs_lower_bound(rng.normal(size=200), rng.normal(size=200), 1e-5)
     0.0
     """
-    inside = _validate.floats("with_record", with_record).ravel()
-    outside = _validate.floats("without", without).ravel()
+    inside = _arguments.floats("with_record", with_record).ravel()
+    outside = _arguments.floats("without", without).ravel()
     if min(inside.size, outside.size) < 20 or not (
         np.isfinite(inside).all() and np.isfinite(outside).all()
     ):
@@ -201,20 +201,20 @@ def audit(
     Raises:
       ValueError: if an argument is out of range or the scores are unusable.
     """
-    _validate.function("train", train, 1)
-    canaries = _validate.integer("canaries", canaries, 10, _MOST_CANARIES)
+    _arguments.function("train", train, 1)
+    canaries = _arguments.integer("canaries", canaries, 10, _MOST_CANARIES)
     delta, confidence = _check_level(delta, confidence)
-    if claimed is not None and _validate.real(claimed) != math.inf:
-        claimed = _validate.non_negative("claimed", claimed)
+    if claimed is not None and _arguments.real(claimed) != math.inf:
+        claimed = _arguments.non_negative("claimed", claimed)
     guesses = [
-        _validate.rate("guesses", g) for g in _validate.items("guesses", guesses)
+        _arguments.rate("guesses", g) for g in _arguments.items("guesses", guesses)
     ]
     if not guesses:
         raise ValueError("guesses is empty: name a share of the canaries, such as 0.5.")
     if seed is not None:
-        seed = _validate.integer("seed", seed)
+        seed = _arguments.integer("seed", seed)
     included = np.random.default_rng(seed).random(canaries) < 0.5
-    scores = _validate.floats("what train returns", train(included))
+    scores = _arguments.floats("what train returns", train(included))
     if scores.shape != (canaries,) or np.isnan(scores).any():
         raise ValueError(
             f"train must return one number per canary, [{canaries}], got an array of "
@@ -267,7 +267,7 @@ def audit_keras(
       The report.
     """
     check_model(model)
-    _validate.function("fit", fit, 2)
+    _arguments.function("fit", fit, 2)
     x, y = (np.asarray(part) for part in data)
     canary_x, canary_y = (np.asarray(part) for part in canaries)
 
@@ -359,8 +359,8 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
 
 
 def _check_level(delta: float, confidence: float) -> tuple[float, float]:
-    delta = _validate.finite("delta", delta)
-    confidence = _validate.finite("confidence", confidence)
+    delta = _arguments.finite("delta", delta)
+    confidence = _arguments.finite("confidence", confidence)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be in [0, 1), got {delta!r}.")
     if not 0 < confidence < 1:

@@ -8,8 +8,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from tfdpclip._arguments import shown
-from tfdpclip.clipping.checks import check_positive
+from tfdpclip._arguments import positive, shown
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.verify import TOLERANCE, Comparison, SelfCheck
 from tfdpclip.testing.probe import as_batches, check_model, restored
@@ -82,7 +81,7 @@ def assert_exact(
     True
     """
     optimizer = check_model(model)
-    tolerance = check_positive("tolerance", tolerance)
+    tolerance = positive("tolerance", tolerance)
     if optimizer.unit != "example":
         raise ValueError(
             f'unit is {optimizer.unit!r}, not "example": nothing is done per example.'

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import accounting
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments, accounting
 from tfdpclip.testing import auditing, federated_probe
 from tfdpclip.testing import noise as noise_lib
 from tfdpclip.testing.auditing import AuditReport
@@ -175,8 +174,8 @@ def assert_aggregator_noise(
         noise on the counts is so large that fractions are clamped to [0, 1].
     """
     federated_probe.check_factory(factory)
-    rounds = _validate.integer("rounds", rounds, minimum=4)
-    false_alarm = _validate.delta(false_alarm, "false_alarm")
+    rounds = _arguments.integer("rounds", rounds, minimum=4)
+    false_alarm = _arguments.delta(false_alarm, "false_alarm")
     value_type = federated_probe.as_type(value_type)
     with federated_probe.counted_shares() as shares:
         first, second = (Rounds(factory, value_type) for _ in range(2))
@@ -285,9 +284,9 @@ def audit_aggregator(
       ValueError: if an argument is out of range or the factory is not private.
     """
     federated_probe.check_factory(factory)
-    canaries = _validate.integer("canaries", canaries, minimum=10)
-    times = _validate.integer("rounds", rounds, minimum=1)
-    delta = _validate.delta(delta)
+    canaries = _arguments.integer("canaries", canaries, minimum=10)
+    times = _arguments.integer("rounds", rounds, minimum=1)
+    delta = _arguments.delta(delta)
     distributed = factory.noise == "distributed"
     if distributed and not (
         factory.minimum_clients <= canaries <= factory.clients_per_round
@@ -299,7 +298,7 @@ def audit_aggregator(
         )
     if claimed is None:
         claimed = factory.epsilon(delta, times)
-    claimed = _validate.non_negative("claimed", claimed)
+    claimed = _arguments.non_negative("claimed", claimed)
     if value_type is None:
         value_type = np.zeros(canaries, np.float32)
     process = Rounds(factory, federated_probe.as_type(value_type))

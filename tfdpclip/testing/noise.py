@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.testing.probe import (
     Probe,
     as_batches,
@@ -85,8 +85,8 @@ def assert_noise(
     z_g = float(optimizer.gradient_noise_multiplier)
     if not z_g > 0:
         raise ValueError("noise_multiplier is 0: there is no noise to test.")
-    steps = _validate.integer("steps", steps, 4)
-    false_alarm = _validate.delta(false_alarm, "false_alarm")
+    steps = _arguments.integer("steps", steps, 4)
+    false_alarm = _arguments.delta(false_alarm, "false_alarm")
     pieces = optimizer.accumulation_steps
     x, y, _ = unpack(batch)
     size = len(tf.nest.flatten(x)[0])

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfdpclip.accounting import _validate, noise_multiplier
+from tfdpclip import _arguments
+from tfdpclip.accounting import noise_multiplier
 from tfdpclip.sampling import FullBatch, Poisson
 
 if TYPE_CHECKING:
@@ -204,16 +205,16 @@ def batch_size_noise(
     >>> small.steps, full.steps, round(full.cumulative_noise, 2)
     (800, 8, 29.85)
     """
-    population = _validate.integer("population", population, 1)
-    epsilon = _validate.positive("epsilon", epsilon)
-    delta = _validate.delta(delta)
-    _validate.choice("convention", convention, CONVENTIONS)
+    population = _arguments.integer("population", population, 1)
+    epsilon = _arguments.positive("epsilon", epsilon)
+    delta = _arguments.delta(delta)
+    _arguments.choice("convention", convention, CONVENTIONS)
     if (epochs is None) == (steps is None):
         raise ValueError("Give either epochs or steps, for example epochs=8.")
     if epochs is not None:
-        epochs = _validate.positive("epochs", epochs)
+        epochs = _arguments.positive("epochs", epochs)
     else:
-        steps = _validate.integer("steps", steps, 1)
+        steps = _arguments.integer("steps", steps, 1)
     found = []
     for batch_size in _sizes(candidates, population):
         if epochs is None:
@@ -270,9 +271,9 @@ def batch_size_advice(
     >>> batch_size_advice(50_000, epochs=8, epsilon=8.0, delta=1e-5).batch_size
     16384
     """
-    population = _validate.integer("population", population, 1)
-    minimum_steps = _validate.integer("minimum_steps", minimum_steps, 1)
-    tolerance = _validate.non_negative("tolerance", tolerance)
+    population = _arguments.integer("population", population, 1)
+    minimum_steps = _arguments.integer("minimum_steps", minimum_steps, 1)
+    tolerance = _arguments.non_negative("tolerance", tolerance)
     if candidates is None:
         least = 256 if population >= 2000 else 16
         powers = [2**k for k in range(40) if least <= 2**k < population]
@@ -326,15 +327,15 @@ def _calibrated(epsilon, delta, steps, rate) -> float:
 
 
 def _sizes(candidates, population) -> list[int]:
-    if isinstance(candidates, str) or _validate.real(candidates) is not None:
+    if isinstance(candidates, str) or _arguments.real(candidates) is not None:
         candidates = [candidates]
     if isinstance(candidates, Mapping):  # Of tables by batch size, the keys.
         candidates = list(candidates)
     sizes = set()
-    for size in _validate.items("candidates", candidates):
+    for size in _arguments.items("candidates", candidates):
         if isinstance(size, str) and size == "full":
             size = population
-        size = _validate.integer("candidates", size, 1)
+        size = _arguments.integer("candidates", size, 1)
         if size > population:
             raise ValueError(
                 f"candidates: a batch of {size} records cannot be drawn from "

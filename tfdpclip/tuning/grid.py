@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import files
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments, files
 from tfdpclip.tuning import _table
 from tfdpclip.tuning.grid_result import GridResult
 from tfdpclip.tuning.search_privacy import (
@@ -83,15 +82,15 @@ class Grid:
         checks = {
             "clip_norms": _positive_or_name,
             "batch_sizes": _size,
-            "learning_rates": _validate.positive,
-            "seeds": _validate.integer,
+            "learning_rates": _arguments.positive,
+            "seeds": _arguments.integer,
         }
         for name, check in checks.items():
             object.__setattr__(self, name, _values(name, getattr(self, name), check))
         if not isinstance(self.others, Mapping):
             raise ValueError(
                 "others must be a dictionary of a name and its values, got "
-                f"{_validate.shown(self.others)}."
+                f"{_arguments.shown(self.others)}."
             )
         others = {
             name: _values(f"others[{name!r}]", values, _plain)
@@ -123,9 +122,9 @@ def geometric(lowest: float, highest: float, count: int) -> tuple[float, ...]:
     >>> [round(rate, 4) for rate in geometric(0.001, 0.02, 4)]
     [0.001, 0.0027, 0.0074, 0.02]
     """
-    lowest = _validate.positive("lowest", lowest)
-    highest = _validate.positive("highest", highest)
-    count = _validate.integer("count", count, 1, 10**6)
+    lowest = _arguments.positive("lowest", lowest)
+    highest = _arguments.positive("highest", highest)
+    count = _arguments.integer("count", count, 1, 10**6)
     if highest < lowest or (count == 1 and highest != lowest):
         raise ValueError(
             f"highest must be above lowest, and count above 1; got {lowest!r}, "
@@ -187,26 +186,26 @@ def run_grid(
     """
     if not isinstance(grid, Grid):
         raise ValueError(
-            f"grid must be a dpc.tuning.Grid, got {_validate.shown(grid)}."
+            f"grid must be a dpc.tuning.Grid, got {_arguments.shown(grid)}."
         )
-    _validate.function("run", run, 1)
-    _validate.text("metric", metric)
-    _validate.boolean("maximize", maximize)
+    _arguments.function("run", run, 1)
+    _arguments.text("metric", metric)
+    _arguments.boolean("maximize", maximize)
     if plan is not None:
-        _validate.function("plan", plan, 1)
+        _arguments.function("plan", plan, 1)
     if progress is not None:
-        _validate.function("progress", progress, 1)
+        _arguments.function("progress", progress, 1)
     check_search(search)
     if plan is not None and delta is None:
         raise ValueError("delta is required with plan, for example delta=1e-5.")
     if delta is not None:
-        _validate.delta(delta)
+        _arguments.delta(delta)
     if search is not None and plan is None:
         raise ValueError(
             "plan is required with search: without it there is nothing to bound."
         )
     if max_runs is not None:
-        max_runs = _validate.integer("max_runs", max_runs)
+        max_runs = _arguments.integer("max_runs", max_runs)
     points = list(grid)
     draws = None
     if search is not None:
@@ -318,9 +317,9 @@ def _check_draws(found, kept: pathlib.Path, points: int) -> None:
 
 
 def _values(name, values, check) -> tuple:
-    if isinstance(values, (str, bytes)) or _validate.real(values) is not None:
+    if isinstance(values, (str, bytes)) or _arguments.real(values) is not None:
         values = [values]
-    found = tuple(check(name, value) for value in _validate.items(name, values))
+    found = tuple(check(name, value) for value in _arguments.items(name, values))
     if not found:
         raise ValueError(f"{name} must not be empty.")
     if len(set(found)) < len(found):
@@ -329,21 +328,21 @@ def _values(name, values, check) -> tuple:
 
 
 def _positive_or_name(name, value):
-    return value if _is_name(value) else _validate.positive(name, value)
+    return value if _is_name(value) else _arguments.positive(name, value)
 
 
 def _size(name, value):
     return (
         value
         if _is_name(value) and value == "full"
-        else _validate.integer(name, value, 1)
+        else _arguments.integer(name, value, 1)
     )
 
 
 def _plain(name, value):
     if _is_name(value) or isinstance(value, bool):
         return value
-    return _validate.finite(name, value)
+    return _arguments.finite(name, value)
 
 
 def _is_name(value) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.tuning import _segments
 from tfdpclip.tuning._segments import Problem
 
@@ -155,7 +155,7 @@ def optimal_clip(
     (1.666667, 16.666667, 'stationary')
     """
     problem = _problem(gradients, sigma, d, gram, sampling_rate)
-    found = problem.search(int(_validate.positive("memory", memory)))
+    found = problem.search(int(_arguments.positive("memory", memory)))
     errors = problem.errors(np.array([found.clip_norm]))
     norms = problem.norms
     return OptimalClip(
@@ -202,7 +202,7 @@ def clip_errors(
     [25.0, 50.0]
     """
     problem = _problem(gradients, sigma, d, gram, sampling_rate)
-    clip_norms = np.atleast_1d(_validate.floats("clip_norms", clip_norms))
+    clip_norms = np.atleast_1d(_arguments.floats("clip_norms", clip_norms))
     if clip_norms.ndim != 1 or not np.all((clip_norms >= 0) & (clip_norms < 1e100)):
         raise ValueError("clip_norms must be finite numbers, from 0 to 1e100.")
     return ClipErrors(clip_norms, *problem.errors(clip_norms))
@@ -243,11 +243,11 @@ def fixed_point_clip(
     (False, 5)
     """
     problem = _problem(gradients, sigma, d, False, 1.0)
-    limit = _validate.integer("max_iterations", max_iterations, 1)
-    tolerance = _validate.non_negative("tolerance", tolerance)
+    limit = _arguments.integer("max_iterations", max_iterations, 1)
+    tolerance = _arguments.non_negative("tolerance", tolerance)
     largest = float(problem.norms.max(initial=0.0))
     clip_norm = (
-        largest / 2 if initial is None else _validate.non_negative("initial", initial)
+        largest / 2 if initial is None else _arguments.non_negative("initial", initial)
     )
     path, converged = [clip_norm], False
     while len(path) <= limit and not converged:
@@ -265,13 +265,13 @@ def fixed_point_clip(
 
 
 def _problem(gradients, sigma, d, gram, sampling_rate) -> Problem:
-    sigma = _validate.non_negative("sigma", sigma)
-    rate = _validate.rate("sampling_rate", sampling_rate)
+    sigma = _arguments.non_negative("sigma", sigma)
+    rate = _arguments.rate("sampling_rate", sampling_rate)
     if rate < 1e-100:
         raise ValueError(f"sampling_rate is too small: {sampling_rate!r}.")
-    _validate.boolean("gram", gram)
+    _arguments.boolean("gram", gram)
     if d is not None:
-        d = _validate.integer("d", d, 1)
+        d = _arguments.integer("d", d, 1)
     if gram:
         if d is None:
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdpclip.accounting import _validate
+from tfdpclip import _arguments
 from tfdpclip.tuning.batch_size import BatchSizeAdvice, batch_size_advice
 from tfdpclip.tuning.grid import Grid, geometric
 from tfdpclip.tuning.grid_result import GridResult
@@ -142,10 +142,10 @@ def learning_rate_rule(
     >>> learning_rate_rule(0.001, 256, 4096)
     0.004
     """
-    learning_rate = _validate.positive("learning_rate", learning_rate)
-    old = _validate.positive("batch_size", batch_size)
-    new = _validate.positive("new_batch_size", new_batch_size)
-    power = _validate.positive("power", power)
+    learning_rate = _arguments.positive("learning_rate", learning_rate)
+    old = _arguments.positive("batch_size", batch_size)
+    new = _arguments.positive("new_batch_size", new_batch_size)
+    power = _arguments.positive("power", power)
     try:
         found = learning_rate * (new / old) ** power
     except OverflowError:
@@ -186,7 +186,7 @@ class Recipe:
         Raises:
           ValueError: if the grid has not been run, or an argument is out of range.
         """
-        factor = _validate.positive("factor", factor)
+        factor = _arguments.positive("factor", factor)
         if factor <= 1:
             raise ValueError(f"factor must be above 1, got {factor!r}.")
         rows = result.best_at(("clip_norm",), result.metric)
@@ -257,7 +257,7 @@ def three_step_recipe(
     (8192, 45)
     """
     advice = batch_size_advice(population, epochs, epsilon, delta, **options)
-    at_batch_size = _validate.positive("at_batch_size", at_batch_size)
+    at_batch_size = _arguments.positive("at_batch_size", at_batch_size)
     rate = learning_rate_rule(learning_rate, at_batch_size, advice.batch_size)
     if isinstance(clip_norms, PublicClip):
         clip_norms = clip_norms.grid

@@ -11,7 +11,8 @@ import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from scipy import optimize
 
-from tfdpclip.accounting import _rdp, _validate, event_epsilon, events
+from tfdpclip import _arguments
+from tfdpclip.accounting import _rdp, event_epsilon, events
 from tfdpclip.sampling import SamplingScheme
 
 _MOST_RUNS = 10**6
@@ -42,12 +43,12 @@ class TrainingPlan:
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
                 "sampling must be a scheme of dpc.sampling, got "
-                f"{_validate.shown(self.sampling)}. "
+                f"{_arguments.shown(self.sampling)}. "
                 "For example dpc.sampling.Poisson(rate=0.01)."
             )
-        z = _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        z = _arguments.non_negative("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", z)
-        object.__setattr__(self, "steps", _validate.integer("steps", self.steps))
+        object.__setattr__(self, "steps", _arguments.integer("steps", self.steps))
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -79,9 +80,9 @@ class RandomStopping:
     shape: float = 1.0
 
     def __post_init__(self):
-        mean, shape = _validate.finite("mean", self.mean), _validate.real(self.shape)
+        mean, shape = _arguments.finite("mean", self.mean), _arguments.real(self.shape)
         if shape != math.inf:
-            shape = _validate.non_negative("shape", self.shape)
+            shape = _arguments.non_negative("shape", self.shape)
         if mean < 1 or (mean == 1 and shape != math.inf):
             raise ValueError(f"mean must be above 1, got {mean!r}.")
         object.__setattr__(self, "mean", mean)
@@ -103,7 +104,7 @@ class RandomStopping:
         rng = np.random.default_rng() if rng is None else rng
         if not isinstance(rng, np.random.Generator):
             raise ValueError(
-                f"rng must be a numpy Generator, got {_validate.shown(rng)}."
+                f"rng must be a numpy Generator, got {_arguments.shown(rng)}."
             )
         if self.shape == math.inf:
             return int(rng.poisson(self.mean))
@@ -234,13 +235,13 @@ def search_privacy(
     >>> best_run.epsilon < all_runs.epsilon
     True
     """
-    plans = _validate.items("plans", plans)
+    plans = _arguments.items("plans", plans)
     for plan in plans:
         if not isinstance(plan, TrainingPlan):
             raise ValueError(
-                f"plans must be TrainingPlans, got {_validate.shown(plan)}."
+                f"plans must be TrainingPlans, got {_arguments.shown(plan)}."
             )
-    delta = _validate.delta(delta)
+    delta = _arguments.delta(delta)
     check_search(search)
     if not plans:
         raise ValueError("plans must not be empty: give one for each run.")
@@ -301,7 +302,7 @@ def check_search(search: RandomStopping | None) -> None:
     """Raises ValueError for anything but random stopping or None."""
     if search is not None and not isinstance(search, RandomStopping):
         raise ValueError(
-            f"search must be a RandomStopping or None, got {_validate.shown(search)}."
+            f"search must be a RandomStopping or None, got {_arguments.shown(search)}."
         )
 
 

@@ -48,7 +48,7 @@ class Tracker(tf.keras.callbacks.Callback):
 
     def _record(self, epoch, epsilon):
         optimizer = self.model.optimizer
-        adaptive = not isinstance(optimizer.clip, dpc.AutomaticClip)
+        adaptive = optimizer.clip.threshold is not None
         row = {
             "step": int(optimizer.iterations.numpy()),
             "epoch": epoch,

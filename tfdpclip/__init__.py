@@ -12,6 +12,7 @@ from tfdpclip._version import __version__
 if TYPE_CHECKING:
     from tfdpclip import (
         accounting,
+        clipping,
         diagnostics,
         federated,
         gradients,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _MODULES = (
     "accounting",
+    "clipping",
     "diagnostics",
     "federated",
     "gradients",
@@ -71,6 +73,7 @@ __all__ = [
     "ScaledClip",
     "__version__",
     "accounting",
+    "clipping",
     "diagnostics",
     "federated",
     "gradients",

@@ -325,11 +325,19 @@ CLIPPING = {
         clip=1.0,
         name="thing",
     ),
+    "bound_rule": case(
+        clipping.bound_rule,
+        _={"free": ("name",)},
+        rule=clipping.LayerwiseClip(1.0),
+        names=["a/b", "c/d"],
+        name="thing",
+    ),
     "layer_of": case(clipping.layer_of, name="a/b"),
     "make_groups": case(
         clipping.make_groups, groups=1, names=["a/b", "c/d"], norms={"a": 1.0, "c": 2.0}
     ),
     "register_rule": case(clipping.register_rule, rule_class=clipping.FixedClip),
+    "registered_rules": case(clipping.registered_rules),
     "serialize_rule": case(clipping.serialize_rule, rule=clipping.FixedClip(1.0)),
 }
 

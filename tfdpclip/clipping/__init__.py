@@ -3,20 +3,20 @@
 A rule is a frozen dataclass of public settings. Its methods are pure functions over
 tensors, so the same object runs inside a Keras ``tf.function`` and inside a serialised
 federated computation. Private data only ever arrives as an argument.
+
+A rule of your own is a subclass of `ClipRule`, registered by `register_rule` so that
+saved models can name it, and proven by `dpc.testing.assert_clip_rule`; see "Add a clip
+rule" in docs/architecture.md.
 """
 
+from tfdpclip.clipping.base import ClipRule, register_rule, registered_rules
+from tfdpclip.clipping.bounds import bound_rule
+from tfdpclip.clipping.grouped import GroupedRule
 from tfdpclip.clipping.groups import Groups, layer_of, make_groups
-from tfdpclip.clipping.layerwise import (
-    GroupedRule,
-    LayerwiseClip,
-    PublicNormClip,
-    ScaledClip,
-)
-from tfdpclip.clipping.rules import AutomaticClip, ClipRule, FixedClip, QuantileClip
-from tfdpclip.clipping.serialization import as_rule, register_rule, serialize_rule
-
-for _rule in (LayerwiseClip, PublicNormClip, ScaledClip):
-    register_rule(_rule)
+from tfdpclip.clipping.layerwise import LayerwiseClip
+from tfdpclip.clipping.public_norms import PublicNormClip, ScaledClip
+from tfdpclip.clipping.rules import AutomaticClip, FixedClip, QuantileClip
+from tfdpclip.clipping.serialization import as_rule, serialize_rule
 
 __all__ = [
     "AutomaticClip",
@@ -29,8 +29,10 @@ __all__ = [
     "QuantileClip",
     "ScaledClip",
     "as_rule",
+    "bound_rule",
     "layer_of",
     "make_groups",
     "register_rule",
+    "registered_rules",
     "serialize_rule",
 ]

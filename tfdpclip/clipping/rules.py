@@ -1,169 +1,22 @@
-"""Clip rules: pure functions from record norms and a small state to weights.
-
-A rule is a frozen dataclass of public settings. Its methods are pure functions over
-tensors, so the same object runs inside a Keras ``tf.function`` and inside a serialised
-federated computation. Private data only ever arrives as an argument.
-"""
+"""Clip rules for records as a whole."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, _schedules
-from tfdpclip._arguments import choice
 from tfdpclip._schedules import Schedule
+from tfdpclip.clipping.base import ClipRule, register_rule
 
 # Bounds of a clip norm that moves: far outside any useful value, so that they only
 # keep a runaway estimate finite and positive in float32.
 _SMALLEST_NORM = 1e-12
 _LARGEST_NORM = 1e12
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
-
-
-class ClipRule(abc.ABC):
-    """What every clip rule provides.
-
-    *Formal guarantees*
-
-    * For every record r with gradient g of norm n, the weighted record
-      ``weights(n, state) * g`` has L2 norm at most ``sensitivity(state)``, up to the
-      rounding of the arithmetic.
-    * A record whose norm is not finite has weight 0 and indicator 0. Whoever applies
-      the weight must replace the gradient by zeros rather than multiply it, because
-      ``0 * inf`` is not 0; `tfdpclip.gradients` does.
-    * Every indicator is in [-1/2, 1/2] and depends on its own record and on the state
-      alone.
-    * Where a rule clips L groups of variables, the parts of a weighted record, group h
-      divided by ``noise_scales(state)[h]``, have a joint L2 norm of at most 1. Noise of
-      stddev z_g times ``noise_scales(state)[h]`` on group h therefore makes the sum a
-      Gaussian mechanism of noise multiplier z_g.
-    """
-
-    @property
-    def assignment(self) -> tuple[int, ...] | None:
-        """The group, 0 to L - 1, of each variable; None for a rule without groups."""
-        return None
-
-    def bind(self, names: Sequence[str]) -> ClipRule:
-        """This rule for variables of these names; only rules with groups differ.
-
-        Args:
-          names: the variables' names, such as "dense/kernel", in order.
-        """
-        del names
-        return self
-
-    @abc.abstractmethod
-    def initial_state(self) -> Any:
-        """A nest of float32 tensors: the clip norm and what else the rule tracks."""
-
-    @abc.abstractmethod
-    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        """The factor for each record, `[B]`, from the records' norms, `[B]`.
-
-        In the norms' type, or in float32 if that has less precision.
-
-        For a rule with L groups both are `[B, L]`: norms and factors of each group.
-        """
-
-    @abc.abstractmethod
-    def sensitivity(self, state: Any) -> tf.Tensor:
-        """The largest L2 norm of one weighted record: a float32 scalar.
-
-        For a rule with L groups, of its part in each group, `[L]`.
-        """
-
-    def noise_scales(self, state: Any) -> tf.Tensor:
-        """The noise stddev on the sum at noise multiplier 1: a scalar, or `[L]`."""
-        return self.sensitivity(state)
-
-    def indicators(
-        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
-    ) -> tf.Tensor:
-        """What the rule wants summed, `[B, K]`, each in [-1/2, 1/2].
-
-        Args:
-          norms: `[B]`, the records' norms before clipping.
-          state: the rule's state.
-          present: `[B]` booleans, False for padding; padding gives 0. None means that
-            every record is real.
-
-        Returns:
-          A float32 tensor `[B, K]`; K is 0 for a rule that does not adapt.
-        """
-        del state, present
-        return tf.zeros([tf.shape(norms)[0], 0], tf.float32)
-
-    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
-        """The state after seeing the noised fractions, `[K]`, each in [0, 1].
-
-        Fraction k is the noised sum of indicator k, divided by the public expected
-        number of records, plus 1/2.
-        """
-        del fractions
-        return state
-
-    def count_stddevs(
-        self, records_per_step: float, private: bool = True
-    ) -> tuple[float, ...]:
-        """The noise stddev for each of the K sums of indicators.
-
-        Args:
-          records_per_step: the public expected number of records in one step, from
-            which defaults follow.
-          private: False for a run without privacy, where the default is 0: the exact
-            fraction.
-        """
-        del records_per_step, private
-        return ()
-
-    def clip_norm(self, state: Any) -> tf.Tensor:
-        """The current clip norm, for reports: a float32 scalar."""
-        return self.sensitivity(state)
-
-    def __str__(self) -> str:
-        """The rule with the settings that differ from the defaults."""
-        given = [
-            f"{name}={_schedules.in_words(value)}"
-            for name, value, default in self._settings()
-            if isinstance(value, Schedule) or value != default
-        ]
-        return f"{type(self).__name__}({', '.join(given)})"
-
-    __repr__ = __str__
-
-    def _settings(self):
-        for field in dataclasses.fields(self):
-            default = field.default
-            if default is dataclasses.MISSING and (
-                field.default_factory is not dataclasses.MISSING
-            ):
-                default = field.default_factory()
-            yield field.name, getattr(self, field.name), default
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings, such that ``type(rule)(**rule.get_config()) == rule``."""
-        return self._identity()
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            name: _schedules.as_config(value) for name, value, _ in self._settings()
-        }
-
-    def __eq__(self, other: Any) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(json.dumps(self._identity(), sort_keys=True, default=str))
 
 
 def _at_least_float32(norms: Any) -> tf.Tensor:
@@ -185,6 +38,7 @@ def _saturating_weights(
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 
 
+@register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FixedClip(ClipRule):
     """Clips every record to one fixed norm: weight min(1, C/n).
@@ -210,6 +64,8 @@ class FixedClip(ClipRule):
     norm: float | Schedule
     normalize: bool = False
 
+    elementwise = True
+
     def __post_init__(self):
         object.__setattr__(self, "norm", _norm_setting("norm", self.norm))
         _arguments.boolean("normalize", self.normalize)
@@ -232,6 +88,7 @@ class FixedClip(ClipRule):
         return _in_range(_schedules.value_at(self.norm, state))
 
 
+@register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class QuantileClip(ClipRule):
     """Follows a quantile of the record norms, estimated privately.
@@ -276,6 +133,8 @@ class QuantileClip(ClipRule):
     update: str = "geometric"
     normalize: bool = False
 
+    elementwise = True
+
     def __post_init__(self):
         quantile = _schedules.setting(
             "target_quantile", self.target_quantile, _arguments.fraction
@@ -288,7 +147,7 @@ class QuantileClip(ClipRule):
         if self.count_stddev is not None:
             stddev = _arguments.non_negative("count_stddev", self.count_stddev)
             object.__setattr__(self, "count_stddev", stddev)
-        choice("update", self.update, ("geometric", "linear"))
+        _arguments.choice("update", self.update, ("geometric", "linear"))
         _arguments.boolean("normalize", self.normalize)
 
     def initial_state(self) -> Any:
@@ -356,6 +215,7 @@ def _in_range(clip_norm: tf.Tensor) -> tf.Tensor:
     return tf.clip_by_value(number, _SMALLEST_NORM, _LARGEST_NORM)
 
 
+@register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AutomaticClip(ClipRule):
     """Scales every record to nearly unit norm: weight 1 / (n + stability).
@@ -380,6 +240,9 @@ class AutomaticClip(ClipRule):
 
     stability: float = 0.01
     normalize: bool = False
+
+    elementwise = True
+    threshold = None
 
     def __post_init__(self):
         stability = _arguments.non_negative("stability", self.stability)

@@ -6,23 +6,9 @@ from typing import Any
 
 from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
-from tfdpclip.clipping.rules import AutomaticClip, ClipRule, FixedClip, QuantileClip
-
-_RULES: dict[str, type[ClipRule]] = {}
-
-
-def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
-    """Makes a rule class known to `as_rule`, by its name."""
-    if not (isinstance(rule_class, type) and issubclass(rule_class, ClipRule)):
-        raise ValueError(
-            f"rule_class must be a subclass of ClipRule, got {shown(rule_class)}."
-        )
-    _RULES[rule_class.__name__] = rule_class
-    return rule_class
-
-
-for _rule in (FixedClip, QuantileClip, AutomaticClip):
-    register_rule(_rule)
+from tfdpclip.clipping.base import ClipRule, registered_rules
+from tfdpclip.clipping.bounds import proven
+from tfdpclip.clipping.rules import FixedClip
 
 
 def as_rule(clip: Any, name: str = "clip") -> ClipRule:
@@ -34,26 +20,31 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
       name: the argument's name, for errors.
 
     Raises:
-      ValueError: if `clip` is none of these.
+      ValueError: if `clip` is none of these, or a rule that does not bound its records
+        (a rule with groups is tried by `bound_rule`, which knows the variables).
 
     >>> as_rule(1.5)
     FixedClip(norm=1.5)
     """
     if isinstance(clip, ClipRule):
-        return clip
+        return proven(clip, name)
     if isinstance(clip, dict) and "module" not in clip:
         kind, config = clip.get("class_name"), clip.get("config", {})
-        if not isinstance(kind, str) or kind not in _RULES:
+        known = registered_rules()
+        if not isinstance(kind, str) or kind not in known:
             raise ValueError(
                 f"{name} names an unknown rule {shown(kind)}; known: "
-                f"{', '.join(_RULES)}."
+                f"{', '.join(known)}. A rule of your own is known once its class is "
+                "registered, by @dpc.clipping.register_rule above it: import the "
+                "module that defines it before you load what was saved with it."
             )
         try:
-            return _RULES[kind](**config)
+            rule = known[kind](**config)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name} has a config that {kind} does not take: {error}"
             ) from error
+        return proven(rule, name)
     if isinstance(clip, (str, bytes, bool)) or clip is None:
         raise ValueError(
             f"{name} must be a clip norm or a clip rule, got {shown(clip)}. For "

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, files
 from tfdpclip._data import check_data
-from tfdpclip.clipping import AutomaticClip
-from tfdpclip.clipping.layerwise import GroupedRule, ScaledClip
 from tfdpclip.diagnostics.gradients import (
     PRIVATE,
     GradientMeter,
@@ -180,7 +178,7 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         if quantile is None:
             quantile = getattr(rule, "target_quantile", None)
             quantile = quantile if isinstance(quantile, (int, float)) else None
-        if rule is None or isinstance(rule, (AutomaticClip, GroupedRule)):
+        if rule is None or rule.threshold != "record":
             return None, quantile
         return float(optimizer.clip_norm), quantile
 
@@ -188,7 +186,7 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         """The clip norms of a rule that clips each group on its own."""
         optimizer = self.model.optimizer
         rule = getattr(optimizer, "clip", None)
-        if not isinstance(rule, GroupedRule) or isinstance(rule, ScaledClip):
+        if rule is None or rule.threshold != "group":
             return {}
         optimizer.build(self.model.trainable_variables)
         return optimizer.clip_norms

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
-from tfdpclip.clipping import as_rule, make_groups
+from tfdpclip.clipping import as_rule, bound_rule, make_groups
 from tfdpclip.clipping.groups import normalized
 from tfdpclip.gradients import PerExampleGradients
 
@@ -205,7 +205,7 @@ class GradientMeter:
         """
         z = _arguments.non_negative("noise_multiplier", noise_multiplier)
         names = [v.name for v in self.variables]
-        rule = as_rule(clip).bind(names)
+        rule = bound_rule(as_rule(clip), names)
         state = rule.initial_state() if state is None else state
         groups = make_groups(self._spec, names)
         if self._sum_graph is None or self._sum_graph[0] != rule:

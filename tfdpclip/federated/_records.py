@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.clipping import ClipRule
+from tfdpclip.clipping import ClipRule, bound_rule
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -82,7 +82,7 @@ class RecordClip:
 
     def __init__(self, rule: ClipRule, layout: Layout):
         self.layout = layout
-        self.rule = rule.bind(layout.names)
+        self.rule = bound_rule(rule, layout.names)
         assignment = self.rule.assignment
         self.flat = assignment is None
         self.assignment = (
@@ -108,7 +108,7 @@ class RecordClip:
 
     def _check_public_norms(self) -> None:
         """Raises if a rule still waits for public norms: nobody measures them here."""
-        if not hasattr(self.rule, "knows_norms"):
+        if not self.rule.takes_public_norms:
             return
         with tf.init_scope():
             known = bool(self.rule.knows_norms(self._template()))

@@ -15,10 +15,10 @@ from tfdpclip._outside import outside_of_functions
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import (
     ClipRule,
-    GroupedRule,
     Groups,
     QuantileClip,
     as_rule,
+    bound_rule,
     serialize_rule,
 )
 from tfdpclip.clipping.groups import by_group
@@ -102,7 +102,7 @@ class PrivateOptimizer:
         divisor = accumulation_steps if unit == "batch" else expected_batch_size
         settings = (noise_multiplier, float(divisor))
         mechanism = None
-        if not isinstance(rule, GroupedRule):
+        if not rule.has_groups:
             mechanism = Mechanism(rule, *settings)
         super().__init__(*args, **kwargs)
         self._rule = rule
@@ -224,7 +224,7 @@ class PrivateOptimizer:
     def clip_norms(self) -> dict[str, float]:
         """The current clip norm of each group of variables."""
         rule = self._mechanism.rule
-        if not isinstance(rule, GroupedRule):
+        if not rule.has_groups:
             return {"all": float(self.clip_norm)}
         norms = rule.clip_norms(self.clip_state).numpy().tolist()
         return dict(zip(rule.layout.names, norms, strict=True))
@@ -246,7 +246,7 @@ class PrivateOptimizer:
           ValueError: if the rule takes none, or has been given them.
         """
         rule = self.clip
-        if not hasattr(rule, "with_public_norms"):
+        if not rule.takes_public_norms:
             raise ValueError(
                 f"clip={rule} takes nothing from public data; PublicNormClip and "
                 "ScaledClip do."
@@ -496,7 +496,7 @@ class PrivateOptimizer:
 
     def _check_public_norms(self) -> None:
         rule = self._mechanism.rule
-        if not hasattr(rule, "knows_norms"):
+        if not rule.takes_public_norms:
             return
         with tf.init_scope():
             state = self.clip_state
@@ -560,7 +560,7 @@ class PrivateOptimizer:
         trained_privately(var_list)
         self._step_history.trains(var_list)
         if self._bound_mechanism is None:
-            rule = self._rule.bind([v.name for v in var_list])
+            rule = bound_rule(self._rule, [v.name for v in var_list])
             self._bind(Mechanism(rule, self._noise_setting, self._divisor))
         elif self._bound_mechanism.rule.assignment is not None:
             self._check_names([v.name for v in var_list])

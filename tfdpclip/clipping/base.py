@@ -1,0 +1,258 @@
+"""What every clip rule provides, and the register of rules."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip import _schedules
+from tfdpclip._arguments import shown
+from tfdpclip._schedules import Schedule
+
+_RULES: dict[str, type[ClipRule]] = {}
+
+
+class ClipRule(abc.ABC):
+    """What every clip rule provides.
+
+    *Formal guarantees*
+
+    * For every record r with gradient g of norm n, the weighted record
+      ``weights(n, state) * g`` has L2 norm at most ``sensitivity(state)``, up to the
+      rounding of the arithmetic.
+    * A record whose norm is not finite has weight 0 and indicator 0. Whoever applies
+      the weight must replace the gradient by zeros rather than multiply it, because
+      ``0 * inf`` is not 0; `tfdpclip.gradients` does.
+    * Every indicator is in [-1/2, 1/2] and depends on its own record and on the state
+      alone.
+    * Where a rule clips L groups of variables, the parts of a weighted record, group h
+      divided by ``noise_scales(state)[h]``, have a joint L2 norm of at most 1. Noise of
+      stddev z_g times ``noise_scales(state)[h]`` on group h therefore makes the sum a
+      Gaussian mechanism of noise multiplier z_g.
+
+    Nobody can see these in a rule's code, so they are tried: an optimizer or aggregator
+    refuses a rule that breaks one on a few adversarial norms, and
+    `dpc.testing.assert_clip_rule` tries many more.
+
+    What a rule can do, it says by these attributes of its class:
+
+    Attributes:
+      has_groups: whether it clips groups of variables, and so has a `layout` once it is
+        bound: see `GroupedRule`.
+      elementwise: whether norms of any shape get the weights and indicators that each
+        would get alone, also with one clip norm per column of ``[B, L]`` in the state.
+        `LayerwiseClip` then treats its groups in one operation, and `PublicNormClip`
+        can be based on it. It is not inherited: what overrides a method says it again.
+      threshold: "record" where a record of norm above `clip_norm` is shortened, "group"
+        where its part in group h above ``clip_norms(state)[h]`` is, None where no norm
+        parts records that are clipped from others.
+      takes_public_norms: whether it waits for numbers from public data unless `given`;
+        it then has `with_public_norms(state, norms)` and `knows_norms(state)`.
+    """
+
+    has_groups = False
+    elementwise = False
+    threshold: str | None = "record"
+    takes_public_norms = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "elementwise" not in vars(cls):
+            cls.elementwise = False
+
+    @property
+    def assignment(self) -> tuple[int, ...] | None:
+        """The group, 0 to L - 1, of each variable; None for a rule without groups."""
+        return None
+
+    def bind(self, names: Sequence[str]) -> ClipRule:
+        """This rule for variables of these names; only rules with groups differ.
+
+        Args:
+          names: the variables' names, such as "dense/kernel", in order.
+        """
+        del names
+        return self
+
+    @abc.abstractmethod
+    def initial_state(self) -> Any:
+        """A nest of tensors: the clip norm and what else the rule tracks.
+
+        Of float32, but for a count of steps; `()` if there is nothing.
+        """
+
+    @abc.abstractmethod
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        """The factor for each record, `[B]`, from the records' norms, `[B]`.
+
+        0 or above, of the record's own norm and the state alone. In the norms' type,
+        or in float32 if that has less precision.
+
+        For a rule with L groups both are `[B, L]`: norms and factors of each group.
+        """
+
+    @abc.abstractmethod
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        """The largest L2 norm of one weighted record: a float32 scalar.
+
+        For a rule with L groups, of its part in each group, `[L]`.
+        """
+
+    def noise_scales(self, state: Any) -> tf.Tensor:
+        """The noise stddev on the sum at noise multiplier 1: a scalar, or `[L]`."""
+        return self.sensitivity(state)
+
+    def indicators(
+        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """What the rule wants summed, `[B, K]`, each in [-1/2, 1/2].
+
+        Args:
+          norms: `[B]`, the records' norms before clipping.
+          state: the rule's state.
+          present: `[B]` booleans, False for padding; padding gives 0. None means that
+            every record is real.
+
+        Returns:
+          A float32 tensor `[B, K]`; K is 0 for a rule that does not adapt.
+        """
+        del state, present
+        return tf.zeros([tf.shape(norms)[0], 0], tf.float32)
+
+    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
+        """The state after seeing the noised fractions, `[K]`, each in [0, 1].
+
+        Fraction k is the noised sum of indicator k, divided by the public expected
+        number of records, plus 1/2.
+        """
+        del fractions
+        return state
+
+    def count_stddevs(
+        self, records_per_step: float, private: bool = True
+    ) -> tuple[float, ...]:
+        """The noise stddev for each of the K sums of indicators.
+
+        Args:
+          records_per_step: the public expected number of records in one step, from
+            which defaults follow.
+          private: False for a run without privacy, where the default is 0: the exact
+            fraction.
+        """
+        del records_per_step, private
+        return ()
+
+    def clip_norm(self, state: Any) -> tf.Tensor:
+        """The current clip norm, for reports: a float32 scalar."""
+        return self.sensitivity(state)
+
+    def __str__(self) -> str:
+        """The rule with the settings that differ from the defaults."""
+        given = [
+            f"{name}={_schedules.in_words(value)}"
+            for name, value, default in self._settings()
+            if isinstance(value, Schedule) or value != default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    __repr__ = __str__
+
+    def _settings(self):
+        for field in dataclasses.fields(self):
+            default = field.default
+            if default is dataclasses.MISSING and (
+                field.default_factory is not dataclasses.MISSING
+            ):
+                default = field.default_factory()
+            yield field.name, getattr(self, field.name), default
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, such that ``type(rule)(**rule.get_config()) == rule``."""
+        return self._identity()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            name: _schedules.as_config(value) for name, value, _ in self._settings()
+        }
+
+    def __eq__(self, other: Any) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self._identity(), sort_keys=True, default=str))
+
+
+def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
+    """Makes a rule class known to `as_rule`, and so to saved models, by its name.
+
+    A decorator, above ``@dataclasses.dataclass(frozen=True, eq=False, repr=False)``.
+    What was saved with a rule of your own can be loaded once the module that registers
+    it is imported.
+
+    Args:
+      rule_class: a subclass of `ClipRule`.
+
+    Returns:
+      `rule_class`.
+
+    Raises:
+      ValueError: if it is no clip rule, or the name is another rule's.
+
+    >>> import dataclasses
+    >>> import tensorflow as tf
+    >>> from tfdpclip.clipping import ClipRule, as_rule, register_rule
+    >>> @register_rule
+    ... @dataclasses.dataclass(frozen=True, eq=False, repr=False)
+    ... class SignClip(ClipRule):
+    ...     norm: float
+    ...     threshold = None
+    ...
+    ...     def initial_state(self):
+    ...         return ()
+    ...
+    ...     def weights(self, norms, state):
+    ...         usable = tf.math.is_finite(norms) & (norms >= 1e-30)
+    ...         unit = tf.math.reciprocal(tf.where(usable, norms, 1.0))
+    ...         return tf.where(usable, self.norm * unit, tf.zeros_like(norms))
+    ...
+    ...     def sensitivity(self, state):
+    ...         return tf.constant(self.norm, tf.float32)
+    >>> as_rule({"class_name": "SignClip", "config": {"norm": 2.0}})
+    SignClip(norm=2.0)
+    """
+    if not (isinstance(rule_class, type) and issubclass(rule_class, ClipRule)):
+        raise ValueError(
+            f"rule_class must be a subclass of ClipRule, got {shown(rule_class)}."
+        )
+    name = rule_class.__name__
+    known = _RULES.get(name)
+    # The same class made again, by a notebook's cell or a reload, takes its place.
+    if known is not None and _home(known) != _home(rule_class):
+        raise ValueError(
+            f"rule_class is called {name}, as {known.__module__}.{known.__qualname__} "
+            "is, which is registered. What was saved with one would be loaded as the "
+            "other: choose another name."
+        )
+    _RULES[name] = rule_class
+    return rule_class
+
+
+def registered_rules() -> dict[str, type[ClipRule]]:
+    """The registered rule classes by name.
+
+    >>> from tfdpclip.clipping import registered_rules
+    >>> registered_rules()["FixedClip"].__module__
+    'tfdpclip.clipping.rules'
+    """
+    return dict(_RULES)
+
+
+def _home(rule_class: type[ClipRule]) -> tuple[str, str]:
+    return rule_class.__module__, rule_class.__qualname__

@@ -1,0 +1,378 @@
+"""What one record can do to a sum under a clip rule, tried on adversarial norms.
+
+A rule is somebody's code, and what it promises cannot be read off it. So every rule is
+tried once, in milliseconds, before it clips anything: `proven` and `bound_rule` stand
+where optimizers and aggregators take a rule. `dpc.testing.assert_clip_rule` tries the
+same on many more states and norms, and what else a rule must keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip._arguments import shown
+from tfdpclip.clipping.base import ClipRule
+
+# What the rounding of arithmetic in float32 may add, as a share.
+ROUNDING = 1e-6
+# The same between vectorised arithmetic and that of what is left over.
+UNALIGNED = 4 * ROUNDING
+_NOT_FINITE = (np.inf, -np.inf, np.nan)
+# Records expected in a step, for the defaults of counts.
+_RECORDS = 100.0
+# Of many groups, so many are tried alone.
+_ALONE = 4
+_STEPS = 4
+
+
+def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
+    """`rule`, which has been tried; one with groups is tried once it is bound.
+
+    Args:
+      rule: a clip rule.
+      name: the argument's name, for errors.
+
+    Raises:
+      ValueError: if a record can get further than the rule says.
+    """
+    if rule.has_groups and "_layout" not in vars(rule):
+        return rule
+    if vars(rule).get("_proven"):
+        return rule
+    with tf.init_scope():
+        fault = _fault(rule)
+    if fault is not None:
+        raise ValueError(
+            f"{name}={rule} breaks what every clip rule must keep: {fault}. Noise "
+            f"scaled by this rule would not hide a record. dpc.testing."
+            "assert_clip_rule(rule) tries a rule of your own in your tests."
+        )
+    object.__setattr__(rule, "_proven", True)
+    return rule
+
+
+def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> ClipRule:
+    """The rule for variables of these names, tried on records with their groups.
+
+    Args:
+      rule: a clip rule.
+      names: the variables' names, in order.
+      name: the argument's name, for errors.
+
+    Raises:
+      ValueError: if the groups do not fit the variables, or a record can get further
+        than the rule says.
+
+    >>> from tfdpclip.clipping import LayerwiseClip, bound_rule
+    >>> bound_rule(LayerwiseClip(1.0), ["a/kernel", "a/bias", "b/kernel"]).assignment
+    (0, 0, 1)
+    """
+    if not isinstance(rule, ClipRule):
+        raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
+    bound = rule.bind(names)
+    return bound if bound is rule else proven(bound, name)
+
+
+def _fault(rule: ClipRule) -> str | None:
+    """What is wrong with the rule, or None."""
+    try:
+        for i, state in enumerate(_reached(rule)):
+            for dtype in (np.float32, np.float64)[: 1 if i else 2]:
+                trial = Trial(rule, state, dtype, quick=True)
+                fault = trial.fault() or (None if i else trial.coupling())
+                if fault is not None:
+                    return fault
+    except Exception as error:  # Whatever a rule does: it does not clip.
+        return f"it raises {type(error).__name__}: {shown(str(error))}"
+    return None
+
+
+def _reached(rule: ClipRule) -> Iterator[Any]:
+    """The first state, and where steps of extreme fractions lead."""
+    counts = len(rule.count_stddevs(_RECORDS))
+    for first in first_states(rule):
+        yield first
+        for value in (0.0, 1.0):
+            state = first
+            for _ in range(_STEPS):
+                before = state
+                state = rule.next_state(state, tf.fill([counts], value))
+                if same(before, state):
+                    break
+            if not same(first, state):
+                yield state
+
+
+def first_states(rule: ClipRule) -> Iterator[Any]:
+    """The rule's first state, or those that public norms would give it."""
+    state = rule.initial_state()
+    if not rule.takes_public_norms or bool(rule.knows_norms(state)):
+        yield state
+        return
+    count = groups_of(rule)
+    for norms in (np.logspace(0, 6, count), np.eye(1, count)[0], np.zeros(count)):
+        yield rule.with_public_norms(state, norms.astype(np.float32))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are equal, number by number."""
+    one, other = tf.nest.flatten(one), tf.nest.flatten(other)
+    return len(one) == len(other) and all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def groups_of(rule: ClipRule) -> int:
+    """L, or 0 for a rule without groups."""
+    return 0 if rule.assignment is None else max(rule.assignment) + 1
+
+
+def _clip_norms(rule: ClipRule, state: Any) -> tf.Tensor:
+    return rule.clip_norms(state) if rule.has_groups else rule.clip_norm(state)
+
+
+def in_words(state: Any) -> str:
+    """A state for a message."""
+    return shown(tf.nest.map_structure(lambda part: np.asarray(part).tolist(), state))
+
+
+def as_double(tensor: Any) -> np.ndarray:
+    """A tensor's numbers in double precision."""
+    return tf.cast(tensor, tf.float64).numpy()
+
+
+@dataclasses.dataclass
+class Trial:
+    """A rule in one state, with adversarial norms of one type.
+
+    Attributes:
+      rule: the rule, bound if it has groups.
+      state: one of its states.
+      dtype: the norms' type.
+      norms: more norms to try, `[B]` or `[B, L]`.
+      quick: whether few norms must do.
+    """
+
+    rule: ClipRule
+    state: Any
+    dtype: Any
+    norms: np.ndarray | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        rule, state = self.rule, self.state
+        count = groups_of(rule)
+        self._shape = [count] if count else []
+        self.sensitivity = as_double(rule.sensitivity(state))
+        self.scales = as_double(rule.noise_scales(state))
+        around = [self.sensitivity, as_double(_clip_norms(rule, state))]
+        around = np.stack(np.broadcast_arrays(*around))
+        norms = _adversarial(around, count, self.quick)
+        if self.norms is not None:
+            norms = np.concatenate([norms, self.norms])
+        # Casting overflows to infinity and underflows to zero: adversarial as well.
+        with np.errstate(over="ignore"):
+            self._given = tf.cast(tf.constant(norms), tf.as_dtype(self.dtype))
+        self.norms = as_double(self._given)
+        self.weights: np.ndarray | None = None
+
+    def fault(self) -> str | None:
+        """What the rule breaks, or None."""
+        return (
+            self._of_scales()
+            or self._of_weights()
+            or self._of_norms()
+            or self._of_indicators()
+        )
+
+    @property
+    def worst(self) -> tuple[float, int]:
+        """The largest norm of a weighted record in units of the noise, and whose."""
+        parts = self._parts() / self.scales
+        sizes = np.linalg.norm(parts, axis=1) if self._shape else np.abs(parts)
+        index = int(np.argmax(sizes))
+        return float(sizes[index]), index
+
+    def _of_scales(self) -> str | None:
+        for method, found in (
+            ("sensitivity", self.sensitivity),
+            ("noise_scales", self.scales),
+        ):
+            if list(found.shape) != self._shape:
+                wanted = f"of shape {self._shape}" if self._shape else "a scalar"
+                return f"{method}(state) has shape {list(found.shape)}, not {wanted}"
+            if not (np.isfinite(found).all() and (found > 0).all()):
+                return (
+                    f"{method}(state) is {shown(found.tolist())} in state "
+                    f"{in_words(self.state)}; it must be finite and above 0"
+                )
+        return None
+
+    def _of_weights(self) -> str | None:
+        given = self.rule.weights(self._given, self.state)
+        wanted = self._given.dtype if self._given.dtype.size >= 4 else tf.float32
+        if given.dtype != wanted or given.shape != self._given.shape:
+            return (
+                f"weights(norms, state) is {given.dtype.name} {list(given.shape)} for "
+                f"norms {self._given.dtype.name} {list(self._given.shape)}, and must "
+                f"be {wanted.name} of the norms' shape"
+            )
+        self.weights = weights = as_double(given)
+        wrong = ~(np.isfinite(weights) & (weights >= 0))
+        wrong |= ~np.isfinite(self.norms) & (weights != 0)
+        if not wrong.any():
+            return None
+        index = tuple(np.argwhere(wrong)[0])
+        allowed = "0 for what is not finite" * bool(~np.isfinite(self.norms[index]))
+        return self._about(index[0], allowed or "a finite weight, 0 or above")
+
+    def _of_norms(self) -> str | None:
+        parts = self._parts()
+        over = parts > self.sensitivity * (1 + ROUNDING)
+        if over.any():
+            index = int(np.argwhere(over)[0][0])
+            return self._about(
+                index,
+                f"the sensitivity, {shown(self.sensitivity.tolist())}",
+            )
+        size, index = self.worst
+        if size > 1 + ROUNDING:
+            return self._about(
+                index,
+                f"a norm of 1 in units of noise_scales(state), "
+                f"{shown(self.scales.tolist())}, and this is {size:.7g}",
+            )
+        return None
+
+    def _parts(self) -> np.ndarray:
+        """The norms once weighted; exact, but for the last bit of float64."""
+        finite = np.isfinite(self.norms)
+        with np.errstate(over="ignore"):
+            return np.where(finite, self.norms, 0) * self.weights
+
+    def _of_indicators(self) -> str | None:
+        counts = len(self.rule.count_stddevs(_RECORDS))
+        rows = len(self.norms)
+        plain = as_double(self.rule.indicators(self._given, self.state))
+        if plain.shape != (rows, counts):
+            return (
+                f"indicators(norms, state) has shape {list(plain.shape)}, and must "
+                f"have {[rows, counts]}: one column for each of count_stddevs"
+            )
+        if not counts:
+            return None
+        finite = np.isfinite(self.norms)
+        # Whoever applies a rule drops a record as a whole.
+        none = ~(finite.any(axis=1) if self._shape else finite)
+        present = np.arange(rows) % 3 > 0
+        masked = as_double(
+            self.rule.indicators(self._given, self.state, tf.constant(present))
+        )
+        for found, absent, whose in (
+            (plain, none, "a record whose norm is not finite"),
+            (masked, ~present, "padding"),
+        ):
+            over = ~(np.abs(found) <= 0.5 * (1 + ROUNDING)).all(axis=1)
+            if over.any():
+                index = int(np.argmax(over))
+                return self._indicated(index, found, "-1/2 to 1/2")
+            counted = (found != 0).any(axis=1) & absent
+            if counted.any():
+                index = int(np.argmax(counted))
+                return self._indicated(index, found, f"0 for {whose}")
+        return None
+
+    def coupling(self) -> str | None:
+        """How a record's weight or indicators move with the others, or None."""
+        norms, rows = self._given, len(self.norms)
+        counted = len(self.rule.count_stddevs(_RECORDS)) > 0
+        lone = np.arange(rows) % 2 == 0
+        for method in ("weights", "indicators") if counted else ("weights",):
+            call = getattr(self.rule, method)
+            alone = as_double(call(norms, self.state))
+            for mine in (lone, ~lone):
+                keep = mine[:, np.newaxis] if self._shape else mine
+                for other in (np.nan,) if self.quick else (np.nan, 0.0, 1e30):
+                    changed = tf.where(keep, norms, tf.cast(other, norms.dtype))
+                    beside = as_double(call(changed, self.state))
+                    if not np.array_equal(alone[mine], beside[mine], equal_nan=True):
+                        return self._coupled(method, mine, alone, beside)
+            # Of another number of records; what is vectorised differs in the last bit.
+            first = np.arange(rows) < rows // 2
+            beside = as_double(call(norms[: rows // 2], self.state))
+            if not np.allclose(alone[first], beside, rtol=UNALIGNED, atol=0):
+                return self._coupled(method, first, alone, beside)
+        return None
+
+    def _coupled(
+        self, method: str, mine: np.ndarray, alone: np.ndarray, beside: np.ndarray
+    ) -> str:
+        before, after = alone[mine], beside[mine[: len(beside)]]
+        axes = tuple(range(1, before.ndim))
+        index = int(np.argmax((before != after).any(axis=axes)))
+        rows = np.flatnonzero(mine)
+        return (
+            f"{method} of a record of norm {self._norm(rows[index])} go from "
+            f"{shown(before[index].tolist())} to {shown(after[index].tolist())} with "
+            f"the other records, in state {in_words(self.state)}: they may depend on "
+            "the record's own norm and the state alone"
+        )
+
+    def _norm(self, index: int) -> str:
+        return f"{shown(self.norms[index].tolist())} ({self._given.dtype.name})"
+
+    def _about(self, index: int, allowed: str) -> str:
+        parts = self._parts()[index]
+        return (
+            f"a record of norm {self._norm(index)} gets weight "
+            f"{shown(self.weights[index].tolist())} in state {in_words(self.state)}, "
+            f"and so norm {shown(parts.tolist())} once weighted; allowed is {allowed}"
+        )
+
+    def _indicated(self, index: int, found: np.ndarray, allowed: str) -> str:
+        return (
+            f"a record of norm {self._norm(index)} gets indicators "
+            f"{shown(found[index].tolist())} in state {in_words(self.state)}; allowed "
+            f"is {allowed}"
+        )
+
+
+def _adversarial(around: np.ndarray, groups: int, quick: bool) -> np.ndarray:
+    """Norms of records, `[B]`, or of their groups, `[B, L]`.
+
+    Args:
+      around: norms where something may change, `[N]`, or `[N, L]`.
+      groups: L, or 0 for a rule without groups.
+      quick: whether few must do.
+    """
+    single, double = np.finfo(np.float32), np.finfo(np.float64)
+    anywhere = [0.0, *np.logspace(-36, 36, 7 if quick else 25), *_NOT_FINITE]
+    for limits in (single, double):
+        least, most = float(limits.tiny), float(limits.max)
+        anywhere += [float(limits.smallest_subnormal), least / 2, least, most]
+        anywhere += [most / 2, least * (1 + limits.eps)]
+    near = [0.5, 0.9, 1.5, 2.0, 10.0, 1e3]
+    if quick:
+        near += [1 - 4 * single.eps, 1 - single.eps, 1.0, 1 + single.eps]
+    else:
+        near += [1 + k * single.eps for k in range(-4, 5)]
+        near += [1 + k * double.eps for k in (-2, -1, 1, 2)]
+        near += [0.1, 1.1, 3.0, 5.0, 7.0, 30.0, 100.0, 1e5]
+    if not groups:
+        return np.array([*anywhere, *np.outer(around, near).ravel()])
+    # All groups alike, rolled against each other, each around its own clip, and alone.
+    column = np.array(anywhere)
+    together = [np.tile(column[:, np.newaxis], groups)]
+    together.append(np.stack([np.roll(column, 5 * h) for h in range(groups)], axis=1))
+    clips = np.concatenate([np.outer(near, row) for row in around])
+    together.append(clips)
+    for h in sorted({*np.linspace(0, groups - 1, min(groups, _ALONE)).astype(int)}):
+        alone = np.zeros([len(column) + len(clips), groups])
+        alone[:, h] = [*column, *clips[:, h]]
+        together.append(alone)
+    return np.concatenate(together)

@@ -287,7 +287,7 @@ def test_a_clip_that_is_no_clip_is_refused(value):
 
 
 def test_an_unknown_rule_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'BestClip'.*QuantileClip"):
+    with pytest.raises(ValueError, match="'BestClip'.*QuantileClip.*register_rule"):
         as_rule({"class_name": "BestClip", "config": {}})
     with pytest.raises(ValueError):
         as_rule({})

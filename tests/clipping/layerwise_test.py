@@ -423,3 +423,16 @@ def test_a_number_of_groups_takes_norms_by_layer():
     shares = shares.bind(NAMES)
     clips = shares.clip_norms(shares.initial_state()).numpy()
     np.testing.assert_allclose(sorted(clips), [0.1, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e-22, 3e-20, 1e-19, 1e15, 1e25])
+def test_scaled_norms_whose_squares_are_no_float32_are_bounded(size):
+    # In float32 the norm of (3e-20, 3e-20) is 0, or that of one of them.
+    multipliers = {"a": 1.0, "b": 0.9, "c": 1.1}
+    rule = ScaledClip(multipliers, AutomaticClip(0.0)).bind(NAMES)
+    state = rule.initial_state()
+    norms = tf.constant([[size, size, size]], tf.float32)
+    parts = rule.weights(norms, state).numpy().astype(float) * norms.numpy()
+    joint = np.linalg.norm(parts / rule.noise_scales(state).numpy())
+    assert joint <= 1 + 1e-6
+    assert joint == pytest.approx(1.0, rel=1e-5) or size == 1e-38

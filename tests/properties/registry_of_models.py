@@ -238,7 +238,15 @@ TESTING: dict[str, Any] = {
     "audit_aggregator": None,
     "NoiseReport": None,
     "SensitivityReport": None,
+    "ClipRuleReport": None,
     "ExactnessReport": None,
+    "assert_clip_rule": case(
+        testing.assert_clip_rule,
+        _=SLOW,
+        rule=clipping.FixedClip(1.0),
+        names=["a/b", "c/d"],
+        seed=1,
+    ),
     "assert_exact": case(
         testing.assert_exact, _=SLOW, model=MODEL, batch=(X, Y), tolerance=1e-3
     ),

@@ -142,6 +142,18 @@ def accounted(**options):
     assert budget.statement.noise_multipliers == (0.5,), budget.statement
 
 
+def clip_rule(**options):
+    testing.assert_clip_rule(clipping.FixedClip(0.5), **options)
+
+
+def clip_rule_is_taken(**options):
+    """An optimizer takes the rule."""
+    try:
+        model_of(clip=clipping.FixedClip(0.5), **options)
+    except ValueError as error:
+        raise AssertionError(str(error)) from error
+
+
 def exact(**options):
     testing.assert_exact(model_of(**options), data())
 
@@ -354,6 +366,11 @@ def _padding_counted(self, norms, state, present=None):
     return _indicators(self, norms, state, None)
 
 
+def _floored(self, norms, state):
+    weights = rules._saturating_weights(norms, self.clip_norm(state), False)
+    return tf.where(tf.math.is_finite(norms), tf.maximum(weights, 0.1), weights)
+
+
 def _other_sign(self, state, fractions):
     return _next_state(self, state, 2 * self.target_quantile - fractions)
 
@@ -439,6 +456,28 @@ MUTATIONS = [
         ),
         small_gradients,
         {"clip": 0.05},
+    ),
+    Mutation(
+        "a clip rule without a bound",
+        rules.FixedClip,
+        "weights",
+        _floored,
+        clip_rule,
+    ),
+    Mutation(
+        "a clip rule without a bound, in training",
+        rules.FixedClip,
+        "weights",
+        _floored,
+        sensitivity,
+    ),
+    Mutation(
+        "a clip rule without a bound, where it is taken",
+        rules.FixedClip,
+        "weights",
+        _floored,
+        clip_rule_is_taken,
+        tried=True,
     ),
     Mutation(
         "bias left out of the norm",

@@ -30,6 +30,7 @@ _ALONE = 4
 _STEPS = 4
 
 
+@tf.autograph.experimental.do_not_convert
 def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
     """`rule`, which has been tried; one with groups is tried once it is bound.
 

@@ -13,6 +13,7 @@ from tfdpclip._arguments import choice, fraction, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
+from tfdpclip.clipping.bounds import proven
 from tfdpclip.gradients import _copies, calls, fallback, isolation, state, while_loops
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
@@ -667,6 +668,7 @@ def clipped_sum(
         raise ValueError(
             f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
         )
+    proven(rule, "rule")
     options.setdefault("groups", rule.assignment)
     gradients = PerExampleGradients(loss, variables, **options)
     return gradients.clipped_sum(rule, state), gradients.norms

@@ -7,6 +7,7 @@ from tfdpclip.testing.auditing import (
     many_runs_lower_bound,
     one_run_lower_bound,
 )
+from tfdpclip.testing.clip_rules import ClipRuleReport, assert_clip_rule
 from tfdpclip.testing.exactness import ExactnessReport, assert_exact
 from tfdpclip.testing.federated import (
     assert_aggregator_noise,
@@ -19,11 +20,13 @@ from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
 
 __all__ = [
     "AuditReport",
+    "ClipRuleReport",
     "ExactnessReport",
     "NoiseReport",
     "SensitivityReport",
     "assert_aggregator_noise",
     "assert_aggregator_sensitivity",
+    "assert_clip_rule",
     "assert_exact",
     "assert_isolated",
     "assert_noise",

@@ -1,0 +1,495 @@
+"""Every registered rule keeps the contract; rules that break it are refused, twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip.clipping import (
+    AutomaticClip,
+    ClipRule,
+    FixedClip,
+    LayerwiseClip,
+    PublicNormClip,
+    QuantileClip,
+    ScaledClip,
+    as_rule,
+    bound_rule,
+    register_rule,
+    registered_rules,
+)
+from tfdpclip.testing import assert_clip_rule
+
+schedules = tf.keras.optimizers.schedules
+NAMES = ["one/kernel", "one/bias", "two/kernel"]
+
+# A rule has its entry here: the ways in which to set it up that differ.
+RULES: dict[str, list[ClipRule]] = {
+    "FixedClip": [
+        FixedClip(0.5),
+        FixedClip(3e5, normalize=True),
+        FixedClip(schedules.ExponentialDecay(0.7, 1, 0.5)),
+        FixedClip(schedules.PiecewiseConstantDecay([3], [0.7, 2.0])),
+    ],
+    "QuantileClip": [
+        QuantileClip(),
+        QuantileClip(0.9, 1e-3, 7.0, update="linear", normalize=True),
+        QuantileClip(schedules.ExponentialDecay(0.7, 1, 0.5), 0.7, count_stddev=2.0),
+    ],
+    "AutomaticClip": [AutomaticClip(), AutomaticClip(0.0)],
+    "LayerwiseClip": [
+        LayerwiseClip(groups="variable"),
+        LayerwiseClip([FixedClip(0.3), QuantileClip(0.5, 2.0)], allocation="joint"),
+    ],
+    "PublicNormClip": [
+        PublicNormClip(QuantileClip()),
+        PublicNormClip(None, allocation="joint", norms=[1.0, 0.0]),
+    ],
+    "ScaledClip": [
+        ScaledClip(None, AutomaticClip(0.0)),
+        ScaledClip([1e-3, 20.0], QuantileClip(normalize=True)),
+    ],
+}
+
+
+def cases():
+    for name, rules in RULES.items():
+        for i, rule in enumerate(rules):
+            marks = pytest.mark.slow if i else ()
+            yield pytest.param(rule, id=f"{name}-{i}", marks=marks)
+
+
+def test_every_rule_of_the_library_has_an_entry():
+    ours = {
+        name
+        for name, kind in registered_rules().items()
+        if kind.__module__.startswith("tfdpclip.")
+    }
+    assert ours == set(RULES), "every registered rule has an entry in RULES"
+    for name, rules in RULES.items():
+        assert {type(rule).__name__ for rule in rules} == {name}
+
+
+def test_every_rule_with_a_public_name_is_registered():
+    public = {
+        name
+        for name in dpc.clipping.__all__
+        if isinstance(kind := getattr(dpc.clipping, name), type)
+        and issubclass(kind, ClipRule)
+    }
+    # What they are made of.
+    assert public - {"ClipRule", "GroupedRule"} <= set(registered_rules())
+
+
+@pytest.mark.parametrize("rule", cases())
+def test_a_rule_of_the_library_keeps_the_contract(rule):
+    report = assert_clip_rule(rule, names=NAMES)
+    # A bound that no record reaches would mean noise for nothing.
+    assert 0.999 < report.ratio <= 1 + 1e-6
+    assert report.states > 0 and str(report.records) in str(report)
+
+
+# Rules that break it.
+
+_frozen = dataclasses.dataclass(frozen=True, eq=False, repr=False)
+
+
+@_frozen
+class _Base(ClipRule):
+    """A sound rule, for others to break."""
+
+    norm: float = 1.0
+
+    def initial_state(self):
+        return tf.constant(self.norm)
+
+    def weights(self, norms, state):
+        norms = tf.cast(norms, tf.float32) if norms.dtype.size < 4 else norms
+        clip = tf.cast(state, norms.dtype)
+        weights = clip / tf.maximum(norms, clip)
+        return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+
+    def sensitivity(self, state):
+        return tf.convert_to_tensor(state)
+
+
+@_frozen
+class _Small(_Base):
+    norm: float = 0.05
+
+
+@_frozen
+class _Counting(_Base):
+    """A sound rule with one count."""
+
+    def count_stddevs(self, records_per_step, private=True):
+        return (5.0,)
+
+    def indicators(self, norms, state, present=None):
+        counted = tf.math.is_finite(norms)
+        if present is not None:
+            counted = counted & present
+        bits = tf.where(norms <= tf.cast(state, norms.dtype), 0.5, -0.5)
+        return tf.where(counted, bits, tf.zeros_like(bits))[:, tf.newaxis]
+
+    def next_state(self, state, fractions):
+        moved = state * tf.exp(0.2 * (0.5 - tf.reshape(fractions, [])))
+        return tf.clip_by_value(moved, 1e-12, 1e12)
+
+
+def _floored(self, norms, state):
+    return tf.maximum(_Base.weights(self, norms, state), 0.1)
+
+
+def _floored_kindly(self, norms, state):
+    finite = tf.math.is_finite(norms)
+    return tf.where(finite, _floored(self, norms, state), tf.zeros_like(norms))
+
+
+def _nan_let_through(self, norms, state):
+    weights = _Base.weights(self, norms, state)
+    return tf.where(tf.math.is_nan(norms), tf.ones_like(weights), weights)
+
+
+def _nan_kept(self, norms, state):
+    clip = tf.cast(state, norms.dtype)
+    return clip / tf.maximum(norms, clip)
+
+
+def _shared_among_the_batch(self, norms, state):
+    # Every record is bounded; who else is there shows in its weight.
+    count = tf.cast(tf.math.count_nonzero(norms > 1e9), norms.dtype)
+    return _Base.weights(self, norms, state) / (1 + count)
+
+
+def _by_batch_size(self, norms, state):
+    return _Base.weights(self, norms, state) / tf.cast(tf.size(norms), norms.dtype)
+
+
+def _squared(self, norms, state):
+    norms = tf.cast(norms, tf.float32) if norms.dtype.size < 4 else norms
+    clip = tf.cast(state, norms.dtype)
+    weights = clip / tf.maximum(tf.square(norms), clip)
+    return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+
+
+def _negative(self, norms, state):
+    return -_Base.weights(self, norms, state)
+
+
+def _single(self, norms, state):
+    return tf.cast(_Base.weights(self, norms, state), tf.float32)
+
+
+def _a_last_bit_more(self, norms, state):
+    return _Base.weights(self, norms, state) * (1 + 1e-5)
+
+
+def _whole(self, norms, state, present=None):
+    return 2 * _Counting.indicators(self, norms, state, present)
+
+
+def _padding_counted(self, norms, state, present=None):
+    return _Counting.indicators(self, norms, state)
+
+
+def _nan_counted(self, norms, state, present=None):
+    bits = tf.where(norms <= tf.cast(state, norms.dtype), 0.5, -0.5)
+    keep = tf.ones_like(bits) if present is None else tf.cast(present, bits.dtype)
+    return (bits * keep)[:, tf.newaxis]
+
+
+def _two_columns(self, norms, state, present=None):
+    return tf.repeat(_Counting.indicators(self, norms, state, present), 2, axis=1)
+
+
+def _relative_to_the_mean(self, norms, state, present=None):
+    finite = tf.where(tf.math.is_finite(norms), norms, tf.zeros_like(norms))
+    mean = tf.reduce_mean(tf.minimum(finite, 10.0))
+    return _Counting.indicators(self, norms, tf.cast(mean, tf.float32), present)
+
+
+def _no_noise(self, state):
+    return tf.constant(0.0)
+
+
+def _to_zero(self, state, fractions):
+    return tf.maximum(state - tf.reshape(fractions, []), 0.0)
+
+
+UNBOUNDED = {
+    "floored": (_Base, "weights", _floored, "weight"),
+    "floored where finite": (_Base, "weights", _floored_kindly, "norm 10"),
+    "NaN let through": (_Base, "weights", _nan_let_through, "norm nan"),
+    "NaN kept": (_Base, "weights", _nan_kept, "norm -inf"),
+    "squared norm": (_Small, "weights", _squared, "weighted"),
+    "no clip": (_Base, "weights", lambda self, n, s: tf.ones_like(n), "weight"),
+    "negative": (_Base, "weights", _negative, "0 or above"),
+    "precision lost": (_Base, "weights", _single, "must be float64"),
+    "a last bit more": (_Base, "weights", _a_last_bit_more, "weighted"),
+    "of the whole batch": (_Base, "weights", _shared_among_the_batch, "other records"),
+    "of the batch's size": (_Base, "weights", _by_batch_size, "other records"),
+    "sensitivity understated": (
+        _Base,
+        "sensitivity",
+        lambda self, state: 0.99 * state,
+        "allowed is the sensitivity, 0.99",
+    ),
+    "noise understated": (
+        _Base,
+        "noise_scales",
+        lambda self, state: 0.5 * state,
+        "noise_scales",
+    ),
+    "no noise": (_Base, "noise_scales", _no_noise, "noise_scales.*above 0"),
+    "infinite": (
+        _Base,
+        "sensitivity",
+        lambda self, state: state * np.inf,
+        "sensitivity.*finite",
+    ),
+    "a vector of sensitivities": (
+        _Base,
+        "sensitivity",
+        lambda self, state: tf.stack([state, state]),
+        "not a scalar",
+    ),
+    "raises": (_Base, "weights", lambda self, n, s: n / [1.0, 2.0], "Error"),
+    "indicators of one": (_Counting, "indicators", _whole, "-1/2 to 1/2"),
+    "padding counted": (_Counting, "indicators", _padding_counted, "0 for padding"),
+    "NaN counted": (_Counting, "indicators", _nan_counted, "0 for a record"),
+    "more columns than counts": (_Counting, "indicators", _two_columns, "column"),
+    "indicators of the whole batch": (
+        _Counting,
+        "indicators",
+        _relative_to_the_mean,
+        "other records",
+    ),
+    "a state that ends": (_Counting, "next_state", _to_zero, "above 0"),
+}
+
+
+def broken(base, method, replacement, module="tests.broken"):
+    """A registered rule that differs from a sound one in one method."""
+    body = {method: replacement, "__module__": module}
+    kind = type("BrokenRule", (base,), body)
+    return register_rule(_frozen(kind))()
+
+
+@pytest.mark.parametrize("base", [_Base, _Counting])
+def test_the_rules_that_are_broken_below_are_sound(base):
+    kind = type("BrokenRule", (base,), {"__module__": "tests.broken"})
+    rule = register_rule(_frozen(kind))()
+    assert as_rule(rule) is rule
+    assert assert_clip_rule(rule).ratio > 0.999
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_rule_without_its_bound_is_refused_by_the_assertion(name):
+    *how, said = UNBOUNDED[name]
+    with pytest.raises(AssertionError, match=said):
+        assert_clip_rule(broken(*how))
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_rule_without_its_bound_is_refused_where_it_is_used(name):
+    *how, _ = UNBOUNDED[name]
+    rule = broken(*how)
+    for use in (
+        lambda: as_rule(rule),
+        lambda: dpc.keras.DPSGD(
+            0.1, clip=rule, noise_multiplier=1.0, expected_batch_size=8
+        ),
+        lambda: LayerwiseClip(rule),
+        lambda: as_rule({"class_name": "BrokenRule", "config": {}}),
+    ):
+        with pytest.raises(ValueError, match="(clip|rule)=.*assert_clip_rule"):
+            use()
+
+
+def test_a_rule_with_groups_is_tried_when_it_knows_them(monkeypatch):
+    monkeypatch.setattr(
+        LayerwiseClip, "noise_scales", lambda self, state: self.sensitivity(state)
+    )
+    rule = LayerwiseClip(1.0)
+    assert as_rule(rule) is rule
+    with pytest.raises(ValueError, match="clip=.*noise_scales.*assert_clip_rule"):
+        bound_rule(rule, NAMES)
+    optimizer = dpc.keras.DPSGD(
+        0.1, clip=rule, noise_multiplier=1.0, expected_batch_size=8
+    )
+    variables = [tf.Variable([1.0], name=name) for name in NAMES]
+    with pytest.raises(ValueError, match="clip=.*noise_scales.*assert_clip_rule"):
+        optimizer.build(variables)
+
+
+def test_a_rule_is_tried_once(monkeypatch):
+    rule = FixedClip(1.0)
+    assert as_rule(rule) is rule
+    monkeypatch.setattr(FixedClip, "weights", lambda self, n, s: tf.ones_like(n))
+    assert as_rule(rule) is rule
+    with pytest.raises(ValueError, match="clip="):
+        as_rule(FixedClip(1.0))
+
+
+# What is no leak of one step, and yet breaks the contract: for the assertion alone.
+
+
+def _drawn(self, norms, state):
+    noise = tf.random.uniform(tf.shape(norms), 0.5, 1.0, norms.dtype)
+    return _Base.weights(self, norms, state) * noise
+
+
+class _Memory:
+    largest = 1.0
+
+
+def _remembering(self, norms, state):
+    weights = _Base.weights(self, norms, state)
+    if not tf.is_tensor(norms) or not hasattr(norms, "numpy"):
+        return weights
+    finite = norms.numpy()[np.isfinite(norms.numpy())]
+    before, _Memory.largest = _Memory.largest, float(len(finite))
+    return weights * (0.5 if before < 50 else 1.0)
+
+
+_OUTSIDE: dict[str, tf.Tensor] = {}
+
+
+def _captured(self, norms, state):
+    half = _OUTSIDE.setdefault("half", tf.constant(0.5))
+    return _Base.weights(self, norms, state) * tf.cast(half, norms.dtype)
+
+
+def _with_a_variable(self, norms, state):
+    half = tf.Variable(0.5)
+    return _Base.weights(self, norms, state) * tf.cast(half, norms.dtype)
+
+
+def _python_draw(self, norms, state):
+    return _Base.weights(self, norms, state) * random.choice([0.5, 0.75])
+
+
+def _by_numpy(self, norms, state):
+    found = np.minimum(1, float(state) / np.maximum(norms.numpy(), 1e-30))
+    return tf.constant(np.where(np.isfinite(norms), found, 0), norms.dtype)
+
+
+def _other_structure(self, state, fractions):
+    return (state, fractions)
+
+
+def _longer(self, state, fractions):
+    return state + tf.zeros([1])
+
+
+def _grown(self, state, fractions):
+    return state * 1e10
+
+
+def _wide(self, state, fractions):
+    return tf.cast(state, tf.float64)
+
+
+IMPURE = {
+    "random weights": (_Base, "weights", _drawn),
+    "remembers": (_Base, "weights", _remembering),
+    "captures a tensor": (_Base, "weights", _captured),
+    "makes a variable": (_Base, "weights", _with_a_variable),
+    "random in Python": (_Base, "weights", _python_draw),
+    "leaves TensorFlow": (_Base, "weights", _by_numpy),
+    "another structure": (_Counting, "next_state", _other_structure),
+    "another shape": (_Counting, "next_state", _longer),
+    "another type": (_Counting, "next_state", _wide),
+    "grows without end": (_Counting, "next_state", _grown),
+}
+
+
+@pytest.mark.parametrize("name", IMPURE)
+def test_a_rule_that_is_no_pure_function_is_refused_by_the_assertion(name):
+    with pytest.raises(AssertionError, match="BrokenRule"):
+        assert_clip_rule(broken(*IMPURE[name]))
+
+
+def test_a_claim_to_be_elementwise_is_tried():
+    def weights(self, norms, state):
+        # Of `[B, L]`, the clip of the first group for all.
+        return _Base.weights(self, norms, tf.reshape(state, [-1])[0])
+
+    rule = broken(_Counting, "weights", weights)
+    type(rule).elementwise = True
+    with pytest.raises(AssertionError, match="elementwise"):
+        assert_clip_rule(rule)
+
+
+def test_a_claim_is_not_inherited_by_what_may_break_it():
+    class Mine(FixedClip):
+        pass
+
+    assert FixedClip.elementwise and not Mine(1.0).elementwise
+    with pytest.raises(ValueError, match="elementwise"):
+        PublicNormClip(Mine(1.0))
+
+
+def test_a_wrong_threshold_is_refused():
+    with pytest.raises(AssertionError, match="threshold"):
+        rule = broken(AutomaticClip, "threshold", "record")
+        assert_clip_rule(rule)
+
+
+def test_a_rule_that_cannot_be_loaded_is_refused():
+    @_frozen
+    class Unregistered(_Base):
+        pass
+
+    with pytest.raises(AssertionError, match="register_rule"):
+        assert_clip_rule(Unregistered())
+
+    def get_config(self):
+        return {"norm": 2 * self.norm}
+
+    with pytest.raises(AssertionError, match="JSON"):
+        assert_clip_rule(broken(_Base, "get_config", get_config))
+
+    @register_rule
+    class NotFrozen(_Base):
+        pass
+
+    # A subclass that adds nothing is as frozen as its base.
+    assert assert_clip_rule(NotFrozen()).ratio > 0.999
+
+
+def test_messages_say_norm_state_outcome_and_what_was_allowed():
+    rule = broken(_Base, "weights", _floored_kindly)
+    with pytest.raises(AssertionError) as caught:
+        assert_clip_rule(rule)
+    message = str(caught.value)
+    for part in (r"BrokenRule()", "norm ", "weight ", "in state 1.0", "allowed is"):
+        assert part in message
+
+
+def test_a_name_is_not_taken_from_another_rule():
+    kind = type("FixedClip", (_Base,), {"__module__": "tests.broken"})
+    with pytest.raises(ValueError, match="FixedClip.*choose another name"):
+        register_rule(_frozen(kind))
+    assert registered_rules()["FixedClip"] is FixedClip
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"rule": 1.0}, "rule must be a clip rule"),
+        ({"rule": FixedClip(1.0), "seed": -1}, "seed"),
+        ({"rule": FixedClip(1.0), "names": "one"}, "names"),
+        ({"rule": FixedClip(1.0), "names": ["one"]}, "names"),
+        ({"rule": LayerwiseClip([1.0] * 9)}, "9 entries for 3 groups"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        assert_clip_rule(**arguments)

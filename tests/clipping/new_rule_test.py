@@ -1,0 +1,139 @@
+"""A clip rule that the library has never seen takes one class, and goes everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.diagnostics.models import images, network
+from tests.testing.mutations import data, model_of
+
+ROOT = pathlib.Path(__file__).parents[2]
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@dpc.clipping.register_rule
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PowerClip(dpc.ClipRule):
+    """Weight (C/n)^p above C: long records are heard less, for p above 1.
+
+    *Formal guarantees*: sensitivity C; a record of norm n > C keeps C (C/n)^(p - 1).
+    """
+
+    norm: float
+    power: float = 2.0
+
+    elementwise = True
+
+    def initial_state(self):
+        return ()
+
+    def weights(self, norms, state):
+        norms = tf.cast(norms, tf.float32) if norms.dtype.size < 4 else norms
+        weights = tf.pow(self.norm / tf.maximum(norms, self.norm), self.power)
+        return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+
+    def sensitivity(self, state):
+        return tf.constant(self.norm, tf.float32)
+
+
+def test_it_keeps_the_contract():
+    for power in (1.0, 2.0, 3.5):
+        assert dpc.testing.assert_clip_rule(PowerClip(0.5, power)).ratio > 0.999
+
+
+def test_without_its_bound_it_is_refused_everywhere():
+    # Below power 1, a long record is longer than C once weighted.
+    rule = PowerClip(0.5, 0.5)
+    with pytest.raises(AssertionError, match="the sensitivity, 0.5"):
+        dpc.testing.assert_clip_rule(rule)
+    with pytest.raises(ValueError, match="clip=.*assert_clip_rule"):
+        model_of(clip=rule)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        PowerClip(1.5),
+        dpc.LayerwiseClip(PowerClip(1.0)),
+        dpc.PublicNormClip(PowerClip(1.0), norms=[0.8, 1.0]),
+        dpc.ScaledClip([0.8, 1.0], PowerClip(1.5)),
+    ],
+    ids=["flat", "layerwise", "public", "scaled"],
+)
+def test_a_step_has_its_sensitivity(rule):
+    report = dpc.testing.assert_sensitivity(model_of(clip=rule), data())
+    assert 0.5 * report.limit < report.distance <= 1.02 * report.limit
+
+
+def trained(rule, **options):
+    tf.keras.utils.set_random_seed(0)
+    model, (x, y) = network(), images(64)
+    model.compile(
+        dpc.keras.DPSGD(
+            0.1, clip=rule, noise_multiplier=1.0, expected_batch_size=16, seed=1
+        ),
+        LOSS,
+    )
+    model.fit(x, y, batch_size=16, verbose=0, **options)
+    return model
+
+
+def test_it_trains_and_is_saved_and_loaded(tmp_path):
+    model = trained(PowerClip(0.7, 1.5))
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.clip == PowerClip(0.7, 1.5)
+    assert int(loaded.optimizer.iterations) == 4
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    loaded.fit(*images(16), batch_size=16, verbose=0)
+
+
+def test_who_does_not_know_it_is_told_how_to(tmp_path):
+    path = tmp_path / "model.keras"
+    trained(PowerClip(0.7)).save(path)
+    program = (
+        "import sys, tensorflow as tf, tfdpclip as dpc, tfdpclip.keras\n"
+        "tf.keras.models.load_model(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "unknown rule 'PowerClip'" in done.stderr
+    assert "@dpc.clipping.register_rule" in done.stderr
+
+
+def test_diagnostics_know_what_it_clips():
+    watch = dpc.diagnostics.GradientDiagnostics(images(32))
+    trained(PowerClip(0.7), callbacks=[watch])
+    last = watch.rows[-1]
+    assert last["clip_norm"] == pytest.approx(0.7)
+    norms = watch.norms[last["step"]].norms
+    assert last["fraction_clipped"] == pytest.approx(np.mean(norms > 0.7))
+    assert {name for name in last if name.startswith("snr/")} == {
+        "snr/conv",
+        "snr/head",
+    }
+
+
+@pytest.mark.slow
+def test_diagnostics_know_what_it_clips_in_groups():
+    watch = dpc.diagnostics.GradientDiagnostics(images(32))
+    trained(dpc.LayerwiseClip(PowerClip(0.7)), callbacks=[watch])
+    last = watch.rows[-1]
+    assert np.isnan(last["clip_norm"])
+    assert last["clip/conv"] == last["clip/head"] == pytest.approx(0.7)

@@ -1,0 +1,194 @@
+"""Is a clip rule a pure function, wherever its graph is run?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip._arguments import shown
+from tfdpclip.clipping import ClipRule
+from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, groups_of, in_words
+from tfdpclip.gradients import origins
+
+# Marked as stateful for what their bodies may hold, which is looked at on its own; and
+# `Assert`, by which Keras's piecewise schedules check the step.
+_HARMLESS = origins.CALLS.keys() | {"Assert"}
+# Bodies say what their ops are called, and no more.
+_OUTSIDE = origins.RANDOM | origins.READS | origins.ITERATORS
+_PARTS = ("VarHandle", "VariableOp", "PyFunc", "Rng", "Stateful", "Print")
+# XLA takes smaller numbers for 0.
+_ORDINARY = (1e-30, 1e30)
+_RECORDS = 100.0
+_SIZES = (0, 1)
+
+
+def _everything(rule: ClipRule) -> Callable[..., tuple[Any, ...]]:
+    """All that a step asks of a rule, as one function."""
+    counts = len(rule.count_stddevs(_RECORDS))
+
+    def compute(norms, present, state):
+        indicators = rule.indicators(norms, state, present)
+        sums = tf.reshape(tf.reduce_sum(indicators, axis=0), [counts])
+        fractions = tf.clip_by_value(tf.cast(sums, tf.float32) / 100 + 0.5, 0, 1)
+        return (
+            rule.weights(norms, state),
+            indicators,
+            rule.sensitivity(state),
+            rule.noise_scales(state),
+            rule.clip_norm(state),
+            rule.next_state(state, fractions),
+        )
+
+    return compute
+
+
+def _inputs(rule: ClipRule, state: Any, dtype: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    norms = Trial(rule, state, dtype).norms
+    return tf.constant(norms, dtype), tf.constant(np.arange(len(norms)) % 3 > 0)
+
+
+def _specs(rule: ClipRule, state: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    groups = groups_of(rule)
+    shape = [None, groups] if groups else [None]
+    return (
+        tf.TensorSpec(shape, dtype),
+        tf.TensorSpec([None], tf.bool),
+        tf.nest.map_structure(tf.TensorSpec.from_tensor, state),
+    )
+
+
+def check_pure(rule: ClipRule, states: list[Any]) -> None:
+    """Raises AssertionError if what a rule gives depends on what it gave before."""
+    compute = _everything(rule)
+    state, other = states[0], states[-1]
+    norms, present = _inputs(rule, state, np.float32)
+    before = _flat(compute(norms, present, state))
+    # Others, twice, of another size, type and state.
+    for _ in range(2):
+        compute(norms[:7] * 3, present[:7], other)
+        compute(tf.cast(norms, tf.float64), present, other)
+    after = _flat(compute(norms, present, state))
+    for one, two in zip(before, after, strict=True):
+        if not np.array_equal(one, two, equal_nan=True):
+            raise AssertionError(
+                f"the same norms in the same state, {in_words(state)}, give "
+                f"{shown(two.tolist())} after {shown(one.tolist())} at first: a rule "
+                "is a pure function"
+            )
+    concrete = tf.function(compute, autograph=False).get_concrete_function(
+        *_specs(rule, state, tf.float32)
+    )
+    if concrete.captured_inputs:
+        raise AssertionError(
+            "its graph reads tensors or variables from outside, "
+            f"{shown([t.name for t in concrete.graph.internal_captures])}, which a "
+            "federated computation cannot take along; make constants in the methods"
+        )
+    for name, kind in _impure(concrete.graph):
+        raise AssertionError(
+            f"its graph has the op {name!r}, a {kind}, which draws, keeps or reads "
+            "something else than its inputs"
+        )
+
+
+def _impure(graph: tf.Graph) -> Iterator[tuple[str, str]]:
+    """Names and kinds of ops that are no functions of their inputs."""
+    for op in graph.get_operations():
+        if op.op_def.is_stateful and op.type not in _HARMLESS:
+            yield op.name, op.type
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            if node.op in origins.CALLS:
+                continue
+            if node.op in _OUTSIDE or any(part in node.op for part in _PARTS):
+                yield node.name, node.op
+
+
+def check_portable(rule: ClipRule, states: list[Any]) -> None:
+    """Raises AssertionError if a rule differs between eager code and graphs."""
+    compute = _everything(rule)
+    for dtype in (np.float32, np.float64):
+        specs = _specs(rule, states[0], dtype)
+        traced = tf.function(compute, input_signature=specs, autograph=False)
+        imported = _Imported(compute, specs)
+        for state in (states[0], states[-1]):
+            norms, present = _inputs(rule, state, dtype)
+            for size in (*_SIZES, len(norms)):
+                given = norms[:size], present[:size], state
+                wanted = _flat(compute(*given))
+                where = f"in a tf.function, for {size} records"
+                _compare(wanted, _flat(traced(*given)), where, state)
+                where = f"in a graph that was serialised, for {size} records"
+                _compare(wanted, imported(*given), where, state)
+    compiled = tf.function(compute, jit_compile=True, autograph=False)
+    for state in (states[0], states[-1]):
+        norms, present = _inputs(rule, state, np.float32)
+        found = _flat(compiled(norms, present, state))
+        _check_bound(found, norms.numpy(), state)
+        size = np.abs(norms.numpy())
+        plain = (size == 0) | ((size > _ORDINARY[0]) & (size < _ORDINARY[1]))
+        rows = plain.all(axis=1) if plain.ndim == 2 else plain
+        given = norms[rows], present[rows], state
+        wanted, found = _flat(compute(*given)), _flat(compiled(*given))
+        _compare(wanted, found, "under XLA", state)
+
+
+def _check_bound(found: list[np.ndarray], norms: np.ndarray, state: Any) -> None:
+    weights, _, sensitivity, *_ = found
+    finite = np.isfinite(norms)
+    parts = np.where(finite, norms, 0).astype(float) * weights.astype(float)
+    good = np.where(finite, parts <= sensitivity * (1 + ROUNDING), weights == 0)
+    if not good.all():
+        index = tuple(np.argwhere(~good)[0])
+        raise AssertionError(
+            f"a record of norm {norms[index]!r} gets weight {weights[index]!r} under "
+            f"XLA, in state {in_words(state)}; the sensitivity is "
+            f"{shown(sensitivity.tolist())}"
+        )
+
+
+def _compare(wanted: list, found: list, where: str, state: Any) -> None:
+    for one, two in zip(wanted, found, strict=True):
+        # Numbers that are not normal are 0 to some kernels.
+        close = one.shape == two.shape and np.allclose(
+            one, two, rtol=UNALIGNED, atol=2e-38, equal_nan=True
+        )
+        if not close:
+            raise AssertionError(
+                f"{where}, it gives {shown(two.tolist())} and not "
+                f"{shown(one.tolist())} as in eager code, in state {in_words(state)}"
+            )
+
+
+def _flat(structure: Any) -> list[np.ndarray]:
+    return [np.asarray(part) for part in tf.nest.flatten(structure)]
+
+
+class _Imported:
+    """A function as one serialised graph, imported into another and run there."""
+
+    def __init__(self, compute: Callable[..., Any], specs: Any):
+        built = tf.Graph()
+        with built.as_default():
+            given = [
+                tf.compat.v1.placeholder(spec.dtype, spec.shape)
+                for spec in tf.nest.flatten(specs)
+            ]
+            results = compute(*tf.nest.pack_sequence_as(specs, given))
+            outputs = [tf.identity(part) for part in tf.nest.flatten(results)]
+        names = [tensor.name for tensor in (*given, *outputs)]
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            tensors = tf.graph_util.import_graph_def(
+                built.as_graph_def(), return_elements=names, name=""
+            )
+        self._given, self._outputs = tensors[: len(given)], tensors[len(given) :]
+
+    def __call__(self, *given: Any) -> list[np.ndarray]:
+        values = [part.numpy() for part in tf.nest.flatten(given)]
+        with tf.compat.v1.Session(graph=self._graph) as session:
+            fed = dict(zip(self._given, values, strict=True))
+            return [np.asarray(x) for x in session.run(self._outputs, fed)]

@@ -19,7 +19,7 @@ TEST = [
     "pytest-xdist>=3.6",
     *EXAMPLES,
 ]
-DEV = [*TEST, "ruff>=0.6"]
+DEV = [*TEST, "mypy>=1.10", "ruff>=0.6"]
 
 setuptools.setup(
     name="tfdpclip",
@@ -36,16 +36,19 @@ setuptools.setup(
             for submodules in ("", ".*")
         ]
     ),
-    # TensorFlow 2.14 and 2.15 have no wheels for other versions of Python.
-    python_requires=">=3.10,<3.12",
+    package_data={"tfdpclip": ["py.typed"]},
+    # What the tests run: no other version is claimed.
+    python_requires=">=3.11,<3.12",
     install_requires=[
         "absl-py>=1.0",
+        # The events of dp-accounting are attrs classes, and so are those added to them.
+        "attrs>=22.2",
         "dp-accounting>=0.4.3",
         "numpy>=1.23.5,<2",
         "scipy>=1.9",
-        # The optimizers extend the Keras optimizer of these two releases. From 2.16
-        # on, `tensorflow.keras` is Keras 3, whose optimizer is another class.
-        "tensorflow>=2.14,<2.16",
+        # The optimizers extend the Keras optimizer of this release. From 2.16 on,
+        # `tensorflow.keras` is Keras 3, whose optimizer is another class.
+        "tensorflow>=2.14,<2.15",
         "tqdm>=4.64",
     ],
     extras_require={
@@ -65,9 +68,9 @@ setuptools.setup(
     classifiers=[
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Security",
+        "Typing :: Typed",
     ],
 )

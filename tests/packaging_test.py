@@ -112,9 +112,46 @@ def test_extras(setup_arguments):
             assert set(requirements) <= set(extras["all"])
 
 
+# Packages that are imported by another name than they are installed by.
+DISTRIBUTIONS = {
+    "absl": "absl-py",
+    "attr": "attrs",
+    # protobuf, of the version that TensorFlow brings.
+    "google": "tensorflow",
+    "sklearn": "scikit-learn",
+}
+
+
+def test_every_import_is_declared(setup_arguments):
+    extras = setup_arguments["extras_require"].values()
+    declared = {
+        canonicalize_name(Requirement(line).name)
+        for lines in (setup_arguments["install_requires"], *extras)
+        for line in lines
+    }
+    known = {*sys.stdlib_module_names, *PACKAGES}
+    imported = set()
+    for path in build_file.find_modules(ROOT).values():
+        if path.split("/")[0] not in PACKAGES:
+            continue
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add((node.module or "").split(".")[0])
+    missing = {
+        name
+        for name in imported - known
+        if canonicalize_name(DISTRIBUTIONS.get(name, name)) not in declared
+    }
+    assert not missing
+
+
 def test_python_versions(setup_arguments):
     supported = SpecifierSet(setup_arguments["python_requires"])
     assert "3.11.0" in supported
+    # What no test runs is not claimed.
+    assert "3.10.0" not in supported
     assert "3.12.0" not in supported
 
 
@@ -146,6 +183,7 @@ def test_wheel_has_the_packages_and_nothing_else(tmp_path):
         if path.split("/")[0] in PACKAGES
     }
     assert any(re.search(r"\.dist-info/.*LICENSE$", name) for name in names)
+    assert "tfdpclip/py.typed" in names
 
 
 def test_license_is_apache_2():

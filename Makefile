@@ -28,7 +28,7 @@ help:
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
 	@echo 'make bench         time private steps against plain steps and other libraries'
 	@echo 'make peers         install the other libraries that make bench compares with'
-	@echo 'make lint          ruff check and ruff format --check'
+	@echo 'make lint          ruff check, ruff format --check and mypy'
 	@echo 'make format        let ruff rewrite what make lint complains about'
 	@echo 'make BUILD         rewrite BUILD from the modules and their imports'
 	@echo 'make requirements  resolve requirements.in to requirements.txt (needs uv)'
@@ -76,6 +76,7 @@ peers: $(READY)
 lint: $(READY)
 	@$(VENV)/bin/ruff check --output-format concise .
 	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
 
 format: $(READY)
 	@$(VENV)/bin/ruff check --fix .
@@ -149,7 +150,7 @@ requirements:
 	  --output-file requirements.txt requirements.in
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache bazel-*
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache bazel-*
 	find . -name $(VENV) -prune -o -name __pycache__ -type d -prune \
 	  -exec rm -rf {} +
 

@@ -123,10 +123,10 @@ class GaussianNoise:
             scale = stddevs[places[0]]
             scaled = [i for i in places if stddevs[i] is scale]
             others = [i for i in places if stddevs[i] is not scale]
-            counts = [
+            count, standard = (
                 sum(_aligned(sizes[i]) for i in part) for part in (scaled, others)
-            ]
-            flat = self._normal(*counts, tf.cast(scale, dtype))
+            )
+            flat = self._normal(count, standard, tf.cast(scale, dtype))
             start = 0
             for i in (*scaled, *others):
                 part = tf.slice(flat, [start], [sizes[i]])

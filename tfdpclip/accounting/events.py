@@ -95,7 +95,7 @@ def overflow_probability(population: int, rate: float, capacity: int) -> float:
 
 
 def sensitivity_factor(
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: dp_accounting.NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     unit: str = "example",
 ) -> float:
     """Returns how many clip norms one record can move the clipped sum by.

@@ -170,8 +170,8 @@ def _infeasible(z: float, stddevs: list[float]) -> str:
     worst = min(range(len(stddevs)), key=stddevs.__getitem__)
     count = len(stddevs)
     common = z * math.sqrt(count) / 2
-    cohort = min(10 * z * math.sqrt(count), 1e300)
-    cohort = f"{math.floor(cohort) + 1}" if cohort < 1e15 else f"{cohort:.6g}"
+    least = min(10 * z * math.sqrt(count), 1e300)
+    cohort = f"{math.floor(least) + 1}" if least < 1e15 else f"{least:.6g}"
     rest = 1 - math.fsum(_share(z, s) for k, s in enumerate(stddevs) if k != worst)
     if count > 1 and rest > 0:
         alone = f"it would have to be above {z / (2 * math.sqrt(rest)):.6g}, or all "

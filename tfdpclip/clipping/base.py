@@ -6,13 +6,14 @@ import abc
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import tensorflow as tf
 
 from tfdpclip import _schedules
 from tfdpclip._arguments import shown
 from tfdpclip._schedules import Schedule
+from tfdpclip.clipping.groups import Groups
 
 _RULES: dict[str, type[ClipRule]] = {}
 
@@ -55,15 +56,37 @@ class ClipRule(abc.ABC):
         it then has `with_public_norms(state, norms)` and `knows_norms(state)`.
     """
 
-    has_groups = False
-    elementwise = False
+    has_groups: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    takes_public_norms: ClassVar[bool] = False
     threshold: str | None = "record"
-    takes_public_norms = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "elementwise" not in vars(cls):
             cls.elementwise = False
+
+    @property
+    def layout(self) -> Groups:
+        """The groups of a rule that has them, once it is bound."""
+        raise ValueError(f"{self} has no groups.")
+
+    @property
+    def given(self) -> Any:
+        """For a rule that takes public norms: what it was given, or None to wait."""
+        return None
+
+    def with_public_norms(self, state: Any, norms: Any) -> Any:
+        """The state after gradient norms, `[L]`, were measured on public data."""
+        raise ValueError(f"{self} takes nothing from public data.")
+
+    def knows_norms(self, state: Any) -> tf.Tensor:
+        """Whether public norms were given or measured, or are not needed."""
+        return tf.constant(True)
+
+    def clip_norms(self, state: Any) -> tf.Tensor:
+        """The current clip norm of each group, `[L]`; one for a rule without groups."""
+        return tf.reshape(self.clip_norm(state), [-1])
 
     @property
     def assignment(self) -> tuple[int, ...] | None:
@@ -163,7 +186,7 @@ class ClipRule(abc.ABC):
     __repr__ = __str__
 
     def _settings(self):
-        for field in dataclasses.fields(self):
+        for field in dataclasses.fields(cast(Any, self)):
             default = field.default
             if default is dataclasses.MISSING and (
                 field.default_factory is not dataclasses.MISSING

@@ -155,32 +155,32 @@ class Trial:
       rule: the rule, bound if it has groups.
       state: one of its states.
       dtype: the norms' type.
-      norms: more norms to try, `[B]` or `[B, L]`.
+      more: more norms to try, `[B]` or `[B, L]`.
       quick: whether few norms must do.
     """
 
     rule: ClipRule
     state: Any
     dtype: Any
-    norms: np.ndarray | None = None
+    more: dataclasses.InitVar[np.ndarray | None] = None
     quick: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, more: np.ndarray | None) -> None:
         rule, state = self.rule, self.state
         count = groups_of(rule)
         self._shape = [count] if count else []
         self.sensitivity = as_double(rule.sensitivity(state))
         self.scales = as_double(rule.noise_scales(state))
-        around = [self.sensitivity, as_double(_clip_norms(rule, state))]
-        around = np.stack(np.broadcast_arrays(*around))
+        clips = as_double(_clip_norms(rule, state))
+        around = np.stack(np.broadcast_arrays(self.sensitivity, clips))
         norms = _adversarial(around, count, self.quick)
-        if self.norms is not None:
-            norms = np.concatenate([norms, self.norms])
+        if more is not None:
+            norms = np.concatenate([norms, more])
         # Casting overflows to infinity and underflows to zero: adversarial as well.
         with np.errstate(over="ignore"):
             self._given = tf.cast(tf.constant(norms), tf.as_dtype(self.dtype))
         self.norms = as_double(self._given)
-        self.weights: np.ndarray | None = None
+        self.weights = np.zeros_like(self.norms)
 
     def fault(self) -> str | None:
         """What the rule breaks, or None."""
@@ -351,13 +351,14 @@ def _adversarial(around: np.ndarray, groups: int, quick: bool) -> np.ndarray:
       groups: L, or 0 for a rule without groups.
       quick: whether few must do.
     """
-    single, double = np.finfo(np.float32), np.finfo(np.float64)
-    anywhere = [0.0, *np.logspace(-36, 36, 7 if quick else 25), *_NOT_FINITE]
+    single: Any = np.finfo(np.float32)
+    double: Any = np.finfo(np.float64)
+    anywhere: list[Any] = [0.0, *np.logspace(-36, 36, 7 if quick else 25), *_NOT_FINITE]
     for limits in (single, double):
         least, most = float(limits.tiny), float(limits.max)
         anywhere += [float(limits.smallest_subnormal), least / 2, least, most]
         anywhere += [most / 2, least * (1 + limits.eps)]
-    near = [0.5, 0.9, 1.5, 2.0, 10.0, 1e3]
+    near: list[Any] = [0.5, 0.9, 1.5, 2.0, 10.0, 1e3]
     if quick:
         near += [1 - 4 * single.eps, 1 - single.eps, 1.0, 1 + single.eps]
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -24,7 +24,7 @@ class GroupedRule(ClipRule):
     groups: GroupSpec
 
     has_groups = True
-    threshold = "group"
+    threshold: str | None = "group"
 
     @property
     def layout(self) -> Groups:
@@ -48,7 +48,7 @@ class GroupedRule(ClipRule):
     def bind(self, names: Sequence[str]) -> GroupedRule:
         layout = make_groups(self.groups, names, getattr(self, "norms", None))
         groups = layout.as_mapping() if callable(self.groups) else self.groups
-        bound = dataclasses.replace(self, groups=groups)
+        bound = dataclasses.replace(cast(Any, self), groups=groups)
         object.__setattr__(bound, "_layout", layout)
         bound._check_bound()
         return bound

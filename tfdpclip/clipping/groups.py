@@ -87,7 +87,7 @@ def normalized(groups: Any) -> GroupSpec:
     return [_pattern(part, groups) for part in groups]
 
 
-def _pattern(pattern: Any, groups: Any) -> str | list[str]:
+def _pattern(pattern: Any, groups: Any) -> Any:
     if isinstance(pattern, (list, tuple)) and pattern:
         return [_pattern(part, groups) for part in pattern]
     if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
@@ -222,13 +222,14 @@ def _matched(groups: Any, names: Sequence[str]) -> list[str]:
             f"groups leaves out {', '.join(missing)}. End with '.*' to put all other "
             f"variables in one group: {_EXAMPLE}."
         )
-    empty = [label for label in patterns if label not in labels]
+    found = [label for label in labels if label is not None]
+    empty = [label for label in patterns if label not in found]
     if empty:
         raise ValueError(
             f"groups has {empty[0]!r}, all of whose variables belong to groups named "
             "before it."
         )
-    return labels
+    return found
 
 
 def _named(part: Any, name: str) -> bool:

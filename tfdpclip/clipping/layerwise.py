@@ -92,7 +92,7 @@ class LayerwiseClip(GroupedRule):
                 f"{', '.join(names)}."
             )
 
-    @property
+    @property  # type: ignore[override]
     def threshold(self) -> str | None:
         """ "group" if every group's rule has a norm above which it shortens."""
         found = {rule.threshold for rule in self._given_rules()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -114,7 +115,7 @@ def privatize(
 def _private_class(optimizer_class):
     name = f"DP{optimizer_class.__name__}"
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("name", name)
         PrivateOptimizer.__init__(self, *args, **kwargs)
 

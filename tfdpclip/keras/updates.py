@@ -96,7 +96,7 @@ def fused_update_step(
     if fused is None:
         return None
 
-    def update_step(self, gradient, variable):
+    def update_step(self: Any, gradient: Any, variable: tf.Variable) -> None:
         if not (_fits(gradient, variable) and fused(self, gradient, variable)):
             optimizer_class.update_step(self, gradient, variable)
 

@@ -6,7 +6,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -190,7 +190,7 @@ class Batches(tf.data.Dataset):
         return [self._wrapped]
 
     @property
-    def element_spec(self):
+    def element_spec(self) -> Any:
         return self._wrapped.element_spec
 
     @property
@@ -378,24 +378,26 @@ class Batches(tf.data.Dataset):
         missing = labels is None or type(labels).__name__ == "NoneTensorSpec"
         return element[:1] if missing else element[:2]
 
-    def repeat(self, count=None, name=None) -> Batches:
+    def repeat(self, count: int | None = None, name: str | None = None) -> Batches:
         """Goes on with new draws after the last; never the same ones again."""
         return self._derived(tf.data.Dataset.repeat(self._wrapped, count, name))
 
-    def take(self, count, name=None) -> Batches:
+    def take(self, count: int, name: str | None = None) -> Batches:
         """The first `count` elements of each iteration."""
         dataset = tf.data.Dataset.take(self._wrapped, count, name)
         taken = int(dataset.cardinality())
         steps = -(-taken // self.accumulation_steps) if taken >= 0 else None
         return self._derived(dataset, steps=steps)
 
-    def prefetch(self, buffer_size, name=None) -> Batches:
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:
         """Gathers ahead; not with accumulation or shuffled epochs."""
         if self.accumulation_steps > 1 or not self.scheme.independent_steps:
             raise ValueError(_NO_PREFETCH)
         return self._derived(tf.data.Dataset.prefetch(self._wrapped, buffer_size, name))
 
-    def with_options(self, options, name=None) -> Batches:
+    def with_options(
+        self, options: tf.data.Options, name: str | None = None
+    ) -> Batches:
         """With other options; those that keep elements in their order stay."""
         dataset = tf.data.Dataset.with_options(self._wrapped, options, name)
         optimization = options.experimental_optimization
@@ -411,7 +413,7 @@ class Batches(tf.data.Dataset):
             )
         return self._derived(dataset)
 
-    def apply(self, transformation_func) -> Batches:
+    def apply(self, transformation_func: Callable[[Batches], Batches]) -> Batches:
         """Applies a function of data sets that uses the methods above only."""
         dataset = transformation_func(self)
         if not isinstance(dataset, Batches) or dataset._drawer is not self._drawer:
@@ -442,7 +444,7 @@ _READING = frozenset(
 )
 
 
-def _refused(self, *args, **kwargs):
+def _refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     del self, args, kwargs
     raise ValueError(_REFUSAL)
 

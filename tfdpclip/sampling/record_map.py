@@ -392,7 +392,7 @@ def _touches_resource(definition, node) -> bool:
     for argument in definition.input_arg:
         if argument.type == tf.resource.as_datatype_enum:
             return True
-        names = (argument.type_attr, argument.type_list_attr)
+        names: tuple[str, str] = (argument.type_attr, argument.type_list_attr)
         for name in filter(None, names):
             attr = node.attr[name]
             if tf.resource.as_datatype_enum in (attr.type, *attr.list.type):

@@ -12,7 +12,7 @@ import importlib
 import math
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import dp_accounting
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
     from tfdpclip.sampling.cohorts import Cohorts
 
-NeighboringRelation = dp_accounting.NeighboringRelation
+NeighboringRelation: TypeAlias = dp_accounting.NeighboringRelation
 
 # Probability per step that a default capacity is exceeded. What an overflow costs is
 # accounted for; this makes it too small to see.
@@ -134,7 +134,7 @@ class SamplingScheme(abc.ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as JSON-ready values, with the class name."""
-        return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
+        return {"scheme": type(self).__name__, **dataclasses.asdict(cast(Any, self))}
 
     def _keep(self, name: str, value: Any) -> None:
         """Sets a field: whatever type a number came in, it is kept as a plain one."""
@@ -251,7 +251,14 @@ class Poisson(SamplingScheme):
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.ADD_OR_REMOVE_ONE
 
-    def event(self, noise_multiplier, steps, *, unit="example", sensitivity=None):
+    def event(
+        self,
+        noise_multiplier: float,
+        steps: int,
+        *,
+        unit: str = "example",
+        sensitivity: float | None = None,
+    ) -> dp_accounting.DpEvent:
         def sampled(gaussian):
             if self.capacity is None:
                 return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
@@ -370,7 +377,14 @@ class FixedSize(SamplingScheme):
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.REPLACE_ONE
 
-    def event(self, noise_multiplier, steps, *, unit="example", sensitivity=None):
+    def event(
+        self,
+        noise_multiplier: float,
+        steps: int,
+        *,
+        unit: str = "example",
+        sensitivity: float | None = None,
+    ) -> dp_accounting.DpEvent:
         def sampled(gaussian):
             if self.replacement:
                 kind = dp_accounting.SampledWithReplacementDpEvent
@@ -461,7 +475,14 @@ class ShuffledEpochs(SamplingScheme):
             return NeighboringRelation.REPLACE_SPECIAL
         return NeighboringRelation.REPLACE_ONE
 
-    def event(self, noise_multiplier, steps, *, unit="example", sensitivity=None):
+    def event(
+        self,
+        noise_multiplier: float,
+        steps: int,
+        *,
+        unit: str = "example",
+        sensitivity: float | None = None,
+    ) -> dp_accounting.DpEvent:
         steps = _arguments.integer("steps", steps)
         epochs = -(-steps // self.steps_per_epoch(self.population))
         return self._repeated(
@@ -517,7 +538,14 @@ class FullBatch(SamplingScheme):
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.ADD_OR_REMOVE_ONE
 
-    def event(self, noise_multiplier, steps, *, unit="example", sensitivity=None):
+    def event(
+        self,
+        noise_multiplier: float,
+        steps: int,
+        *,
+        unit: str = "example",
+        sensitivity: float | None = None,
+    ) -> dp_accounting.DpEvent:
         return self._repeated(
             noise_multiplier, steps, unit, sensitivity, lambda gaussian: gaussian
         )

@@ -160,7 +160,7 @@ def _remembered(rule: ClipRule) -> dict[str, str]:
 
 
 def _check_saved(rule: ClipRule) -> None:
-    kind = type(rule)
+    kind: Any = type(rule)
     if not (dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen):
         raise AssertionError(
             f"{kind.__name__} is no frozen dataclass; decorate it with "
@@ -330,7 +330,7 @@ def _check_groups(
     rule: ClipRule, names: Sequence[str], draw: np.random.Generator
 ) -> None:
     """A rule without groups in every rule that takes one."""
-    places = [LayerwiseClip(rule, groups="variable")]
+    places: list[ClipRule] = [LayerwiseClip(rule, groups="variable")]
     places.append(LayerwiseClip(rule, groups="variable", allocation="joint"))
     numbers = np.geomspace(1e-2, 1e2, len(names)).tolist()
     places.append(ScaledClip(numbers, rule, groups="variable"))

@@ -10,7 +10,9 @@ from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.keras import check_isolation
 
 
-def assert_isolated(model: tf.keras.Model, x: Any, y: Any = None, **options: Any):
+def assert_isolated(
+    model: tf.keras.Model, x: Any, y: Any = None, **options: Any
+) -> None:
     """Checks that no example's loss depends on the other examples of its batch.
 
     Finds what no gradient shows, too: every example is left out in turn, and the

@@ -113,13 +113,13 @@ class Probe:
             for batch in batches:
                 self._step(batch)
             steps = int(optimizer.iterations.numpy()) - before
-            state = [
+            parts = [
                 np.ravel(part.numpy())
                 for part in tf.nest.flatten(optimizer.clip_state)
                 if part.dtype.is_floating
             ]
             gradients = tuple(caught.numpy() for caught in self._caught)
-        state = np.concatenate(state) if state else np.zeros(0)
+        state = np.concatenate(parts) if parts else np.zeros(0)
         return Release(gradients, state.astype(np.float64), steps)
 
     @contextlib.contextmanager

@@ -128,8 +128,8 @@ def check_portable(rule: ClipRule, states: list[Any]) -> None:
         norms, present = _inputs(rule, state, np.float32)
         found = _flat(compiled(norms, present, state))
         _check_bound(found, norms.numpy(), state)
-        size = np.abs(norms.numpy())
-        plain = (size == 0) | ((size > _ORDINARY[0]) & (size < _ORDINARY[1]))
+        sizes: Any = np.abs(norms.numpy())
+        plain = (sizes == 0) | ((sizes > _ORDINARY[0]) & (sizes < _ORDINARY[1]))
         rows = plain.all(axis=1) if plain.ndim == 2 else plain
         given = norms[rows], present[rows], state
         wanted, found = _flat(compute(*given)), _flat(compiled(*given))
@@ -140,7 +140,9 @@ def _check_bound(found: list[np.ndarray], norms: np.ndarray, state: Any) -> None
     weights, _, sensitivity, *_ = found
     finite = np.isfinite(norms)
     parts = np.where(finite, norms, 0).astype(float) * weights.astype(float)
-    good = np.where(finite, parts <= sensitivity * (1 + ROUNDING), weights == 0)
+    good: np.ndarray = np.where(
+        finite, parts <= sensitivity * (1 + ROUNDING), weights == 0
+    )
     if not good.all():
         index = tuple(np.argwhere(~good)[0])
         raise AssertionError(

@@ -118,8 +118,8 @@ def assert_sensitivity(
     boolean("extremes", extremes)
     if records is None:
         records = np.unique(np.linspace(0, size - 1, min(8, size)).astype(int))
-    records = [whole(index) for index in items("records", records)]
-    if any(index is None or not 0 <= index < size for index in records):
+    chosen: list[Any] = [whole(index) for index in items("records", records)]
+    if any(index is None or not 0 <= index < size for index in chosen):
         raise ValueError(f"records must be indices from 0 to {size - 1}.")
     noise = DialledNoise()
     probe = Probe(model, noise)
@@ -131,7 +131,7 @@ def assert_sensitivity(
     worst = SensitivityReport(0.0, factor / z, "no record", 0)
     if base_weight is None:
         base_weight = np.ones(size, np.float32)
-    for index in records:
+    for index in chosen:
         for change, x in _variants(base_x, int(index), extremes):
             without = np.array(base_weight, np.float32)
             without[index] = 0.0

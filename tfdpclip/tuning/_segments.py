@@ -48,7 +48,7 @@ class _Gradients:
     def __init__(self, read: Callable[[], Iterator], whole: np.ndarray | None):
         self.whole = whole
         self._read = read
-        found = []
+        found: list[int] = []
         self.dimension = 0
         for chunk in self._chunks():
             if found and chunk.shape[1] != self.dimension:
@@ -265,7 +265,7 @@ class Problem:
         rows = self.source.whole
         step = max(1, _BLOCK // max(1, rows.shape[1]))
         units, sums = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
-        found = [], [], []
+        found: tuple[list, list, list] = [], [], []
         for start in range(0, len(order), step):
             index = order[start : start + step]
             block = rows[index]

@@ -278,7 +278,7 @@ def _problem(gradients, sigma, d, gram, sampling_rate) -> Problem:
                 "d is required with gram=True: the Gram matrix does not show how many "
                 "coordinates get noise."
             )
-        source = _segments.gram_source(gradients)
+        source: Any = _segments.gram_source(gradients)
     else:
         source = _segments.gradient_source(gradients)
     dimension = source.dimension if d is None else d

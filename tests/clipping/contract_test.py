@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import random
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from tfdpclip.clipping import (
 )
 from tfdpclip.testing import assert_clip_rule
 
+ROOT = pathlib.Path(__file__).parents[2]
 schedules = tf.keras.optimizers.schedules
 NAMES = ["one/kernel", "one/bias", "two/kernel"]
 
@@ -328,6 +333,65 @@ def test_a_rule_with_groups_is_tried_when_it_knows_them(monkeypatch):
         optimizer.build(variables)
 
 
+def test_a_rule_with_groups_of_its_own_making_is_tried(monkeypatch):
+    class Alone(_Base):
+        """Groups without `GroupedRule`; bound from the start, and not bounded."""
+
+        has_groups = True
+        assignment = (0, 0, 1)
+
+        def weights(self, norms, state):
+            return tf.ones_like(norms)
+
+        def sensitivity(self, state):
+            return tf.stack([state, state])
+
+        def clip_norms(self, state):
+            return self.sensitivity(state)
+
+    for use in (as_rule, lambda rule: bound_rule(rule, NAMES)):
+        with pytest.raises(ValueError, match="clip=.*assert_clip_rule"):
+            use(Alone())
+
+
+def test_the_engine_refuses_it_as_well():
+    w = tf.Variable([1.0, 1.0])
+
+    @tf.function(autograph=False)
+    def step(x):
+        loss = tf.linalg.matvec(x, w)
+        return dpc.gradients.clipped_sum(loss, [w], broken(*UNBOUNDED["floored"][:3]))
+
+    with pytest.raises(ValueError, match="rule=.*assert_clip_rule"):
+        step(tf.ones([2, 2]))
+
+
+def lists_rules(line):
+    """Whether a line of code asks which rule it has."""
+    names = "|".join([*RULES, "GroupedRule"])
+    asks = r"(isinstance|issubclass)\(|\btype\(\w+\) (not )?(in|is|==)"
+    return bool(re.search(rf"({asks}).*\b({names})\b", line))
+
+
+def test_no_list_of_rules_decides_what_a_rule_can_do():
+    assert lists_rules("if rule is None or isinstance(rule, (AutomaticClip, Other)):")
+    assert lists_rules("elementwise = type(first) in (FixedClip, QuantileClip)")
+    assert lists_rules("if not isinstance(rule, GroupedRule):")
+    assert not lists_rules("if not isinstance(rule, ClipRule):")
+    for package in ("tfdpclip", "keras_examples", "tff_tasks"):
+        for path in (ROOT / package).rglob("*.py"):
+            for line in path.read_text().splitlines():
+                assert not lists_rules(line), (path, line)
+
+
+def test_the_module_is_public():
+    program = "import tfdpclip as dpc; print(dpc.clipping.as_rule(0.5))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "FixedClip(norm=0.5)\n", done.stderr
+
+
 def test_a_rule_is_tried_once(monkeypatch):
     rule = FixedClip(1.0)
     assert as_rule(rule) is rule
@@ -376,7 +440,8 @@ def _python_draw(self, norms, state):
 
 
 def _by_numpy(self, norms, state):
-    found = np.minimum(1, float(state) / np.maximum(norms.numpy(), 1e-30))
+    with np.errstate(all="ignore"):
+        found = np.minimum(1, float(state) / np.maximum(norms.numpy(), 1e-30))
     return tf.constant(np.where(np.isfinite(norms), found, 0), norms.dtype)
 
 

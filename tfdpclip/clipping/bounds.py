@@ -41,9 +41,7 @@ def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
     Raises:
       ValueError: if a record can get further than the rule says.
     """
-    if rule.has_groups and "_layout" not in vars(rule):
-        return rule
-    if vars(rule).get("_proven"):
+    if vars(rule).get("_proven") or (rule.has_groups and not _is_bound(rule)):
         return rule
     with tf.init_scope():
         fault = _fault(rule)
@@ -76,7 +74,15 @@ def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> Clip
     if not isinstance(rule, ClipRule):
         raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
     bound = rule.bind(names)
-    return bound if bound is rule else proven(bound, name)
+    # What has no groups has been tried where it was taken.
+    return bound if bound is rule and not rule.has_groups else proven(bound, name)
+
+
+def _is_bound(rule: ClipRule) -> bool:
+    try:
+        return rule.assignment is not None
+    except ValueError:
+        return False
 
 
 def _fault(rule: ClipRule) -> str | None:

@@ -170,7 +170,7 @@ class Trainer:
         )
         self._fresh = [v.numpy() for v in optimizer.variables]
         self._meter = None
-        if hasattr(rule, "with_public_norms"):
+        if rule.takes_public_norms:
             self._meter = GradientMeter(self.model)
         self._predict = tf.function(lambda x: self.model(x, training=False))
 

@@ -406,7 +406,7 @@ def test_layerwise_clipping_learns_digits(rule):
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     callbacks = []
-    if hasattr(rule, "with_public_norms"):
+    if rule.takes_public_norms:
         callbacks = [PublicGradientNorms((x[:300], y[:300]))]
     model.fit(
         x[300:1500],

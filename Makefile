@@ -18,7 +18,7 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz bench smoke peers lint format requirements BUILD clean distclean
+.PHONY: help demo test test-all fuzz bench smoke peers lint format requirements clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
@@ -30,7 +30,6 @@ help:
 	@echo 'make peers         install the other libraries that make bench compares with'
 	@echo 'make lint          ruff check, ruff format --check and mypy'
 	@echo 'make format        let ruff rewrite what make lint complains about'
-	@echo 'make BUILD         rewrite BUILD from the modules and their imports'
 	@echo 'make requirements  resolve requirements.in to requirements.txt (needs uv)'
 	@echo 'make clean         delete caches and build products'
 	@echo 'make distclean     delete .venv as well'
@@ -81,9 +80,6 @@ lint: $(READY)
 format: $(READY)
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
-
-BUILD: $(READY)
-	@$(PY) -m tools.build_file
 
 # Finds Python 3.11 or says what to do; creates .venv unless there is a good one.
 # A .venv left half done, by an interrupt or by a missing ensurepip, has no pip.

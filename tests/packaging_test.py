@@ -18,10 +18,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tools import build_file
+from tests import source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PACKAGES = ("tfdpclip", "tff_tasks", "keras_examples")
 
 
 def repository_files() -> list[pathlib.Path]:
@@ -156,8 +155,8 @@ def test_python_versions(setup_arguments):
 
 
 def test_every_module_is_in_an_installed_package(setup_arguments):
-    for name, path in build_file.find_modules(ROOT).items():
-        if name.split(".")[0] in PACKAGES:
+    for name, path in source_tree.find_modules().items():
+        if name.split(".")[0] in source_tree.INSTALLED:
             package = str(pathlib.PurePosixPath(path).parent).replace("/", ".")
             assert package in setup_arguments["packages"], (
                 f"{path} would not be installed: its directory, or one above, "
@@ -179,8 +178,8 @@ def test_wheel_has_the_packages_and_nothing_else(tmp_path):
     modules = {name for name in names if name.endswith(".py")}
     assert modules == {
         path
-        for path in build_file.find_modules(ROOT).values()
-        if path.split("/")[0] in PACKAGES
+        for path in source_tree.find_modules().values()
+        if path.split("/")[0] in source_tree.INSTALLED
     }
     assert any(re.search(r"\.dist-info/.*LICENSE$", name) for name in names)
     assert "tfdpclip/py.typed" in names
@@ -212,7 +211,7 @@ def test_import_leaves_optional_packages_alone():
 
 
 def test_only_federated_code_imports_federated():
-    for path in build_file.find_modules(ROOT).values():
+    for path in source_tree.find_modules().values():
         if path.startswith("tfdpclip/") and "federated" not in path:
             for node in ast.walk(ast.parse((ROOT / path).read_text())):
                 names = []

@@ -1,1 +1,1 @@
-"""Programs for those who work on this repository; not part of the package."""
+"""Entry points of the targets in BUILD; not part of the package."""

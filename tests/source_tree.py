@@ -1,0 +1,100 @@
+"""The Python files of this repository, and what they import."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+#: What `pip install` installs: the library, and the drivers with what they share.
+INSTALLED = ("tfdpclip", "tff_tasks", "keras_examples")
+PACKAGES = (*INSTALLED, "benchmarks", "tests", "tools")
+
+
+def find_modules(root: pathlib.Path = ROOT) -> dict[str, str]:
+    """The path below `root` of every module, by its dotted name."""
+    modules = {}
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            modules[name] = path.relative_to(root).as_posix()
+    return modules
+
+
+def read(path: str, root: pathlib.Path = ROOT) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse((root / path).read_text(encoding="utf-8"), filename=path)
+
+
+def has_command_line(tree: ast.Module) -> bool:
+    """Whether the module does something when it is run as a program."""
+    return any(
+        isinstance(node, ast.If)
+        and ast.unparse(node.test).replace('"', "'") == "__name__ == '__main__'"
+        for node in tree.body
+    )
+
+
+def programs(root: pathlib.Path = ROOT) -> list[str]:
+    """The modules with a command line, but for those of tests and tools."""
+    return [
+        name
+        for name, path in find_modules(root).items()
+        if not path.startswith(("tests/", "tools/"))
+        and has_command_line(read(path, root))
+    ]
+
+
+def imports(
+    path: str, known: dict[str, str], root: pathlib.Path = ROOT
+) -> dict[str, int]:
+    """What a module names of this repository, with the line.
+
+    Wherever the import stands, except under `if TYPE_CHECKING`. A string counts too if
+    it is the whole name of a module, or the beginning of one (``f"tfdpclip.{name}"``):
+    `import_module` or ``python -m`` gets it.
+
+    Returns:
+      Lines by dotted name: a module of `known`, or as much of it as is written.
+    """
+    tree, found = read(path, root), {}
+    parents = path.removesuffix(".py").split("/")[:-1]
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.setdefault(alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                above = parents[: len(parents) - node.level + 1]
+                source = ".".join([*above, source] if source else above)
+            for alias in node.names:
+                submodule = f"{source}.{alias.name}"
+                found.setdefault(
+                    submodule if submodule in known else source, node.lineno
+                )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.rstrip(".")
+            if re.fullmatch(r"(\w+\.)+\w*", node.value) and name in known:
+                found.setdefault(name, node.lineno)
+    return {
+        name: line for name, line in found.items() if name.split(".")[0] in PACKAGES
+    }
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in (
+            "TYPE_CHECKING",
+            "typing.TYPE_CHECKING",
+        ):
+            for statement in node.orelse:
+                yield statement
+                yield from _running(statement)
+            continue
+        yield node
+        yield from _running(node)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_examples import outcome, pictures, settings
+from keras_examples import outcome, settings
+from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_advice, batch_size_noise
 
 #: File, quantity, axis, title: after the paper's figures.
@@ -182,14 +183,14 @@ def run(used: Settings) -> outcome.Outcome:
 
 
 def _plot(used, rows, quantity, axis, title):
-    picture, axes = pictures.new(1, 1, 6.4, 4.3)
+    picture, axes = pictures.new(6.4, 4.3)
     ax = axes[0, 0]
     groups = sorted({(r["epochs"], r["epsilon"]) for r in rows}, key=str)
     epochs = sorted({g[0] for g in groups}, key=str)
     epsilons = sorted({g[1] for g in groups})
     for duration, epsilon in groups:
         mine = [r for r in rows if (r["epochs"], r["epsilon"]) == (duration, epsilon)]
-        look = pictures.line(epsilons.index(epsilon), marked=True)
+        look = pictures.style(epsilons.index(epsilon))
         look["linestyle"] = pictures.STYLES[epochs.index(duration) % 4]
         label = f"ε = {epsilon:g}"
         if len(epochs) > 1:

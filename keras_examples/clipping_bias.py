@@ -22,7 +22,8 @@ import numpy as np
 from scipy import optimize, special
 
 import tfdpclip as dpc
-from keras_examples import outcome, pictures, settings
+from keras_examples import outcome, settings
+from tfdpclip import pictures
 
 POINTS = {1: (-3.0, -3.0, 9.0), 2: (-3.0, 3.0)}
 _DIMENSION, _SIZE, _COMPONENT_STDDEVS = 10, 10_000, (6.0, 2.0, 1.0)
@@ -297,12 +298,12 @@ def _privacy(used):
 
 def _plot(used, curves, rows):
     count = len(used.problems)
-    picture, axes = pictures.new(1, count, 4.3 * count, 3.9)
+    picture, axes = pictures.new(4.3 * count, 3.9, 1, count)
     for ax, problem in zip(axes[0], used.problems, strict=True):
         for j, k in enumerate(used.perturbations):
             mine = [c for c in curves if c["problem"] == problem and c["k"] == k]
             steps = [c["step"] for c in mine]
-            look = pictures.line(j)
+            look = pictures.style(j, marked=False)
             label = "DP-SGD (k = 0)" if k == 0 else f"k = {k:g}"
             ax.plot(steps, [c["distance_mean"] for c in mine], label=label, **look)
             low = [c["distance_min"] for c in mine]

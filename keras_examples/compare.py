@@ -28,7 +28,8 @@ from scipy import stats
 from sklearn import datasets, model_selection
 
 import tfdpclip as dpc
-from keras_examples import outcome, pictures, settings
+from keras_examples import outcome, settings
+from tfdpclip import pictures
 from tfdpclip.diagnostics import GradientMeter, class_accuracy
 
 VARIANTS = ("plain", "hard", "imbalanced")
@@ -388,7 +389,7 @@ def run(used: Settings) -> outcome.Outcome:
 def _plot(used, results):
     rows, columns = len(used.variants), len(used.epsilons)
     picture, axes = pictures.new(
-        rows, columns, 1.8 + 4.2 * columns, 1.0 + 0.32 * rows * 10, sharex="row"
+        1.8 + 4.2 * columns, 1.0 + 0.32 * rows * 10, rows, columns, sharex="row"
     )
     for i, variant in enumerate(used.variants):
         for j, epsilon in enumerate(used.epsilons):

@@ -26,10 +26,10 @@ from keras_examples import (
     mnist_cnn,
     networks,
     outcome,
-    pictures,
     settings,
     training,
 )
+from tfdpclip import pictures
 from tfdpclip.diagnostics import GradientGeometry, GradientMeter, gradient_geometry
 
 
@@ -255,7 +255,7 @@ def _findings(rows):
 def _scatter(panels, title):
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    picture, axes = pictures.new(rows, columns, 0.6 + 3.0 * columns, 0.9 + 2.9 * rows)
+    picture, axes = pictures.new(0.6 + 3.0 * columns, 0.9 + 2.9 * rows, rows, columns)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     for ax, (name, (one, k)) in zip(axes.flat, panels.items(), strict=False):
@@ -281,7 +281,7 @@ def _scatter(panels, title):
 
 def _cosines(found, name):
     picture, axes = pictures.new(
-        1, len(found), 0.8 + 3.3 * len(found), 3.3, sharex=True, sharey=True
+        0.8 + 3.3 * len(found), 3.3, 1, len(found), sharex=True, sharey=True
     )
     for ax, (epoch, one) in zip(axes[0], found.items(), strict=True):
         ax.hist(one.cosines, bins=np.linspace(-1, 1, 41), color=pictures.COLORS[0])

@@ -17,8 +17,8 @@ import pathlib
 
 import numpy as np
 
-from keras_examples import outcome, pictures, settings
-from tfdpclip import files
+from keras_examples import outcome, settings
+from tfdpclip import files, pictures
 from tfdpclip.tuning import clip_errors, fixed_point_clip, optimal_clip
 
 
@@ -196,7 +196,7 @@ def _snapshots(used):
 def _plot(rows, curves):
     steps = sorted({r["step"] for r in rows})
     picture, axes = pictures.new(
-        1, len(steps), 1.2 + 3.9 * len(steps), 4.2, sharey=True
+        1.2 + 3.9 * len(steps), 4.2, 1, len(steps), sharey=True
     )
     sigmas = sorted({r["sigma"] for r in rows})
     shown = sigmas[:: max(1, len(sigmas) // 3)][:4]
@@ -204,7 +204,7 @@ def _plot(rows, curves):
         for k, sigma in enumerate(shown):
             mine = [c for c in curves if (c["step"], c["sigma"]) == (step, sigma)]
             x = [c["clip_norm"] for c in mine]
-            look = pictures.line(k)
+            look = pictures.style(k, marked=False)
             ax.plot(x, [c["mse"] for c in mine], label=f"noise {sigma:g}", **look)
             ax.plot(
                 x, [c["noise"] for c in mine], color=look["color"], lw=0.7, alpha=0.7

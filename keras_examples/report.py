@@ -12,9 +12,8 @@ from importlib import metadata
 from typing import Any
 
 from matplotlib import figure, ticker
-from matplotlib.backends import backend_agg
 
-from tfdpclip import files
+from tfdpclip import files, pictures
 from tfdpclip.accounting import PrivacyStatement
 
 REPORT, PLOT, CONFIG, HISTORY = "report.txt", "digits.png", "config.json", "history.csv"
@@ -22,8 +21,8 @@ REPORT, PLOT, CONFIG, HISTORY = "report.txt", "digits.png", "config.json", "hist
 _PACKAGES = ("tfdpclip", "tensorflow", "keras", "dp-accounting", "numpy", "scipy")
 _PACKAGES += ("scikit-learn", "matplotlib")
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+_BLUE, _ORANGE, _GREEN, *_ = pictures.COLORS
+_GREY = pictures.GREY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +191,7 @@ def _coverage(run: Run) -> list[str]:
 
 def plot(run: Run) -> figure.Figure:
     """Draws accuracy, epsilon and clip norm over the steps."""
-    picture = figure.Figure(figsize=(12, 5.6), layout="constrained")
-    backend_agg.FigureCanvasAgg(picture)
+    picture = pictures.empty(12, 5.6)
     grid = picture.add_gridspec(2, 2, width_ratios=[1, 1.15])
     accuracy = picture.add_subplot(grid[0, 0])
     epsilon = picture.add_subplot(grid[1, 0], sharex=accuracy)
@@ -203,9 +201,7 @@ def plot(run: Run) -> figure.Figure:
     _plot_epsilon(epsilon, steps, run)
     _plot_norms(norms, steps, run)
     for axes in (accuracy, epsilon, norms):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(True, color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
+        pictures.dress(axes)
         axes.set_xlim(0, steps[-1])
     for axes in (epsilon, norms):
         axes.set_xlabel("training step (one noise draw each)")

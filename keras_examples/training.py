@@ -12,7 +12,8 @@ import tensorflow as tf
 from matplotlib import ticker
 
 import tfdpclip as dpc
-from keras_examples import image_data, outcome, pictures, settings
+from keras_examples import image_data, outcome, settings
+from tfdpclip import pictures
 from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
 
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -189,10 +190,10 @@ def curves(runs: dict[str, list[dict[str, float]]], title: str, guess: float):
         np.isfinite(r[-1]["epsilon"]) and r[-1]["epsilon"] for r in runs.values()
     )
     columns = 2 if private else 1
-    picture, axes = pictures.new(1, columns, 5.2 * columns, 3.8)
+    picture, axes = pictures.new(5.2 * columns, 3.8, 1, columns)
     for k, (name, rows) in enumerate(runs.items()):
         epochs = [row["epoch"] for row in rows]
-        look = pictures.line(k, marked=len(rows) < 15)
+        look = pictures.style(k, marked=len(rows) < 15)
         axes[0, 0].plot(
             epochs, [100 * r["test_accuracy"] for r in rows], label=name, **look
         )

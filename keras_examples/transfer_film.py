@@ -33,7 +33,7 @@ from keras_examples import (
     transfer_data,
     transfer_models,
 )
-from tfdpclip import files
+from tfdpclip import files, pictures
 from tfdpclip.tuning import batch_size_noise
 
 
@@ -317,9 +317,7 @@ def _outcome(used, data, counts, plan, trained):
 
 
 def _plot(accuracy, name):
-    from keras_examples import pictures
-
-    picture, axes = pictures.new(1, 1, 6.5, 3.8)
+    picture, axes = pictures.new(6.5, 3.8)
     ax = axes[0, 0]
     ordered = np.sort(accuracy.accuracy)[::-1]
     ax.bar(range(len(ordered)), 100 * ordered, color=pictures.COLORS[0])

@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from keras_examples import heads, outcome, pictures, settings
+from keras_examples import heads, outcome, settings
+from tfdpclip import pictures
 from tfdpclip.tuning import Grid, TrainingPlan, geometric, run_grid
 
 
@@ -291,7 +292,7 @@ def _findings(rows, used):
 
 
 def _curves(rows, name):
-    picture, axes = pictures.new(1, 1, 6.2, 4.2)
+    picture, axes = pictures.new(6.2, 4.2)
     ax = axes[0, 0]
     for k, epsilon in enumerate(sorted({r["epsilon"] for r in rows})):
         mine = [r for r in rows if r["epsilon"] == epsilon]
@@ -299,7 +300,7 @@ def _curves(rows, name):
         flat = sorted(
             (float(r["clip_norm"]), r) for r in mine if r["clip_norm"] != "auto_s"
         )
-        look = pictures.line(k, marked=True)
+        look = pictures.style(k)
         x = [c for c, _ in flat]
         ax.plot(
             x,

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import files
-from tff_tasks import command, pictures, records, studies, sweep
+from tfdpclip import files, pictures
+from tff_tasks import command, records, studies, sweep
 from tff_tasks.config import check_settings, setting
 from tff_tasks.studies import Row
 
@@ -117,7 +117,7 @@ class Results:
 
 
 def _panels(results: list[Results], title: str) -> Any:
-    picture, axes = pictures.canvas(1, len(results), 5.6, 4.4)
+    picture, axes = pictures.new(5.6 * len(results), 4.4, 1, len(results))
     for one, result in zip(axes[0], results, strict=True):
         one.set_title(f"{result.title}\n{result.caption()}", fontsize=9)
     picture.suptitle(title, fontsize=12)
@@ -141,7 +141,7 @@ def figure_3(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
         results, "Clip norm that follows a quantile of update norms, without noise"
     )
     for one, result in zip(axes, results, strict=True):
-        for colour, quantile in zip(pictures.COLOURS, studies.QUANTILES, strict=False):
+        for colour, quantile in zip(pictures.COLORS, studies.QUANTILES, strict=False):
             best = result.best("adaptive", quantile)
             if best is None:
                 continue
@@ -176,7 +176,7 @@ def figure_4(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
 def _lines(one, result, clipping, only=None):
     averages = result.averages(clipping)
     noises = sorted({z for _, z in averages})
-    for colour, z in zip(pictures.COLOURS, noises, strict=False):
+    for colour, z in zip(pictures.COLORS, noises, strict=False):
         if only is not None and z not in only:
             continue
         points = sorted((level, v) for (level, zz), v in averages.items() if zz == z)
@@ -223,7 +223,7 @@ def figure_7(results: list[Results], directory: pathlib.Path) -> pathlib.Path | 
     results = [r for r in results if r.settings.get("figure_7")]
     if not results:
         return None
-    picture, axes = pictures.canvas(1, len(results), 7.6, 3.4)
+    picture, axes = pictures.new(7.6 * len(results), 3.4, 1, len(results))
     for one, result in zip(axes[0], results, strict=True):
         chosen = result.settings["figure_7"]
         names = ("adaptive to the median", f"fixed clip {chosen['clip']:.3g}")
@@ -238,7 +238,7 @@ def figure_7(results: list[Results], directory: pathlib.Path) -> pathlib.Path | 
                 and row.rate_factor == chosen["rate_factors"][kind]
                 and row not in result._searched(kind)
             ]
-            colour = pictures.COLOURS[3 * place]
+            colour = pictures.COLORS[place]
             spread = np.linspace(-0.12, 0.12, max(1, len(values)))
             one.plot(values, place + spread, ".", color=colour, alpha=0.35)
             error = [

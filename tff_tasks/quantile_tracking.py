@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tfdpclip import accounting, files, sampling
+from tfdpclip import accounting, files, pictures, sampling
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
-from tff_tasks import command, pictures
+from tff_tasks import command
 from tff_tasks.config import (
     FROM_ZERO,
     INSIDE,
@@ -172,10 +172,10 @@ def statement(config: TrackingConfig) -> str:
 
 def plot_losses(path: pathlib.Path) -> pathlib.Path:
     """Figure 1."""
-    picture, axes = pictures.canvas(1, 1, 6.5, 4)
+    picture, axes = pictures.new(6.5, 4)
     one = axes[0, 0]
     clips = np.linspace(10, 55, 451)
-    for colour, quantile in zip(pictures.COLOURS, FIGURE_1_QUANTILES, strict=False):
+    for colour, quantile in zip(pictures.COLORS, FIGURE_1_QUANTILES, strict=False):
         losses = pinball_loss(clips, np.array(VALUES, float), quantile)
         one.plot(clips, losses, color=colour, label=f"quantile {quantile:g}")
         least = losses <= losses.min() + 1e-9
@@ -194,9 +194,9 @@ def plot_paths(
     config: TrackingConfig, paths: dict[str, np.ndarray], path: pathlib.Path
 ) -> pathlib.Path:
     """Figure 2."""
-    picture, axes = pictures.canvas(1, 3, 4.6, 4.2)
+    picture, axes = pictures.new(13.8, 4.2, 1, 3)
     for one, (name, mean, stddev) in zip(axes[0], distributions(config), strict=True):
-        for colour, quantile in zip(pictures.COLOURS, QUANTILES, strict=False):
+        for colour, quantile in zip(pictures.COLORS, QUANTILES, strict=False):
             one.plot(
                 paths[f"{name} q={quantile:g}"],
                 color=colour,

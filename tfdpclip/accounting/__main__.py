@@ -24,7 +24,7 @@ import dp_accounting
 import numpy as np
 from absl import app, flags
 
-from tfdpclip import accounting, files, sampling
+from tfdpclip import accounting, pictures, sampling
 from tfdpclip.accounting.events import RELATION_NAMES
 
 # Flags of its own, so that importing this module adds none to other programs.
@@ -278,13 +278,8 @@ def _table(rows: list[dict[str, str]]) -> str:
 
 
 def _plot(runs: list[dict[str, Any]], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for run in runs:
+    figure, ((axes,),) = pictures.new(7, 4.5)
+    for index, run in enumerate(runs):
         if run["steps"] < 1 or run["z"] == 0:
             continue
         steps = np.unique(np.linspace(1, run["steps"], 30).astype(int))
@@ -292,12 +287,11 @@ def _plot(runs: list[dict[str, Any]], path: str) -> None:
             run["z"], steps, run["sampling"], **_options()
         )
         label = f"z = {run['z']:.4g}, {run['sampling'].describe()}"
-        axes.plot(steps, spent, label=label)
+        axes.plot(steps, spent, label=label, **pictures.style(index, marked=False))
     axes.set(xlabel="steps", ylabel=f"epsilon at delta = {_FLAGS.delta:g}")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    files.save_figure(figure, path, dpi=150)
-    plt.close(figure)
+    pictures.save(figure, path)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

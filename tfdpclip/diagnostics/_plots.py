@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tfdpclip.diagnostics import _plotting
+from tfdpclip import pictures
 
 
 def violins(norms, path, clip_norms, xlabel, title, public):
@@ -18,7 +18,7 @@ def violins(norms, path, clip_norms, xlabel, title, public):
         raise ValueError("norms has no norm above 0 that is finite.")
     left_out = sum(len(v) - len(drawable[k]) for k, v in norms.items())
     names = [_name(key) for key in norms]
-    figure, axes = _plotting.new_figure(max(5.0, 1.6 + 0.62 * len(norms)), 4.2)
+    figure, axes = pictures.new(max(5.0, 1.6 + 0.62 * len(norms)), 4.2, grid="y")
     ax = axes[0, 0]
     for k, values in enumerate(drawable.values()):
         if not values.size:
@@ -27,20 +27,20 @@ def violins(norms, path, clip_norms, xlabel, title, public):
         if np.ptp(logs) > 1e-9:
             parts = ax.violinplot([logs], [k], widths=0.8, showextrema=False)
             for body in parts["bodies"]:
-                body.set(facecolor=_plotting.COLORS[5], alpha=0.75, edgecolor="none")
+                body.set(facecolor=pictures.COLORS[5], alpha=0.75, edgecolor="none")
         ax.vlines(
-            k, *np.quantile(logs, [0.25, 0.75]), color=_plotting.COLORS[0], linewidth=4
+            k, *np.quantile(logs, [0.25, 0.75]), color=pictures.COLORS[0], linewidth=4
         )
         ax.hlines(np.median(logs), k - 0.22, k + 0.22, color="black", linewidth=2)
     handles = [
         _line("black", 2, "median"),
-        _line(_plotting.COLORS[0], 4, "middle half"),
+        _line(pictures.COLORS[0], 4, "middle half"),
     ]
     if clip_norms is not None:
         at = np.broadcast_to(np.asarray(clip_norms, np.float64), [len(names)])
         if np.any(~(at > 0)):
             raise ValueError("clip_norms must be above 0.")
-        color = _plotting.COLORS[1]
+        color = pictures.COLORS[1]
         for k, c in enumerate(np.log10(at)):
             ax.hlines(c, k - 0.46, k + 0.46, color=color, linestyle="--", linewidth=1.6)
         handles.append(_line(color, 1.6, "clip norm", "--"))
@@ -54,36 +54,36 @@ def violins(norms, path, clip_norms, xlabel, title, public):
     )
     ax.set_xlim(-0.6, len(names) - 0.4)
     _log_ticks(ax)
-    ax.grid(True, axis="y", color="#DDDDDD", linewidth=0.5)
-    ax.set_axisbelow(True)
     ax.set_xlabel(xlabel)
     ax.set_ylabel("gradient norm (loss per unit of weight)")
     ax.set_title(title, fontsize=11)
     ax.legend(handles=handles, fontsize=8, frameon=False, loc="best")
-    notes = [] if public else [_plotting.PRIVATE_NOTE]
+    notes = [] if public else [pictures.PRIVATE_NOTE]
     if left_out:
         notes.append(f"{left_out} norms that are 0 or not finite are left out")
     if notes:
-        _plotting.note(figure, "; ".join(notes))
-    return _plotting.finish(figure, path)
+        pictures.note(figure, "; ".join(notes))
+    return pictures.finish(figure, path)
 
 
 def class_weights(weights, path, order, differences, xlabel, title, public):
     """Relative weights by class; below, differences in accuracy."""
     rows = 2 if differences else 1
     count = len(order)
-    figure, axes = _plotting.new_figure(
-        max(5.5, 1.8 + min(0.35 * count, 9)), 3.1 * rows + 0.5, rows, 1, sharex=True
+    figure, axes = pictures.new(
+        max(5.5, 1.8 + min(0.35 * count, 9)),
+        3.1 * rows + 0.5,
+        rows,
+        grid="y",
+        sharex=True,
     )
     places = [weights.classes.tolist().index(label) for label in order]
     x = np.arange(count)
     ax = axes[0, 0]
     for k, c in enumerate(weights.clip_norms):
-        look = _plotting.style(k)
-        if count > 30:
-            look["marker"] = ""
+        look = pictures.style(k, marked=count <= 30)
         ax.plot(x, weights.relative[k, places], label=f"clip norm {c:g}", **look)
-    ax.axhline(1.0, color=_plotting.GREY, linewidth=0.8)
+    ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("relative retained weight")
     ax.set_title(title, fontsize=11)
@@ -94,22 +94,19 @@ def class_weights(weights, path, order, differences, xlabel, title, public):
         for k, (label, values) in enumerate(differences.items()):
             # The same clip norm looks the same in both panels.
             known = label in shown
-            look = _plotting.style(shown.index(label) if known else len(shown) + k)
-            if count > 30:
-                look["marker"] = ""
+            index = shown.index(label) if known else len(shown) + k
+            look = pictures.style(index, marked=count <= 30)
             low.plot(x, np.asarray(values)[places], label=label, **look)
-        low.axhline(0.0, color=_plotting.GREY, linewidth=0.8)
+        low.axhline(0.0, color=pictures.GREY, linewidth=0.8)
         low.set_ylabel("difference in accuracy")
         low.legend(fontsize=8, frameon=False)
     last = axes[-1, 0]
     step = max(1, math.ceil(count / 25))
     last.set_xticks(x[::step], [_name(label) for label in order[::step]])
     last.set_xlabel(xlabel)
-    for ax in axes[:, 0]:
-        ax.grid(True, axis="y", color="#DDDDDD", linewidth=0.5)
     if not public:
-        _plotting.note(figure)
-    return _plotting.finish(figure, path)
+        pictures.note(figure)
+    return pictures.finish(figure, path)
 
 
 def geometry(found, path, title, public):
@@ -117,16 +114,18 @@ def geometry(found, path, title, public):
     panels = len(found.projections) + 1
     columns = min(3 if panels <= 6 else 4, panels)
     rows = math.ceil(panels / columns)
-    figure, axes = _plotting.new_figure(3.1 * columns, 3.1 * rows + 0.6, rows, columns)
+    figure, axes = pictures.new(
+        3.1 * columns, 3.1 * rows + 0.6, rows, columns, grid=None
+    )
     cells = list(axes.flat)
     for k, (points, mean) in enumerate(
         zip(found.projections, found.means, strict=True)
     ):
         ax = cells[k]
-        ax.scatter(*points.T, s=5, alpha=0.45, color=_plotting.COLORS[0], linewidths=0)
-        ax.axhline(0, color=_plotting.GREY, linewidth=0.7, zorder=0)
-        ax.axvline(0, color=_plotting.GREY, linewidth=0.7, zorder=0)
-        color = _plotting.COLORS[1]
+        ax.scatter(*points.T, s=5, alpha=0.45, color=pictures.COLORS[0], linewidths=0)
+        ax.axhline(0, color=pictures.GREY, linewidth=0.7, zorder=0)
+        ax.axvline(0, color=pictures.GREY, linewidth=0.7, zorder=0)
+        color = pictures.COLORS[1]
         ax.plot(*mean, "o", mfc="none", mec=color, mew=2, markersize=9, label="mean")
         ax.set_title(f"random projection {k + 1}", fontsize=9)
         # Most of the points rather than the farthest one.
@@ -138,7 +137,7 @@ def geometry(found, path, title, public):
         if k == 0:
             ax.legend(fontsize=8, frameon=False)
     ax = cells[panels - 1]
-    ax.hist(found.cosines, bins=np.linspace(-1, 1, 41), color=_plotting.COLORS[5])
+    ax.hist(found.cosines, bins=np.linspace(-1, 1, 41), color=pictures.COLORS[5])
     ax.axvline(0, color="black", linewidth=0.8)
     ax.set_title("cosine with the mean gradient", fontsize=9)
     ax.set_ylabel("examples")
@@ -147,13 +146,13 @@ def geometry(found, path, title, public):
         ax.set_visible(False)
     figure.suptitle(f"{title} ({len(found.norms)} examples)", fontsize=11)
     if not public:
-        _plotting.note(figure)
-    return _plotting.finish(figure, path)
+        pictures.note(figure)
+    return pictures.finish(figure, path)
 
 
 def clip_history(rows, path, public):
     """The clip norm over training against the quantiles of the norms."""
-    figure, axes = _plotting.new_figure(6.4, 4.2)
+    figure, axes = pictures.new(6.4, 4.2)
     ax = axes[0, 0]
     x = [row["step"] for row in rows]
 
@@ -164,7 +163,7 @@ def clip_history(rows, path, public):
         x,
         column("norm_5%"),
         column("norm_95%"),
-        color=_plotting.COLORS[5],
+        color=pictures.COLORS[5],
         alpha=0.25,
         linewidth=0,
         label="norms, 5 to 95 %",
@@ -173,7 +172,7 @@ def clip_history(rows, path, public):
         x,
         column("norm_25%"),
         column("norm_75%"),
-        color=_plotting.COLORS[5],
+        color=pictures.COLORS[5],
         alpha=0.45,
         linewidth=0,
         label="norms, 25 to 75 %",
@@ -184,42 +183,40 @@ def clip_history(rows, path, public):
             x,
             column("norm_at_target"),
             label="norm at the target quantile",
-            **_plotting.style(2),
+            **pictures.style(2),
         )
     if np.isfinite(column("clip_norm")).any():
-        look = {**_plotting.style(1), "linestyle": "--"}
+        look = {**pictures.style(1), "linestyle": "--"}
         ax.plot(x, column("clip_norm"), label="clip norm", **look)
     if np.nanmin(column("norm_5%")) > 0:
         ax.set_yscale("log")
     ax.set_xlabel("steps")
     ax.set_ylabel("gradient norm (loss per unit of weight)")
     ax.set_title("Clip norm and gradient norms while training", fontsize=11)
-    ax.grid(True, color="#DDDDDD", linewidth=0.5)
     ax.legend(fontsize=8, frameon=False)
     if not public:
-        _plotting.note(figure)
-    return _plotting.finish(figure, path)
+        pictures.note(figure)
+    return pictures.finish(figure, path)
 
 
 def signal_history(rows, groups, path, public):
     """The signal-to-noise ratio of each group over training."""
-    figure, axes = _plotting.new_figure(6.4, 4.2)
+    figure, axes = pictures.new(6.4, 4.2)
     ax = axes[0, 0]
     x = [row["step"] for row in rows]
     for k, name in enumerate(groups):
         ax.plot(
-            x, [row[f"snr/{name}"] for row in rows], label=name, **_plotting.style(k)
+            x, [row[f"snr/{name}"] for row in rows], label=name, **pictures.style(k)
         )
-    ax.axhline(1.0, color=_plotting.GREY, linewidth=0.8)
+    ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
     ax.set_yscale("log")
     ax.set_xlabel("steps")
     ax.set_ylabel("signal / noise of one step")
     ax.set_title("Signal-to-noise ratio by layer", fontsize=11)
-    ax.grid(True, color="#DDDDDD", linewidth=0.5)
     ax.legend(fontsize=8, frameon=False, ncols=1 + len(groups) // 12)
     if not public:
-        _plotting.note(figure)
-    return _plotting.finish(figure, path)
+        pictures.note(figure)
+    return pictures.finish(figure, path)
 
 
 def _line(color, width, label, style="-"):

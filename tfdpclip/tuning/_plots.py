@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tfdpclip.diagnostics import _plotting
+from tfdpclip import pictures
 
 _NAMES = {
     "clip_norm": "clip norm",
@@ -17,11 +17,11 @@ _NAMES = {
 
 def batch_size(advice, path):
     """Cumulative noise against batch size and against steps."""
-    figure, axes = _plotting.new_figure(9.0, 4.0, 1, 2, sharey=True)
+    figure, axes = pictures.new(9.0, 4.0, 1, 2, sharey=True)
     for ax, key in zip(axes[0], ("batch_size", "steps"), strict=True):
         x = [getattr(c, key) for c in advice.candidates]
         y = [c.cumulative_noise for c in advice.candidates]
-        ax.plot(x, y, color=_plotting.GREY, linewidth=1, zorder=1)
+        ax.plot(x, y, color=pictures.GREY, linewidth=1, zorder=1)
         chosen = [c.batch_size == advice.batch_size for c in advice.candidates]
         good = [c.batch_size in advice.good for c in advice.candidates]
         few = [c.steps < advice.minimum_steps for c in advice.candidates]
@@ -29,10 +29,10 @@ def batch_size(advice, path):
         good = [a and not b for a, b in zip(good, chosen, strict=True)]
         few = [a and not b for a, b in zip(few, chosen, strict=True)]
         for mask, label, color, marker, size in (
-            (rest, "more noise", _plotting.COLORS[5], "o", 36),
-            (few, "too few steps", _plotting.COLORS[1], "X", 44),
-            (good, "nearly the least noise", _plotting.COLORS[0], "D", 36),
-            (chosen, "recommended", _plotting.COLORS[2], "*", 190),
+            (rest, "more noise", pictures.COLORS[5], "o", 36),
+            (few, "too few steps", pictures.COLORS[1], "X", 44),
+            (good, "nearly the least noise", pictures.COLORS[0], "D", 36),
+            (chosen, "recommended", pictures.COLORS[2], "*", 190),
         ):
             if any(mask):
                 ax.scatter(
@@ -46,7 +46,6 @@ def batch_size(advice, path):
                 )
         ax.set_xscale("log", base=2 if key == "batch_size" else 10)
         ax.set_yscale("log")
-        ax.grid(True, which="both", color="#DDDDDD", linewidth=0.5)
         _round_ticks(ax.yaxis, min(y), max(y))
     left, right = axes[0]
     left.set_xlabel("expected batch size (records)")
@@ -55,14 +54,14 @@ def batch_size(advice, path):
         left.xaxis, *(f([c.batch_size for c in advice.candidates]) for f in (min, max))
     )
     right.set_xlabel("steps T")
-    right.axvline(advice.minimum_steps, color=_plotting.GREY, linestyle="--")
+    right.axvline(advice.minimum_steps, color=pictures.GREY, linestyle="--")
     right.annotate(
         f" {advice.minimum_steps} steps",
         (advice.minimum_steps, 0.98),
         xycoords=("data", "axes fraction"),
         va="top",
         fontsize=8,
-        color=_plotting.GREY,
+        color=pictures.GREY,
     )
     left.legend(fontsize=8, frameon=False)
     figure.suptitle(
@@ -70,7 +69,7 @@ def batch_size(advice, path):
         f"ε = {advice.epsilon:g}, δ = {advice.delta:g}",
         fontsize=11,
     )
-    return _plotting.finish(figure, path)
+    return pictures.finish(figure, path)
 
 
 def heatmap(result, path, metric, label, title):
@@ -95,9 +94,11 @@ def heatmap(result, path, metric, label, title):
         values[sizes.index(row["batch_size"]), clips.index(row["clip_norm"])] = row[
             "mean"
         ]
-    figure, axes = _plotting.new_figure(2.6 + 0.8 * len(clips), 1.9 + 0.5 * len(sizes))
+    figure, axes = pictures.new(
+        2.6 + 0.8 * len(clips), 1.9 + 0.5 * len(sizes), grid=None
+    )
     ax = axes[0, 0]
-    image = ax.imshow(values, origin="lower", aspect="auto", cmap=_plotting.SEQUENTIAL)
+    image = ax.imshow(values, origin="lower", aspect="auto", cmap=pictures.SEQUENTIAL)
     finite = values[np.isfinite(values)]
     middle = (finite.min() + finite.max()) / 2 if finite.size else 0.0
     best = finite.max() if result.maximize else finite.min()
@@ -122,8 +123,8 @@ def heatmap(result, path, metric, label, title):
     figure.colorbar(image, ax=ax, label=_sentence(f"{name}, mean of repeats"))
     ax.set_title(title or _sentence(f"{name} at the best learning rate"), fontsize=11)
     if result.only_best:
-        _plotting.note(figure, "not to be released: the search's privacy needs that")
-    return _plotting.finish(figure, path)
+        pictures.note(figure, "not to be released: the search's privacy needs that")
+    return pictures.finish(figure, path)
 
 
 def curves(result, path, x, by, metric, difference_to_best, label, title):
@@ -131,7 +132,7 @@ def curves(result, path, x, by, metric, difference_to_best, label, title):
     rows = result.best_at((x,) if by is None else (x, by), metric)
     if not rows:
         raise ValueError("There is nothing to draw: no run has ended yet.")
-    figure, axes = _plotting.new_figure(6.0, 4.0)
+    figure, axes = pictures.new(6.0, 4.0)
     ax = axes[0, 0]
     groups = [None] if by is None else _ordered({row[by] for row in rows})
     places = _ordered({row[x] for row in rows})
@@ -144,7 +145,7 @@ def curves(result, path, x, by, metric, difference_to_best, label, title):
         if difference_to_best:
             best = np.nanmax(means) if result.maximize else np.nanmin(means)
         at = [places.index(row[x]) if named else row[x] for row in mine]
-        look = _plotting.style(k)
+        look = pictures.style(k)
         text = None if by is None else f"{_NAMES.get(by, by)} {_shown(group)}"
         ax.plot(at, means - best, label=text, **look)
         ax.fill_between(
@@ -167,7 +168,6 @@ def curves(result, path, x, by, metric, difference_to_best, label, title):
     ax.set_ylabel(
         _sentence(f"{name}, difference to the best" if difference_to_best else name)
     )
-    ax.grid(True, color="#DDDDDD", linewidth=0.5)
     if by is not None:
         ax.legend(fontsize=8, frameon=False)
     repeats = max(row["runs"] for row in rows)
@@ -180,8 +180,8 @@ def curves(result, path, x, by, metric, difference_to_best, label, title):
     if result.only_best:
         text = "not to be released: the search's privacy needs that. " + text
     if text:
-        _plotting.note(figure, text)
-    return _plotting.finish(figure, path)
+        pictures.note(figure, text)
+    return pictures.finish(figure, path)
 
 
 def _ordered(values) -> list:

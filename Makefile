@@ -41,7 +41,7 @@ demo: $(READY)
 # So the tests run in three parts, each in processes of its own; the last part is
 # whatever the others leave. (What is traced only, `tests/conftest.py` frees.)
 TEST_PARTS := 'tests/keras tests/clipping tests/testing' 'tests/gradients' \
-    'tests tfdpclip --ignore=tests/keras --ignore=tests/clipping \
+    'tests tfdpclip driver_kit --ignore=tests/keras --ignore=tests/clipping \
     --ignore=tests/testing --ignore=tests/gradients'
 
 define run_tests

@@ -32,7 +32,7 @@ setuptools.setup(
     packages=setuptools.find_packages(
         include=[
             f"{package}{submodules}"
-            for package in ("tfdpclip", "tff_tasks", "keras_examples")
+            for package in ("tfdpclip", "driver_kit", "tff_tasks", "keras_examples")
             for submodules in ("", ".*")
         ]
     ),

@@ -24,13 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import (
-    batch_networks,
-    image_data,
-    outcome,
-    settings,
-    training,
-)
+from driver_kit import programs, settings
+from keras_examples import batch_networks, image_data, training
 from tfdpclip.clipping import make_groups
 
 CLIPS = ("full", "layerwise", "adaptive", "adaptive_zhang", "scaled")
@@ -62,9 +57,7 @@ class Settings:
         ("individual", "batch", "group"),
         "Whose gradient is clipped: each example's, the batch's, or each group's.",
     )
-    groups: int = settings.number(
-        8, "Groups per batch for --unit=group.", integer=True, least=2
-    )
+    groups: int = settings.count(8, "Groups per batch for --unit=group.", least=2)
     clip: str = settings.choice(
         "adaptive",
         CLIPS,
@@ -84,9 +77,9 @@ class Settings:
         "Whether full and scaled clipping get sigma / sqrt(L), as private as layerwise "
         "clipping with sigma.",
     )
-    batch_size: int = settings.number(64, "Images per step, m.", integer=True, least=1)
-    physical_batch_size: int = settings.number(
-        256, "Most images at a time for --unit=individual.", integer=True, least=1
+    batch_size: int = settings.count(64, "Images per step, m.")
+    physical_batch_size: int = settings.count(
+        256, "Most images at a time for --unit=individual."
     )
     sampling: str = settings.choice(
         "fixed", ("fixed", "poisson"), "How batches are drawn."
@@ -98,9 +91,9 @@ class Settings:
     clip_decay: float = settings.number(
         1.0, "The clip norm's factor after each epoch.", above=0, most=1
     )
-    epochs: int = settings.number(50, "Epochs.", integer=True, least=1)
-    baseline_epochs: int = settings.number(
-        50, "Epochs of SGD without privacy, to compare; 0: none.", integer=True, least=0
+    epochs: int = settings.count(50, "Epochs.")
+    baseline_epochs: int = settings.count(
+        50, "Epochs of SGD without privacy, to compare; 0: none.", least=0
     )
     public_share: float = settings.number(
         0.1, "Share of the training images to take as public.", above=0, below=1
@@ -111,7 +104,7 @@ class Settings:
     output_dir: str = settings.output_dir("batch_clipping")
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     _check(used)
     if used.seed is not None:
@@ -398,7 +391,7 @@ def _outcome(used, images, model, trained, accounts, runs, layers, private):
         "normalisation's statistics and gradient norms by layer come from them.",
         "SGD without privacy is outside every guarantee.",
     ]
-    return outcome.Outcome(
+    return programs.Outcome(
         title=title,
         findings=findings,
         privacy=trained.statement,
@@ -421,7 +414,7 @@ def _outcome(used, images, model, trained, accounts, runs, layers, private):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_examples import outcome, settings
+from driver_kit import programs, settings
 from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_advice, batch_size_noise
 
@@ -56,8 +56,8 @@ FIGURES = (
 class Settings:
     """The settings of a run."""
 
-    num_examples: int = settings.number(
-        50_000, "Number of training examples N.", integer=True, least=2
+    num_examples: int = settings.count(
+        50_000, "Number of training examples N.", least=2
     )
     epochs: tuple[float, ...] = settings.numbers(
         (8,), "How often an example is used, on average.", good=8, above=0
@@ -72,9 +72,7 @@ class Settings:
         integer=True,
         least=1,
     )
-    min_steps: int = settings.number(
-        20, "Least number of steps that training needs.", integer=True, least=1
-    )
+    min_steps: int = settings.count(20, "Least number of steps that training needs.")
     tolerance: float = settings.number(
         0.1, "Excess over the least noise that counts as nearly least.", least=0
     )
@@ -83,9 +81,7 @@ class Settings:
         ("fixed_epochs", "fixed_steps"),
         "What stays the same over batch sizes.",
     )
-    steps: int = settings.number(
-        100, "Steps for --mode=fixed_steps.", integer=True, least=1
-    )
+    steps: int = settings.count(100, "Steps for --mode=fixed_steps.")
     steps_convention: str = settings.choice(
         "ceil",
         ("ceil", "floor", "loader", "framework"),
@@ -94,7 +90,7 @@ class Settings:
     output_dir: str = settings.output_dir("batch_size")
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Computes the noise and the recommendations."""
     sizes = [b for b in used.batch_sizes if b < used.num_examples] + ["full"]
     rows, answers = [], []
@@ -161,7 +157,7 @@ def run(used: Settings) -> outcome.Outcome:
             f"At {used.steps} steps whatever the batch size, the effective noise falls "
             "towards a limit; look for the knee."
         ]
-    return outcome.Outcome(
+    return programs.Outcome(
         title=f"Noise by batch size, {used.num_examples} examples",
         findings=findings,
         privacy=f"at each row, (epsilon, {used.delta:g})-differential privacy of one "
@@ -230,7 +226,7 @@ def _plot(used, rows, quantity, axis, title):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,8 @@ import dataclasses
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import (
-    image_data,
-    mnist_cnn,
-    networks,
-    outcome,
-    settings,
-    training,
-)
+from driver_kit import programs, settings
+from keras_examples import image_data, networks, training
 
 _OPTIMIZERS = {"sgd": dpc.keras.DPSGD, "adam": dpc.keras.DPAdam}
 
@@ -41,9 +35,7 @@ class Settings:
         None, f"Directory with {image_data.CIFAR10_LAYOUT}."
     )
     padding: str = settings.choice("same", ("same", "valid"), "Of the convolutions.")
-    dense: int = settings.number(
-        1500, "Units of the dense layer.", integer=True, least=1
-    )
+    dense: int = settings.count(1500, "Units of the dense layer.")
     dropout: float = settings.number(0.5, "The dropout rate.", least=0, below=1)
     optimizer: str = settings.choice("sgd", tuple(_OPTIMIZERS), "The optimizer.")
     clip: str = settings.choice(
@@ -56,23 +48,19 @@ class Settings:
     )
     delta: float = settings.delta()
     learning_rate: float = settings.number(0.001, "The learning rate.", above=0)
-    decay_epochs: int = settings.number(
-        20, "Divide the learning rate by 10 after so many.", integer=True, least=1
+    decay_epochs: int = settings.count(
+        networks.CIFAR10_DECAY_EPOCHS, "Divide the learning rate by 10 after so many."
     )
-    batch_size: int = settings.number(
-        128, "Expected images per step.", integer=True, least=1
+    batch_size: int = settings.count(128, "Expected images per step.")
+    physical_batch_size: int = settings.count(
+        256, "Most images at a time; larger steps are cut."
     )
-    physical_batch_size: int = settings.number(
-        256, "Most images at a time; larger steps are cut.", integer=True, least=1
-    )
-    epochs: int = settings.number(
-        60, "How often to go through the images.", integer=True, least=1
-    )
+    epochs: int = settings.count(60, "How often to go through the images.")
     seed: int | None = settings.seed()
     output_dir: str = settings.output_dir("cifar10_cnn")
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     images = image_data.load(used.dataset, used.data_dir, (32, 32, 3))
     model = networks.cifar10_network(
@@ -87,7 +75,7 @@ def run(used: Settings) -> outcome.Outcome:
             staircase=True,
         )
 
-    batches = mnist_cnn.private_run(
+    batches = training.private_run(
         used, images, model, _OPTIMIZERS[used.optimizer], rate
     )
     test = (training.scaled(images.test[0]), images.test[1])
@@ -98,7 +86,7 @@ def run(used: Settings) -> outcome.Outcome:
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import optimize, special
 
 import tfdpclip as dpc
-from keras_examples import outcome, settings
+from driver_kit import programs, settings
 from tfdpclip import pictures
 
 POINTS = {1: (-3.0, -3.0, 9.0), 2: (-3.0, 3.0)}
@@ -39,12 +39,8 @@ class Settings:
     perturbations: tuple[float, ...] = settings.numbers(
         (0, 1, 5, 10), "k: stddev of the noise before clipping.", good=5, least=0
     )
-    iterations: int = settings.number(
-        50_000, "Gradient steps of problems 1 and 2.", integer=True, least=1
-    )
-    iterations_3: int = settings.number(
-        10_000, "Gradient steps of problem 3.", integer=True, least=1
-    )
+    iterations: int = settings.count(50_000, "Gradient steps of problems 1 and 2.")
+    iterations_3: int = settings.count(10_000, "Gradient steps of problem 3.")
     clip_norm: float = settings.number(1.0, "The clip norm c.", above=0)
     noise_stddev: float = settings.number(
         1.0, "sigma: stddev of the noise on the mean gradient.", least=0
@@ -59,19 +55,13 @@ class Settings:
     start_3: float = settings.number(
         0.0, "Where problem 3 starts, in every coordinate.", good=0
     )
-    batch_size: int = settings.number(
-        64, "Points per step of problem 3.", integer=True, least=1, most=_SIZE
-    )
-    repeats: int = settings.number(
+    batch_size: int = settings.count(64, "Points per step of problem 3.", most=_SIZE)
+    repeats: int = settings.count(
         5,
         "Runs with different noise (and points, in problem 3).",
-        integer=True,
-        least=1,
     )
     delta: float = settings.delta()
-    seed: int = settings.number(
-        0, "For points, draws and noise.", integer=True, least=0, good=0
-    )
+    seed: int = settings.count(0, "For points, draws and noise.", least=0)
     output_dir: str = settings.output_dir("clipping_bias")
 
 
@@ -127,7 +117,7 @@ def fixed_point(points, perturbation: float, clip_norm: float = 1.0) -> float:
     return (first(1.0) + first(-1.0)) / 2
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Runs the problems."""
     curves, rows = [], []
     for problem in used.problems:
@@ -163,7 +153,7 @@ def run(used: Settings) -> outcome.Outcome:
                 }
                 for step, d in zip(steps, distances[:, j], strict=True)
             ]
-    return outcome.Outcome(
+    return programs.Outcome(
         title="Clipping bias, and noise before clipping",
         findings=_findings(used, rows),
         privacy=_privacy(used),
@@ -276,7 +266,10 @@ def _findings(used, rows):
 def _privacy(used):
     if used.noise_stddev == 0:
         return "none: without noise epsilon is infinite."
-    lines = [outcome.NOTHING_PRIVATE + " With private points, one run would have:"]
+    lines = [
+        "nothing here is private data: the records are made up or public, and no "
+        "epsilon is claimed. With private points, one run would have:"
+    ]
     for problem in used.problems:
         size = len(POINTS[problem]) if problem in POINTS else used.batch_size
         scheme = (
@@ -334,7 +327,7 @@ def _plot(used, curves, rows):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

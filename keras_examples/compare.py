@@ -25,15 +25,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from scipy import stats
-from sklearn import datasets, model_selection
 
 import tfdpclip as dpc
-from keras_examples import outcome, settings
+from driver_kit import programs, settings
+from keras_examples.digits_data import CLASSES, VARIANTS, Data, load_data
 from tfdpclip import pictures
 from tfdpclip.diagnostics import GradientMeter, class_accuracy
-
-VARIANTS = ("plain", "hard", "imbalanced")
-CLASSES = 10
 
 
 def _fixed(norm: float) -> dpc.FixedClip:
@@ -74,51 +71,13 @@ class Settings:
     learning_rates: tuple[float, ...] = settings.numbers(
         (0.1, 0.3, 0.6), "Learning rates to choose from (momentum 0.9).", above=0
     )
-    batch_size: int = settings.number(
-        256, "Expected examples per step.", integer=True, least=1
+    batch_size: int = settings.count(256, "Expected examples per step.")
+    epochs: int = settings.count(10, "How often to go through the data, on average.")
+    tuning_repeats: int = settings.count(
+        3, "Runs per choice of clip norm and learning rate."
     )
-    epochs: int = settings.number(
-        10, "How often to go through the data, on average.", integer=True, least=1
-    )
-    tuning_repeats: int = settings.number(
-        3, "Runs per choice of clip norm and learning rate.", integer=True, least=1
-    )
-    repeats: int = settings.number(
-        6, "Fresh runs of the chosen settings.", integer=True, least=2
-    )
+    repeats: int = settings.count(6, "Fresh runs of the chosen settings.", least=2)
     output_dir: str = settings.output_dir("compare")
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Private training data, public data (their stand-in) and test data."""
-
-    train: tuple[np.ndarray, np.ndarray]
-    public: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
-
-
-def load_data(variant: str) -> Data:
-    """The digits, always split alike: 64 % private, 16 % public, 20 % test."""
-    images, labels = datasets.load_digits(return_X_y=True)
-    images = (images / 8 - 1).astype(np.float32)
-    if variant == "hard":
-        rng = np.random.default_rng(1)
-        images = images + rng.normal(0, 0.7, images.shape).astype(np.float32)
-    rest, test_x, rest_y, test_y = model_selection.train_test_split(
-        images, labels, test_size=0.2, stratify=labels, random_state=0
-    )
-    x, public_x, y, public_y = model_selection.train_test_split(
-        rest, rest_y, test_size=0.2, stratify=rest_y, random_state=0
-    )
-    if variant == "imbalanced":
-        # Every seventh example of classes 5 to 9 stays. The public data are left.
-        place = np.zeros(len(y), int)
-        for label in range(CLASSES):
-            place[y == label] = np.arange(np.sum(y == label))
-        kept = (y < 5) | (place % 7 == 0)
-        x, y = x[kept], y[kept]
-    return Data((x, y), (public_x, public_y), (test_x, test_y))
 
 
 def build_network() -> tf.keras.Model:
@@ -349,7 +308,7 @@ def _findings(used, results) -> list[str]:
     return texts
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Runs the comparison."""
     tuning, results, statements = [], [], []
     started = time.monotonic()
@@ -363,7 +322,7 @@ def run(used: Settings) -> outcome.Outcome:
         {k: v for k, v in r.items() if k not in ("runs", "standard_error")}
         for r in results
     ]
-    return outcome.Outcome(
+    return programs.Outcome(
         title="Clip rules at equal epsilon, on digits",
         findings=_findings(used, results),
         privacy="\n".join(statements),
@@ -426,7 +385,7 @@ def _plot(used, results):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -18,18 +18,17 @@ loss here, since the data are public, but would be one with private data.
 
 from __future__ import annotations
 
-import pathlib
+import dataclasses
 import time
 
 import numpy as np
 import tensorflow as tf
-from absl import app, flags
 from sklearn import datasets, model_selection
 
-import keras_examples
+import driver_kit
 import tfdpclip as dpc
-from keras_examples import number_flags, report, tracking
-from tfdpclip import files
+from driver_kit import programs, settings
+from keras_examples import digits_report, tracking
 
 # Learning rates that work with the other defaults.
 _OPTIMIZERS = {
@@ -44,150 +43,111 @@ _TEST_SHARE = 0.2
 _BASELINE_BATCH_SIZE = 32
 _BASELINE_LEARNING_RATE = 0.003
 
-_number = number_flags.define_number
 
-_EPSILON = _number(
-    "epsilon",
-    3.0,
-    "Privacy budget; noise is calibrated to it. inf: no noise, not private.",
-    good=3,
-    above=0,
-    infinite=True,
-)
-_DELTA = _number(
-    "delta",
-    1e-5,
-    "Probability with which epsilon may fail; well below 1 / number of images.",
-    good=1e-5,
-    above=0,
-    below=1,
-)
-_CLIP = flags.DEFINE_enum(
-    "clip",
-    "quantile",
-    ["quantile", "fixed", "automatic"],
-    "How gradients are clipped: to a privately followed quantile of their norms, to "
-    "a fixed norm, or all scaled to nearly the same norm.",
-)
-_CLIP_NORM = _number(
-    "clip_norm",
-    0.1,
-    "The clip norm: of the first step for --clip=quantile, of all for --clip=fixed.",
-    good=0.1,
-    above=0,
-)
-_TARGET_QUANTILE = _number(
-    "target_quantile",
-    0.5,
-    "The share of gradients that --clip=quantile tries to leave unclipped.",
-    good=0.5,
-    least=0,
-    most=1,
-)
-_CLIP_LEARNING_RATE = _number(
-    "clip_learning_rate",
-    0.2,
-    "How fast --clip=quantile moves the clip norm.",
-    good=0.2,
-    above=0,
-)
-_NORMALIZE = flags.DEFINE_bool(
-    "normalize",
-    True,
-    "Whether to divide clipped gradients by the clip norm, so that the learning rate "
-    "need not change with it.",
-)
-_BATCH_SIZE = _number(
-    "batch_size",
-    256,
-    "Expected number of images per step; the sampling rate is this divided by the "
-    "number of training images.",
-    good=256,
-    integer=True,
-    least=1,
-)
-_ACCUMULATION_STEPS = _number(
-    "accumulation_steps",
-    1,
-    "Into how many pieces to cut each batch, to save memory. Changes nothing else.",
-    good=1,
-    integer=True,
-    least=1,
-)
-_EPOCHS = _number(
-    "epochs",
-    60,
-    "How often to go through the training images, on average.",
-    good=60,
-    integer=True,
-    least=1,
-)
-_OPTIMIZER = flags.DEFINE_enum(
-    "optimizer", "sgd", list(_OPTIMIZERS), "The optimizer that gets private gradients."
-)
-_LEARNING_RATE = _number(
-    "learning_rate",
-    None,
-    "Learning rate. By default one that suits the optimizer: "
-    + ", ".join(f"{name} {rate:g}" for name, (_, rate) in _OPTIMIZERS.items()),
-    good=0.07,
-    above=0,
-)
-_MOMENTUM = _number(
-    "momentum", 0.9, "Momentum of --optimizer=sgd.", good=0.9, least=0, below=1
-)
-_JIT_COMPILE = flags.DEFINE_bool(
-    "jit_compile",
-    False,
-    "Whether to compile steps with XLA. Takes seconds, and pays off in long runs.",
-)
-_SEED = _number(
-    "seed",
-    None,
-    "Makes a run repeatable but for rounding, for experiments: it is then NOT private.",
-    good=1,
-    integer=True,
-    least=0,
-    most=2**31 - 1,
-)
-_BASELINE_EPOCHS = _number(
-    "baseline_epochs",
-    20,
-    "For how long to train the same network without privacy, to compare; 0: not.",
-    good=20,
-    integer=True,
-    least=0,
-)
-_SHOW_TRUE_NORMS = flags.DEFINE_bool(
-    "show_true_norms",
-    True,
-    "Whether to measure the training images' gradient norms without noise, for the "
-    "plot. This is not private.",
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-    "output_dir", "runs/digits", "Where to write report.txt, digits.png and the rest."
-)
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of a run."""
 
-_FLAGS = (
-    _EPSILON,
-    _DELTA,
-    _CLIP,
-    _CLIP_NORM,
-    _TARGET_QUANTILE,
-    _CLIP_LEARNING_RATE,
-    _NORMALIZE,
-    _BATCH_SIZE,
-    _ACCUMULATION_STEPS,
-    _EPOCHS,
-    _OPTIMIZER,
-    _LEARNING_RATE,
-    _MOMENTUM,
-    _JIT_COMPILE,
-    _SEED,
-    _BASELINE_EPOCHS,
-    _SHOW_TRUE_NORMS,
-    _OUTPUT_DIR,
-)
+    epsilon: float = settings.number(
+        3.0,
+        "Privacy budget; noise is calibrated to it. inf: no noise, not private.",
+        above=0,
+        infinite=True,
+    )
+    delta: float = settings.number(
+        1e-5,
+        "Probability with which epsilon may fail; well below 1 / number of images.",
+        above=0,
+        below=1,
+    )
+    clip: str = settings.choice(
+        "quantile",
+        ("quantile", "fixed", "automatic"),
+        "How gradients are clipped: to a privately followed quantile of their norms, "
+        "to a fixed norm, or all scaled to nearly the same norm.",
+    )
+    clip_norm: float = settings.number(
+        0.1,
+        "The clip norm: of the first step for --clip=quantile, of all for "
+        "--clip=fixed.",
+        above=0,
+    )
+    target_quantile: float = settings.number(
+        0.5,
+        "The share of gradients that --clip=quantile tries to leave unclipped.",
+        least=0,
+        most=1,
+    )
+    clip_learning_rate: float = settings.number(
+        0.2, "How fast --clip=quantile moves the clip norm.", above=0
+    )
+    normalize: bool = settings.switch(
+        True,
+        "Whether to divide clipped gradients by the clip norm, so that the learning "
+        "rate need not change with it.",
+    )
+    batch_size: int = settings.count(
+        256,
+        "Expected number of images per step; the sampling rate is this divided by the "
+        "number of training images.",
+    )
+    accumulation_steps: int = settings.count(
+        1,
+        "Into how many pieces to cut each batch, to save memory. Changes nothing else.",
+    )
+    epochs: int = settings.count(
+        60, "How often to go through the training images, on average."
+    )
+    optimizer: str = settings.choice(
+        "sgd", tuple(_OPTIMIZERS), "The optimizer that gets private gradients."
+    )
+    learning_rate: float | None = settings.number(
+        None,
+        "Learning rate. By default one that suits the optimizer: "
+        + ", ".join(f"{name} {rate:g}" for name, (_, rate) in _OPTIMIZERS.items()),
+        good=0.07,
+        above=0,
+    )
+    momentum: float = settings.number(
+        0.9, "Momentum of --optimizer=sgd.", least=0, below=1
+    )
+    jit_compile: bool = settings.switch(
+        False,
+        "Whether to compile steps with XLA. Takes seconds, and pays off in long runs.",
+    )
+    seed: int | None = settings.seed()
+    baseline_epochs: int = settings.count(
+        20,
+        "For how long to train the same network without privacy, to compare; 0: not.",
+        least=0,
+    )
+    show_true_norms: bool = settings.switch(
+        True,
+        "Whether to measure the training images' gradient norms without noise, for the "
+        "plot. This is not private.",
+    )
+    output_dir: str = settings.words(
+        "runs/digits", "Where to write report.txt, digits.png and the rest."
+    )
+
+    def rate(self) -> float:
+        """The learning rate, as given or what suits the optimizer."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return _OPTIMIZERS[self.optimizer][1]
+
+    def clip_rule(self) -> dpc.ClipRule:
+        """The clip rule."""
+        if self.clip == "quantile":
+            return dpc.QuantileClip(
+                target_quantile=self.target_quantile,
+                initial_norm=self.clip_norm,
+                learning_rate=self.clip_learning_rate,
+                normalize=self.normalize,
+            )
+        if self.clip == "fixed":
+            return dpc.FixedClip(self.clip_norm, normalize=self.normalize)
+        return dpc.AutomaticClip()
 
 
 def load_data():
@@ -221,49 +181,35 @@ def build_network() -> tf.keras.Model:
     )
 
 
-def clip_rule() -> dpc.ClipRule:
-    """Returns the clip rule that the flags describe."""
-    if _CLIP.value == "quantile":
-        return dpc.QuantileClip(
-            target_quantile=_TARGET_QUANTILE.value,
-            initial_norm=_CLIP_NORM.value,
-            learning_rate=_CLIP_LEARNING_RATE.value,
-            normalize=_NORMALIZE.value,
-        )
-    if _CLIP.value == "fixed":
-        return dpc.FixedClip(_CLIP_NORM.value, normalize=_NORMALIZE.value)
-    return dpc.AutomaticClip()
-
-
-def train() -> report.Run:
-    """Trains as the flags say.
+def train(used: Settings) -> digits_report.Run:
+    """Trains as the settings say.
 
     Raises:
-      SystemExit: if the flags do not go together.
+      UsageError: if the settings do not go together.
     """
-    if _SEED.value is not None:
-        tf.keras.utils.set_random_seed(_SEED.value)
+    if used.seed is not None:
+        tf.keras.utils.set_random_seed(used.seed)
     training, test = load_data()
     size = len(training[0])
-    if _BATCH_SIZE.value > size:
-        raise SystemExit(
-            f"flag --batch_size={_BATCH_SIZE.value}: there are only {size} training "
+    if used.batch_size > size:
+        raise settings.UsageError(
+            f"flag --batch_size={used.batch_size}: there are only {size} training "
             "images, for example --batch_size=256."
         )
 
     # Sampling, and from it the noise: both only look at public numbers.
-    batches = dpc.sampling.Poisson(_BATCH_SIZE.value / size).batches(
-        training, accumulation_steps=_ACCUMULATION_STEPS.value, seed=_SEED.value
+    batches = dpc.sampling.Poisson(used.batch_size / size).batches(
+        training, accumulation_steps=used.accumulation_steps, seed=used.seed
     )
-    steps = _EPOCHS.value * batches.steps_per_epoch
+    steps = used.epochs * batches.steps_per_epoch
     noise_multiplier = dpc.accounting.noise_multiplier(
-        _EPSILON.value, _DELTA.value, steps, batches
+        used.epsilon, used.delta, steps, batches
     )
-    optimizer = _private_optimizer(noise_multiplier, batches.expected_batch_size)
+    optimizer = _private_optimizer(used, noise_multiplier, batches.expected_batch_size)
     print(
         f"{size} training and {len(test[0])} test images. {steps} steps of "
         f"{batches.expected_batch_size:g} images on average, noise multiplier "
-        f"{noise_multiplier:.4g}, for epsilon {_EPSILON.value:g}.",
+        f"{noise_multiplier:.4g}, for epsilon {used.epsilon:g}.",
         flush=True,
     )
 
@@ -272,29 +218,29 @@ def train() -> report.Run:
         optimizer=optimizer,
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=["accuracy"],
-        jit_compile=_JIT_COMPILE.value,
+        jit_compile=used.jit_compile,
     )
-    budget = dpc.keras.PrivacyBudget(_EPSILON.value, _DELTA.value, batches)
+    budget = dpc.keras.PrivacyBudget(used.epsilon, used.delta, batches)
     tracker = tracking.Tracker(
         test,
-        unprotected=training if _SHOW_TRUE_NORMS.value else None,
-        quantile=_TARGET_QUANTILE.value,
+        unprotected=training if used.show_true_norms else None,
+        quantile=used.target_quantile,
     )
-    progress = tracking.Progress("training", steps, tracker, _ACCUMULATION_STEPS.value)
+    progress = tracking.Progress("training", steps, tracker, used.accumulation_steps)
     started = time.monotonic()
     model.fit(
         batches,
-        epochs=_EPOCHS.value,
+        epochs=used.epochs,
         callbacks=[budget, tracker, progress],
         verbose=0,
     )
     private_seconds = time.monotonic() - started
 
     started = time.monotonic()
-    baseline = _train_baseline(training, test) if _BASELINE_EPOCHS.value else None
+    baseline = _train_baseline(used, training, test) if used.baseline_epochs else None
     baseline_seconds = time.monotonic() - started
-    return report.Run(
-        flags={flag.name: flag.value for flag in _FLAGS},
+    return digits_report.Run(
+        flags=dataclasses.asdict(used),
         derived={
             "train_size": size,
             "test_size": len(test[0]),
@@ -305,53 +251,47 @@ def train() -> report.Run:
             "noise_multiplier": noise_multiplier,
             "gradient_noise_multiplier": optimizer.gradient_noise_multiplier,
             "count_stddevs": optimizer.count_stddevs,
-            "learning_rate": _learning_rate(),
+            "learning_rate": used.rate(),
             "parameters": model.count_params(),
         },
         rows=tracker.rows,
         statement=budget.statement,
         classes=_CLASSES,
         baseline=baseline,
-        baseline_text=f"Adam, {_BASELINE_EPOCHS.value} epochs, no clipping, no noise",
+        baseline_text=f"Adam, {used.baseline_epochs} epochs, no clipping, no noise",
         seconds={
             "private training": private_seconds,
             "comparison": baseline_seconds,
-            "all": time.monotonic() - keras_examples.STARTED,
+            "all": time.monotonic() - driver_kit.STARTED,
         },
     )
 
 
-def _learning_rate() -> float:
-    if _LEARNING_RATE.value is not None:
-        return _LEARNING_RATE.value
-    return _OPTIMIZERS[_OPTIMIZER.value][1]
-
-
-def _private_optimizer(noise_multiplier, expected_batch_size):
-    options = {"momentum": _MOMENTUM.value} if _OPTIMIZER.value == "sgd" else {}
-    rule = clip_rule()
+def _private_optimizer(used, noise_multiplier, expected_batch_size):
+    options = {"momentum": used.momentum} if used.optimizer == "sgd" else {}
+    rule = used.clip_rule()
     if noise_multiplier > 0:
         counts = rule.count_stddevs(expected_batch_size)
         try:
             dpc.accounting.split_noise_multiplier(noise_multiplier, counts)
         except ValueError as error:
-            raise SystemExit(
-                f"flag --batch_size={_BATCH_SIZE.value}: too small for --clip=quantile "
-                f"at --epsilon={_EPSILON.value:g}, for example --batch_size=256 (or "
+            raise settings.UsageError(
+                f"flag --batch_size={used.batch_size}: too small for --clip=quantile "
+                f"at --epsilon={used.epsilon:g}, for example --batch_size=256 (or "
                 f"--clip=automatic, which counts nothing). {error}"
             ) from error
-    return _OPTIMIZERS[_OPTIMIZER.value][0](
-        _learning_rate(),
+    return _OPTIMIZERS[used.optimizer][0](
+        used.rate(),
         clip=rule,
         noise_multiplier=noise_multiplier,
         expected_batch_size=expected_batch_size,
-        accumulation_steps=_ACCUMULATION_STEPS.value,
-        seed=_SEED.value,
+        accumulation_steps=used.accumulation_steps,
+        seed=used.seed,
         **options,
     )
 
 
-def _train_baseline(training, test) -> float:
+def _train_baseline(used, training, test) -> float:
     """Trains the same network without privacy and returns its test accuracy."""
     model = build_network()
     model.compile(
@@ -359,7 +299,7 @@ def _train_baseline(training, test) -> float:
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    epochs = _BASELINE_EPOCHS.value
+    epochs = used.baseline_epochs
     steps = epochs * -(-len(training[0]) // _BASELINE_BATCH_SIZE)
     model.fit(
         *training,
@@ -371,30 +311,10 @@ def _train_baseline(training, test) -> float:
     return float(model.evaluate(*test, batch_size=len(test[0]), verbose=0)[1])
 
 
-def main(argv: list[str]) -> None:
-    """Trains, prints the report and writes the files."""
-    if argv[1:]:
-        raise SystemExit(
-            f"Unknown argument {argv[1]!r}. Settings are flags, for example "
-            "--epsilon=3."
-        )
-    directory = pathlib.Path(_OUTPUT_DIR.value)
-    try:
-        files.prepare_directory(directory)
-    except OSError as error:
-        raise SystemExit(
-            f"flag --output_dir={directory}: {error.strerror}; for example "
-            "--output_dir=runs/digits."
-        ) from error
-    run = train()
-    try:
-        text = report.write(run, directory)
-    except OSError as error:
-        raise SystemExit(str(error)) from error
-    print(f"\n{text}")
-    written = (report.REPORT, report.PLOT, report.CONFIG, report.HISTORY)
-    print(f"Written to {directory}: {', '.join(written)}")
+def main(argv: list[str] | None = None) -> None:
+    """The program."""
+    programs.launch(__doc__, Settings, train, argv)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -20,15 +20,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from keras_examples import (
-    cifar10_cnn,
-    image_data,
-    mnist_cnn,
-    networks,
-    outcome,
-    settings,
-    training,
-)
+from driver_kit import programs, settings
+from keras_examples import image_data, networks, training
 from tfdpclip import pictures
 from tfdpclip.diagnostics import GradientGeometry, GradientMeter, gradient_geometry
 
@@ -55,14 +48,12 @@ class Settings:
     cosine_epochs: tuple[int, ...] = settings.numbers(
         (5, 10, 60), "When to show cosines (Fig. 3).", integer=True, least=0
     )
-    planes: int = settings.number(8, "How many projections.", integer=True, least=1)
-    samples: int = settings.number(
-        1000, "How many training examples to look at.", integer=True, least=2
+    planes: int = settings.count(8, "How many projections.")
+    samples: int = settings.count(
+        1000, "How many training examples to look at.", least=2
     )
-    permutations: int = settings.number(499, "For the p-values.", integer=True, least=1)
-    chunk: int = settings.number(
-        16, "Examples at a time for whole gradients.", integer=True, least=1
-    )
+    permutations: int = settings.count(499, "For the p-values.")
+    chunk: int = settings.count(16, "Examples at a time for whole gradients.")
     model: str = settings.choice(
         "tutorial", ("tutorial", "literal"), "Which reading of the MNIST network."
     )
@@ -80,13 +71,9 @@ class Settings:
     learning_rate: float | None = settings.number(
         None, "0.15 for MNIST, 0.001 for CIFAR-10 by default.", good=0.15, above=0
     )
-    batch_size: int = settings.number(
-        128, "Expected images per step.", integer=True, least=1
-    )
-    physical_batch_size: int = settings.number(
-        512, "Most images at a time.", integer=True, least=1
-    )
-    epochs: int = settings.number(60, "Epochs.", integer=True, least=1)
+    batch_size: int = settings.count(128, "Expected images per step.")
+    physical_batch_size: int = settings.count(512, "Most images at a time.")
+    epochs: int = settings.count(60, "Epochs.")
     seed: int | None = settings.seed()
     output_dir: str = settings.output_dir("gradient_symmetry")
 
@@ -118,7 +105,7 @@ class _Snapshots(tf.keras.callbacks.Callback):
         self._measure(epoch + 1)
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Trains, measures and draws."""
     late = [
         e
@@ -147,12 +134,12 @@ def run(used: Settings) -> outcome.Outcome:
         def decay(steps):
             return tf.keras.optimizers.schedules.ExponentialDecay(
                 used.learning_rate,
-                cifar10_cnn.Settings().decay_epochs * steps,
+                networks.CIFAR10_DECAY_EPOCHS * steps,
                 0.1,
                 staircase=True,
             )
 
-    batches = mnist_cnn.private_run(used, images, model, rate=decay)
+    batches = training.private_run(used, images, model, rate=decay)
     x, y = images.train
     looked_at = (training.scaled(x[: used.samples]), y[: used.samples])
     snapshots = _Snapshots(used, looked_at)
@@ -169,7 +156,7 @@ def run(used: Settings) -> outcome.Outcome:
         {"epoch": epoch, **one.summary(used.clip_norm, used.permutations)}
         for epoch, one in sorted(found.items())
     ]
-    return outcome.Outcome(
+    return programs.Outcome(
         title=f"Symmetry of gradients, {images.name}",
         findings=_findings(rows),
         privacy=trained.statement,
@@ -296,7 +283,7 @@ def _cosines(found, name):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import settings
-from keras_examples.compare import load_data
+from driver_kit import settings
+from keras_examples.digits_data import load_data
 from tfdpclip import files
 from tfdpclip.diagnostics import ClassAccuracy, GradientMeter, class_accuracy
 
@@ -31,7 +31,7 @@ class Features:
 
 
 def digits(variant: str = "plain") -> Features:
-    """scikit-learn's digits, pixels as features; variants as in `compare`."""
+    """scikit-learn's digits, pixels as features; variants as in `digits_data`."""
     data = load_data(variant)
     x, y = (np.concatenate(part) for part in zip(data.train, data.public, strict=True))
     if variant == "imbalanced":  # The public part is balanced.

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from driver_kit.settings import UsageError
 from keras_examples import cifar_pickles
-from keras_examples.settings import UsageError
 from tfdpclip import files
 
 MNIST_LAYOUT = (

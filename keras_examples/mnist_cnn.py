@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import tensorflow as tf
-
-import tfdpclip as dpc
-from keras_examples import image_data, networks, outcome, settings, training
+from driver_kit import programs, settings
+from keras_examples import image_data, networks, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,60 +39,20 @@ class Settings:
     )
     delta: float = settings.delta()
     learning_rate: float = settings.number(0.15, "The learning rate.", above=0)
-    batch_size: int = settings.number(
-        128, "Expected images per step.", integer=True, least=1
+    batch_size: int = settings.count(128, "Expected images per step.")
+    physical_batch_size: int = settings.count(
+        512, "Most images at a time; larger steps are cut."
     )
-    physical_batch_size: int = settings.number(
-        512, "Most images at a time; larger steps are cut.", integer=True, least=1
-    )
-    epochs: int = settings.number(
-        60, "How often to go through the images.", integer=True, least=1
-    )
+    epochs: int = settings.count(60, "How often to go through the images.")
     seed: int | None = settings.seed()
     output_dir: str = settings.output_dir("mnist_cnn")
 
 
-def clip_rule(name: str, clip_norm: float) -> dpc.ClipRule:
-    """A flat clip rule by name."""
-    if name == "quantile":
-        return dpc.QuantileClip(initial_norm=clip_norm)
-    return dpc.AutomaticClip() if name == "automatic" else dpc.FixedClip(clip_norm)
-
-
-def private_run(used, images, model, optimizer_class=dpc.keras.DPSGD, rate=None):
-    """Trains a model as `used` says; also for `cifar10_cnn` and `gradient_symmetry`."""
-    x, y = images.train
-    training.check_batch_size(used.batch_size, len(x))
-    if used.seed is not None:
-        tf.keras.utils.set_random_seed(used.seed)
-    scheme = dpc.sampling.Poisson(used.batch_size / len(x))
-    batches = training.draw(
-        scheme, (training.scaled(x), y), used.physical_batch_size, used.seed
-    )
-    steps = used.epochs * batches.steps_per_epoch
-    try:
-        optimizer = optimizer_class(
-            used.learning_rate if rate is None else rate(batches.steps_per_epoch),
-            clip=clip_rule(used.clip, used.clip_norm),
-            noise_multiplier=training.noise_for(used, steps, batches),
-            expected_batch_size=batches.expected_batch_size,
-            accumulation_steps=batches.accumulation_steps,
-            seed=used.seed,
-        )
-    except ValueError as error:
-        raise settings.UsageError(
-            f"flag --clip={used.clip}: {error} Larger --batch_size or --clip=fixed "
-            "would do."
-        ) from error
-    model.compile(optimizer, training.LOSS)
-    return batches
-
-
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     images = image_data.load(used.dataset, used.data_dir, (28, 28, 1))
     model = networks.mnist_network(used.model, images.train[0].shape[1:])
-    batches = private_run(used, images, model)
+    batches = training.private_run(used, images, model)
     test = (training.scaled(images.test[0]), images.test[1])
     trained = training.fit(model, batches, used.epochs, test, delta=used.delta)
     title = f"DP-SGD on {images.name}, {used.model} network"
@@ -103,7 +61,7 @@ def run(used: Settings) -> outcome.Outcome:
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import dataclasses
 
 import numpy as np
 
-from keras_examples import heads, outcome, settings
+from driver_kit import programs, settings
+from keras_examples import heads
 from tfdpclip import diagnostics
 
 
@@ -40,17 +41,13 @@ class Settings:
     learning_rates: tuple[float, ...] = settings.numbers(
         (0.005, 0.03, 0.2), "To choose from, for each clip norm.", above=0
     )
-    batch_size: int = settings.number(
-        64, "Expected examples per step.", integer=True, least=1
-    )
+    batch_size: int = settings.count(64, "Expected examples per step.")
     epochs: float = settings.number(8, "How often an example is used.", above=0)
-    repeats: int = settings.number(
-        5, "Runs of each setting for the accuracies.", integer=True, least=1
-    )
+    repeats: int = settings.count(5, "Runs of each setting for the accuracies.")
     output_dir: str = settings.output_dir("norms_and_weights")
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Trains the heads and measures."""
     data = heads.digits(used.variant)
     if used.features is not None:
@@ -145,7 +142,7 @@ def run(used: Settings) -> outcome.Outcome:
     )
     medians = [float(np.median(v)) for v in violins.values()]
     rises = all(a > b for a, b in zip(medians, medians[1:], strict=False))
-    return outcome.Outcome(
+    return programs.Outcome(
         title=f"Gradient norms and retained weights, {data.name}",
         findings=[
             "Claim: norms rise as epsilon falls. Medians by ascending epsilon: "
@@ -195,7 +192,7 @@ def _contrasts(rows, clips, used):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pathlib
 
 import numpy as np
 
-from keras_examples import outcome, settings
+from driver_kit import programs, settings
 from tfdpclip import files, pictures
 from tfdpclip.tuning import clip_errors, fixed_point_clip, optimal_clip
 
@@ -32,15 +32,13 @@ class Settings:
     noise_multipliers: tuple[float, ...] = settings.numbers(
         (0.05, 0.1, 0.25, 0.5, 1, 2, 4), "Noise multipliers.", good=1, least=0
     )
-    batch: int = settings.number(
-        256, "How many gradients, the first ones.", integer=True, least=1
-    )
+    batch: int = settings.count(256, "How many gradients, the first ones.")
     train_steps: tuple[int, ...] = settings.numbers(
         (0, 100, 300), "After how many steps of training.", integer=True, least=0
     )
     learning_rate: float = settings.number(1.0, "Of gradient descent.", above=0)
-    dimension: int | None = settings.number(
-        None, "Where the noise lives, if not d.", good=650, integer=True, least=1
+    dimension: int | None = settings.count(
+        None, "Where the noise lives, if not d.", good=650
     )
     sampling_rate: float = settings.number(
         1.0,
@@ -103,7 +101,7 @@ def read_gradients(name: str) -> np.ndarray:
     return found
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Finds the clip norms."""
     rows, curves = [], []
     for step, gradients in _snapshots(used):
@@ -154,7 +152,7 @@ def run(used: Settings) -> outcome.Outcome:
         or abs(r["fixed_point"] - r["clip_norm"]) > 1e-6 * max(r["clip_norm"], 1e-12)
     ]
     kinks = sum(r["kind"] == "kink" for r in missed)
-    return outcome.Outcome(
+    return programs.Outcome(
         title="The clip norm with the least error",
         findings=[
             "For fixed gradients the best clip norm falls as the noise grows, and with "
@@ -238,7 +236,7 @@ def _plot(rows, curves):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

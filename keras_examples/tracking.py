@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 import tfdpclip as dpc
+from driver_kit import progress
 
 
 class Tracker(tf.keras.callbacks.Callback):
@@ -79,7 +76,7 @@ class Tracker(tf.keras.callbacks.Callback):
 
 
 class Progress(tf.keras.callbacks.Callback):
-    """A progress bar on a terminal; elsewhere some ten lines in all.
+    """Shows the progress of `fit`, and a tracker's numbers.
 
     Args:
       title: What is running.
@@ -106,30 +103,15 @@ class Progress(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         del logs
-        self._stream = self._stream or sys.stdout
-        self._batches = self._done = self._shown = 0
-        self._bar = None
-        if self._stream.isatty():
-            self._bar = tqdm.tqdm(
-                total=self._steps,
-                desc=self._title,
-                file=self._stream,
-                unit="step",
-                # Some terminals say that they are 0 wide and high.
-                ncols=min(shutil.get_terminal_size().columns, 110),
-                nrows=shutil.get_terminal_size().lines,
-                # Fits into 80 columns.
-                bar_format="{desc} {percentage:3.0f}%|{bar}| {remaining}{postfix}",
-            )
-        else:
-            print(f"{self._title}:", file=self._stream, flush=True)
+        self._batches = 0
+        self._progress = progress.Progress(
+            self._title, self._steps, stream=self._stream
+        )
 
     def on_train_batch_end(self, batch, logs=None):
         del batch, logs
         self._batches += 1
-        self._done = self._batches // self._pieces
-        if self._bar is not None:
-            self._bar.update(self._done - self._bar.n)
+        self._progress.advance(self._batches // self._pieces)
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch, logs
@@ -140,15 +122,8 @@ class Progress(tf.keras.callbacks.Callback):
             parts.append(f"epsilon {row['epsilon']:.2f}")
             if not np.isnan(row["clip_norm"]):
                 parts.append(f"clip {row['clip_norm']:.3g}")
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(parts))
-        elif self._done >= min(self._shown + self._steps / 10, self._steps):
-            self._shown = self._done
-            width = len(str(self._steps))
-            done = f"  step {self._done:{width}d} of {self._steps}"
-            print("   ".join([done, *parts]), file=self._stream, flush=True)
+        self._progress.show(self._batches // self._pieces, parts)
 
     def on_train_end(self, logs=None):
         del logs
-        if self._bar is not None:
-            self._bar.close()
+        self._progress.close()

@@ -12,7 +12,8 @@ import tensorflow as tf
 from matplotlib import ticker
 
 import tfdpclip as dpc
-from keras_examples import image_data, outcome, settings
+from driver_kit import programs, settings
+from keras_examples import image_data
 from tfdpclip import pictures
 from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
 
@@ -61,6 +62,40 @@ def noise_for(used: Any, steps: int, batches: Any, unit: str = "example") -> flo
     return dpc.accounting.noise_multiplier(
         used.epsilon, used.delta, steps, getattr(batches, "scheme", batches), unit=unit
     )
+
+
+def clip_rule(name: str, clip_norm: float) -> dpc.ClipRule:
+    """A flat clip rule by name."""
+    if name == "quantile":
+        return dpc.QuantileClip(initial_norm=clip_norm)
+    return dpc.AutomaticClip() if name == "automatic" else dpc.FixedClip(clip_norm)
+
+
+def private_run(used, images, model, optimizer_class=dpc.keras.DPSGD, rate=None):
+    """Compiles a model for training as `used` says, and draws its batches."""
+    x, y = images.train
+    check_batch_size(used.batch_size, len(x))
+    if used.seed is not None:
+        tf.keras.utils.set_random_seed(used.seed)
+    scheme = dpc.sampling.Poisson(used.batch_size / len(x))
+    batches = draw(scheme, (scaled(x), y), used.physical_batch_size, used.seed)
+    steps = used.epochs * batches.steps_per_epoch
+    try:
+        optimizer = optimizer_class(
+            used.learning_rate if rate is None else rate(batches.steps_per_epoch),
+            clip=clip_rule(used.clip, used.clip_norm),
+            noise_multiplier=noise_for(used, steps, batches),
+            expected_batch_size=batches.expected_batch_size,
+            accumulation_steps=batches.accumulation_steps,
+            seed=used.seed,
+        )
+    except ValueError as error:
+        raise settings.UsageError(
+            f"flag --clip={used.clip}: {error} Larger --batch_size or --clip=fixed "
+            "would do."
+        ) from error
+    model.compile(optimizer, LOSS)
+    return batches
 
 
 def _for_one_record(transform: Callable) -> Callable:
@@ -222,10 +257,10 @@ def report_accuracy(trained: Trained) -> dict[str, float]:
 
 def simple_outcome(
     title: str, images: image_data.Images, used: Any, model: Any, trained: Trained
-) -> outcome.Outcome:
+) -> programs.Outcome:
     """The outcome of a single run."""
     accuracy = trained.accuracy
-    return outcome.Outcome(
+    return programs.Outcome(
         title=title,
         findings=[
             f"Test accuracy {accuracy.micro:.2%} (mean over classes "

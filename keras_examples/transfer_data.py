@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from driver_kit.settings import UsageError
 from keras_examples import image_data
-from keras_examples.settings import UsageError
 from tfdpclip import files
 
 FOLDER_LAYOUT = "{train,validation,test}/<class>/*.{jpg,jpeg,png}"

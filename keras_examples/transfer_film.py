@@ -26,13 +26,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import (
-    outcome,
-    settings,
-    training,
-    transfer_data,
-    transfer_models,
-)
+from driver_kit import programs, settings
+from keras_examples import training, transfer_data, transfer_models
 from tfdpclip import files, pictures
 from tfdpclip.tuning import batch_size_noise
 
@@ -48,9 +43,7 @@ class Settings:
     subset: float = settings.number(
         1.0, "Stratified share of the training images.", above=0, most=1
     )
-    split_seed: int = settings.number(
-        42, "For the choice of --subset.", integer=True, least=0
-    )
+    split_seed: int = settings.count(42, "For the choice of --subset.", least=0)
     merge_validation: bool = settings.switch(
         True, "Whether the validation split trains as well."
     )
@@ -61,8 +54,8 @@ class Settings:
     fine_tuned: bool = settings.switch(
         False, "Whether to accept a file that was fine-tuned on ImageNet-1k."
     )
-    pretraining_epochs: int = settings.number(
-        30, "On digits 0 to 4, without privacy.", integer=True, least=0
+    pretraining_epochs: int = settings.count(
+        30, "On digits 0 to 4, without privacy.", least=0
     )
     trainable: str = settings.choice("film", ("film", "head", "all"), "What trains.")
     bit_film: str = settings.choice(
@@ -94,9 +87,7 @@ class Settings:
         "Keras adds it before the bias correction: 1e-8 elsewhere is less here.",
         above=0,
     )
-    physical_batch_size: int = settings.number(
-        64, "Most images at a time.", integer=True, least=1
-    )
+    physical_batch_size: int = settings.count(64, "Most images at a time.")
     preprocess: str = settings.choice(
         "resize", ("resize", "timm"), "Resize, or resize to 248 and take the middle."
     )
@@ -107,7 +98,7 @@ class Settings:
     output_dir: str = settings.output_dir("transfer_film")
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     if used.seed is not None:
         tf.keras.utils.set_random_seed(used.seed)
@@ -148,7 +139,7 @@ def run(used: Settings) -> outcome.Outcome:
     trained = training.fit(model, batches, 1, test, delta=used.delta)
     result = _outcome(used, data, counts, plan, trained)
     if used.write_features:
-        _write_features(model, data, outcome.make_directory(used.output_dir))
+        _write_features(model, data, programs.make_directory(used.output_dir))
         result.caveats.append(
             "features.npz holds features of the training images: it is private data."
         )
@@ -286,7 +277,7 @@ def _outcome(used, data, counts, plan, trained):
         "micro": accuracy.micro,
         "seconds": seconds,
     }
-    return outcome.Outcome(
+    return programs.Outcome(
         title=f"DP-FiLM: {used.model} on {data.name}",
         findings=[
             f"Macro accuracy {accuracy.macro:.2%}, accuracy {accuracy.micro:.2%} "
@@ -338,7 +329,7 @@ def _plot(accuracy, name):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from keras_examples.settings import UsageError
+from driver_kit.settings import UsageError
 from tfdpclip import files
 
 _L = tf.keras.layers

@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from keras_examples import heads, outcome, settings
+from driver_kit import programs, settings
+from keras_examples import heads
 from tfdpclip import pictures
 from tfdpclip.tuning import Grid, TrainingPlan, geometric, run_grid
 
@@ -98,9 +99,9 @@ class Settings:
     epochs: float | None = settings.number(
         None, "Instead of the grid's.", good=8, above=0
     )
-    seeds: int = settings.number(3, "Repeats of each setting.", integer=True, least=1)
-    max_runs: int | None = settings.number(
-        None, "Stop each search after this many.", good=100, integer=True, least=0
+    seeds: int = settings.count(3, "Repeats of each setting.")
+    max_runs: int | None = settings.count(
+        None, "Stop each search after this many.", good=100, least=0
     )
     dry_run: bool = settings.switch(False, "Only say how many runs there would be.")
     output_dir: str = settings.output_dir("tune_grid")
@@ -151,7 +152,7 @@ def _sizes(text: str | None) -> list[int | str]:
     return [p if p == "full" else int(p) for p in parts]
 
 
-def run(used: Settings) -> outcome.Outcome:
+def run(used: Settings) -> programs.Outcome:
     """Runs the searches, or counts them."""
     grid = make_grid(used)
     if used.dry_run:
@@ -167,7 +168,7 @@ def run(used: Settings) -> outcome.Outcome:
         )
     size = len(data.train[0])
     epochs = used.epochs or GRIDS[used.grid].epochs
-    directory = outcome.make_directory(used.output_dir)
+    directory = programs.make_directory(used.output_dir)
     statements, best_rows, figures, results = [], [], {}, {}
     for epsilon in used.epsilons:
 
@@ -206,7 +207,7 @@ def run(used: Settings) -> outcome.Outcome:
                 title=f"{data.name}, ε = {epsilon:g} (best learning rate)",
             )
     figures["clip_norm"] = _curves(best_rows, data.name)
-    return outcome.Outcome(
+    return programs.Outcome(
         title=f"Clip norm, batch size and learning rate, {data.name}",
         findings=_findings(best_rows, used),
         privacy="\n".join(statements),
@@ -225,7 +226,7 @@ def run(used: Settings) -> outcome.Outcome:
 def _counted(used, grid):
     named = GRIDS[used.grid]
     runs = len(grid)
-    return outcome.Outcome(
+    return programs.Outcome(
         title=f"Grid {used.grid}",
         findings=[
             f"{runs} runs for each of {len(used.epsilons)} epsilons: "
@@ -339,7 +340,7 @@ def _curves(rows, name):
 
 def main(argv: list[str] | None = None) -> None:
     """The program."""
-    outcome.launch(__doc__, Settings, run, argv)
+    programs.launch(__doc__, Settings, run, argv)
 
 
 if __name__ == "__main__":

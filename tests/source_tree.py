@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: What `pip install` installs: the library, and the drivers with what they share.
-INSTALLED = ("tfdpclip", "tff_tasks", "keras_examples")
+INSTALLED = ("tfdpclip", "driver_kit", "tff_tasks", "keras_examples")
 PACKAGES = (*INSTALLED, "benchmarks", "tests", "tools")
 
 
+@functools.cache
 def find_modules(root: pathlib.Path = ROOT) -> dict[str, str]:
     """The path below `root` of every module, by its dotted name."""
     modules = {}
@@ -24,6 +26,7 @@ def find_modules(root: pathlib.Path = ROOT) -> dict[str, str]:
     return modules
 
 
+@functools.cache
 def read(path: str, root: pathlib.Path = ROOT) -> ast.Module:
     """A file's syntax tree."""
     return ast.parse((root / path).read_text(encoding="utf-8"), filename=path)
@@ -49,13 +52,19 @@ def programs(root: pathlib.Path = ROOT) -> list[str]:
 
 
 def imports(
-    path: str, known: dict[str, str], root: pathlib.Path = ROOT
+    path: str, known: dict[str, str], root: pathlib.Path = ROOT, strings: bool = True
 ) -> dict[str, int]:
     """What a module names of this repository, with the line.
 
     Wherever the import stands, except under `if TYPE_CHECKING`. A string counts too if
     it is the whole name of a module, or the beginning of one (``f"tfdpclip.{name}"``):
     `import_module` or ``python -m`` gets it.
+
+    Args:
+      path: the module's file, below `root`.
+      known: `find_modules()`.
+      root: the repository.
+      strings: whether strings count.
 
     Returns:
       Lines by dotted name: a module of `known`, or as much of it as is written.
@@ -76,7 +85,7 @@ def imports(
                 found.setdefault(
                     submodule if submodule in known else source, node.lineno
                 )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif strings and isinstance(node, ast.Constant) and type(node.value) is str:
             name = node.value.rstrip(".")
             if re.fullmatch(r"(\w+\.)+\w*", node.value) and name in known:
                 found.setdefault(name, node.lineno)

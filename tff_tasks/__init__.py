@@ -4,12 +4,5 @@ Andrew, Thakkar, McMahan, Ramaswamy (2021), *Differentially Private Learning wit
 Adaptive Clipping*, section 4 and its appendix.
 """
 
-import os
-import time
-
-#: When the program started, before the slow imports.
-STARTED = time.monotonic()
-
-# TensorFlow 2.14 reports as errors that it found no GPU libraries. What goes wrong in a
-# computation is raised as an exception all the same. Must be set before the import.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Before TensorFlow: it decides what TensorFlow logs.
+import driver_kit

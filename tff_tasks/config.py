@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import tfdpclip as dpc
+from driver_kit import settings
 from tfdpclip import accounting, sampling
 from tff_tasks.registry import task_class
 from tff_tasks.task import SettingsError, Task
@@ -16,104 +16,6 @@ from tff_tasks.task import SettingsError, Task
 INITIAL_CLIP = 0.1
 _SYNTHETIC_ROUNDS = 3
 _SYNTHETIC_CLIENTS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a flag says and allows, beside its default.
-
-    Attributes:
-      text: for --help.
-      kind: int, float, str or bool.
-      good: a value that works, for errors.
-      bounds: what a number must be, in words and as a check.
-      choices: what a word may be.
-      optional: whether None is allowed: a default that follows from other settings.
-    """
-
-    text: str
-    kind: type
-    good: Any = None
-    bounds: tuple[str, Any] | None = None
-    choices: tuple[str, ...] | None = None
-    optional: bool = False
-
-    def check(self, name: str, value: Any) -> Any:
-        """Returns `value` in the right type, or raises naming the flag."""
-        if value is None and self.optional:
-            return None
-        if self.kind is bool:
-            good = isinstance(value, bool)
-        elif self.kind is str:
-            good = isinstance(value, str) and (
-                self.choices is None or value in self.choices
-            )
-        else:
-            good, value = self._number(value)
-        if not good:
-            raise ValueError(
-                f"{name} must be {self.requirement()}, got {value!r}; for example "
-                f"{name}={self.good}."
-            )
-        return value
-
-    def _number(self, value):
-        if isinstance(value, (bool, str)) or not isinstance(value, (int, float)):
-            return False, value
-        if self.kind is int and not float(value).is_integer():
-            return False, value
-        if not math.isfinite(value):
-            return False, value
-        value = self.kind(value)
-        return self.bounds is None or bool(self.bounds[1](value)), value
-
-    def requirement(self) -> str:
-        """What the value must be, in words."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if self.kind is bool:
-            return "true or false"
-        words = {int: "a whole number", float: "a number", str: "a text"}[self.kind]
-        return words if self.bounds is None else f"{words} {self.bounds[0]}"
-
-
-POSITIVE = ("above 0", lambda x: x > 0)
-FROM_ZERO = ("of at least 0", lambda x: x >= 0)
-FROM_ONE = ("of at least 1", lambda x: x >= 1)
-FRACTION = ("from 0 to 1", lambda x: 0 <= x <= 1)
-BELOW_ONE = ("from 0 to below 1", lambda x: 0 <= x < 1)
-INSIDE = ("above 0 and below 1", lambda x: 0 < x < 1)
-
-
-def setting(default: Any, text: str, kind=None, good=None, **rest) -> Any:
-    """A field of a dataclass of settings; `rest` goes to `Setting`."""
-    kind = kind or type(default)
-    good = default if good is None else good
-    made = Setting(text, kind, good, optional=default is None, **rest)
-    return dataclasses.field(default=default, metadata={"setting": made})
-
-
-def counted(default: Any, text: str, good=None, bounds=FROM_ONE) -> Any:
-    """A field that is a whole number, 1 or more unless said otherwise."""
-    return setting(default, text, int, good, bounds=bounds)
-
-
-def word(default: str, text: str, *choices: str) -> Any:
-    """A field that is one of some words."""
-    return setting(default, text, str, choices=choices)
-
-
-def check_settings(config: Any) -> None:
-    """Checks every field that carries a `Setting`; for `__post_init__`.
-
-    Raises:
-      ValueError: if one is out of range; the message names it.
-    """
-    for field in dataclasses.fields(config):
-        made = field.metadata.get("setting")
-        if made is not None:
-            value = made.check(field.name, getattr(config, field.name))
-            object.__setattr__(config, field.name, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,158 +28,164 @@ class RunConfig:
     """
 
     task: str
-    output_dir: str = setting("", "Where results go. Default: runs/ and the task.")
-    data_dir: str | None = setting(None, "Where the data files are.", str, "data")
-    synthetic: bool = setting(False, "Make up a few small clients: needs no files.")
-    variant: str = word(
+    output_dir: str = settings.words(
+        "", "Where results go. Default: runs/ and the task."
+    )
+    data_dir: str | None = settings.words(
+        None, "Where the data files are.", good="data"
+    )
+    synthetic: bool = settings.switch(
+        False, "Make up a few small clients: needs no files."
+    )
+    variant: str = settings.choice(
         "paper",
+        ("paper", "later"),
         "Whether details of data and network are as in the code of the paper's time, "
         "or as in the code that came after it.",
-        "paper",
-        "later",
     )
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    rounds: int | None = counted(None, "Federated rounds.", 1500)
-    clients_per_round: int | None = counted(
-        None, "Clients in a round: the number that the sum is divided by.", 100
+    rounds: int | None = settings.count(None, "Federated rounds.", good=1500)
+    clients_per_round: int | None = settings.count(
+        None, "Clients in a round: the number that the sum is divided by.", good=100
     )
-    sampling: str = word(
+    sampling: str = settings.choice(
         "fixed",
+        ("fixed", "poisson"),
         "How a round's clients are drawn: that many, or each at random with the same "
         "probability.",
-        "fixed",
-        "poisson",
     )
-    client_batch_size: int | None = counted(None, "Examples in a client's step.", 20)
-    client_epochs: int = counted(1, "How often a client goes through its examples.")
-    max_elements: int | None = counted(
-        None, "Examples that one client uses at most.", 1000
+    client_batch_size: int | None = settings.count(
+        None, "Examples in a client's step.", good=20
     )
-    client_learning_rate: float | None = setting(
-        None, "Learning rate of clients.", float, 0.1, bounds=POSITIVE
+    client_epochs: int = settings.count(
+        1, "How often a client goes through its examples."
     )
-    server_learning_rate: float | None = setting(
-        None, "Learning rate of the server.", float, 1.0, bounds=POSITIVE
+    max_elements: int | None = settings.count(
+        None, "Examples that one client uses at most.", good=1000
     )
-    server_momentum: float = setting(0.9, "Momentum of the server.", bounds=BELOW_ONE)
-    momentum_damping: bool = setting(
+    client_learning_rate: float | None = settings.number(
+        None, "Learning rate of clients.", good=0.1, above=0
+    )
+    server_learning_rate: float | None = settings.number(
+        None, "Learning rate of the server.", good=1.0, above=0
+    )
+    server_momentum: float = settings.number(
+        0.9, "Momentum of the server.", least=0, below=1
+    )
+    momentum_damping: bool = settings.switch(
         False,
         "Whether an update enters the server's momentum times 1 - momentum, as the "
         "paper's Algorithm 1 prints it. Table 1's rates are for false; with true they "
         "must be 1 / (1 - momentum) times as large.",
     )
 
-    clipping: str = word(
+    clipping: str = settings.choice(
         "adaptive",
+        ("none", "fixed", "adaptive"),
         "How updates are clipped: to a privately followed quantile of their norms, to "
         "a fixed norm, or not at all.",
-        "none",
-        "fixed",
-        "adaptive",
     )
-    clip: float | None = setting(
+    clip: float | None = settings.number(
         None,
         "The clip norm of --clipping=fixed, or the one that adaptive starts from.",
-        float,
-        0.1,
-        bounds=POSITIVE,
+        good=0.1,
+        above=0,
     )
-    target_quantile: float = setting(
-        0.5, "Share of updates that adaptive leaves unclipped.", bounds=FRACTION
+    target_quantile: float = settings.number(
+        0.5, "Share of updates that adaptive leaves unclipped.", least=0, most=1
     )
-    clip_learning_rate: float = setting(
-        0.2, "How fast adaptive moves the clip norm.", bounds=POSITIVE
+    clip_learning_rate: float = settings.number(
+        0.2, "How fast adaptive moves the clip norm.", above=0
     )
-    count_stddev: float | None = setting(
+    count_stddev: float | None = settings.number(
         None,
         "Noise on the number of unclipped updates. Default: clients_per_round / 20.",
-        float,
-        5.0,
-        bounds=POSITIVE,
+        good=5.0,
+        above=0,
     )
-    layerwise: bool = setting(
+    layerwise: bool = settings.switch(
         False, "Whether every layer of the network is clipped by itself."
     )
-    noise_multiplier: float | None = setting(
+    noise_multiplier: float | None = settings.number(
         None,
         "z, as accounted; 0: not private. Default: the paper's largest with "
         "acceptable loss at 100 clients.",
-        float,
-        0.1,
-        bounds=FROM_ZERO,
+        good=0.1,
+        least=0,
     )
-    noise: str = word(
+    noise: str = settings.choice(
         "central",
+        ("central", "distributed"),
         "Who adds noise: the server, or every client a share of it (needs --secure).",
-        "central",
-        "distributed",
     )
-    secure: bool = setting(False, "Whether updates are summed by secure aggregation.")
-    minimum_clients: int | None = counted(
-        None, "With --noise=distributed: clients that suffice for the noise.", 80
+    secure: bool = settings.switch(
+        False, "Whether updates are summed by secure aggregation."
     )
-    delta: float | None = setting(
+    minimum_clients: int | None = settings.count(
+        None, "With --noise=distributed: clients that suffice for the noise.", good=80
+    )
+    delta: float | None = settings.number(
         None,
         "Probability with which epsilon may fail. Default: population^-1.1.",
-        float,
-        1e-6,
-        bounds=INSIDE,
+        good=1e-6,
+        above=0,
+        below=1,
     )
-    accountant: str = word("pld", "The privacy accountant.", "pld", "rdp")
-    epsilon_budget: float | None = setting(
-        None, "Stop before epsilon exceeds this.", float, 5.0, bounds=POSITIVE
+    accountant: str = settings.choice("pld", ("pld", "rdp"), "The privacy accountant.")
+    epsilon_budget: float | None = settings.number(
+        None, "Stop before epsilon exceeds this.", good=5.0, above=0
     )
-    imagined_population: int = counted(
+    imagined_population: int = settings.count(
         10**6, "The population of the report's reading after Table 1."
     )
 
-    seed: int | None = counted(
+    seed: int | None = settings.count(
         None,
         "Repeats cohorts, shuffles, initial weights and noise, for experiments: the "
         "run is then NOT private.",
-        1,
-        bounds=FROM_ZERO,
+        good=1,
+        least=0,
     )
-    eval_split: str | None = setting(
+    eval_split: str | None = settings.choice(
         None,
+        ("test", "validation", "heldout"),
         "Where to evaluate: all test clients; a fixed half of them, the other half "
         "being kept for the end; or the held-out clients of Stack Overflow.",
-        str,
-        "test",
-        choices=("test", "validation", "heldout"),
+        good="test",
     )
-    max_eval_examples: int | None = counted(
-        None, "Examples of one evaluation, at most.", 10_000
+    max_eval_examples: int | None = settings.count(
+        None, "Examples of one evaluation, at most.", good=10_000
     )
-    max_final_examples: int = counted(
+    max_final_examples: int = settings.count(
         100_000, "Examples of the evaluation at the end, at most."
     )
-    rounds_per_eval: int | None = counted(
-        None, "Evaluate, and account, after every so many rounds.", 10
+    rounds_per_eval: int | None = settings.count(
+        None, "Evaluate, and account, after every so many rounds.", good=10
     )
-    rounds_per_checkpoint: int = counted(10, "Save after every so many rounds.")
-    engine: str = word(
+    rounds_per_checkpoint: int = settings.count(10, "Save after every so many rounds.")
+    engine: str = settings.choice(
         "tff",
+        ("tff", "local"),
         "What runs the rounds: TensorFlow Federated, or a loop in this process, which "
         "is faster for small networks.",
-        "tff",
-        "local",
     )
-    train_metrics: bool = setting(
+    train_metrics: bool = settings.switch(
         False,
         "Whether to record the clients' own loss and metrics. They have no noise: this "
         "is not private.",
     )
-    log_cohorts: bool = setting(
+    log_cohorts: bool = settings.switch(
         False, "Whether to write down who took part. Needs --seed: it is secret."
     )
-    tensorboard: bool = setting(True, "Whether to write event files for TensorBoard.")
-    quiet: bool = setting(False, "Whether to show no progress.")
+    tensorboard: bool = settings.switch(
+        True, "Whether to write event files for TensorBoard."
+    )
+    quiet: bool = settings.switch(False, "Whether to show no progress.")
 
     def __post_init__(self):
         task = task_class(self.task)
-        check_settings(self)
+        settings.check(self)
         options = {**task.option_defaults(self.variant), **self.options}
         object.__setattr__(self, "options", task(options).settings)
         for name, value in self._defaults(task).items():

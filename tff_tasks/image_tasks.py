@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_tasks import models, preprocessing
-from tff_tasks.federated_files import Feature
+from tff_tasks.client_files import Feature
 from tff_tasks.sources import MemorySource
 from tff_tasks.task import Option, PaperSettings, Task, client_names
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_tasks import models, objectives, preprocessing, vocabulary
-from tff_tasks.federated_files import Feature
+from tff_tasks.client_files import Feature
 from tff_tasks.sources import MemorySource
 from tff_tasks.task import CAP, Option, PaperSettings, Task, client_names
 from tff_tasks.vocabulary import PAD, SequenceIds

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from driver_kit import programs, reports, settings
 from tfdpclip import files, pictures
-from tff_tasks import command, records, studies, sweep
-from tff_tasks.config import check_settings, setting
+from tff_tasks import records, studies
 from tff_tasks.studies import Row
 
 
@@ -25,13 +25,13 @@ from tff_tasks.studies import Row
 class PlotConfig:
     """What to draw."""
 
-    sweeps: str = setting(
+    sweeps: str = settings.words(
         "runs/sweep_digits", "Directories of sweeps, separated by commas."
     )
-    output_dir: str = setting("", "Where figures go. Default: the first sweep.")
+    output_dir: str = settings.words("", "Where figures go. Default: the first sweep.")
 
     def __post_init__(self):
-        check_settings(self)
+        settings.check(self)
 
 
 class Results:
@@ -47,11 +47,11 @@ class Results:
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
         self.rows = studies.read_rows(directory)
-        path = directory / sweep.SETTINGS
+        path = directory / studies.SETTINGS
         self.settings: dict[str, Any] = files.read_json(path) if path.exists() else {}
         if not self.settings:
             # A sweep that has not ended; every run says what its metric is.
-            config = directory / self.rows[0].directory / records.CONFIG
+            config = directory / self.rows[0].directory / reports.CONFIG
             content = files.read_json(config)
             self.settings = {
                 "title": content["settings"]["task"] + " (not all was run)",
@@ -279,4 +279,4 @@ def draw(config: PlotConfig) -> str:
 
 
 if __name__ == "__main__":
-    command.run_program("plots", PlotConfig, __doc__, draw)
+    programs.run_program(__doc__, PlotConfig, draw, errors=(ValueError,))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from driver_kit import reports
 from tfdpclip import files
 from tff_tasks import records, reporting
 from tff_tasks.client_data import EvaluationData, select_clients, training_arrays
@@ -138,10 +139,10 @@ class _Training:
             "settings": self.config.to_dict(),
             "derived": self.derived,
             "result": dict(result),
-            "versions": records.versions(),
+            "versions": reports.versions("tensorflow-federated"),
         }
-        path = self.directory / records.CONFIG
-        records.write_atomically(path, records.to_json(content))
+        path = self.directory / reports.CONFIG
+        records.write_atomically(path, reports.to_json(content))
 
     def _resume(self) -> int:
         rounds = self.checkpoints.rounds()
@@ -259,7 +260,7 @@ class _Training:
                 "private": result.private,
             }
         )
-        records.write_atomically(self.directory / records.REPORT, text)
+        records.write_atomically(self.directory / reports.REPORT, text)
         return dataclasses.replace(result, report=text)
 
 

@@ -17,18 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
+from driver_kit import programs, settings
 from tfdpclip import accounting, files, pictures, sampling
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
-from tff_tasks import command
-from tff_tasks.config import (
-    FROM_ZERO,
-    INSIDE,
-    POSITIVE,
-    check_settings,
-    counted,
-    setting,
-)
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 #: What Figure 1 draws the loss of.
@@ -40,32 +32,31 @@ FIGURE_1_QUANTILES = (0.01, 0.5, 0.75, 0.99)
 class TrackingConfig:
     """The settings; defaults are the paper's."""
 
-    output_dir: str = setting("runs/quantile_tracking", "Where results go.")
-    rounds: int = counted(200, "Rounds.")
-    clients_per_round: int = counted(100, "Values in a round.")
-    initial_clip: float = setting(0.1, "Where estimates start.", bounds=POSITIVE)
-    clip_learning_rate: float = setting(0.2, "The step.", bounds=POSITIVE)
-    count_stddev: float | None = setting(
+    output_dir: str = settings.words("runs/quantile_tracking", "Where results go.")
+    rounds: int = settings.count(200, "Rounds.")
+    clients_per_round: int = settings.count(100, "Values in a round.")
+    initial_clip: float = settings.number(0.1, "Where estimates start.", above=0)
+    clip_learning_rate: float = settings.number(0.2, "The step.", above=0)
+    count_stddev: float | None = settings.number(
         None,
         "Noise on counts; 0 for none. Default: clients_per_round / 20.",
-        float,
-        5.0,
-        bounds=FROM_ZERO,
+        good=5.0,
+        least=0,
     )
-    narrow_stddev: float = setting(
+    narrow_stddev: float = settings.number(
         0.1,
         "Deviation of the logarithm in the second distribution. The paper's 0.1 may be "
         "a variance: then it is 0.316.",
-        bounds=POSITIVE,
+        above=0,
     )
-    population: int = counted(10**6, "Clients, for the privacy statement.")
-    delta: float | None = setting(
-        None, "Default: population^-1.1.", float, 1e-6, bounds=INSIDE
+    population: int = settings.count(10**6, "Clients, for the privacy statement.")
+    delta: float | None = settings.number(
+        None, "Default: population^-1.1.", good=1e-6, above=0, below=1
     )
-    seed: int | None = counted(None, "Repeats the run.", 1, bounds=FROM_ZERO)
+    seed: int | None = settings.count(None, "Repeats the run.", good=1, least=0)
 
     def __post_init__(self):
-        check_settings(self)
+        settings.check(self)
         if self.clients_per_round > self.population:
             raise ValueError(
                 "population must be at least clients_per_round, got "
@@ -250,4 +241,4 @@ def write(config: TrackingConfig) -> str:
 
 
 if __name__ == "__main__":
-    command.run_program("quantile_tracking", TrackingConfig, __doc__, write)
+    programs.run_program(__doc__, TrackingConfig, write, errors=(ValueError,))

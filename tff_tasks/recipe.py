@@ -21,18 +21,10 @@ import pathlib
 import shlex
 from typing import Any
 
+from driver_kit import programs, reports, settings
 from tfdpclip import accounting
 from tff_tasks import command, records, studies
-from tff_tasks.config import (
-    FROM_ZERO,
-    INSIDE,
-    POSITIVE,
-    RunConfig,
-    check_settings,
-    counted,
-    setting,
-    word,
-)
+from tff_tasks.config import RunConfig
 from tff_tasks.registry import task_class
 
 
@@ -40,41 +32,42 @@ from tff_tasks.registry import task_class
 class RecipeConfig:
     """What to search, and the target."""
 
-    task: str = setting("digits", "The benchmark.")
-    output_dir: str = setting("", "Where results go. Default: runs/recipe_TASK.")
-    run_flags: str = setting("", "Flags of all runs, as in --run_flags='--rounds=100'.")
-    client_rate_factors: str = setting(
+    task: str = settings.words("digits", "The benchmark.")
+    output_dir: str = settings.words("", "Where results go. Default: runs/recipe_TASK.")
+    run_flags: str = settings.words(
+        "", "Flags of all runs, as in --run_flags='--rounds=100'."
+    )
+    client_rate_factors: str = settings.words(
         "0.316,1,3.162", "What the client learning rate is multiplied by."
     )
-    server_rate_factors: str = setting(
+    server_rate_factors: str = settings.words(
         "0.316,1,3.162", "What the server learning rate is multiplied by."
     )
-    trial_noise: float | None = setting(
+    trial_noise: float | None = settings.number(
         None,
         "Noise multiplier of step 1. Default: the least of the benchmark's levels.",
-        float,
-        0.01,
-        bounds=POSITIVE,
+        good=0.01,
+        above=0,
     )
-    noise_factor: float = setting(
-        10**0.25,
-        "Step 2 multiplies the noise by this.",
-        bounds=("above 1", lambda x: x > 1),
+    noise_factor: float = settings.number(
+        10**0.25, "Step 2 multiplies the noise by this.", above=1
     )
-    acceptable_loss: float = setting(
-        studies.ACCEPTABLE_LOSS, "Share of utility that may be lost.", bounds=INSIDE
+    acceptable_loss: float = settings.number(
+        studies.ACCEPTABLE_LOSS, "Share of utility that may be lost.", above=0, below=1
     )
-    max_steps: int = counted(12, "Levels of noise to try, at most.")
-    epsilon: float = setting(5.0, "The target.", bounds=POSITIVE)
-    population: int = counted(10**6, "Clients of the deployment.")
-    delta: float | None = setting(
-        None, "Default: population^-1.1.", float, 1e-6, bounds=INSIDE
+    max_steps: int = settings.count(12, "Levels of noise to try, at most.")
+    epsilon: float = settings.number(5.0, "The target.", above=0)
+    population: int = settings.count(10**6, "Clients of the deployment.")
+    delta: float | None = settings.number(
+        None, "Default: population^-1.1.", good=1e-6, above=0, below=1
     )
-    sampling: str = word("poisson", "Of the deployment.", "poisson", "fixed_size")
-    seed: int = counted(1, "Of all runs.", bounds=FROM_ZERO)
+    sampling: str = settings.choice(
+        "poisson", ("poisson", "fixed_size"), "Of the deployment."
+    )
+    seed: int = settings.count(1, "Of all runs.", least=0)
 
     def __post_init__(self):
-        check_settings(self)
+        settings.check(self)
         task_class(self.task)
         if not self.output_dir:
             object.__setattr__(self, "output_dir", f"runs/recipe_{self.task}")
@@ -235,10 +228,10 @@ def write(config: RecipeConfig) -> str:
         )
         content["plan"] = dataclasses.asdict(plan)
     content["settings"] = dataclasses.asdict(config)
-    records.write_atomically(directory / "recipe.json", records.to_json(content))
+    records.write_atomically(directory / "recipe.json", reports.to_json(content))
     records.write_atomically(directory / "report.txt", text + "\n")
     return f"{text}\nWritten to {directory}"
 
 
 if __name__ == "__main__":
-    command.run_program("recipe", RecipeConfig, __doc__, write)
+    programs.run_program(__doc__, RecipeConfig, write, errors=(ValueError,))

@@ -6,23 +6,17 @@ import contextlib
 import csv
 import io
 import json
-import math
 import pathlib
-import platform
 import re
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
+from driver_kit import reports
 from tfdpclip import files
 
-METRICS, CONFIG, REPORT = "metrics.csv", "config.json", "report.txt"
-
-_PACKAGES = ("tfdpclip", "tensorflow", "tensorflow-federated", "keras")
-_PACKAGES += ("dp-accounting", "numpy", "scipy", "scikit-learn")
-
+METRICS = "metrics.csv"
 
 _CHECKPOINT = re.compile(r"round_(\d{6,})\.npz")
 
@@ -185,23 +179,24 @@ def check_same_run(
     Raises:
       RunMismatchError: if it holds another.
     """
-    path = directory / CONFIG
+    path = directory / reports.CONFIG
     if not path.exists():
         if (directory / METRICS).exists():
             # Rows of two runs would be mixed.
             raise RunMismatchError(
-                f"output_dir={directory} has {METRICS} but no {CONFIG} to say what run "
-                f"it is of. Restore {CONFIG}, or use another directory."
+                f"output_dir={directory} has {METRICS} but no {reports.CONFIG} to say "
+                f"what run it is of. Restore {reports.CONFIG}, or use another "
+                "directory."
             )
         return False
     try:
         before = dict(files.read_json(path)["settings"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunMismatchError(
-            f"output_dir={directory}: {CONFIG} cannot be read ({error}). Use another "
-            "directory."
+            f"output_dir={directory}: {reports.CONFIG} cannot be read ({error}). Use "
+            "another directory."
         ) from error
-    now = json.loads(to_json(settings))
+    now = json.loads(reports.to_json(settings))
     for name in sorted(set(now) | set(before)):
         if name not in free and before.get(name) != now.get(name):
             raise RunMismatchError(
@@ -210,22 +205,6 @@ def check_same_run(
                 "settings it has, or use another directory."
             )
     return True
-
-
-def to_json(content: Any) -> str:
-    """JSON, in which "inf" and null stand for infinity and NaN."""
-    return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
-
-
-def versions() -> dict[str, str]:
-    """The versions of what results may depend on."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _number(text: str) -> Any:
@@ -237,17 +216,3 @@ def _number(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return value

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import textwrap
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-import tqdm
-
-import tff_tasks
+import driver_kit
+from driver_kit import progress, reports
 from tff_tasks.config import RunConfig
 from tff_tasks.privacy import Reading, Spending, imagine, text_of
 from tff_tasks.task import Task
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A bar on a terminal, about ten lines elsewhere, nothing if quiet.
+    """How far a run is, and its newest numbers; nothing if quiet.
 
     Args:
       config: the settings.
@@ -35,23 +33,16 @@ class Progress:
     ):
         if stream is None:
             stream = sys.stderr if sys.stderr.isatty() else sys.stdout
-        self._stream, self._last, self._quiet = stream, last, config.quiet
-        self._started, self._start = time.monotonic(), start
-        self._shown, self._known = start, {}
-        self._bar = None
-        if not self._quiet and stream.isatty():
-            self._bar = tqdm.tqdm(
-                total=last,
-                initial=start,
-                desc=config.task,
-                file=stream,
-                ncols=min(shutil.get_terminal_size().columns, 110),
-                bar_format="{desc} {percentage:3.0f}%|{bar}| {remaining}{postfix}",
+        self._known: dict[str, Any] = {}
+        self._progress = None
+        if not config.quiet:
+            self._progress = progress.Progress(
+                config.task, last, start, "round", stream
             )
 
     def show(self, row: dict[str, Any], metric: str) -> None:
         """Shows a round."""
-        if self._quiet:
+        if self._progress is None:
             return
         self._known.update(row)
         parts = []
@@ -64,22 +55,12 @@ class Progress:
             value = self._known.get(name)
             if value is not None and math.isfinite(value):
                 parts.append(f"{label} {value:.3g}")
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(parts), refresh=False)
-            self._bar.update()
-            return
-        number = row["round"]
-        if number == self._last or number >= self._shown + max(1, self._last / 10):
-            self._shown = number
-            seconds = (time.monotonic() - self._started) / (number - self._start)
-            width = len(str(self._last))
-            head = f"round {number:{width}d} of {self._last}, {seconds:.2g} s each"
-            print("   ".join([head, ", ".join(parts)]), file=self._stream, flush=True)
+        self._progress.show(row["round"], parts)
 
     def close(self) -> None:
         """Ends the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        if self._progress is not None:
+            self._progress.close()
 
 
 def report(
@@ -99,7 +80,7 @@ def report(
     title = f"{task.title}: {rounds} federated rounds"
     if not result.private:
         title += ", NOT private"
-    lines = [title, "=" * len(title), ""]
+    lines = reports.heading(title)
     if config.synthetic and config.task != "digits":
         lines += ["The data were made up: the numbers mean nothing.", ""]
     last = next(row for row in reversed(result.rows) if f"eval_{task.metric}" in row)
@@ -151,20 +132,13 @@ def report(
         config.imagined_population,
         accountant=config.accountant,
     )
-    lines += _wrap(_imagined_text(config, reading)) + ["", "What this covers:"]
-    for paragraph in _coverage(result, spending):
-        lines += textwrap.wrap(
-            paragraph, 84, initial_indent="- ", subsequent_indent="  "
-        )
+    lines += reports.paragraph(_imagined_text(config, reading))
+    lines += ["", "What this covers:", *reports.bullets(_coverage(result, spending))]
     return "\n".join(lines) + "\n"
 
 
 def _row(name: str, text: str) -> str:
     return textwrap.fill(f"{name:<16} {text}", 88, subsequent_indent=" " * 17)
-
-
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, 88)
 
 
 def _clip_text(result: RunResult) -> str:
@@ -244,6 +218,6 @@ def _coverage(result: RunResult, spending: Spending) -> list[str]:
         texts.append(
             "Secure aggregation is simulated: TensorFlow Federated sums in the clear."
         )
-    seconds = time.monotonic() - tff_tasks.STARTED
+    seconds = time.monotonic() - driver_kit.STARTED
     texts.append(f"Written {seconds:.0f} s after this process began.")
     return texts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tff_tasks.federated_files import DataFileError, Feature, FederatedFile
+from tff_tasks.client_files import DataFileError, Feature, FederatedFile
 
 Examples = dict[str, np.ndarray]
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from driver_kit import reports
 from tfdpclip import files
 from tff_tasks import records
 from tff_tasks.config import RunConfig
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 TABLE = "sweep.csv"
+#: What a sweep was asked to do, and what it chose.
+SETTINGS = "sweep.json"
 #: A loss of utility up to this share of the best is acceptable, in the paper.
 ACCEPTABLE_LOSS = 0.05
 
@@ -130,7 +133,7 @@ def read_rows(directory: pathlib.Path) -> list[Row]:
 
 def finished(config: RunConfig) -> dict[str, Any] | None:
     """The result of a run that ended; None if it did not."""
-    path = pathlib.Path(config.output_dir) / records.CONFIG
+    path = pathlib.Path(config.output_dir) / reports.CONFIG
     if not path.exists():
         return None
     try:

@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
+from driver_kit import programs, reports, settings
 from tfdpclip import files
 from tff_tasks import command, records, studies
-from tff_tasks.config import FROM_ZERO, RunConfig, check_settings, counted, setting
+from tff_tasks.config import RunConfig
 from tff_tasks.registry import task_class
 
-SETTINGS = "sweep.json"
 _RATE_FACTORS = "1,1.778,3.162,5.623,10"
 
 
@@ -38,29 +38,29 @@ _RATE_FACTORS = "1,1.778,3.162,5.623,10"
 class SweepConfig:
     """What to run."""
 
-    task: str = setting("digits", "The benchmark.")
-    output_dir: str = setting("", "Where results go. Default: runs/sweep_TASK.")
-    run_flags: str = setting(
+    task: str = settings.words("digits", "The benchmark.")
+    output_dir: str = settings.words("", "Where results go. Default: runs/sweep_TASK.")
+    run_flags: str = settings.words(
         "", "Flags of all runs, as in --run_flags='--data_dir=data --rounds=100'."
     )
-    figures: str = setting("3,4,5,6,7", "Which figures to run for, such as 3,4.")
-    noise_multipliers: str = setting(
+    figures: str = settings.words("3,4,5,6,7", "Which figures to run for, such as 3,4.")
+    noise_multipliers: str = settings.words(
         "", "Levels of noise, such as 0,0.03. Default: the paper's for the task."
     )
-    server_rate_factors: str = setting(
+    server_rate_factors: str = settings.words(
         _RATE_FACTORS, "What the server learning rate is multiplied by."
     )
-    seeds: int = counted(1, "Runs of each setting in Figures 4 to 6.")
-    final_seeds: int = counted(20, "Runs of each setting in Figure 7.")
-    clip_range: str = setting(
+    seeds: int = settings.count(1, "Runs of each setting in Figures 4 to 6.")
+    final_seeds: int = settings.count(20, "Runs of each setting in Figure 7.")
+    clip_range: str = settings.words(
         "discover",
         "Fixed norms are between these, as in 0.3,1.6; 'paper' for the paper's; "
         "'discover' for what adaptive clipping finds.",
     )
-    first_seed: int = counted(1, "Seeds count from here.", bounds=FROM_ZERO)
+    first_seed: int = settings.count(1, "Seeds count from here.", least=0)
 
     def __post_init__(self):
-        check_settings(self)
+        settings.check(self)
         task_class(self.task)
         if not self.output_dir:
             object.__setattr__(self, "output_dir", f"runs/sweep_{self.task}")
@@ -207,10 +207,10 @@ class Sweep:
             "higher_is_better": self.task.higher_is_better,
             "title": self.task.title,
             "base": self.base.to_dict(),
-            "versions": records.versions(),
+            "versions": reports.versions("tensorflow-federated"),
         }
-        path = self.directory / SETTINGS
-        records.write_atomically(path, records.to_json(content))
+        path = self.directory / studies.SETTINGS
+        records.write_atomically(path, reports.to_json(content))
         return self._report(chosen)
 
     def _clips(self, adaptive: list[studies.Row]) -> list[float]:
@@ -335,4 +335,4 @@ def run(config: SweepConfig) -> str:
 
 
 if __name__ == "__main__":
-    command.run_program("sweep", SweepConfig, __doc__, run)
+    programs.run_program(__doc__, SweepConfig, run, errors=(ValueError,))

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tff_tasks.federated_files import Feature, FederatedFile
+from driver_kit.settings import Setting
+from tff_tasks.client_files import Feature, FederatedFile
 from tff_tasks.sources import ClientSource, Examples, FileSource
 
 
@@ -78,22 +79,22 @@ class Option:
     text: str
     choices: tuple[str, ...] | None = None
 
+    def setting(self) -> Setting:
+        """The option as a flag, whose default follows from --variant."""
+        text = f"{self.text} Default: {self.paper}"
+        if self.later != self.paper:
+            text += f"; with --variant=later {self.later}"
+        kind = type(self.paper)
+        least = 1 if kind is int else None
+        return Setting(
+            None, f"{text}.", kind, good=self.paper, one_of=self.choices, least=least
+        )
+
     def check(self, name: str, value: Any) -> Any:
         """Returns `value`, or raises a `ValueError` that names the option."""
-        if self.choices is not None:
-            good = value in self.choices
-            wanted = "one of " + ", ".join(self.choices)
-        elif isinstance(self.paper, bool):
-            good, wanted = isinstance(value, bool), "true or false"
-        else:
-            good = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            wanted = "a whole number above 0"
-        if not good:
-            raise ValueError(
-                f"{name} must be {wanted}, got {value!r}; for example "
-                f"{name}={self.paper}."
-            )
-        return value
+        # With a default, None is no value.
+        setting = dataclasses.replace(self.setting(), default=self.paper)
+        return setting.check(name, value)
 
 
 #: How max_elements is applied; see `tff_tasks.ordering`.

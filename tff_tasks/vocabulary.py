@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tfdpclip import files
-from tff_tasks.federated_files import DataFileError
+from tff_tasks.client_files import DataFileError
 
 WORD_FILE = "stackoverflow.word_count"
 TAG_FILE = "stackoverflow.tag_count"

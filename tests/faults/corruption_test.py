@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from driver_kit import reports
 from tests.faults.damage import Trap, damaged, refused_or, truncations
 from tests.faults.disk_test import federated
 from tfdpclip import files, sampling
@@ -204,9 +205,9 @@ def test_a_damaged_table_of_rounds_is_refused_or_a_table(tmp_path):
 
 
 def test_damaged_settings_are_refused_or_right(tmp_path):
-    path = tmp_path / records.CONFIG
+    path = tmp_path / reports.CONFIG
     given = {"task": "digits", "rounds": 20, "seed": None, "clip": 0.25}
-    path.write_text(records.to_json({"settings": given, "result": {}}))
+    path.write_text(reports.to_json({"settings": given, "result": {}}))
     content = path.read_bytes()
     for changed in [*damaged(content, 300), b'{"settings": [1]}', b"[" * 10**5]:
         path.write_bytes(changed)
@@ -269,8 +270,8 @@ def test_damaged_files_of_sweeps_are_refused(tmp_path):
         path.write_bytes(changed)
         refused_or(lambda: studies.read_rows(tmp_path), path, records.RunFileError)
     config = federated(tmp_path)
-    path = tmp_path / records.CONFIG
-    path.write_text(records.to_json({"result": {"rounds": 4, "summary": 0.5}}))
+    path = tmp_path / reports.CONFIG
+    path.write_text(reports.to_json({"result": {"rounds": 4, "summary": 0.5}}))
     assert studies.finished(config)["summary"] == 0.5
     for changed in damaged(path.read_bytes(), 200):
         path.write_bytes(changed)

@@ -15,19 +15,19 @@ import zipfile
 import numpy as np
 import pytest
 
+from driver_kit import settings
 from keras_examples import (
     cifar_pickles,
     heads,
     image_data,
     optimal_clip,
-    settings,
     transfer_models,
 )
 from tests.faults.damage import Trap, damaged
 from tests.keras_examples import image_files
 from tests.tff_tasks import fixtures
 from tff_tasks import vocabulary
-from tff_tasks.federated_files import DataFileError, Feature, FederatedFile
+from tff_tasks.client_files import DataFileError, Feature, FederatedFile
 
 
 def each_damage(path: pathlib.Path, read, error, count=80, named=None):

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from keras_examples import outcome, settings
+from driver_kit import programs, reports, settings
 from tests.faults.injection import faults, os_error
 from tests.faults.write_test import (
     Checkpoint,
@@ -184,7 +184,7 @@ def test_a_file_in_place_of_the_directory(below, tmp_path):
         files.prepare_directory(taken / below)
     assert "choose another" in str(caught.value)
     with pytest.raises(SystemExit, match="--output_dir=.*runs.*for example"):
-        outcome.launch("x", _Settings, _never, ["x", f"--output_dir={taken / below}"])
+        programs.launch("x", _Settings, _never, ["x", f"--output_dir={taken / below}"])
     assert taken.read_text() == "a file"
 
 
@@ -204,14 +204,14 @@ def test_programs_find_out_before_they_run(code, tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(SystemExit, match="--output_dir=.*") as caught:
         with faults(1, os_error(code), forever=True, within=tmp_path):
-            outcome.launch(
+            programs.launch(
                 "x", _Settings, _never, ["x", f"--output_dir={tmp_path / 'run'}"]
             )
     assert os.strerror(code) in str(caught.value)
 
 
 def test_a_program_whose_results_do_not_fit_says_so(tmp_path):
-    made = outcome.Outcome("Title", ["Found."], "none", tables={"t": [{"a": 1}]})
+    made = programs.Outcome("Title", ["Found."], "none", tables={"t": [{"a": 1}]})
     done = []
 
     def run(used):
@@ -219,14 +219,14 @@ def test_a_program_whose_results_do_not_fit_says_so(tmp_path):
         return made
 
     arguments = ["x", f"--output_dir={tmp_path}"]
-    outcome.launch("x", _Settings, run, arguments)
+    programs.launch("x", _Settings, run, arguments)
     before = everything(tmp_path)
     at = len(done)
     # The probe of the directory is an open, a write, two fsyncs and a rename.
     for at in range(8, 14):
         try:
             with faults(at, os_error(errno.ENOSPC), within=tmp_path):
-                outcome.launch("x", _Settings, run, arguments)
+                programs.launch("x", _Settings, run, arguments)
         except SystemExit as error:
             assert re.search(r"free some space.*(config.json|t.csv|report)", str(error))
         found = everything(tmp_path)
@@ -308,7 +308,7 @@ def test_a_run_without_its_ledger_is_not_continued(tmp_path):
 
 def test_a_run_without_its_settings_is_not_continued(tmp_path):
     program.run(federated(tmp_path, rounds=1, seed=1))
-    (tmp_path / records.CONFIG).unlink()
+    (tmp_path / reports.CONFIG).unlink()
     with pytest.raises(records.RunMismatchError, match="metrics.csv but no config.js"):
         program.run(federated(tmp_path, rounds=1, seed=1))
 

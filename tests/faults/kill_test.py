@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from driver_kit import reports
 from tests.faults import federated_run, keras_run
 from tfdpclip import files
 from tfdpclip.accounting import Ledger
@@ -161,11 +162,11 @@ class FederatedRun:
     def check_end(directory):
         assert FederatedRun.restored(directory) == FederatedRun.wanted
         assert FederatedRun.table(directory) == FederatedRun.wanted
-        config = json.loads((directory / records.CONFIG).read_text())
+        config = json.loads((directory / reports.CONFIG).read_text())
         assert config["result"]["rounds"] == FederatedRun.wanted
         ledger = Ledger.load(directory / "privacy.json")
         assert config["result"]["epsilon"] == ledger.epsilon()
-        assert "differential privacy" in (directory / records.REPORT).read_text()
+        assert "differential privacy" in (directory / reports.REPORT).read_text()
 
 
 def check_books(kind, directory, kills: int) -> None:

@@ -10,6 +10,7 @@ import json
 import numpy as np
 import pytest
 
+from driver_kit import reports
 from tests.faults.disk_test import federated
 from tests.faults.injection import Killed, faults
 from tfdpclip.accounting import Ledger
@@ -77,9 +78,9 @@ def check_finished(directory):
     assert [row["clip_norm"] for row in rows[1:]] == pytest.approx(
         [0.1 * number for number in range(1, ROUNDS + 1)]
     )
-    config = json.loads((directory / records.CONFIG).read_text())
+    config = json.loads((directory / reports.CONFIG).read_text())
     assert config["result"]["rounds"] == ROUNDS
-    assert (directory / records.REPORT).exists()
+    assert (directory / reports.REPORT).exists()
     return config
 
 

@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
+from driver_kit import reports
 from tests.faults.injection import Killed, faults
 from tfdpclip import files, sampling
 from tfdpclip.accounting import Ledger, RoundBudget
@@ -113,12 +114,12 @@ class Config:
 
     @staticmethod
     def write(directory, number):
-        text = records.to_json({"settings": {"rounds": number}})
-        records.write_atomically(directory / records.CONFIG, text)
+        text = reports.to_json({"settings": {"rounds": number}})
+        records.write_atomically(directory / reports.CONFIG, text)
 
     @staticmethod
     def read(directory):
-        path = directory / records.CONFIG
+        path = directory / reports.CONFIG
         return json.loads(path.read_text()) if path.exists() else None
 
 

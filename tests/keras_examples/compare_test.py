@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tfdpclip as dpc
-from keras_examples import compare
+from keras_examples import compare, digits_data
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def directory(tmp_path_factory):
 
 
 def test_variants_share_their_split():
-    plain, hard, imbalanced = map(compare.load_data, compare.VARIANTS)
+    plain, hard, imbalanced = map(digits_data.load_data, digits_data.VARIANTS)
     assert len(plain.train[0]) + len(plain.public[0]) + len(plain.test[0]) == 1797
     np.testing.assert_array_equal(plain.train[1], hard.train[1])
     np.testing.assert_array_equal(plain.test[0], imbalanced.test[0])
@@ -59,7 +59,7 @@ def test_results_have_intervals_and_choices(directory):
 
 def test_report_states_privacy_and_what_is_not_counted(directory):
     report = " ".join((directory / "report.txt").read_text().split())
-    size = len(compare.load_data("imbalanced").train[0])
+    size = len(digits_data.load_data("imbalanced").train[0])
     for words in (
         "(8, 1e-05)-differential privacy",
         f"Poisson, rate {128 / size:.6g}",
@@ -74,7 +74,7 @@ def test_report_states_privacy_and_what_is_not_counted(directory):
 
 def test_all_rules_get_the_same_noise_multiplier():
     used = compare.Settings(epochs=1, batch_size=256)
-    data = compare.load_data("plain")
+    data = digits_data.load_data("plain")
     noises = {
         compare.Trainer(make(1.0), data, 4.0, used).noise_multiplier
         for make, _ in compare.RULES.values()

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import heads, norms_and_weights, optimal_clip, settings, tune_grid
+from driver_kit import settings
+from keras_examples import heads, norms_and_weights, optimal_clip, tune_grid
 from tfdpclip.diagnostics import class_weights
 
 

@@ -8,7 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from keras_examples import image_data, settings
+from driver_kit import settings
+from keras_examples import image_data
 from tests.keras_examples import image_files as files
 
 

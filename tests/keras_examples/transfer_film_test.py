@@ -11,7 +11,8 @@ import tensorflow as tf
 from scipy import special
 
 import tfdpclip as dpc
-from keras_examples import settings, transfer_data, transfer_film, transfer_models
+from driver_kit import settings
+from keras_examples import transfer_data, transfer_film, transfer_models
 from tests.keras_examples import image_files as files
 
 MICRO = transfer_models.MODELS["vit_micro"]

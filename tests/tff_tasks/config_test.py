@@ -90,8 +90,8 @@ def test_unclipped_means_no_noise():
         (["--clients_per_round=-1"], "clients_per_round", "=100"),
         (["--sampling=all"], "sampling", "fixed, poisson"),
         (["--clipping=median"], "clipping", "none, fixed, adaptive"),
-        (["--clip=0"], "clip must", "clip=0.1"),
-        (["--clip=nan"], "clip must", "clip=0.1"),
+        (["--clip=0"], "--clip=0: must", "clip=0.1"),
+        (["--clip=nan"], "--clip=nan: must", "clip=0.1"),
         (["--target_quantile=1.1"], "target_quantile", "=0.5"),
         (["--clip_learning_rate=-1"], "clip_learning_rate", "=0.2"),
         (["--noise_multiplier=nan"], "noise_multiplier", "=0.1"),
@@ -117,7 +117,7 @@ def test_unclipped_means_no_noise():
         (["--clients_per_round=2", "--noise_multiplier=0.3"], "noise_multiplier", "4"),
         (["--cap=after"], "cap", ""),
         (["--no_such_flag=1"], "no_such_flag", ""),
-        (["extra"], "Unknown argument 'extra'", "--rounds=10"),
+        (["extra"], "Unknown argument 'extra'", "--output_dir=runs/mine"),
     ],
 )
 def test_bad_flag_is_named_with_what_works(arguments, named, good):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tff_tasks import fixtures
 from tff_tasks import federated_files, registry, vocabulary
-from tff_tasks.federated_files import DataFileError, Feature, FederatedFile
+from tff_tasks.client_files import DataFileError, Feature, FederatedFile
 from tff_tasks.sources import FileSource
 
 ONE = {"label": Feature("int")}

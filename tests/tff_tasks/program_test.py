@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from driver_kit import reports
 from tests.tff_tasks import fixtures
 from tff_tasks import client_data, program, records, registry, streams
 from tff_tasks.config import RunConfig
@@ -82,7 +83,7 @@ def test_nothing_unprotected_is_written(private):
 
 
 def test_config_has_settings_derived_ones_and_versions(private):
-    content = json.loads((private.directory / records.CONFIG).read_text())
+    content = json.loads((private.directory / reports.CONFIG).read_text())
     assert content["settings"]["noise_multiplier"] == 0.1
     assert content["settings"]["options"]["num_clients"] == 30
     derived = content["derived"]
@@ -108,7 +109,7 @@ def test_report_states_privacy_for_both_populations(private):
     ):
         assert expected in words, expected
     assert "not private" not in words.lower()
-    assert (private.directory / records.REPORT).read_text() == private.report
+    assert (private.directory / reports.REPORT).read_text() == private.report
 
 
 def test_tensorboard_has_the_metrics(private):

@@ -153,7 +153,7 @@ def test_sweep_resumes_without_running_again(swept, monkeypatch):
 
 def test_sweep_states_what_it_chose(swept):
     config, text = swept
-    content = json.loads((sweep.Sweep(config).directory / sweep.SETTINGS).read_text())
+    content = json.loads((sweep.Sweep(config).directory / studies.SETTINGS).read_text())
     assert content["fixed_clips"] == pytest.approx(np.geomspace(0.1, 0.4, 5).tolist())
     chosen = content["figure_7"]
     assert chosen["noise_multiplier"] in (0.0, 0.3)
@@ -186,7 +186,7 @@ def test_figures_need_a_sweep(tmp_path):
         ({"server_rate_factors": "a"}, "server_rate_factors must be"),
         ({"noise_multipliers": "-1"}, "noise_multipliers must be"),
         ({"clip_range": "1"}, "clip_range must be"),
-        ({"run_flags": "--rounds=0"}, "rounds must be"),
+        ({"run_flags": "--rounds=0"}, "--rounds=0: must be"),
         ({"final_seeds": 0}, "final_seeds must be"),
     ],
 )

@@ -1,25 +1,16 @@
-"""What a private training run leaves behind: a text, a picture, settings, a table."""
+"""What the digits program leaves behind: a text, a picture, settings, a table."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
-import platform
-import textwrap
-from importlib import metadata
 from typing import Any
 
 from matplotlib import figure, ticker
 
-from tfdpclip import files, pictures
+from driver_kit import reports
+from tfdpclip import pictures
 from tfdpclip.accounting import PrivacyStatement
-
-REPORT, PLOT, CONFIG, HISTORY = "report.txt", "digits.png", "config.json", "history.csv"
-
-_PACKAGES = ("tfdpclip", "tensorflow", "keras", "dp-accounting", "numpy", "scipy")
-_PACKAGES += ("scikit-learn", "matplotlib")
 
 _BLUE, _ORANGE, _GREEN, *_ = pictures.COLORS
 _GREY = pictures.GREY
@@ -59,78 +50,70 @@ class Run:
         """The last row."""
         return self.rows[-1]
 
+    @property
+    def tables(self) -> dict[str, list[dict[str, float]]]:
+        """history.csv."""
+        return {"history": self.rows}
 
-def write(run: Run, directory: pathlib.Path) -> str:
-    """Writes all files of a run and returns the report's text."""
-    text = report(run)
-    files.prepare_directory(directory)
-    files.write_atomically(directory / CONFIG, config(run))
-    files.write_atomically(directory / HISTORY, files.table_text(run.rows))
-    files.save_figure(plot(run), directory / PLOT, dpi=150)
-    # Last: where there is a report, there is all that it is about.
-    files.write_atomically(directory / REPORT, text)
-    return text
+    @property
+    def figures(self) -> dict[str, figure.Figure]:
+        """digits.png."""
+        return {"digits": plot(self)}
 
+    def config(self, used: Any) -> dict[str, Any]:
+        """The run's settings and results."""
+        del used  # `flags` holds it.
+        return {
+            "flags": self.flags,
+            "derived": self.derived,
+            "result": {
+                "test_accuracy": self.last["test_accuracy"],
+                "non_private_test_accuracy": self.baseline,
+                "epsilon": self.statement.epsilon,
+                "delta": self.statement.delta,
+                "private": not self.statement.not_private,
+                "final_clip_norm": self.last["clip_norm"],
+                "steps": self.statement.steps,
+                "seconds": self.seconds,
+            },
+            "versions": reports.versions(),
+        }
 
-def config(run: Run) -> str:
-    """Returns the run's settings and results as JSON."""
-    content = {
-        "flags": run.flags,
-        "derived": run.derived,
-        "result": {
-            "test_accuracy": run.last["test_accuracy"],
-            "non_private_test_accuracy": run.baseline,
-            "epsilon": run.statement.epsilon,
-            "delta": run.statement.delta,
-            "private": not run.statement.not_private,
-            "final_clip_norm": run.last["clip_norm"],
-            "steps": run.statement.steps,
-            "seconds": run.seconds,
-        },
-        "versions": {"python": platform.python_version(), **versions()},
-    }
-    return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
-
-
-def report(run: Run) -> str:
-    """Returns the report in plain words."""
-    derived = run.derived
-    right = round(run.last["test_accuracy"] * derived["test_size"])
-    title = "Digits, trained with differential privacy"
-    if run.statement.not_private:
-        title = "Digits, trained WITHOUT differential privacy"
-    lines = [
-        title,
-        "=" * len(title),
-        "",
-        f"test accuracy   {run.last['test_accuracy']:.1%} ({right} of "
-        f"{derived['test_size']} test images; guessing: {1 / run.classes:.0%})",
-    ]
-    if run.baseline is not None:
-        lines.append(
-            f"without privacy {run.baseline:.1%} (same network; {run.baseline_text})"
-        )
-    lines += [
-        f"clip norm       {_clip_text(run)}",
-        f"noise           multiplier {derived['noise_multiplier']:.6g}, of which the "
-        f"gradients get {derived['gradient_noise_multiplier']:.6g}",
-        f"steps           {run.statement.steps}, each with "
-        f"{derived['expected_batch_size']:.6g} of {derived['train_size']} images on "
-        "average",
-        f"optimizer       {run.flags['optimizer']}, learning rate "
-        f"{derived['learning_rate']:g}; {derived['parameters']} parameters",
-        "time            "
-        + ", ".join(f"{k} {v:.0f} s" for k, v in run.seconds.items()),
-        "",
-        f"Privacy: {run.statement}",
-        "",
-        "What this covers:",
-    ]
-    for paragraph in _coverage(run):
-        lines += textwrap.wrap(
-            paragraph, 84, initial_indent="- ", subsequent_indent="  "
-        )
-    return "\n".join(lines) + "\n"
+    def report(self) -> str:
+        """The report in plain words."""
+        derived = self.derived
+        right = round(self.last["test_accuracy"] * derived["test_size"])
+        title = "Digits, trained with differential privacy"
+        if self.statement.not_private:
+            title = "Digits, trained WITHOUT differential privacy"
+        lines = [
+            *reports.heading(title),
+            f"test accuracy   {self.last['test_accuracy']:.1%} ({right} of "
+            f"{derived['test_size']} test images; guessing: {1 / self.classes:.0%})",
+        ]
+        if self.baseline is not None:
+            lines.append(
+                f"without privacy {self.baseline:.1%} (same network; "
+                f"{self.baseline_text})"
+            )
+        lines += [
+            f"clip norm       {_clip_text(self)}",
+            f"noise           multiplier {derived['noise_multiplier']:.6g}, of which "
+            f"the gradients get {derived['gradient_noise_multiplier']:.6g}",
+            f"steps           {self.statement.steps}, each with "
+            f"{derived['expected_batch_size']:.6g} of {derived['train_size']} images "
+            "on average",
+            f"optimizer       {self.flags['optimizer']}, learning rate "
+            f"{derived['learning_rate']:g}; {derived['parameters']} parameters",
+            "time            "
+            + ", ".join(f"{k} {v:.0f} s" for k, v in self.seconds.items()),
+            "",
+            f"Privacy: {self.statement}",
+            "",
+            "What this covers:",
+            *reports.bullets(_coverage(self)),
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def _clip_text(run: Run) -> str:
@@ -319,27 +302,3 @@ def _plot_norms(axes, steps, run):
     # The shade may go far below the lines, towards 0. Above them goes the legend.
     axes.set_ylim(min(positive) / 10, 50 * max(positive))
     axes.legend(loc="upper right", fontsize=9)
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that results depend on."""
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN: "inf" and null stand for them."""
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return value

@@ -1,0 +1,32 @@
+"""What all command lines answer alike, whatever parses the rest. Standard library only:
+some programs of `benchmarks` run in environments that have little else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+#: What asks for help. absl's programs know the longer ones, and so people type them.
+HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether one of the arguments asks for help.
+
+    >>> wants_help(["--steps=3", "--helpshort"])
+    True
+    """
+    return not set(HELP).isdisjoint(arguments)
+
+
+def argument_parser(about: str | None, **options: Any) -> argparse.ArgumentParser:
+    """An argparse parser that knows all of `HELP` and keeps the lines of `about`."""
+    parser = argparse.ArgumentParser(
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        **options,
+    )
+    parser.add_argument(*HELP, action="help", help="Show this.")
+    return parser

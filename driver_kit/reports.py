@@ -1,0 +1,111 @@
+"""What reports are made of: headings, lists, tables, JSON, versions."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+REPORT, CONFIG = "report.txt", "config.json"
+
+_WIDTH = 88
+_PACKAGES = ("tfdpclip", "tensorflow", "keras", "dp-accounting", "numpy", "scipy")
+_PACKAGES += ("scikit-learn", "matplotlib")
+
+
+def heading(title: str) -> list[str]:
+    """A title as lines.
+
+    >>> heading("Two words")
+    ['Two words', '=========', '']
+    """
+    return [title, "=" * len(title), ""]
+
+
+def paragraph(text: str) -> list[str]:
+    """A paragraph as lines."""
+    return textwrap.wrap(text, _WIDTH)
+
+
+def bullets(paragraphs: Iterable[str]) -> list[str]:
+    """A list of paragraphs as lines.
+
+    >>> bullets(["One.", "Two."])
+    ['- One.', '- Two.']
+    """
+    return [
+        line
+        for text in paragraphs
+        for line in textwrap.wrap(
+            text, _WIDTH - 4, initial_indent="- ", subsequent_indent="  "
+        )
+    ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows as lines of text, columns aligned.
+
+    >>> print(*table([{"z": 1.0, "steps": 10}, {"z": 0.25}]), sep="\\n")
+         z  steps
+         1     10
+      0.25
+    """
+    if not rows:
+        return ["  (empty)"]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [columns, *([_cell(row.get(c, "")) for c in columns] for row in rows)]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(columns))]
+    return [
+        "  " + "  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True))
+        for line in cells
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:.5g}"
+    return str(value)
+
+
+def to_json(content: Any) -> str:
+    """JSON, in which "inf" and null stand for infinity and NaN.
+
+    >>> to_json({"epsilon": float("inf")})
+    '{\\n  "epsilon": "inf"\\n}\\n'
+    """
+    return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return value
+
+
+def versions(*further: str) -> dict[str, str]:
+    """The versions of what results may depend on: Python and installed packages.
+
+    Args:
+      *further: packages beside those that all drivers need.
+    """
+    found = {"python": platform.python_version()}
+    for package in (*_PACKAGES, *further):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,201 @@
+"""Settings from a command line, and what programs say when they are wrong."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from driver_kit import command_line, programs, settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+    """Settings with one field of each kind."""
+
+    rate: float = settings.number(0.5, "A rate.", above=0, below=1)
+    sizes: tuple[int, ...] = settings.numbers((1, 2), "Sizes.", integer=True, least=1)
+    how: str = settings.choice("a", ("a", "b"), "How.")
+    which: tuple[str, ...] = settings.choices(("a",), ("a", "b"), "Which.")
+    name: str | None = settings.words(None, "A name.")
+    fast: bool = settings.switch(False, "Whether to be fast.")
+    output_dir: str = settings.output_dir("small")
+
+
+def parse(*arguments: str) -> Small | None:
+    return settings.parse(Small, ["small", *arguments], "A program.")
+
+
+def test_defaults_are_those_of_the_dataclass():
+    assert parse() == Small()
+
+
+def test_reads_every_kind():
+    assert parse(
+        "--rate=0.1", "--sizes=3, 4", "--how=b", "--which=b,a", "--name=x", "--fast"
+    ) == Small(0.1, (3, 4), "b", ("b", "a"), "x", True)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--rate=1", "--rate=1.*above 0 and below 1, for example --rate=0.5"),
+        ("--rate=nan", "--rate=nan.*for example"),
+        ("--sizes=1,0", "--sizes=1,0.*whole number, 1 or more"),
+        ("--sizes=", "--sizes=: must be .*for example --sizes=1"),
+        ("--how=c", "--how=c: must be one of a, b, for example --how=a"),
+        ("--which=a,c", "--which=a,c: must be one of a, b, separated"),
+        ("--unknown=1", "unknown"),
+        ("word", "Unknown argument 'word'"),
+    ],
+)
+def test_a_wrong_flag_is_named(argument, message):
+    with pytest.raises(settings.UsageError, match=message):
+        parse(argument)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Settings that check themselves, also without a command line."""
+
+    rounds: int | None = settings.count(None, "Rounds.", good=60)
+    rate: float = settings.number(0.5, "A rate.", least=0, most=1)
+    epsilon: float = settings.number(1.0, "Budget.", above=0, infinite=True)
+    how: str = settings.choice("a", ("a", "b"), "How.")
+    fast: bool = settings.switch(False, "Whether to be fast.")
+
+    def __post_init__(self):
+        settings.check(self)
+        if self.fast and self.how == "b":
+            raise ValueError("how=b does not go with --fast.")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rounds": None}, None),
+        ({"rounds": 3.0}, 3),
+        ({"rounds": np.int64(3)}, 3),
+        ({"rate": 1}, 1.0),
+        ({"epsilon": math.inf}, math.inf),
+        ({"fast": True}, True),
+    ],
+)
+def test_values_given_in_python_get_the_right_type(given, expected):
+    ((name, _),) = given.items()
+    value = getattr(Checked(**given), name)
+    assert value == expected and type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number, 1 or more, got 0; .*rounds=60"),
+        ({"rounds": 2.5}, "rounds must be .*got 2.5"),
+        ({"rounds": "3"}, "rounds must be .*got '3'"),
+        ({"rounds": True}, "rounds must be .*got True"),
+        ({"rounds": math.inf}, "rounds must be .*got inf"),
+        ({"rate": math.nan}, "rate must be .*got nan; for example rate=0.5"),
+        ({"rate": math.inf}, "rate must be .*at most 1"),
+        ({"rate": None}, "rate must be .*got None"),
+        ({"epsilon": -math.inf}, "epsilon must be a number above 0, or inf"),
+        ({"epsilon": math.nan}, "epsilon must be"),
+        ({"how": "c"}, "how must be one of a, b, got 'c'"),
+        ({"fast": 1}, "fast must be true or false"),
+    ],
+)
+def test_values_given_in_python_are_checked(given, message):
+    with pytest.raises(ValueError, match=message):
+        Checked(**given)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: settings.count(0, "Least 1."),
+        lambda: settings.number("1,2", "A text."),
+        lambda: settings.number(None, "A bad example.", good=2, most=1),
+        lambda: settings.numbers((0.5, 2), "One too large.", most=1),
+        lambda: settings.choice("c", ("a", "b"), "Unknown."),
+    ],
+)
+def test_defaults_and_examples_must_do_themselves(make):
+    with pytest.raises(ValueError, match="^(default|good) must be"):
+        make()
+
+
+def test_settings_that_do_not_go_together_are_an_error_of_usage():
+    with pytest.raises(settings.UsageError, match="how=b does not go with --fast"):
+        settings.parse(Checked, ["checked", "--how=b", "--fast"])
+
+
+@pytest.mark.parametrize("text", ["1e3", "1000", "+1000", "1000.0"])
+def test_whole_numbers_may_be_written_as_others(text):
+    assert settings.parse(Checked, ["checked", f"--rounds={text}"]).rounds == 1000
+
+
+@pytest.mark.parametrize("flag", command_line.HELP)
+def test_help_lists_every_flag(capsys, flag):
+    assert parse("--rate=0.1", flag) is None
+    text = capsys.readouterr().out
+    assert "A program." in text
+    for field in dataclasses.fields(Small):
+        assert re.search(rf"--(\[no\])?{field.name}\n", text)
+    assert "(default: 1,2)" in text
+
+
+def run(used: Small) -> programs.Outcome:
+    if used.how == "b":
+        raise settings.UsageError("flag --how=b: not today; use --how=a.")
+    return programs.Outcome(
+        title="Title",
+        findings=["Found."],
+        privacy="(1, 1e-5)-differential privacy.",
+        caveats=["A caveat."],
+        tables={"rows": [{"a": 1, "b": 0.25}, {"a": 2, "c": float("nan")}]},
+        shown=("rows",),
+        numbers={"infinite": float("inf")},
+    )
+
+
+def test_launch_writes_everything(tmp_path, capsys):
+    directory = tmp_path / "deep" / "inside"
+    programs.launch("A.", Small, run, ["small", f"--output_dir={directory}"])
+    report = (directory / "report.txt").read_text()
+    assert report in capsys.readouterr().out
+    for words in (
+        "Title\n=====",
+        "Found.",
+        "Privacy: (1, 1e-5)",
+        "- A caveat.",
+        "0.25",
+    ):
+        assert words in report
+    config = json.loads((directory / "config.json").read_text(), parse_constant=int)
+    assert config["settings"]["rate"] == 0.5
+    assert config["results"] == {"infinite": "inf"}
+    assert "tensorflow" in config["versions"]
+    with open(directory / "rows.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["a"] for row in rows] == ["1", "2"]
+    assert rows[0]["c"] == ""
+
+
+def test_errors_become_one_sentence(tmp_path):
+    with pytest.raises(SystemExit, match="--how=b: not today"):
+        programs.launch(
+            "A.", Small, run, ["small", "--how=b", f"--output_dir={tmp_path}"]
+        )
+
+
+def test_an_unusable_output_directory_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="--output_dir="):
+        programs.launch(
+            "A.", Small, run, ["small", f"--output_dir={tmp_path / 'file' / 'x'}"]
+        )

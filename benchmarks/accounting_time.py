@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import report
-from benchmarks.peers import environments
+from benchmarks import sections
+from benchmarks.peers import installed
+from driver_kit import command_line
 
 # Name, Python expression, seconds that it may take.
 QUESTIONS = (
@@ -68,9 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures, writes accounting.csv and prints it."""
     from benchmarks import cells
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
     parser.add_argument(
         "--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks")
     )
@@ -79,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.ask is not None:
         print(json.dumps(ask(QUESTIONS[options.ask][1])))
         return
-    environments.record(options.output_dir, ["tensorflow"])
+    installed.record(options.output_dir, ["tensorflow"])
     path = options.output_dir / "accounting.csv"
     # Seconds in all: nothing worth resuming.
     path.unlink(missing_ok=True)
@@ -96,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         row = (name, answer, first, again, limit, "yes" if first < limit else "NO")
         table.add([dict(zip(COLUMNS, row, strict=True))])
         print(f"{name}: {answer:.4g} in {first:.2f} s, again {again:.4f} s")
-    report.write(options.output_dir)
+    sections.write(options.output_dir)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.peers import environments
+from benchmarks.peers import installed
 from benchmarks.timing import Spec, quantiles
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def run(
       times or memory. A process that was stopped or died gives each variant the status
       "timeout", "memory" or "error". None if the framework is not installed.
     """
-    python = environments.python_of(framework)
+    python = installed.python_of(framework)
     if python is None:
         return None
     if memory_limit_mib is None:

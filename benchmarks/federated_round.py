@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from benchmarks import cells, report
-from benchmarks.peers import environments
+from benchmarks import cells, sections
+from benchmarks.peers import installed
 from benchmarks.timing import Spec
+from driver_kit import command_line
 
 MODES = ("aggregation", "updates", "fedavg")
 AGGREGATORS = ("gaussian_adaptive", "central", "secure", "distributed")
@@ -44,9 +45,7 @@ COLUMNS = (
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
 
     def names(text):
         return [part for part in text.split(",") if part]
@@ -93,7 +92,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what the table lacks."""
     options = arguments(argv)
-    environments.record(options.output_dir, ["tensorflow"])
+    installed.record(options.output_dir, ["tensorflow"])
     table = cells.Table(options.output_dir / "federated.csv", COLUMNS, COLUMNS[:4])
     cases = [
         (mode, parameters, clients, name)
@@ -118,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             seconds=options.seconds,
         )
         _measure(table, options, spec)
-    for path in report.write(options.output_dir):
+    for path in sections.write(options.output_dir):
         print(path.name)
 
 

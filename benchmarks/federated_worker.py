@@ -1,7 +1,10 @@
 """Times rounds of federated aggregation in a process of its own.
 
-`benchmarks.federated_round` starts it. "plain" is TensorFlow Federated's unweighted
-mean, `gaussian_adaptive` its own aggregator with adaptive clipping, the others ours.
+    python -m benchmarks.federated_worker spec.json results.json
+
+`benchmarks.federated_round` starts it; `benchmarks.timing` says what the files hold.
+"plain" is TensorFlow Federated's unweighted mean, `gaussian_adaptive` its own
+aggregator with adaptive clipping, the others ours.
 """
 
 from __future__ import annotations
@@ -184,4 +187,4 @@ def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
 
 if __name__ == "__main__":
     with federated.local_context(simulate_secure_sums=True):
-        timing.work(sys.argv[1:], makers)
+        timing.work(sys.argv[1:], makers, __doc__)

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
-from benchmarks import cells, report
-from benchmarks.peers import environments
+from benchmarks import cells, sections
+from benchmarks.peers import installed
 from benchmarks.timing import Spec
+from driver_kit import command_line
 
 COLUMNS = (
     *cells.KEY,
@@ -43,9 +44,7 @@ _PRECISION = 1.1
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
 
     def names(text):
         return [part for part in text.split(",") if part]
@@ -108,10 +107,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Every framework has its own plain step.
     frameworks = list(dict.fromkeys(["tensorflow", *(pair[0] for pair in variants)]))
     variants = [(framework, "plain") for framework in frameworks] + variants
-    environments.record(options.output_dir, frameworks)
+    installed.record(options.output_dir, frameworks)
     for name in frameworks:
-        if environments.python_of(name) is None:
-            print(environments.how_to_create(name))
+        if installed.python_of(name) is None:
+            print(installed.how_to_create(name))
             variants = [pair for pair in variants if pair[0] != name]
     table = cells.Table(options.output_dir / "memory.csv", COLUMNS)
     cases = [
@@ -131,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cases = [(model, *pair) for model in options.models for pair in variants]
         for model, framework, variant in tqdm(cases, unit="search"):
             _search(found, options, model, framework, variant)
-    for path in report.write(options.output_dir):
+    for path in sections.write(options.output_dir):
         print(path.name)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from benchmarks.cells import ROOT
 from benchmarks.timing import Spec
+from driver_kit import command_line
 
 CELLS = ("mlp:64", "mnist_cnn:256", "embedding:256", "gru:256")
 MODE = "quantile"
@@ -142,9 +143,7 @@ def page(rows: Sequence[dict]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
     add = parser.add_argument
     add("--cells", default=",".join(CELLS), help="model:batch_size, by commas.")
     add("--mode", default=MODE, help="Which private step, of `benchmarks.cells.OURS`.")

@@ -10,16 +10,16 @@ than the plain step: the difference of the exponents is in the table.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from benchmarks import cells, report
-from benchmarks.peers import environments
+from benchmarks import cells, sections
+from benchmarks.peers import installed
 from benchmarks.timing import Spec
+from driver_kit import command_line
 
 COLUMNS = (
     "axis",
@@ -70,9 +70,7 @@ AXES = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what the table lacks."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
     add = parser.add_argument
     add("--axes", help="Only these: names, or model:name, with commas between.")
     add("--modes", default="quantile,layerwise,batch", help="Ours.")
@@ -92,13 +90,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not axes:
         names = ", ".join(f"{axis.model}:{axis.name}" for axis in AXES)
         parser.error(f"--axes: there are {names}")
-    environments.record(options.output_dir, ["tensorflow"])
+    installed.record(options.output_dir, ["tensorflow"])
     table = cells.Table(options.output_dir / "scaling.csv", COLUMNS, _KEY)
     variants = ("plain", *options.modes.split(","))
     cases = [(axis, value) for axis in axes for value in axis.values[: options.points]]
     for axis, value in tqdm(cases, unit="size"):
         _measure(table, options, axis, value, variants)
-    for path in report.write(options.output_dir):
+    for path in sections.write(options.output_dir):
         print(path.name)
 
 

@@ -8,13 +8,13 @@ times scatter; `benchmarks.step_time` is for the numbers.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
 
 from benchmarks import cells
 from benchmarks.timing import Spec
+from driver_kit import command_line
 
 BATCH_SIZE = 64
 MODES = ("quantile", "batch")
@@ -44,9 +44,7 @@ def too_slow(model: str, ratio: float, factor: float = FACTOR) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the ratios; returns 1 if one is above its limit."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
     parser.add_argument("--models", default=",".join(TARGETS))
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--factor", type=float, default=FACTOR, help="Of the targets.")

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from benchmarks import cells, report
-from benchmarks.peers import environments
+from benchmarks import cells, sections
+from benchmarks.peers import installed
 from benchmarks.timing import Spec
+from driver_kit import command_line
 
 MODELS = (
     "mnist_cnn",
@@ -46,9 +47,7 @@ _ALONE = ("perturbation",)
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.argument_parser(__doc__)
 
     def names(text):
         return [part for part in text.split(",") if part]
@@ -122,10 +121,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(argv)
     plan = blocks(options)
     frameworks = sorted({framework for framework, _ in plan})
-    environments.record(options.output_dir, frameworks)
-    missing = [name for name in frameworks if environments.python_of(name) is None]
+    installed.record(options.output_dir, frameworks)
+    missing = [name for name in frameworks if installed.python_of(name) is None]
     for name in missing:
-        print(environments.how_to_create(name))
+        print(installed.how_to_create(name))
     name = "first_step.csv" if options.first_step else "step_time.csv"
     table = cells.Table(options.output_dir / name, cells.TIME_COLUMNS)
     total = len(options.models) * len(options.batch_sizes) * len(plan)
@@ -140,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     if framework not in missing and not large:
                         _measure(table, options, framework, model, size, variants)
                     progress.update()
-    for path in report.write(options.output_dir):
+    for path in sections.write(options.output_dir):
         print(path.name)
 
 

@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from driver_kit import command_line
+
 WARM_UP_STEPS = 2
 LEAST_REPEATS = 3
 
@@ -162,14 +164,27 @@ def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, statistics.median(values), high
 
 
-def work(argv: Sequence[str], makers_of: Callable[[Spec], tuple[dict, int]]) -> None:
+def work(
+    argv: Sequence[str],
+    makers_of: Callable[[Spec], tuple[dict, int]],
+    about: str | None,
+) -> None:
     """The main program of a worker: reads a spec, measures, writes the results.
 
     Args:
       argv: the file with the spec, and the file for the results (JSON both).
       makers_of: ``makers_of(spec)`` returns, by variant, what makes a step, and the
         number of trainable parameters.
+      about: what --help shows.
+
+    Raises:
+      SystemExit: if there are not two files, or help was asked for and given.
     """
+    if command_line.wants_help(argv):
+        print(about)
+        raise SystemExit(0)
+    if len(argv) != 2:
+        raise SystemExit(f"Needs two files; see --help.\n{about}")
     fields = json.loads(pathlib.Path(argv[0]).read_text())
     spec = Spec(**{**fields, "variants": tuple(fields["variants"])})
     try:

@@ -1,4 +1,9 @@
-"""Measures TensorFlow variants in a process of its own; see `benchmarks.timing`."""
+"""Measures TensorFlow variants in a process of its own.
+
+    python -m benchmarks.worker spec.json results.json
+
+`benchmarks.timing` says what the files hold.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +12,4 @@ import sys
 from benchmarks import timing, variants
 
 if __name__ == "__main__":
-    timing.work(sys.argv[1:], variants.makers)
+    timing.work(sys.argv[1:], variants.makers, __doc__)

@@ -18,13 +18,13 @@ from benchmarks import (
     growth,
     memory,
     op_times,
-    report,
     scaling,
+    sections,
     smoke,
     step_time,
     timing,
 )
-from benchmarks.peers import environments
+from benchmarks.peers import installed
 
 TINY = ["--models=mlp", "--batch_sizes=16", "--repeats=2", "--seconds_per_cell=5"]
 
@@ -79,14 +79,14 @@ def test_command_writes_table_report_and_figure_and_resumes(tmp_path, monkeypatc
 
 
 def test_environment_of_other_results_is_refused(tmp_path):
-    environments.record(tmp_path, ["tensorflow"])
-    environments.record(tmp_path, ["tensorflow"])
+    installed.record(tmp_path, ["tensorflow"])
+    installed.record(tmp_path, ["tensorflow"])
     path = tmp_path / "environment.json"
     before = json.loads(path.read_text())
     before["machine"]["cpu"] = "another"
     path.write_text(json.dumps(before))
     with pytest.raises(ValueError, match="output_dir"):
-        environments.record(tmp_path, ["tensorflow"])
+        installed.record(tmp_path, ["tensorflow"])
 
 
 def test_all_models_are_made_and_timed_by_name():
@@ -201,7 +201,7 @@ def test_stopped_processes_say_why(monkeypatch, tmp_path):
     script = tmp_path / "worker"
     script.write_text("#!/bin/sh\nsleep 60\n")
     script.chmod(0o755)
-    monkeypatch.setattr(environments, "python_of", lambda name: str(script))
+    monkeypatch.setattr(installed, "python_of", lambda name: str(script))
     spec = timing.Spec("mlp", 4, ("plain", "a"))
     found = cells.run("tensorflow", spec, timeout=0.3)
     assert {cell["status"] for cell in found.values()} == {"timeout"}
@@ -210,7 +210,7 @@ def test_stopped_processes_say_why(monkeypatch, tmp_path):
     script.write_text("#!/bin/sh\necho it broke; exit 3\n")
     found = cells.run("tensorflow", spec, timeout=30)
     assert (found["a"]["status"], found["a"]["note"]) == ("error", "it broke")
-    monkeypatch.setattr(environments, "python_of", lambda name: None)
+    monkeypatch.setattr(installed, "python_of", lambda name: None)
     assert cells.run("tensorflow", spec, timeout=30) is None
 
 
@@ -298,7 +298,7 @@ def test_growth_faster_than_plain_is_called_so(tmp_path):
     cells.Table(tmp_path / "scaling.csv", scaling.COLUMNS, ("value", "variant")).add(
         rows
     )
-    names = [path.name for path in report.write(tmp_path)]
+    names = [path.name for path in sections.write(tmp_path)]
     assert "scaling_time.png" in names
     assert "FASTER" in (tmp_path / "report.md").read_text()
 
@@ -347,8 +347,8 @@ def test_errors_name_the_flag(command, flag, capsys):
 )
 def test_peers_run_where_they_are_installed(peer, model):
     framework = cells.framework_of(peer)
-    if environments.python_of(framework) is None:
-        pytest.skip(environments.how_to_create(framework))
+    if installed.python_of(framework) is None:
+        pytest.skip(installed.how_to_create(framework))
     spec = timing.Spec(model, 4, ("plain", peer), repeats=2, seconds=10.0)
     found = cells.run(framework, spec, timeout=200)
     assert [cell["status"] for cell in found.values()] == ["ok", "ok"], found

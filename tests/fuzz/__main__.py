@@ -16,6 +16,7 @@ import time
 # Before TensorFlow is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from driver_kit import command_line
 from tests.fuzz.grammar import generate
 from tests.fuzz.outcome import MISMATCH, REFUSED, Outcome, key
 from tests.fuzz.shrink import shrink
@@ -29,7 +30,7 @@ def daily_seed() -> int:
 
 
 def _arguments(argv) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = command_line.argument_parser(__doc__, prog="python -m tests.fuzz")
     parser.add_argument("--models", type=int, default=200, help="how many")
     parser.add_argument(
         "--seed",

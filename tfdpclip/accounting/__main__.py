@@ -79,6 +79,7 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string("png", None, "File for a plot.", flag_values=_FLAGS)
 
+_HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 _QUESTIONS = ("epsilon", "noise", "steps", "cohort")
 
 
@@ -295,7 +296,7 @@ def _plot(runs: list[dict[str, Any]], path: str) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    if any(argument in ("--help", "-h", "-help") for argument in argv):
+    if not _HELP.isdisjoint(argv):
         print(f"{__doc__}\n{_FLAGS.main_module_help()}{_FLAGS.get_help()}")
         sys.exit(0)
     try:

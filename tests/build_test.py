@@ -162,6 +162,15 @@ def f(name):
     }
 
 
+@pytest.mark.parametrize("package", source_tree.PACKAGES)
+def test_what_is_imported_is_there(package):
+    found = []
+    for name, path in source_tree.find_modules().items():
+        if name.split(".")[0] == package:
+            found += source_tree.missing_imports(path)
+    assert found == []
+
+
 # What a library depends on is all it needs: nothing else is there. `import tfdpclip`
 # loads its parts by name, so they are touched.
 PROGRAM = """

@@ -107,3 +107,50 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
             continue
         yield node
         yield from _running(node)
+
+
+def missing_imports(path: str) -> list[str]:
+    """What a module imports of this repository that is not there.
+
+    An installed copy of the package would hide it from Python.
+    """
+    known, found = find_modules(), []
+    for node in ast.walk(read(path)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+            if node.module in known:
+                bound = _bound(known[node.module])
+                names += [
+                    f"{node.module}.{alias.name}"
+                    for alias in node.names
+                    if alias.name not in bound
+                ]
+        ours = [name for name in names if name.split(".")[0] in PACKAGES]
+        found += [f"{path}:{node.lineno} {n}" for n in ours if n not in _packages()]
+    return found
+
+
+@functools.cache
+def _packages() -> set[str]:
+    """The modules, and what they are in, which may have no __init__.py."""
+    known = find_modules()
+    return {name.rpartition(".")[0] for name in known} | set(known)
+
+
+@functools.cache
+def _bound(path: str) -> set[str]:
+    """The names that a module has, whenever they are bound; lazy ones are strings."""
+    names = set()
+    for node in ast.walk(read(path)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return names

@@ -43,7 +43,7 @@ def test_python_blocks_of_docs_run_in_order(page, tmp_path, monkeypatch):
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in (ROOT / "README.md", *PAGES):
+    for page in (*sorted(ROOT.glob("*.md")), *PAGES):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
 
@@ -70,6 +70,24 @@ def test_commands_run(command):
     )
     assert done.returncode == 0, done.stderr
     assert "accountant: pld" in done.stdout
+
+
+def test_contributing_names_what_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    goals = re.findall(r"(?:^|`)make ([\w-]+)", text, re.M)
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)", text)
+    paths += re.findall(r"\b(tests/\w+(?:\.py)?)\b", text)
+    assert len(goals) > 5 and len(paths) > 8
+    for goal in goals:
+        assert re.search(rf"^{goal}:", makefile, re.M), goal
+    for path in paths:
+        assert (ROOT / path).exists(), path
+    # The parts of the suite are those of the Makefile.
+    parts = re.findall(r"^\| `(tests/[^`]+)`", text, re.M)
+    assert parts
+    for part in parts:
+        assert f"'{part}'" in makefile, part
 
 
 def test_every_private_name_in_the_table_exists():

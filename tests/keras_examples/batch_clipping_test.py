@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import batch_clipping, batch_networks
+from keras_examples import batch_accounts, batch_clipping, batch_networks
 from tests.keras_examples import image_files as files
 from tfdpclip.clipping import make_groups
 
@@ -39,7 +39,7 @@ def test_networks_are_the_papers(
 
 
 def accounts(*arguments, **options):
-    rows = batch_clipping.account(*arguments, **options)
+    rows = batch_accounts.account(*arguments, **options)
     return {(r["account"].split(":")[1].split()[0], r["relation"]): r for r in rows}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from keras_examples import batch_accounts, batch_clipping, batch_networks
 from tests.keras_examples import image_files as files
+from tests.output_files import rows_of, words_of
 from tfdpclip.clipping import make_groups
 
 
@@ -106,9 +106,7 @@ def launch(tmp_path, *arguments):
             *arguments,
         ]
     )
-    with open(out / "history.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return rows, " ".join((out / "report.txt").read_text().split()), out
+    return rows_of(out, "history"), words_of(out), out
 
 
 def test_batch_clipping_from_mnist_files(tmp_path):

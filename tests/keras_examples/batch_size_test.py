@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
+import functools
 
 import pytest
 
 from keras_examples import batch_size
+from tests.output_files import rows_of, words_of
 
 
 def launch(directory, *arguments):
     batch_size.main(["batch_size", f"--output_dir={directory}", *arguments])
-
-    def read(name):
-        with open(directory / f"{name}.csv", newline="") as file:
-            return list(csv.DictReader(file))
-
-    return read, " ".join((directory / "report.txt").read_text().split())
+    return functools.partial(rows_of, directory), words_of(directory)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +10,8 @@ import tfdpclip as dpc
 from keras_examples import clipping_bias
 
 # g, k and E clip(g + k zeta, 1), from 50-digit arithmetic.
+from tests import output_files
+
 ORACLE = [
     (0.3, 5, 0.04752768558417839),
     (-2, 1, -0.9170666837293614),
@@ -100,15 +100,13 @@ def directory(tmp_path_factory):
     return path
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return [
-            {k: float(v or "nan") for k, v in r.items()} for r in csv.DictReader(file)
-        ]
+def numbers_of(directory, name):
+    rows = output_files.rows_of(directory, name)
+    return [{k: float(v or "nan") for k, v in row.items()} for row in rows]
 
 
 def test_descent_ends_where_the_expectation_is_zero(directory):
-    for row in rows_of(directory / "summary.csv"):
+    for row in numbers_of(directory, "summary"):
         if row["problem"] == 1:
             # The iterates wander by sqrt(rate sigma^2 / (2 slope)) < 0.3 or so, and
             # the mean of 3 tails of 150 steps by less. Seeded: no false alarms.
@@ -119,8 +117,7 @@ def test_descent_ends_where_the_expectation_is_zero(directory):
 
 def test_larger_perturbations_end_nearer(directory):
     ends = {
-        (r["problem"], r["k"]): r["end_mean"]
-        for r in rows_of(directory / "summary.csv")
+        (r["problem"], r["k"]): r["end_mean"] for r in numbers_of(directory, "summary")
     }
     assert ends[1, 0] > ends[1, 1] > ends[1, 5] > ends[1, 10]
     # In problem 2, plain clipping stays at the edge of the flat interval.
@@ -138,7 +135,7 @@ def test_report_and_files(directory):
         "curves.csv",
         "distance.png",
     }
-    report = " ".join((directory / "report.txt").read_text().split())
+    report = output_files.words_of(directory)
     for words in (
         "Problem 1: plain clipping ends",
         "nearer held here",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import tfdpclip as dpc
 from keras_examples import cifar10_cnn, mnist_cnn, networks
 from tests.keras_examples import image_files as files
+from tests.output_files import rows_of, words_of
 
 
 @pytest.mark.parametrize(("kind", "count"), [("tutorial", 26_010), ("literal", 12_938)])
@@ -34,10 +34,13 @@ def test_defaults_are_the_papers():
 
 
 def read(directory):
-    with open(directory / "history.csv", newline="") as file:
-        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    report = " ".join((directory / "report.txt").read_text().split())
-    return rows, report, json.loads((directory / "config.json").read_text())
+    found = rows_of(directory, "history")
+    rows = [{k: float(v) for k, v in row.items()} for row in found]
+    return (
+        rows,
+        words_of(directory),
+        json.loads((directory / "config.json").read_text()),
+    )
 
 
 @pytest.mark.parametrize("model", ["tutorial", "literal"])

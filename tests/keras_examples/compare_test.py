@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 
 import tfdpclip as dpc
 from keras_examples import compare, digits_data
+from tests.output_files import rows_of, words_of
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,7 @@ def test_network_has_the_parameters_that_it_says():
 
 
 def test_results_have_intervals_and_choices(directory):
-    with open(directory / "results.csv", newline="") as file:
-        rows = {row["rule"]: row for row in csv.DictReader(file)}
+    rows = {row["rule"]: row for row in rows_of(directory, "results")}
     assert set(rows) == {"fixed 1", "fixed", "automatic", "scaled"}
     for row in rows.values():
         low, mean, high = (float(row[n]) for n in ("low", "macro_accuracy", "high"))
@@ -58,7 +56,7 @@ def test_results_have_intervals_and_choices(directory):
 
 
 def test_report_states_privacy_and_what_is_not_counted(directory):
-    report = " ".join((directory / "report.txt").read_text().split())
+    report = words_of(directory)
     size = len(digits_data.load_data("imbalanced").train[0])
     for words in (
         "(8, 1e-05)-differential privacy",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 
 from keras_examples import gradient_symmetry
 from tests.keras_examples import image_files as files
+from tests.output_files import rows_of, words_of
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,8 @@ def directory(tmp_path_factory):
     return path / "out"
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_summary_has_a_row_per_epoch(directory):
-    rows = rows_of(directory / "summary.csv")
+    rows = rows_of(directory, "summary")
     assert [row["epoch"] for row in rows] == ["0", "1", "2"]
     for row in rows:
         assert row["count"] == "40"
@@ -48,16 +42,16 @@ def test_summary_has_a_row_per_epoch(directory):
 
 
 def test_tables_for_every_figure(directory):
-    cosines = rows_of(directory / "cosines.csv")
+    cosines = rows_of(directory, "cosines")
     assert len(cosines) == 2 * 40
     assert all(-1 <= float(row["cosine"]) <= 1 for row in cosines)
-    assert len(rows_of(directory / "projections.csv")) == 3 * 2 * 40
+    assert len(rows_of(directory, "projections")) == 3 * 2 * 40
     for name in ("fig1_epochs", "fig2_planes", "fig3_cosines"):
         assert (directory / f"{name}.png").stat().st_size > 10_000
 
 
 def test_report_tells_private_from_not(directory):
-    report = " ".join((directory / "report.txt").read_text().split())
+    report = words_of(directory)
     for words in (
         "WITHOUT noise",
         "-differential privacy",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +9,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import heads, norms_and_weights, optimal_clip, tune_grid
+from tests.output_files import rows_of, words_of
 from tfdpclip.diagnostics import class_weights
 
 
@@ -93,11 +92,6 @@ def test_trainer_starts_afresh_and_learns():
     assert trainer.norms().shape == (1437,)
 
 
-def read(directory, name):
-    with open(directory / f"{name}.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_norms_and_weights_from_a_file(tmp_path):
     out = tmp_path / "out"
     norms_and_weights.main(
@@ -113,14 +107,14 @@ def test_norms_and_weights_from_a_file(tmp_path):
             f"--output_dir={out}",
         ]
     )
-    rows = read(out, "norms")
+    rows = rows_of(out, "norms")
     assert [(float(r["epsilon"]), float(r["clip"])) for r in rows] == [
         (1, 0.1),
         (1, 1),
         (8, 0.1),
         (8, 1),
     ]
-    weights = read(out, "retained_weight")
+    weights = rows_of(out, "retained_weight")
     assert len(weights) == 2 * 2 * 3
     baseline = [
         float(r["relative"])
@@ -128,7 +122,7 @@ def test_norms_and_weights_from_a_file(tmp_path):
         if (float(r["epsilon"]), float(r["clip_norm"])) == (8, 1)
     ]
     assert max(baseline) == pytest.approx(1)
-    report = " ".join((out / "report.txt").read_text().split())
+    report = words_of(out)
     for words in ("norms rise as epsilon falls", "WITHOUT noise", "add or remove one"):
         assert words in report, words
     for name in ("norms", "retained_weight_eps_1", "retained_weight_eps_8"):
@@ -170,9 +164,9 @@ def test_dry_run_counts(tmp_path):
             f"--output_dir={tmp_path}",
         ]
     )
-    report = " ".join((tmp_path / "report.txt").read_text().split())
+    report = words_of(tmp_path)
     assert "3200 runs for each of 2 epsilons" in report
-    assert len(read(tmp_path, "grid")) == 3200
+    assert len(rows_of(tmp_path, "grid")) == 3200
 
 
 def test_grid_runs_resumes_and_states_the_cost_of_the_search(tmp_path):
@@ -188,11 +182,11 @@ def test_grid_runs_resumes_and_states_the_cost_of_the_search(tmp_path):
         f"--output_dir={tmp_path / 'out'}",
     ]
     tune_grid.main([*arguments, "--max_runs=1"])
-    assert len(read(tmp_path / "out", "grid_eps_8")) == 1
+    assert len(rows_of(tmp_path / "out", "grid_eps_8")) == 1
     tune_grid.main(arguments)
-    rows = read(tmp_path / "out", "grid_eps_8")
+    rows = rows_of(tmp_path / "out", "grid_eps_8")
     assert [r["clip_norm"] for r in rows] == ["0.1", "1.0", "auto_s"]
-    report = " ".join((tmp_path / "out" / "report.txt").read_text().split())
+    report = words_of(tmp_path / "out")
     how = heads.plan(90, 30, 2, 8.0, 1e-5)
     one = dpc.accounting.epsilon(how.noise_multiplier, how.steps, how.scheme, 1e-5)
     assert one <= 8

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 
 from keras_examples import optimal_clip
 
 # Spec 10.1, by step: norms min, median, max; C* by sigma .05 .1 .25 .5 1 2 4.
+from tests.output_files import rows_of, words_of
+
 NORMS = {
     0: (3.346757, 3.867457, 4.531142),
     100: (0.047816, 0.580111, 4.896591),
@@ -57,8 +57,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(directory):
-    with open(directory / "optimal_clip.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return rows_of(directory, "optimal_clip")
 
 
 @pytest.mark.parametrize("step", [0, 100, 300])
@@ -86,7 +85,7 @@ def test_training_accuracy_is_the_references():
 
 
 def test_report_says_that_it_is_not_private(directory):
-    report = " ".join((directory / "report.txt").read_text().split())
+    report = words_of(directory)
     assert "Privacy: none" in report
     assert "as private as they are" in report
     assert "The paper's equation, iterated, missed the minimum in" in report
@@ -103,8 +102,7 @@ def test_gradients_from_a_file(tmp_path):
             f"--output_dir={tmp_path / 'out'}",
         ]
     )
-    with open(tmp_path / "out" / "optimal_clip.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows_of(tmp_path / "out", "optimal_clip")
     assert float(row["clip_norm"]) == pytest.approx(5 / 3)
     assert float(row["mse"]) == pytest.approx(50 / 3)
 

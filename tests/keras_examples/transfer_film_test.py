@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import functools
 
 import numpy as np
 import pytest
@@ -13,21 +13,13 @@ from driver_kit import settings
 from keras_examples import transfer_data, transfer_film, transfer_models
 from tests.keras_examples import image_files as files
 from tests.keras_examples.checkpoints import micro_checkpoint
-
-
-def count(variables) -> int:
-    return sum(int(np.prod(v.shape)) for v in variables)
+from tests.output_files import rows_of, words_of
 
 
 def launch(tmp_path, *arguments):
     out = tmp_path / "out"
     transfer_film.main(["transfer_film", f"--output_dir={out}", *arguments])
-
-    def read(name):
-        with open(out / f"{name}.csv", newline="") as file:
-            return list(csv.DictReader(file))
-
-    return read, " ".join((out / "report.txt").read_text().split()), out
+    return functools.partial(rows_of, out), words_of(out), out
 
 
 def test_film_on_cifar100_files_with_a_checkpoint(tmp_path):

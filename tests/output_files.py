@@ -1,0 +1,17 @@
+"""Reading what a program left in its --output_dir."""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+
+
+def rows_of(directory: pathlib.Path, name: str) -> list[dict[str, str]]:
+    """The rows of a table, by its name without ending."""
+    with open(directory / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def words_of(directory: pathlib.Path, name: str = "report.txt") -> str:
+    """A report in one line: prose is wrapped, and a test looks for words."""
+    return " ".join((directory / name).read_text().split())

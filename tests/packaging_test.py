@@ -128,22 +128,30 @@ def test_every_import_is_declared(setup_arguments):
         for lines in (setup_arguments["install_requires"], *extras)
         for line in lines
     }
-    known = {*sys.stdlib_module_names, *PACKAGES}
+    packages = setup_arguments["packages"]
+    known = {*sys.stdlib_module_names, *(name.split(".")[0] for name in packages)}
     imported = set()
-    for path in build_file.find_modules(ROOT).values():
-        if path.split("/")[0] not in PACKAGES:
-            continue
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                imported.add((node.module or "").split(".")[0])
+    for package in packages:
+        for path in (ROOT / package.replace(".", "/")).glob("*.py"):
+            imported |= imports_of(path)
     missing = {
         name
         for name in imported - known
         if canonicalize_name(DISTRIBUTIONS.get(name, name)) not in declared
     }
+    assert imported & declared
     assert not missing
+
+
+def imports_of(path):
+    """The top-level modules that a file imports."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imported.add((node.module or "").split(".")[0])
+    return imported
 
 
 def test_python_versions(setup_arguments):

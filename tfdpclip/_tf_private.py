@@ -182,7 +182,7 @@ def differentiate_call_by(
       differentiate: is given TensorFlow's way, and returns the new one; once for each
         function.
     """
-    owner = getattr(op._gradient_function, "__self__", None)
+    owner: Any = getattr(op._gradient_function, "__self__", None)
     if not hasattr(owner, "_rewrite_forward_and_call_backward"):
         return
     if hasattr(owner, "_tfdpclip_plain"):

@@ -132,7 +132,8 @@ class Mechanism:
         self.records = positive("records", records)
         self.inflation = positive("inflation", inflation)
         self.scheduled = callable(self.noise_multiplier)
-        private = self.scheduled or self.noise_multiplier > 0
+        z = self.noise_multiplier
+        private = callable(z) or z > 0
         if private and isinstance(rule, Unclipped):
             raise ValueError(
                 "clip must not be None with noise: nothing would bound one record. Use "
@@ -234,8 +235,8 @@ class Mechanism:
         else:
             unit = self.records if divided else 1.0
             columns = tf.unstack(self._stddevs(state, step, unit), self.groups)
-        of = self.rule.assignment
-        of = [0] * len(sums) if of is None else of
+        assignment = self.rule.assignment
+        of = (0,) * len(sums) if assignment is None else assignment
         if len(of) != len(sums):
             raise ValueError(
                 f"sums has {len(sums)} entries, but the clip rule was bound to "

@@ -11,13 +11,13 @@ import tensorflow as tf
 from tfdpclip._arguments import shown
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, groups_of, in_words
-from tfdpclip.gradients import origins
+from tfdpclip.gradients import ops
 
 # Marked as stateful for what their bodies may hold, which is looked at on its own; and
 # `Assert`, by which Keras's piecewise schedules check the step.
-_HARMLESS = origins.CALLS.keys() | {"Assert"}
+_HARMLESS = ops.FIRST_ARGUMENT.keys() | {"Assert"}
 # Bodies say what their ops are called, and no more.
-_OUTSIDE = origins.RANDOM | origins.READS | origins.ITERATORS
+_OUTSIDE = ops.RANDOM | ops.READS | ops.ITERATORS
 _PARTS = ("VarHandle", "VariableOp", "PyFunc", "Rng", "Stateful", "Print")
 # XLA takes smaller numbers for 0.
 _ORDINARY = (1e-30, 1e30)
@@ -101,7 +101,7 @@ def _impure(graph: tf.Graph) -> Iterator[tuple[str, str]]:
             yield op.name, op.type
     for function in graph.as_graph_def().library.function:
         for node in function.node_def:
-            if node.op in origins.CALLS:
+            if node.op in ops.FIRST_ARGUMENT:
                 continue
             if node.op in _OUTSIDE or any(part in node.op for part in _PARTS):
                 yield node.name, node.op

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdpclip import _tf_private
+from tfdpclip import _keras_marks, _tf_private
 from tfdpclip.gradients import ops
 
 _READS = ops.READS | ops.TABLE_READS
@@ -61,7 +61,7 @@ def is_compiled(op: tf.Operation) -> bool:
 def is_fused_layer(op: tf.Operation) -> bool:
     """Whether a faster kernel may stand in for the function (Keras's LSTM and GRU)."""
     function = find_function(op.graph, op.get_attr("f").name)
-    return "api_implements" in function.cached_definition.attr
+    return _keras_marks.FUSED in function.cached_definition.attr
 
 
 def functions_in(op: tf.Operation) -> list:

@@ -6,9 +6,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip.gradients.calls import find_function
-
-WEIGHTS = ("kernel", "recurrent_kernel", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class FusedCall:
     @property
     def results(self) -> int:
         """How many outputs are the layer's: last, sequence, states, and a number."""
-        return {"lstm": 5, "gru": 4}[self.kind]
+        return _keras_marks.FUSED_RESULTS[self.kind]
 
 
 def read_call(op: tf.Operation) -> FusedCall | None:
@@ -32,14 +31,11 @@ def read_call(op: tf.Operation) -> FusedCall | None:
         definition = function.cached_definition
     except (AttributeError, KeyError, ValueError, TypeError):
         return None
-    implements = definition.attr.get("api_implements")
+    implements = definition.attr.get(_keras_marks.FUSED)
     kind = implements.s.decode().split("_")[0] if implements is not None else ""
     names = [arg.name for arg in definition.signature.input_arg]
-    needed = {
-        "lstm": ["inputs", "init_h", "init_c", *WEIGHTS],
-        "gru": ["inputs", "init_h", *WEIGHTS],
-    }.get(kind)
-    if needed is None or names not in (needed, [*needed, "mask"]):
+    needed = _keras_marks.FUSED_INPUTS.get(kind)
+    if needed is None or tuple(names) not in (needed, (*needed, "mask")):
         return None
     nodes = definition.node_def
     if not any(n.op == "Transpose" and n.input[0] == "inputs" for n in nodes):

@@ -6,6 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA
@@ -41,7 +42,9 @@ def weights_mask(
         if not flows[a].leads or flows[a].minor:
             return None
         nonzero = tf.reshape(tf.not_equal(a, tf.zeros([], a.dtype)), [batch_size, -1])
-        return Mask(tf.reduce_any(nonzero, axis=1), "weighted_loss" in op.name)
+        return Mask(
+            tf.reduce_any(nonzero, axis=1), _keras_marks.WEIGHTED_LOSS in op.name
+        )
 
 
 @dataclasses.dataclass

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients.forms import Explicit, Form, Outer
-from tfdpclip.gradients.fused import WEIGHTS, FusedCall, read_call
+from tfdpclip.gradients.fused import FusedCall, read_call
 from tfdpclip.gradients.rules import (
     CallRule,
     Context,
@@ -34,7 +35,7 @@ def _applies(use: Use) -> bool:
     shape = call.inputs["inputs"].shape
     if shape.rank != 3 or None in (shape[2], use.op.outputs[0].shape[-1]):
         return False
-    return any(use.op.inputs[use.index] is call.inputs[name] for name in WEIGHTS)
+    return any(use.op.inputs[use.index] is call.inputs[name] for name in FUSED_WEIGHTS)
 
 
 def _outputs(use: Use) -> list[int]:
@@ -58,7 +59,7 @@ def _build(use: Use, dz, shape, context: Context) -> Form | None:
     if axes not in (None, (0,)):
         return None
     unrolled = _unroll(use.op, dz, context)
-    name = next(n for n in WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
+    name = next(n for n in FUSED_WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
     return unrolled.form(name, shape)
 
 
@@ -71,7 +72,7 @@ class _Unrolled:
         if call.backwards:
             self._x = tf.reverse(self._x, [1])
         self._mask = self._by_step_mask(call)
-        weights = [in_float(call.inputs[name]) for name in WEIGHTS]
+        weights = [in_float(call.inputs[name]) for name in FUSED_WEIGHTS]
         self._cell = cell = (_LSTM if call.kind == "lstm" else _GRU)(*weights)
         states = [in_float(call.inputs["init_h"])]
         if call.kind == "lstm":

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients import contractions, layouts, ops, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
-from tfdpclip.gradients.fused import WEIGHTS, read_call
+from tfdpclip.gradients.fused import read_call
 from tfdpclip.gradients.known import takes_every_row
 
 
@@ -182,7 +183,7 @@ def _call(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, None)
     if output.shape.rank == 0:
         return Flow(DATA, ())
-    weights = {call.inputs[name].ref() for name in WEIGHTS}
+    weights = {call.inputs[name].ref() for name in FUSED_WEIGHTS}
     batched = [
         flow
         for tensor, flow in zip(op.inputs, inputs, strict=True)

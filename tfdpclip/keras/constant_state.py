@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
@@ -194,7 +195,7 @@ def _value(read: Read) -> tf.Tensor:
             resource=read.handle, dtype=read.variable.dtype
         )
     kept = read.identity
-    data = getattr(kept, "_handle_data", None)
+    data = _tf_private.handle_data_of(kept)
     if data is None or not data.is_set:
         raise ExampleIsolationError(
             f"The loss reads {read.name!r}, a variable of unknown type: whether it "

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import PrivacyMismatchError
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
@@ -130,7 +131,7 @@ class FitWatch:
     def _check_data(self, iterator: Any) -> None:
         if self._drawer is None:
             return
-        dataset = getattr(iterator, "_dataset", None)
+        dataset = _tf_private.data_set_of(iterator)
         if not isinstance(dataset, tf.data.Dataset):
             self._assume(UNSEEN_DATA)
             return
@@ -161,8 +162,7 @@ class FitWatch:
             self._assume(text)
 
     def _check_own_data(self, function: Callable) -> None:
-        known = getattr(function, "_list_all_concrete_functions", None)
-        for concrete in known() if known is not None else ():
+        for concrete in _tf_private.traces_of(function) or ():
             if id(concrete) in self._read:
                 continue
             self._read.add(id(concrete))
@@ -212,11 +212,11 @@ class FitWatch:
             self._weights = WeightWatch(self._model.trainable_variables)
 
     def _check_traces(self, function: Callable) -> None:
-        known = getattr(function, "_list_all_concrete_functions", None)
+        known = _tf_private.traces_of(function)
         if known is None or not isinstance(self._history, StepHistory):
             self._assume(UNSEEN_UPDATES)
             return
-        for concrete in known():
+        for concrete in known:
             if id(concrete) in self._traced:
                 continue
             self._traced.add(id(concrete))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.gradients import ExampleIsolationError
+from tfdpclip.keras import _compat
 
 # What TensorFlow gives as the global seed where none was set.
 _NO_SEED = 87654321
@@ -68,7 +69,7 @@ def check_isolation(
     model(x)  # builds the variables
     seed = int(np.random.default_rng().integers(2**31))
     state = [(v, tf.identity(v)) for v in model.non_trainable_variables]
-    rng_state = [(v, tf.identity(v)) for v in _generator_states(model)]
+    rng_state = [(v, tf.identity(v)) for v in _compat.random_states_of(model)]
 
     given_seed = tf.compat.v1.get_seed(0)[0]
     if given_seed == _NO_SEED:
@@ -114,17 +115,6 @@ def check_model(model: Any) -> tf.keras.Model:
     if not isinstance(model, tf.keras.Model):
         raise ValueError(f"model must be a Keras model, got {_arguments.shown(model)}.")
     return model
-
-
-def _generator_states(model) -> list[tf.Variable]:
-    found = []
-    for layer in model._flatten_layers():
-        generator = getattr(
-            getattr(layer, "_random_generator", None), "_generator", None
-        )
-        if generator is not None:
-            found.append(generator.state)
-    return found
 
 
 def _loss_function(model, loss) -> Callable:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip.keras import _compat
+
 _L = tf.keras.layers
 _BATCHNORM_BASE = _L.BatchNormalization.__mro__[1]
 # Fewer elements than this have no statistics worth dividing by: with one element in a
@@ -96,7 +98,7 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
     check_built(model)
-    if not any(_is_batchnorm(layer) for layer in model._flatten_layers()):
+    if not any(_is_batchnorm(layer) for layer in _compat.layers_of(model)):
         raise ValueError("model has no BatchNormalization: use it as it is.")
     return _convert(model, groups, set())
 
@@ -136,13 +138,13 @@ def _convert(model, groups, seen):
                     getattr(new, name).assign(getattr(old, name))
         elif not _can_convert(old):  # which would have copied its own
             _copy(old, new)
-    converted._trainable = model._trainable
+    _compat.set_trains_itself(converted, _compat.trains_itself(model))
     return converted
 
 
 def _can_convert(layer) -> bool:
     return isinstance(layer, tf.keras.Sequential) or (
-        isinstance(layer, tf.keras.Model) and layer._is_graph_network
+        isinstance(layer, tf.keras.Model) and _compat.is_functional(layer)
     )
 
 
@@ -151,7 +153,7 @@ def _clone_layer(layer, groups, seen):
         return _group_normalization(layer, groups)
     if _can_convert(layer):
         return _convert(layer, groups, seen)
-    if any(_is_batchnorm(part) for part in layer._flatten_layers()):
+    if any(_is_batchnorm(part) for part in _compat.layers_of(layer)):
         raise ValueError(
             f"model: the layer {layer.name!r} (a {type(layer).__name__}) has a "
             "BatchNormalization inside, where it cannot be replaced from outside. "
@@ -197,7 +199,7 @@ def _positions(layer, axis) -> int:
     """How many positions an example has in each channel; enough if not known."""
     rank = layer.input_spec.ndim
     try:
-        shapes = [node.input_shapes for node in layer._inbound_nodes]
+        shapes = _compat.input_shapes_of(layer)
         sizes = [
             [n for i, n in enumerate(shape) if i not in (0, axis)] for shape in shapes
         ]
@@ -220,14 +222,13 @@ def _fitting_groups(channels: int, groups: int, positions: int) -> int:
 
 def _copy(old, new):
     """Weights and what trains, part by part: orders differ where parts are frozen."""
-    parts: Sequence = list(
-        zip(old._flatten_layers(), new._flatten_layers(), strict=True)
-    )
+    layers = _compat.layers_of(old), _compat.layers_of(new)
+    parts: Sequence = list(zip(*layers, strict=True))
     for source, target in parts:
-        target.trainable = source._trainable
+        target.trainable = _compat.trains_itself(source)
     for source, target in parts:
-        theirs = source._trainable_weights + source._non_trainable_weights
-        ours = target._trainable_weights + target._non_trainable_weights
+        theirs = _compat.own_variables(source)
+        ours = _compat.own_variables(target)
         if [v.shape for v in theirs] != [v.shape for v in ours]:
             raise ValueError(
                 f"model: the layer {source.name!r} (a {type(source).__name__}) has "

@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip._arguments import positive, shown
+from tfdpclip.keras import _compat
 
 
 @tf.keras.saving.register_keras_serializable("tfdpclip")
@@ -82,9 +84,9 @@ class PerExampleLoss(tf.keras.losses.Loss):
           y_pred: the predictions. Their Keras mask, if they have one, counts.
           sample_weight: one weight for each example or for each entry, or None.
         """
-        with tf.name_scope("weighted_loss"):
+        with tf.name_scope(_keras_marks.WEIGHTED_LOSS):
             losses = tf.convert_to_tensor(self.call(y_true, y_pred))
-            mask = getattr(y_pred, "_keras_mask", None)
+            mask = _compat.mask_of(y_pred)
             if losses.shape.rank is None or losses.shape.rank < 1:
                 raise ValueError(
                     f"{self.name} needs one loss for each entry, [batch, ...], but "

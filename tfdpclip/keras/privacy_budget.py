@@ -15,7 +15,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting import calibration
 from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
-from tfdpclip.keras import fit_watch
+from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling import batches as batches_lib
@@ -133,7 +133,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         del logs
         optimizer = _private_optimizer(self.model.optimizer)
-        if getattr(self.model, "_steps_per_execution_tuner", None) is not None:
+        if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
                 'steps_per_execution="auto" changes how many steps run at a time while '
                 "they run; give a number, so that the budget can be kept."
@@ -350,8 +350,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         return min(size, steps - batch % steps)
 
     def _steps_per_execution(self) -> int:
-        variable = getattr(self.model, "_steps_per_execution", None)
-        value = 1 if variable is None else int(variable.numpy())
+        value = _compat.steps_per_execution(self.model)
         # Keras lowers the variable for the last, partial execution of an epoch.
         self._longest = max(value, self._longest)
         return self._longest

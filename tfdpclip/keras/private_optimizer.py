@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._arguments import boolean, choice, fraction, non_negative, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
@@ -33,7 +34,7 @@ from tfdpclip.gradients.origins import public_writes
 from tfdpclip.gradients.state import PublicVariables, public_handles, reads
 from tfdpclip.gradients.status import DEFAULT_RATE, CheckStatus
 from tfdpclip.gradients.whole import WholeGradient
-from tfdpclip.keras import private_state
+from tfdpclip.keras import _compat, private_state
 from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.weight_watch import marked_updates, own_writes
@@ -440,7 +441,7 @@ class PrivateOptimizer:
         perturbation = None
         if self._perturbation > 0:
             perturbation = (self._perturbation, self._noise.seed_pair())
-        if isinstance(loss, tf.__internal__.EagerTensor):
+        if _tf_private.is_eager(loss):
             if self._unit == "batch":
                 raise ValueError(
                     'unit="batch" needs a graph, in which it sees what layers keep of '
@@ -485,7 +486,7 @@ class PrivateOptimizer:
         """
         kept = self._transient
         sums = [*kept.sums, kept.counts, kept.filled] if kept.sums else []
-        rate = getattr(self, "_learning_rate", None)
+        rate = _compat.own_rate(self)
         rates = [rate] if isinstance(rate, tf.Variable) else []
         found = [*self.variables, *self._clip_state, *rates, *sums]
         return list({id(v): v for v in found}.values())

@@ -6,6 +6,7 @@ import warnings
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.state import PUBLIC_COPY
 
@@ -100,7 +101,7 @@ def _owners(graph) -> dict:
     variables = {}
     outer = graph
     while outer is not None:
-        for variable in getattr(outer, "_watched_variables", ()):
+        for variable in _tf_private.watched_variables(outer):
             variables[id(variable.handle)] = variable
         outer = getattr(outer, "outer_graph", None)
     owners = {}
@@ -133,7 +134,7 @@ def _assigns_within(op: tf.Operation) -> bool:
         if name in known:
             continue
         known.add(name)
-        function = op.graph._get_function(name)
+        function = _tf_private.function_named(op.graph, name)
         if function is None:
             return True
         definition = getattr(function, "cached_definition", None) or (

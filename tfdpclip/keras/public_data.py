@@ -12,6 +12,7 @@ from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.keras import _compat
 from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.private_state import PUBLIC_COPY
 
@@ -135,7 +136,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         self._current = self._iterations()
 
     def _layers(self) -> list[tf.keras.layers.BatchNormalization]:
-        found = self._attached._flatten_layers(include_self=False)
+        found = _compat.layers_of(self._attached, include_self=False)
         kind = tf.keras.layers.BatchNormalization
         return [layer for layer in found if isinstance(layer, kind) and layer.trainable]
 

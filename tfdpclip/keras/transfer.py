@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._arguments import shown
+from tfdpclip.keras import _compat
 from tfdpclip.keras.normalization import (
     check_batchnorm,
     check_built,
@@ -116,9 +117,9 @@ def film(
     layers, 27 in the head (out)
     """
     check_built(model)
-    layers = list(model._flatten_layers())
+    layers = list(_compat.layers_of(model))
     heads = _find_heads(model, layers, head)
-    head_layers = _unique(part for top in heads for part in top._flatten_layers())
+    head_layers = _unique(part for top in heads for part in _compat.layers_of(top))
     in_head = {id(layer) for layer in head_layers}
     _arguments.boolean("zero_head", zero_head)
     if normalization is not None:
@@ -127,7 +128,7 @@ def film(
     norms = [
         layer
         for layer in layers
-        if id(layer) not in in_head and chosen(layer) and layer._trainable_weights
+        if id(layer) not in in_head and chosen(layer) and _compat.own_trainable(layer)
     ]
     if not norms:
         raise ValueError(
@@ -149,7 +150,9 @@ def film(
     model.trainable = True
     for layer in layers:
         _freeze(layer, kept)
-    wanted = [v for layer in (*norms, *head_layers) for v in layer._trainable_weights]
+    wanted = [
+        v for layer in (*norms, *head_layers) for v in _compat.own_trainable(layer)
+    ]
     _check_trainable(model, wanted)
     for layer in last:
         for variable in (layer.kernel, getattr(layer, "bias", None)):
@@ -158,13 +161,14 @@ def film(
     # Compiled functions would go on training what they were traced with.
     for layer in layers:
         if isinstance(layer, tf.keras.Model):
-            layer._reset_compile_cache()
-            layer._is_compiled = False
+            _compat.forget_compilation(layer)
     return TrainableCounts(
         trainable=_count(model.trainable_variables),
         total=_count(model.variables),
-        normalization=_count(v for layer in norms for v in layer._trainable_weights),
-        head=_count(v for layer in head_layers for v in layer._trainable_weights),
+        normalization=_count(
+            v for layer in norms for v in _compat.own_trainable(layer)
+        ),
+        head=_count(v for layer in head_layers for v in _compat.own_trainable(layer)),
         layers=tuple(layer.name for layer in norms),
         heads=tuple(layer.name for layer in heads),
     )
@@ -182,12 +186,9 @@ def _unique(items) -> list:
 
 
 def _freeze(layer, kept: set[int]):
-    if any(id(part) in kept for part in layer._flatten_layers()):
-        if id(layer) not in kept and layer._trainable_weights:
-            # Its own variables freeze while parts of it train. They go in front, so
-            # that their order in files stays.
-            layer._non_trainable_weights[:0] = layer._trainable_weights
-            del layer._trainable_weights[:]
+    if any(id(part) in kept for part in _compat.layers_of(layer)):
+        if id(layer) not in kept and _compat.own_trainable(layer):
+            _compat.freeze_own_variables(layer)
     else:
         layer.trainable = False
 
@@ -249,7 +250,7 @@ def _named(model, layers, head):
 def _advice(model) -> str:
     names = [
         layer.name
-        for layer in model._flatten_layers(include_self=False)
+        for layer in _compat.layers_of(model, include_self=False)
         if hasattr(layer, "kernel")
     ]
     shown = ", ".join(repr(name) for name in names[-4:]) or "none"
@@ -261,7 +262,7 @@ def _advice(model) -> str:
 
 def _search(model) -> list:
     """The layers with weights that the model's outputs come from."""
-    if getattr(model, "_is_graph_network", False):
+    if _compat.is_functional(model):
         return [_behind(tensor, model) for tensor in tf.nest.flatten(model.outputs)]
     if isinstance(model, tf.keras.Sequential):
         for layer in reversed(model.layers):
@@ -269,7 +270,7 @@ def _search(model) -> list:
                 return _enter(layer, model)
     candidates = _unique(
         layer
-        for layer in model._flatten_layers(include_self=False, recursive=False)
+        for layer in _compat.layers_of(model, include_self=False, recursive=False)
         if layer.name in _HEAD_NAMES
         or any(getattr(model, name, None) is layer for name in _HEAD_NAMES)
     )
@@ -282,12 +283,12 @@ def _search(model) -> list:
 
 
 def _behind(tensor, model):
-    layer, node_index, tensor_index = tensor._keras_history
+    layer, node_index, tensor_index = _compat.producer_of(tensor)
     if layer.weights:
-        if getattr(layer, "_is_graph_network", False):
+        if _compat.is_functional(layer):
             return _behind(tf.nest.flatten(layer.outputs)[tensor_index], model)
         return _enter(layer, model)[0]
-    inputs = _unique(tf.nest.flatten(layer._inbound_nodes[node_index].keras_inputs))
+    inputs = _unique(tf.nest.flatten(_compat.inputs_of_call(layer, node_index)))
     if len(inputs) != 1:
         raise ValueError(
             f"head: the output {tensor.name!r} of {model.name!r} does not come from "
@@ -325,9 +326,9 @@ def _check_can_be_zero(layer, layers):
             "unknown, since it has no variable `kernel`. Pass zero_head=False and set "
             "it yourself."
         )
-    own = {id(v) for v in layer._trainable_weights}
+    own = {id(v) for v in _compat.own_trainable(layer)}
     for other in layers:
-        shared = own & {id(v) for v in other._trainable_weights}
+        shared = own & {id(v) for v in _compat.own_trainable(other)}
         if other is not layer and shared:
             raise ValueError(
                 f"head: {layer.name!r} shares a variable with {other.name!r}; setting "

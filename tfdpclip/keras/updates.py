@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip.keras import _compat
+
 
 def _fits(gradient: Any, variable: Any) -> bool:
     """Whether there is one dense variable that an operation can write to."""
@@ -41,7 +43,7 @@ def _sgd_step(optimizer, gradient, variable) -> bool:
             var=variable.handle, alpha=rate, delta=gradient
         )
         return True
-    place = optimizer._index_dict[optimizer._var_key(variable)]
+    place = _compat.place_of(optimizer, variable)
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=variable.handle,
         accum=optimizer.momentums[place].handle,
@@ -59,11 +61,12 @@ def _adam_step(optimizer, gradient, variable) -> bool:
     dtype = variable.dtype
     step = tf.cast(optimizer.iterations + 1, dtype)
     beta_1, beta_2 = (_number(b, dtype) for b in (optimizer.beta_1, optimizer.beta_2))
-    place = optimizer._index_dict[optimizer._var_key(variable)]
+    place = _compat.place_of(optimizer, variable)
+    first, second = _compat.moments_of(optimizer, place)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
-        m=optimizer._momentums[place].handle,
-        v=optimizer._velocities[place].handle,
+        m=first.handle,
+        v=second.handle,
         beta1_power=tf.pow(beta_1, step),
         beta2_power=tf.pow(beta_2, step),
         lr=tf.cast(optimizer.learning_rate, dtype),

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _tf_private
+
 # The attribute of operations that a private optimizer updates variables with.
 _MARK = "_tfdpclip_update"
 # How many inputs of a call are none of its functions' arguments.
@@ -53,8 +55,7 @@ def own_writes(history: Any) -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    mark = tf.compat.v1.AttrValue(s=history.identity.encode())
-    with tf.compat.v1.get_default_graph()._attr_scope({_MARK: mark}):
+    with _tf_private.attribute_of_new_ops(_MARK, history.identity):
         yield
 
 

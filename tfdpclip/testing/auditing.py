@@ -13,6 +13,7 @@ from scipy import optimize, stats
 
 from tfdpclip import _arguments
 from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.keras import _compat
 from tfdpclip.testing.probe import check_model
 
 _MOST = 100.0
@@ -311,15 +312,14 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
         optimizer.build(variables)
         self._released = [tf.Variable(tf.zeros_like(v)) for v in variables]
         places = {id(v): i for i, v in enumerate(variables)}
-        inner = type(optimizer)._internal_apply_gradients
 
         def watched(grads_and_vars):
             grads_and_vars = list(grads_and_vars)
             for gradient, variable in grads_and_vars:
                 self._released[places[id(variable)]].assign_add(gradient)
-            return inner(optimizer, grads_and_vars)
+            return _compat.update(optimizer, grads_and_vars)
 
-        optimizer._internal_apply_gradients = watched
+        _compat.update_by(optimizer, watched)
         # A train function that was traced before would not be watched.
         self.model.train_function = None
         self.model.make_train_function()
@@ -327,7 +327,7 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         del logs
-        del self.model.optimizer._internal_apply_gradients
+        _compat.update_ordinarily(self.model.optimizer)
         self.model.train_function = None
 
     def _directions_graph(self, x, y):

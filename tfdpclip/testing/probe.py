@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._arguments import shown
+from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.noise import GaussianNoise
 
@@ -93,7 +94,7 @@ class Probe:
         self._places = {id(v): i for i, v in enumerate(self.variables)}
         self._noise = noise
         self._step = tf.function(
-            model.train_step, jit_compile=getattr(model, "_jit_compile", None) or None
+            model.train_step, jit_compile=_compat.compiles_by_xla(model) or None
         )
 
     def _catch(self, grads_and_vars):
@@ -126,13 +127,12 @@ class Probe:
     def _caught_updates(self):
         optimizer = self._optimizer
         own = optimizer._noise
-        optimizer._internal_apply_gradients = self._catch
         if self._noise is not None:
             optimizer._noise = self._noise
         try:
-            yield
+            with _compat.updated_by(optimizer, self._catch):
+                yield
         finally:
-            del optimizer._internal_apply_gradients
             optimizer._noise = own
 
 

@@ -1,0 +1,114 @@
+"""What others keep private is used behind three doors only."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGES = ("tfdpclip", "driver_kit", "keras_examples", "tff_tasks")
+DOORS = {
+    "tfdpclip/_tf_private.py": "TensorFlow's",
+    "tfdpclip/keras/_compat.py": "Keras's",
+    "tfdpclip/federated/_tff.py": "TensorFlow Federated's",
+}
+_PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "keras.engine")
+_BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+
+
+def modules():
+    """All files of the packages, by their path."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+def own_names(trees):
+    """The names that the packages define themselves."""
+    names = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                names.add(node.attr)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[-1])
+    return names
+
+
+def is_private(name, own):
+    """Whether a name is somebody else's secret; our own marks are ours."""
+    dunder = name.startswith("__") and name != "__internal__"
+    ours = name in own or name.startswith("_tfdpclip_")
+    return name.startswith("_") and not dunder and not ours
+
+
+def secrets_in(tree, own):
+    """The private symbols that a module uses, with their lines."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr, own):
+            found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if module.startswith(_PRIVATE_MODULES):
+                found.append((node.lineno, module))
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            found += [
+                (node.lineno, n) for n in names if n.startswith(_PRIVATE_MODULES)
+            ]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in _BY_NAME and len(node.args) > 1:
+                name = node.args[1]
+                if isinstance(name, ast.Constant) and is_private(str(name.value), own):
+                    found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+TREES = modules()
+OWN = own_names(TREES.values())
+
+
+@pytest.mark.parametrize("path", TREES)
+def test_private_symbols_stay_behind_their_doors(path):
+    if path not in DOORS:
+        assert secrets_in(TREES[path], OWN) == []
+
+
+@pytest.mark.parametrize("path", DOORS)
+def test_every_door_has_something_behind_it_and_says_what_it_is_for(path):
+    tree = TREES[path]
+    assert secrets_in(tree, OWN - {n for n in OWN if n.startswith("__")})
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    public = [f for f in functions if not f.name.startswith("_")]
+    assert public
+    assert [f.name for f in public if not ast.get_docstring(f)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "graph._get_function(name)",
+        "import tensorflow.python.ops.while_v2",
+        "from tensorflow.core.framework import types_pb2",
+        "tf.__internal__.EagerTensor",
+        "getattr(layer, '_inbound_nodes', None)",
+        "model._flatten_layers()",
+        "from keras.src.engine import data_adapter",
+    ],
+)
+def test_a_private_symbol_is_found_however_it_is_reached(code):
+    assert len(secrets_in(ast.parse(code), OWN)) == 1
+
+
+@pytest.mark.parametrize(
+    "code", ["self._model", "op._tfdpclip_records", "value.__float__", "tf.nest.map"]
+)
+def test_what_is_ours_or_public_is_no_finding(code):
+    assert secrets_in(ast.parse(code), OWN) == []

@@ -60,9 +60,7 @@ def secrets_in(tree, own):
                 found.append((node.lineno, module))
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-            found += [
-                (node.lineno, n) for n in names if n.startswith(_PRIVATE_MODULES)
-            ]
+            found += [(node.lineno, n) for n in names if n.startswith(_PRIVATE_MODULES)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in _BY_NAME and len(node.args) > 1:
                 name = node.args[1]

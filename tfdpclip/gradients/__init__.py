@@ -1,5 +1,6 @@
 """Per-example gradients from the loss and the variables alone."""
 
+from tfdpclip.gradients import op_rules as _op_rules  # noqa: F401  adds them
 from tfdpclip.gradients import recurrent as _recurrent  # noqa: F401  adds its rule
 from tfdpclip.gradients.engine import (
     PerExampleGradients,
@@ -12,13 +13,16 @@ from tfdpclip.gradients.errors import (
     LossStructureError,
 )
 from tfdpclip.gradients.fallback import JacobianFallbackWarning
+from tfdpclip.gradients.rules import OpUse, op_rule
 
 __all__ = [
     "ExampleIsolationError",
     "GradientMismatchError",
     "JacobianFallbackWarning",
     "LossStructureError",
+    "OpUse",
     "PerExampleGradients",
     "clipped_sum",
+    "op_rule",
     "per_example_norms",
 ]

@@ -1,0 +1,370 @@
+"""The rules that the library has: one function for each kind of op.
+
+`rules.py` says what a rule is given and gives back, and how to add one.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+from tfdpclip.gradients import ops
+from tfdpclip.gradients.contractions import explicit_equation
+from tfdpclip.gradients.convolution import Convolution, Geometry
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.forms import Explicit, Outer
+from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.rules import (
+    batch_first,
+    by_example,
+    in_float,
+    in_steps,
+    rows_of,
+    rule_for,
+)
+from tfdpclip.gradients.sparse import row_lookup
+
+# Contractions: MatMul, BatchMatMul, Einsum.
+
+
+@rule_for("MatMul")
+def _matmul(use, dz, shape, context):
+    ta, tb = use.op.get_attr("transpose_a"), use.op.get_attr("transpose_b")
+    labels = ["ka" if ta else "ak", "bk" if tb else "kb"]
+    return _contraction(use, dz, shape, context, labels, "ab")
+
+
+@rule_for("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _batch_matmul(use, dz, shape, context):
+    ranks = [t.shape.rank for t in use.op.inputs]
+    lead = string.ascii_lowercase[10 : 10 + max(ranks) - 2]
+    flips = (use.op.get_attr("adj_x"), use.op.get_attr("adj_y"))
+    labels = []
+    for rank, flip, pair in zip(ranks, flips, ("ac", "cb"), strict=True):
+        own = lead[len(lead) - (rank - 2) :]
+        labels.append(own + (pair[::-1] if flip else pair))
+    return _contraction(use, dz, shape, context, labels, lead + "ab")
+
+
+@rule_for("Einsum")
+def _einsum(use, dz, shape, context):
+    equation = explicit_equation(use.op)
+    if equation is None or len(use.op.inputs) != 2:
+        return None
+    return _contraction(use, dz, shape, context, *equation)
+
+
+def _contraction(use, dz, shape, context, labels, out):
+    """z[out] = sum x[...] p[...]; the parameter's gradient pairs x with dz."""
+    x_labels, p_labels = labels[1 - use.index], labels[use.index]
+    source = use.op.inputs[1 - use.index]
+    if any(len(set(names)) != len(names) for names in (x_labels, p_labels, out)):
+        return None
+    flow = context.flows[source]
+    if flow.axes is not None and len(flow.axes) != 1:
+        return None
+    if flow.axes is None and not batch_first(source, context):
+        return None
+    batch = x_labels[flow.axes[0] if flow.axes else 0]
+    if batch not in out:
+        return None
+    x = in_float(source)
+    # An axis of size 1 of the input that the parameter broadcasts is none of its own.
+    lone = [
+        i
+        for i, name in enumerate(x_labels)
+        if name != batch
+        and name in p_labels
+        and source.shape[i] == 1
+        and shape[p_labels.index(name)] != 1
+    ]
+    if lone:
+        x = tf.squeeze(x, axis=lone)
+        x_labels = "".join(n for i, n in enumerate(x_labels) if i not in lone)
+    # Broadcast axes of size 1 of the parameter are no axes of its gradient.
+    kept = [i for i, d in enumerate(shape) if d != 1 or p_labels[i] == batch]
+    p_core = "".join(p_labels[i] for i in kept)
+    core_shape = [shape[i] for i in kept]
+    if batch in p_core or (set(p_core) - set(x_labels) - set(out)):
+        return None
+    sizes = dict(zip(p_core, core_shape, strict=True))
+    gone = [i for i, name in enumerate(x_labels) if name not in p_core + out]
+    if gone:
+        x = tf.reduce_sum(x, axis=gone)
+        x_labels = "".join(n for i, n in enumerate(x_labels) if i not in gone)
+    single = [
+        i for i, n in enumerate(out) if n in p_labels and n not in x_labels + p_core
+    ]
+    if single:
+        dz = tf.squeeze(dz, axis=single)
+        out = "".join(n for i, n in enumerate(out) if i not in single)
+    others = [n for n in p_core if n in x_labels and n in out]
+    ks = [n for n in p_core if n in x_labels and n not in out]
+    us = [n for n in p_core if n not in x_labels and n in out]
+    time = [n for n in x_labels if n in out and n not in p_core and n != batch]
+    if any(n not in x_labels + p_core for n in out):
+        return None
+    if any(n not in x_labels for n in out if n not in us):
+        return None
+    x = _transposed(x, [x_labels.index(n) for n in [batch, *others, *time, *ks]])
+    z = _transposed(dz, [out.index(n) for n in [batch, *others, *time, *us]])
+    like = source if flow.axes == (0,) and x_labels[0] == batch else use.output
+    g = math.prod(sizes[n] for n in others)
+    x = _stacked(x, context, like, g, len(others), [sizes[n] for n in ks])
+    z = _stacked(z, context, like, g, len(others), [sizes[n] for n in us])
+    grouped = bool(others)
+    order = [*others, *ks, *us]
+
+    def arrange(products, lead):
+        ahead = len(lead)
+        perm = [*range(ahead), *(ahead + order.index(n) for n in p_core)]
+        if perm != list(range(len(perm))):
+            unpacked = tf.reshape(products, [*lead, *(sizes[n] for n in order)])
+            products = tf.transpose(unpacked, perm)
+        return tf.reshape(products, [*lead, *shape])
+
+    steps = rows_of(context, like)
+    for name in time:
+        size = dz.shape[out.index(name)]
+        steps = None if steps is None or size is None else steps * size
+    layout = (tuple(shape), p_core, tuple(order), grouped)
+    axes = None
+    if len(ks) == len(us) == 1 and not others:
+        axes = (kept[p_core.index(ks[0])], kept[p_core.index(us[0])])
+    return Outer(x, z, arrange, shape, steps, layout, axes)
+
+
+def _transposed(tensor, perm):
+    return tensor if perm == sorted(perm) else tf.transpose(tensor, perm)
+
+
+def _stacked(tensor, context, like, groups, group_axes, tail):
+    """`[N, groups..., time..., tail...]` as `[B, (G,) T, prod(tail)]`."""
+    width = math.prod(tail)
+    if not group_axes:
+        return in_steps(tensor, context, like, width, len(tail))
+    tensor = by_example(tensor, context, like)
+    dims = tf.unstack(tf.shape(tensor))
+    time = math.prod(dims[2 + group_axes : len(dims) - len(tail)])
+    tensor = tf.reshape(tensor, [dims[0], dims[1], groups, time, width])
+    tensor = tf.transpose(tensor, [0, 2, 1, 3, 4])
+    return tf.reshape(tensor, [dims[0], groups, dims[1] * time, width])
+
+
+# Elementwise ops with broadcasting.
+
+
+def _explicit(use, values, shape, context):
+    """Sums `values`, `[N, ...]` of the output's shape, over what was broadcast."""
+    if not batch_first(use.output, context):
+        return None
+    rank = use.output.shape.rank
+    padded = [1] * (rank - len(shape)) + list(shape)
+    if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
+        return None
+    axes = [i for i in range(1, rank) if padded[i] == 1]
+    reduced = tf.reduce_sum(values, axis=axes) if axes else values
+    flow = context.flows[use.output]
+    if not (flow.leads and flow.rows == 1):
+        reduced = tf.reduce_sum(by_example(reduced, context, use.output), axis=1)
+    return Explicit(tf.reshape(reduced, [context.batch_size, *shape]), shape)
+
+
+@rule_for("Add", "AddV2")
+def _add(use, dz, shape, context):
+    return _explicit(use, dz, shape, context)
+
+
+@rule_for("Sub")
+def _subtract(use, dz, shape, context):
+    return _explicit(use, -dz if use.index == 1 else dz, shape, context)
+
+
+@rule_for("Mul")
+def _multiply(use, dz, shape, context):
+    other = in_float(use.op.inputs[1 - use.index])
+    if other.dtype != dz.dtype:
+        other = tf.cast(other, dz.dtype)
+    return _explicit(use, dz * other, shape, context)
+
+
+@rule_for("BiasAdd")
+def _bias_add(use, dz, shape, context):
+    if use.index != 1:
+        return None
+    if use.op.get_attr("data_format") == b"NCHW":
+        rank = use.output.shape.rank
+        dz = tf.transpose(dz, [0, *range(2, rank), 1])
+    return _explicit(use, dz, shape, context)
+
+
+@rule_for(
+    *"""RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference SelectV2 Atan2 Xlogy
+    Xdivy FloorMod""".split()
+)
+def _elementwise(use, dz, shape, context):
+    """Any other elementwise op: repeat the parameter for every row, then differentiate.
+
+    The op is emitted again with a copy of the parameter for each row, in float32, so
+    that its ordinary gradient is the gradient row by row.
+    """
+    rank = use.output.shape.rank
+    if not batch_first(use.output, context):
+        return None
+    if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
+        return None
+    padded = [1] * (rank - len(shape)) + list(shape)
+    rows = tf.shape(use.output)[0]
+    copies = tf.tile(
+        tf.reshape(in_float(use.param), padded), [rows, *([1] * (rank - 1))]
+    )
+    names = [arg.name for arg in use.op.op_def.input_arg]
+    inputs = {
+        name: copies
+        if i == use.index
+        else (tf.stop_gradient(in_float(t)) if t.dtype.is_floating else t)
+        for i, (name, t) in enumerate(zip(names, use.op.inputs, strict=True))
+    }
+    again = getattr(tf.raw_ops, use.op.type)(**inputs)
+    (gradient,) = tf.gradients(again, copies, grad_ys=dz)
+    if gradient is None:
+        return None
+    if not (context.flows[use.output].leads and context.flows[use.output].rows == 1):
+        gradient = tf.reduce_sum(by_example(gradient, context, use.output), axis=1)
+    return Explicit(tf.reshape(gradient, [context.batch_size, *shape]), shape)
+
+
+@rule_for("BroadcastTo", "Tile")
+def _tile(use, dz, shape, context):
+    if use.index != 0 or use.op.type == "Tile" and len(shape) != dz.shape.rank:
+        return None
+    if use.op.type == "Tile":
+        static = tf.get_static_value(use.op.inputs[1], partial=True)
+        if static is None:
+            return None
+        for size, times in zip(shape, list(static), strict=True):
+            if size != 1 and times != 1:
+                return None
+    return _explicit(use, dz, shape, context)
+
+
+@rule_for("FusedBatchNormV3")
+def _fused_batch_norm(use, dz, shape, context):
+    """Inference mode: scale and offset are elementwise. Training mode couples."""
+    op = use.op
+    if use.index not in (1, 2):
+        return None
+    if op.get_attr("is_training"):
+        raise ExampleIsolationError(
+            f"{op.name!r} normalises with the statistics of the batch (batch "
+            "normalisation in training mode), so every example reaches every other's "
+            "gradient. Use GroupNormalization or LayerNormalization, or freeze the "
+            "layer with layer.trainable = False." + see("mixed-examples")
+        )
+    x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
+    if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):
+        perm = [0, *range(2, x.shape.rank), 1]
+        x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
+    if use.index == 1:
+        dz = dz * (x - mean) * tf.math.rsqrt(variance + op.get_attr("epsilon"))
+    return _explicit(use, dz, shape, context)
+
+
+# Lookups.
+
+
+@rule_for("ResourceGather", "GatherV2")
+def _gather(use, dz, shape, context):
+    if use.index != 0 or use.op.get_attr("batch_dims") != 0:
+        return None
+    if use.op.type == "GatherV2":
+        axis = tf.get_static_value(use.op.inputs[2])
+        if axis is None or int(axis) != 0:
+            return None
+    ids = use.op.inputs[1]
+    if context.flows[ids].entry is not None:
+        return None  # Of entries, whichever example they belong to.
+    if ids.shape.rank in (None, 0) or not batch_first(ids, context):
+        return None
+    width = math.prod(shape[1:])
+    flat = tf.squeeze(in_steps(ids, context, ids, 1, 0), axis=-1)
+    z = in_steps(dz, context, ids, width, len(shape) - 1)
+    steps = rows_of(context, ids)
+    for size in ids.shape[1:].as_list():
+        steps = None if steps is None or size is None else steps * size
+    return Lookup(flat, z, shape, steps)
+
+
+@rule_for(*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
+def _row_lookup(use, dz, shape, context):
+    """Rows summed by example, with a list of ids for each: a sparse batch's."""
+    found = row_lookup(use.op)
+    flow = context.flows[use.output]
+    if found is None or not flow.leads or flow.rows != 1 or not use.path.isometric:
+        return None
+    ids, factors = found.padded(context.batch_size)
+    z = tf.reshape(dz, [context.batch_size, 1, math.prod(shape[1:])])
+    return Lookup(ids, tf.cast(factors, dz.dtype)[:, :, tf.newaxis] * z, shape, None)
+
+
+# Convolutions.
+
+
+@rule_for(
+    "Conv2D",
+    "Conv3D",
+    "DepthwiseConv2dNative",
+    "Conv2DBackpropInput",
+    "Conv3DBackpropInputV2",
+)
+def _convolution(use, dz, shape, context):
+    op = use.op
+    if use.index != 1:
+        return None
+    transposed = op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+    source = op.inputs[2] if transposed else op.inputs[0]
+    x = in_float(source)
+    layout = op.get_attr("data_format").decode()
+    first = layout in ("NCHW", "NCDHW")
+    strides, dilations = list(op.get_attr("strides")), list(op.get_attr("dilations"))
+    padding = op.get_attr("padding").decode()
+    explicit = None
+    if padding == "EXPLICIT":
+        flat = list(op.get_attr("explicit_paddings"))
+        explicit = list(zip(flat[::2], flat[1::2], strict=True))
+    if first:
+        perm = [0, *range(2, x.shape.rank), 1]
+        x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
+        cut = slice(2, None)
+    else:
+        cut = slice(1, -1)
+    big, small = (dz, x) if transposed else (x, dz)
+    if big.shape[-1] is None or small.shape[-1] is None:
+        return None
+    depthwise = op.type == "DepthwiseConv2dNative"
+    groups = 1 if depthwise else big.shape[-1] // shape[-2]
+    geometry = Geometry(
+        kernel=tuple(shape[:-2]),
+        strides=tuple(strides[cut]),
+        dilations=tuple(dilations[cut]),
+        padding=tuple(explicit[cut]) if explicit else padding,
+        groups=groups,
+        depthwise=depthwise,
+    )
+    if context.flows[use.output].minor:
+        big, small = (_major(t, context, use.output) for t in (big, small))
+    flow = context.flows[use.output]
+    rows = flow.rows if flow.leads else None
+    return Convolution(big, small, geometry, shape, context.batch_size, rows)
+
+
+def _major(tensor, context, like):
+    """Rows of one example next to each other."""
+    grouped = by_example(tensor, context, like)
+    rest = tf.shape(tensor)[1:]
+    flat = tf.reshape(grouped, tf.concat([[-1], rest], 0))
+    flat.set_shape([None, *tensor.shape[1:]])
+    return flat

@@ -318,4 +318,4 @@ def test_the_command_line_says_it_in_a_sentence(tmp_path, capsys):
     taken.write_text("a file")
     arguments = ["--engine=local", "--rounds=1", f"--output_dir={taken}"]
     with pytest.raises(SystemExit, match="digits: .*choose another.*runs"):
-        command._main("digits", arguments)
+        command.main("digits", arguments)

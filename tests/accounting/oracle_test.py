@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tfdpclip import accounting, sampling
-from tfdpclip.accounting import _rdp, events
+from tfdpclip.accounting import _rdp
+from tfdpclip.sampling import events
 
 _FILE = pathlib.Path(__file__).with_name("oracle_cases.json")
 _CASES = json.loads(_FILE.read_text())

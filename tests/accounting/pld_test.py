@@ -14,7 +14,8 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
 from tfdpclip import accounting, sampling
-from tfdpclip.accounting import _pld, events
+from tfdpclip.accounting import _pld
+from tfdpclip.sampling import events
 
 _Z = 1.2  # Noise standard deviation; records are in [-1, 1].
 _GRID = np.linspace(-14, 14, 8_001)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from unittest import mock
 
+import dp_accounting
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tfdpclip import accounting
 from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _entropy,
@@ -239,7 +239,7 @@ def twice_the_counts(self, total):
 
 
 def bold_event(self):
-    return accounting.events.dp_accounting.GaussianDpEvent(20 * self.noise_multiplier)
+    return dp_accounting.GaussianDpEvent(20 * self.noise_multiplier)
 
 
 class Doubling(tff.aggregators.UnweightedAggregationFactory):

@@ -13,11 +13,6 @@ from tfdpclip.accounting.calibration import (
     noise_multiplier,
     steps_for,
 )
-from tfdpclip.accounting.events import (
-    NeighboringRelation,
-    TruncatedPoissonSampledDpEvent,
-    sensitivity_factor,
-)
 from tfdpclip.accounting.gdp import (
     gdp_compose,
     gdp_delta,
@@ -39,6 +34,11 @@ from tfdpclip.accounting.noise_split import (
 from tfdpclip.accounting.recipe import CohortPlan, cohort_for
 from tfdpclip.accounting.rounds import BudgetExceededError, RoundBudget
 from tfdpclip.accounting.statement import PrivacyStatement
+from tfdpclip.sampling.events import (
+    NeighboringRelation,
+    TruncatedPoissonSampledDpEvent,
+    sensitivity_factor,
+)
 
 __all__ = [
     "BudgetExceededError",

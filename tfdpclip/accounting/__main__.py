@@ -25,7 +25,7 @@ import numpy as np
 from absl import app, flags
 
 from tfdpclip import accounting, pictures, sampling
-from tfdpclip.accounting.events import RELATION_NAMES
+from tfdpclip.sampling.events import RELATION_NAMES
 
 # Flags of its own, so that importing this module adds none to other programs.
 _FLAGS = flags.FlagValues()

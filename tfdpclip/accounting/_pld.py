@@ -18,7 +18,8 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
 
-from tfdpclip.accounting import events, gdp
+from tfdpclip.accounting import gdp
+from tfdpclip.sampling import events
 
 # Width of the cells of a distribution, unless the step's own privacy loss is so small
 # that cells this wide would overstate it.

@@ -8,7 +8,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
-from tfdpclip.accounting import events
+from tfdpclip.sampling import events
 
 ORDERS = tuple(rdp_lib.DEFAULT_RDP_ORDERS)
 _RELATION = events.NeighboringRelation

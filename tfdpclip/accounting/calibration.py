@@ -14,7 +14,8 @@ import numpy as np
 from scipy import optimize
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import _pld, _rdp, events, gdp
+from tfdpclip.accounting import _pld, _rdp, gdp
+from tfdpclip.sampling import events
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 

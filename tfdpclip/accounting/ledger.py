@@ -14,9 +14,10 @@ import dp_accounting
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import calibration, events
+from tfdpclip.accounting import calibration
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.statement import PrivacyStatement
+from tfdpclip.sampling import events, schemes
 
 
 class PrivacyMismatchError(ValueError):
@@ -565,9 +566,6 @@ def _same_rate(old: Any, new: Any) -> bool:
 
 
 def _phase_from_dict(content: dict[str, Any]) -> Phase:
-    # The schemes live one level up, in the package that draws.
-    from tfdpclip.sampling import schemes
-
     content = dict(content)
     content["sampling"] = schemes.from_dict(content["sampling"])
     _arguments.non_negative("noise_multiplier", content["noise_multiplier"])

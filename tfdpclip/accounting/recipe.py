@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import calibration, noise_split
+from tfdpclip.sampling import schemes
 
 # The paper's choice for the noise on the unclipped count: a twentieth of the cohort.
 _COUNT_DIVISOR = 20
@@ -147,9 +148,6 @@ def cohort_for(
 
 
 def _scheme(sampling: str, cohort: int, population: int) -> Any:
-    # The schemes live one level up, in the package that draws.
-    from tfdpclip.sampling import schemes
-
     if cohort > population:
         return None
     if sampling == "poisson":

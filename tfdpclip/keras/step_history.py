@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.accounting import events
 from tfdpclip.keras.noise_plan import NoisePlan
+from tfdpclip.sampling import events
 
 # The attribute of a private optimizer that holds its history.
 ATTRIBUTE = "_step_history"

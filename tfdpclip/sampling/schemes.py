@@ -18,7 +18,7 @@ import dp_accounting
 import numpy as np
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import events
+from tfdpclip.sampling import events
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches

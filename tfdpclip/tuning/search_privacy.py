@@ -12,8 +12,8 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from scipy import optimize
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import _rdp, event_epsilon, events
-from tfdpclip.sampling import SamplingScheme
+from tfdpclip.accounting import _rdp, event_epsilon
+from tfdpclip.sampling import SamplingScheme, events
 
 _MOST_RUNS = 10**6
 

@@ -1,0 +1,124 @@
+"""Imports point one way; docs/architecture.md says which."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# From the ground up. Layers of one line do not import each other.
+FLOORS = [
+    ["_version", "_docs", "_outside", "_keras_marks", "_tf_private", "_streams"],
+    ["_arguments", "_devices", "files"],
+    ["_schedules", "_data", "_philox", "pictures"],
+    ["noise", "clipping", "sampling"],
+    ["accounting"],
+    ["mechanism", "gradients"],
+    ["keras", "federated"],
+    ["diagnostics"],
+    ["testing", "tuning"],
+    ["tfdpclip"],
+    ["driver_kit"],
+    ["tff_tasks", "keras_examples", "benchmarks"],
+]
+HEIGHT = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+# Timings of the benchmarks' programs are of the programs themselves.
+BESIDE = {("benchmarks", "tff_tasks"), ("benchmarks", "keras_examples")}
+PACKAGES = ("tfdpclip", "driver_kit", "tff_tasks", "keras_examples", "benchmarks")
+
+
+def layer_of(module):
+    """The layer that a module is in; None for what is not ours."""
+    parts = module.split(".")
+    if parts[0] not in PACKAGES:
+        return None
+    if parts[0] != "tfdpclip" or len(parts) == 1:
+        return parts[0]
+    return parts[1] if parts[1] in HEIGHT else "tfdpclip"
+
+
+def imports_of(tree):
+    """The modules that a file imports, wherever and however it does, with lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func).split(".")[-1]
+            if name in ("import_module", "__import__") and node.args:
+                if isinstance(node.args[0], ast.Constant):
+                    yield str(node.args[0].value), node.lineno
+
+
+def wrong_ways(module, tree):
+    """The imports of a module that point up, or to its own floor."""
+    own = layer_of(module)
+    found = []
+    for name, line in imports_of(tree):
+        other = layer_of(name)
+        if other is None or other == own or (own, other) in BESIDE:
+            continue
+        if HEIGHT[other] >= HEIGHT[own]:
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def modules():
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def test_every_layer_is_on_a_floor():
+    found = {path.stem for path in (ROOT / "tfdpclip").glob("*.py")}
+    found |= {p.parent.name for p in (ROOT / "tfdpclip").glob("*/__init__.py")}
+    named = {name for names in FLOORS for name in names}
+    assert found - {"__init__"} <= named
+    assert named - set(PACKAGES) <= found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package):
+    found = []
+    for module, path in modules():
+        if module.split(".")[0] == package:
+            found += wrong_ways(module, ast.parse(path.read_text()))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tfdpclip.keras import DPSGD",
+        "from tfdpclip import federated",
+        "def f():\n    import tfdpclip.testing.noise",
+        "importlib.import_module('tfdpclip.tuning')",
+        "from tff_tasks import program",
+    ],
+)
+def test_an_import_that_points_up_is_found(code):
+    assert wrong_ways("tfdpclip.gradients.engine", ast.parse(code))
+
+
+def test_the_page_names_every_layer():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    missing = [n for n in HEIGHT if not n.startswith("_") and f"`{n}`" not in page]
+    assert missing == []
+    mentioned = [
+        path.name
+        for path in (ROOT / "tfdpclip" / "gradients").glob("*.py")
+        if not path.name.startswith("_") and f"`{path.name}`" not in page
+    ]
+    # Small parts that the files named there use.
+    assert set(mentioned) == {
+        "backward.py",
+        "eager.py",
+        "errors.py",
+        "fused.py",
+        "known.py",
+        "origins.py",
+        "scale.py",
+    }

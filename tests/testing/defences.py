@@ -21,9 +21,9 @@ import tensorflow as tf
 from tfdpclip.gradients import (
     forms,
     inlining,
-    isolation,
     loss,
     per_example_norms,
+    separation,
     state,
     verify,
 )
@@ -53,7 +53,7 @@ def _all_equal(self, *args):
 # What to put in the place of each defence to leave it out.
 DEFENCES: dict[str, list[tuple]] = {
     "graph analysis": [(loss, "_check_uncoupled", _nothing)],
-    "gradients separate": [(isolation, "separate", _all_separate)],
+    "gradients separate": [(separation, "separate", _all_separate)],
     "replaced examples": [
         (
             ReplacedExamples,

@@ -13,7 +13,7 @@ from tfdpclip.gradients.errors import (
     LossStructureError,
 )
 from tfdpclip.gradients.fallback import JacobianFallbackWarning
-from tfdpclip.gradients.rules import OpUse, op_rule
+from tfdpclip.gradients.rule_table import OpUse, op_rule
 
 __all__ = [
     "ExampleIsolationError",

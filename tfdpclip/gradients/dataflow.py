@@ -8,7 +8,7 @@ three questions about every tensor the loss depends on:
 * has a reduction over examples made it a statistic of the batch?
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
-what it says about rows is checked again at run time (`isolation.py`).
+what it says about rows is checked again at run time (`separation.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tfdpclip import _tf_private
 from tfdpclip.gradients import ops, origins, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
+from tfdpclip.gradients.op_flows import transfer
 from tfdpclip.gradients.sizes import size_flow
-from tfdpclip.gradients.transfers import transfer
 
 
 class Dataflow:

@@ -12,10 +12,10 @@ from tfdpclip._docs import see
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.fallback import not_a_number
 from tfdpclip.gradients.forms import Budget, sum_squares
-from tfdpclip.gradients.isolation import random_powers
 from tfdpclip.gradients.loss import LossParts
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import LOST_SQUARE, RecordGradients, column_of
+from tfdpclip.gradients.separation import random_powers
 from tfdpclip.gradients.verify import COARSE_TOLERANCE, TOLERANCE
 
 

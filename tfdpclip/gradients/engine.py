@@ -14,7 +14,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
-from tfdpclip.gradients import _copies, calls, fallback, isolation, state, while_loops
+from tfdpclip.gradients import _copies, calls, fallback, separation, state, while_loops
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import Dataflow
@@ -25,7 +25,7 @@ from tfdpclip.gradients.label_checks import convert_each_label
 from tfdpclip.gradients.loss import LossParts, take_apart
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients, column_of
-from tfdpclip.gradients.rules import (
+from tfdpclip.gradients.rule_table import (
     Context,
     build_form,
     has_rule,
@@ -540,14 +540,14 @@ class PerExampleGradients(RecordGradients):
             and self._flows[output].rows == 1
         ]
 
-    def probes(self) -> list[isolation.Probe]:
+    def probes(self) -> list[separation.Probe]:
         """The tensors at which the gradient must separate by example."""
         names: dict = {}
         for i, gradient in self._gradients.items():
             for use, _ in gradient.parts:
                 names.setdefault(use.op, self.variables[i].name)
         found = [
-            isolation.Probe(
+            separation.Probe(
                 output,
                 f"variable {names.get(op, 'of the model')!r}, op {op.name!r} (a "
                 f"{op.type})",
@@ -564,7 +564,7 @@ class PerExampleGradients(RecordGradients):
             if tensor.ref() not in known and tensor is not self._loss:
                 known.add(tensor.ref())
                 label = f"op {tensor.op.name!r} (a {tensor.op.type})"
-                found.append(isolation.Probe(tensor, label))
+                found.append(separation.Probe(tensor, label))
         return found
 
 

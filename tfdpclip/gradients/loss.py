@@ -197,7 +197,7 @@ class _Walker:
             self.visit(rest_of, scale)
         elif flow.axes is None and _may_lead(tensor, self._flows):
             # An op the analysis does not know came before. That axis 0 counts examples
-            # is tested when the step runs (`isolation.py`).
+            # is tested when the step runs (`separation.py`).
             _check_uncoupled(tensor, flow)
             _check_sizes(tensor, self._flows)
             self.terms.append((tensor, scale))

@@ -1,6 +1,6 @@
 """The rules that the library has: one function for each kind of op.
 
-`rules.py` says what a rule is given and gives back, and how to add one.
+`rule_table.py` says what a rule is given and gives back, and how to add one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms import Explicit, Outer
 from tfdpclip.gradients.lookup import Lookup
-from tfdpclip.gradients.rules import (
+from tfdpclip.gradients.rule_table import (
     batch_first,
     by_example,
     in_float,

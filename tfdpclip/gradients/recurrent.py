@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients.forms import Explicit, Form, Outer
 from tfdpclip.gradients.fused import FusedCall, read_call
-from tfdpclip.gradients.rules import (
+from tfdpclip.gradients.rule_table import (
     CallRule,
     Context,
     in_float,

@@ -10,7 +10,7 @@ that it is about to clip:
   decides about the clip must not be below the norm of that gradient: of every variable,
   of every group, and of all together;
 * the gradient of the weighted losses must separate by example at every probed tensor
-  (`isolation.py`);
+  (`separation.py`);
 * with other examples in the place of some, the losses of the rest must stay the same
   (`replaced.py`).
 
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.gradients import chance, isolation
+from tfdpclip.gradients import chance, separation
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.records import LOST_SQUARE
@@ -93,7 +93,7 @@ class SelfCheck:
         width = max(self._columns) + 1
         # Which variables are clipped together, `[L, V]`.
         self._members = tf.one_hot(self._columns, width, axis=0)
-        self.probes = isolation.all_probes(engine.probes(), engine.flows)
+        self.probes = separation.all_probes(engine.probes(), engine.flows)
         self.replaced = ReplacedExamples(
             engine.loss, engine.flows, engine.gradients_on_their_own_way()
         )
@@ -129,7 +129,7 @@ class SelfCheck:
         sizes = tf.where(some > 0, norms, tf.constant(float("inf")))
         random = tf.argmax(tf.concat([drawn, [0.0]], 0))
         smallest = tf.argmin(tf.concat([sizes, [float("inf")]], 0))
-        powers = tf.where(finite, isolation.random_powers(count), 0.0)
+        powers = tf.where(finite, separation.random_powers(count), 0.0)
         rows = [tf.ones_like(powers), powers]
         if self._engine.coarse:
             few = chance.shuffled(tf.range(count)) < _FEW
@@ -181,7 +181,7 @@ class SelfCheck:
                 ],
                 lambda: plain,
             )
-            separate, two = isolation.separate(
+            separate, two = separation.separate(
                 self.probes, plain, at_probes, engine.flows, seed, usable
             )
             # Of a single example, nothing is learnt about others.
@@ -313,13 +313,13 @@ class SelfCheck:
         count = engine.parts.batch_size
         found = self.compare(self.seeds())
         limit = COARSE_TOLERANCE if engine.coarse else TOLERANCE
-        conditions = [isolation.counts_agree(engine.flows, count)]
+        conditions = [separation.counts_agree(engine.flows, count)]
         conditions += [claim() for claim, _ in engine.claims]
-        messages = [isolation.COUNTS, *(message for _, message in engine.claims)]
+        messages = [separation.COUNTS, *(message for _, message in engine.claims)]
         conclusive = [tf.reduce_all(found.telling), found.compared]
         # Mixed examples before wrong sums: they may be why sums differ, too.
         parts = [tf.stack(conditions), found.good]
-        messages += [isolation.mixed_at(probe.label) for probe in self.probes]
+        messages += [separation.mixed_at(probe.label) for probe in self.probes]
         if self.replaced.obstacle is None:
             same, placed, tells = self.replaced.test(count)
             parts.append(tf.stack([same, placed]))

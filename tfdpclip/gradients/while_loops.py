@@ -26,7 +26,7 @@ from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
 from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.loop_flows import BodyFlows
-from tfdpclip.gradients.rules import has_op_rule, has_rule
+from tfdpclip.gradients.rule_table import has_op_rule, has_rule
 from tfdpclip.gradients.uses import Use, follow
 
 _NOT_COPIED = ("_class", "_output_shapes")

@@ -14,7 +14,7 @@ from tfdpclip.testing.federated import (
     assert_aggregator_sensitivity,
     audit_aggregator,
 )
-from tfdpclip.testing.isolation import assert_isolated
+from tfdpclip.testing.isolated import assert_isolated
 from tfdpclip.testing.noise import NoiseReport, assert_noise
 from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
 

@@ -17,7 +17,7 @@ from tfdpclip.gradients import (
     OpUse,
     clipped_sum,
     op_rule,
-    rules,
+    rule_table,
 )
 
 B, T, D, N = 4, 3, 4, 2
@@ -251,7 +251,7 @@ def compare(name, x, v, function, dynamic, jit, rtol=2e-5):
 
 
 def test_every_rule_has_an_entry():
-    assert set(rules.kinds_with_rules()) == set(CASES) | SPARSE
+    assert set(rule_table.kinds_with_rules()) == set(CASES) | SPARSE
 
 
 def modes():
@@ -275,7 +275,7 @@ def test_a_rule_gives_the_gradient_of_each_example(name, dynamic, jit):
 @pytest.fixture
 def table(monkeypatch):
     """The table of rules, which is as before afterwards."""
-    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+    monkeypatch.setattr(rule_table, "_RULES", dict(rule_table._RULES))
 
 
 def mul_no_nan(use):

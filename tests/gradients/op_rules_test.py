@@ -185,6 +185,11 @@ CASES = {
         weight(D, low=0.5, high=2.0),
         lambda x, v: RAW.Xlogy(x=x, y=read(v)),
     ),
+    "Xlog1py": (
+        data(T, D),
+        weight(D, low=0.5, high=2.0),
+        lambda x, v: RAW.Xlog1py(x=x, y=read(v)),
+    ),
     "Xdivy": (
         data(T, D),
         weight(D, low=0.5, high=2.0),

@@ -203,7 +203,7 @@ def _bias_add(use, dz, shape, context):
 
 @rule_for(
     *"""RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference SelectV2 Atan2 Xlogy
-    Xdivy FloorMod""".split()
+    Xlog1py Xdivy FloorMod""".split()
 )
 def _elementwise(use, dz, shape, context):
     """Any other elementwise op: repeat the parameter for every row, then differentiate.

@@ -147,13 +147,15 @@ def test_outer_forms_that_are_not_kept_have_floors(steps, memory):
     rng = np.random.default_rng(steps)
     x, z = cancelling(rng, clusters, steps, 40, 30)
     form = Outer(tf.constant(x), tf.constant(z), lambda p, _: p, [40, 30], steps, ())
-    norms = form.squared_norms(Budget(memory, COUNT)) ** 0.5
+    measured = form.measured(Budget(memory, COUNT))
+    norms = measured.squared_norms**0.5
     wanted, parts = truth(x, z)
     # What is kept is what is summed, and needs no floor.
-    if form._kept is None:
+    keeps = len(measured.saved) == 1
+    if not keeps:
         assert np.all(norms >= wanted * (1 - 1e-4))
         assert np.all(norms >= parts / 4 * (1 - 1e-5))
-    assert (form._kept is None) == (steps < 60)
+    assert keeps == (steps >= 60)
     np.testing.assert_allclose(form.part_squares(), parts**2, rtol=1e-5)
 
 
@@ -218,8 +220,9 @@ def test_filters_that_are_not_kept_have_floors(memory):
     x, z = cancelling(rng, clusters, 4, 200, 64)
     big, small = (tf.constant(t.reshape([COUNT, 2, 2, -1])) for t in (x, z))
     form = Convolution(big, small, geometry, [1, 1, 200, 64], tf.constant(COUNT), 1)
-    norms = form.squared_norms(Budget(memory, COUNT)) ** 0.5
+    measured = form.measured(Budget(memory, COUNT))
+    norms = measured.squared_norms**0.5
     wanted, parts = truth(x, z)
-    assert form._kept is None
+    assert measured.saved == form.saved()
     assert np.all(norms >= wanted * (1 - 1e-4))
     assert np.all(norms >= parts / 4 * (1 - 1e-5))

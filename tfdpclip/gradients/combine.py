@@ -7,9 +7,10 @@ otherwise transformed before it meets the batch is handled through that transfor
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -18,9 +19,10 @@ from tfdpclip.gradients.forms import (
     Budget,
     Explicit,
     Form,
-    Kept,
+    Measured,
     Outer,
     in_chunks,
+    kept,
     sum_squares,
     sum_weighted,
 )
@@ -54,11 +56,7 @@ class VariableGradient:
         self.variable = variable
         self._handle = handle
         self.parts = list(zip(uses, forms, strict=True))
-        # How the norms were found, which decides how the sum is.
-        self._kept: Kept | None = None
-        self._chunk: int | None = None
         self._join()
-        self._by_parts = self._orthogonal
 
     def _join(self) -> None:
         """Joins uses of the same parameter tensor where the forms allow it."""
@@ -85,32 +83,80 @@ class VariableGradient:
             )
         )
 
-    def squared_norms(self, budget: Budget) -> tf.Tensor:
-        """`[B]`."""
+    def measured(self, budget: Budget) -> Measured:
+        """The norms, and what the weighted sum, of the variable's shape, is made of."""
+        found = self._measured(budget)
+
+        def weighted_sum(weights, saved):
+            total = found.weighted_sum(weights, saved)
+            # A variable of a coarse type gets its sum in float32: rounding it before
+            # the noise is added would break the bound on one example's influence.
+            dtype = self.variable.dtype
+            return tf.cast(total, dtype) if dtype.size >= 4 else total
+
+        return dataclasses.replace(found, weighted_sum=weighted_sum)
+
+    def _measured(self, budget: Budget) -> Measured:
         if self._orthogonal:
-            return tf.add_n([form.squared_norms(budget) for _, form in self.parts])
+            each = [form.measured(budget) for _, form in self.parts]
+            return self._sum_of_parts(each, tf.add_n([m.squared_norms for m in each]))
         size = math.prod(self.variable.shape)
         memory = 4 * (sum(math.prod(form.shape) for _, form in self.parts) + size)
         fits = budget.fits(memory)
         tied = tie(self.parts)
         if tied is not None and (tied.is_cheap() or not fits):
-            self._by_parts = True
-            return tied.squared_norms(budget)
+            each = [form.as_saved() for _, form in self.parts]
+            return self._sum_of_parts(each, tied.squared_norms(budget))
         if fits and budget.reserve(4 * size):
             shape = self.variable.shape
-            self._kept = Kept(
-                [self._gradients(self.parts)], lambda sums: tf.reshape(sums[0], shape)
-            )
-            return self._kept.squared_norms()
-        self._chunk = budget.chunk(memory)
+            built = self._gradients(self.parts)
+            found = kept([built], lambda sums: tf.reshape(sums[0], shape))
+
+            def of_kept(weights, saved):
+                return found.weighted_sum(tf.cast(weights, built.dtype), saved)
+
+            return dataclasses.replace(found, weighted_sum=of_kept)
+        chunk = None if fits else budget.chunk(memory)
 
         def compute(start, size):
             return sum_squares(self.gradients(start, size))
 
         if fits:
-            self._chunk = None
-            return sum_squares(self._gradients(self.parts))
-        return in_chunks(compute, self._batch_size, self._chunk)
+            squares = sum_squares(self._gradients(self.parts))
+        else:
+            squares = in_chunks(compute, self._batch_size, chunk)
+        return self._sum_of_examples(squares, chunk)
+
+    def _sum_of_parts(self, each: list[Measured], squares: tf.Tensor) -> Measured:
+        """One sum for each part, and those added up."""
+        counts = [len(part.saved) for part in each]
+
+        def weighted_sum(weights, saved):
+            given, sums = iter(saved), []
+            for (_, form), part, count in zip(self.parts, each, counts, strict=True):
+                own = [next(given) for _ in range(count)]
+                sums.append(part.weighted_sum(tf.cast(weights, form.dtype), own))
+            return self._added(sums)
+
+        saved = [tensor for part in each for tensor in part.saved]
+        rows = [count for part in each for count in part.rows]
+        return Measured(squares, saved, rows, weighted_sum)
+
+    def _sum_of_examples(self, squares: tf.Tensor, chunk: int | None) -> Measured:
+        """The examples' gradients, built once more."""
+        counts = [len(form.saved()) for _, form in self.parts]
+
+        def weighted_sum(weights, saved):
+            given = iter(saved)
+            parts = [
+                (use, form.replaced([next(given) for _ in range(count)]))
+                for (use, form), count in zip(self.parts, counts, strict=True)
+            ]
+            return self._sum_by_examples(weights, parts, chunk)
+
+        saved = [tensor for _, form in self.parts for tensor in form.saved()]
+        rows = [form.rows for _, form in self.parts for _ in form.saved()]
+        return Measured(squares, saved, rows, weighted_sum)
 
     @property
     def _batch_size(self) -> tf.Tensor:
@@ -190,41 +236,13 @@ class VariableGradient:
                 found.append(square / tf.cast(2 * tf.size(param), square.dtype))
         return tf.add_n(found) if found else tf.constant(0.0)
 
-    def saved(self) -> list[tuple[tf.Tensor, int | None]]:
-        """What `weighted_sum` reads, and how many rows of each are one example's."""
-        if self._kept is not None:
-            return [(tensor, 1) for tensor in self._kept.values]
-        return [(t, form.rows) for _, form in self.parts for t in form.saved()]
-
-    def weighted_sum(self, weights: tf.Tensor, saved: Iterator[tf.Tensor]) -> tf.Tensor:
-        """sum_i weights_i g_i, of the variable's shape.
-
-        Args:
-          weights: `[B]`.
-          saved: yields what to take instead of the tensors that `saved` lists.
-        """
-        if self._kept is not None:
-            kept = self._kept.replaced([next(saved) for _ in self._kept.values])
-            total = kept.weighted_sum(tf.cast(weights, kept.values[0].dtype))
-        else:
-            parts = [
-                (use, form.replaced([next(saved) for _ in form.saved()]))
-                for use, form in self.parts
-            ]
-            by = self._sum_by_parts if self._by_parts else self._sum_by_examples
-            total = by(weights, parts)
-        # A variable of a coarse type gets its sum in float32: rounding it before the
-        # noise is added would break the bound on one example's influence.
-        dtype = self.variable.dtype
-        return tf.cast(total, dtype) if dtype.size >= 4 else total
-
-    def _sum_by_examples(self, weights, parts) -> tf.Tensor:
+    def _sum_by_examples(self, weights, parts, chunk: int | None) -> tf.Tensor:
         """The gradients built once more, as for the norms, and added up."""
-        if self._chunk is None:
+        if chunk is None:
             built = self._gradients(parts)
             return sum_weighted(tf.cast(weights, built.dtype), built)
         batch_size = tf.shape(weights)[0]
-        size = tf.minimum(self._chunk, tf.maximum(batch_size, 1))
+        size = tf.minimum(chunk, tf.maximum(batch_size, 1))
         count = tf.where(batch_size > 0, (batch_size + size - 1) // size, 0)
         shape = self.variable.shape
 
@@ -247,10 +265,10 @@ class VariableGradient:
         )
         return total
 
-    def _sum_by_parts(self, weights, parts) -> tf.Tensor:
+    def _added(self, sums: list[tf.Tensor]) -> tf.Tensor:
+        """The sums of all parts, through whatever transforms the variable, added."""
         total, others = None, []
-        for (_, form), (use, replaced) in zip(self.parts, parts, strict=True):
-            part = replaced.weighted_sum(tf.cast(weights, form.dtype))
+        for (use, _), part in zip(self.parts, sums, strict=True):
             if _is_renamed(use):
                 part = tf.reshape(part, self.variable.shape)
                 total = part if total is None else total + part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -13,9 +14,10 @@ from tfdpclip.gradients import floors
 from tfdpclip.gradients.forms import (
     Budget,
     Form,
-    Kept,
+    Measured,
     cut_rows,
     in_chunks,
+    kept,
     merge_steps,
     rows_per_example,
     sum_squares,
@@ -77,7 +79,6 @@ class Convolution(Form):
         self.shape = list(shape)
         self.batch_size = batch_size
         self._rows = rows
-        self._kept: Kept | None = None
 
     @property
     def dtype(self):
@@ -85,7 +86,7 @@ class Convolution(Form):
 
     @property
     def rows(self):
-        return self._rows if self._kept is None else 1
+        return self._rows
 
     def _rows_per_example(self):
         return self._rows or rows_per_example(self.small, self.batch_size)
@@ -96,39 +97,50 @@ class Convolution(Form):
         dims = self.small.shape[1:-1].as_list()
         return 64 if None in dims else math.prod(dims)
 
-    def squared_norms(self, budget: Budget):
-        patch = math.prod(self.geometry.kernel) * self.big.shape[-1]
-        if 4 * self._positions() * patch * budget.batch_size <= _EARLY_BYTES:
-            return self._squared_norms(budget)
-        # Patches of the image would otherwise be cut as soon as the forward pass gets
-        # there, and be kept until the backward pass does.
-        with tf.control_dependencies([self.small]):
-            return self._squared_norms(budget)
+    def _patch(self) -> int:
+        """How many inputs a place of the output is made of."""
+        return math.prod(self.geometry.kernel) * self.big.shape[-1]
 
-    def _squared_norms(self, budget: Budget):
-        geometry, size = self.geometry, math.prod(self.shape)
-        positions = self._positions()
-        patch = math.prod(geometry.kernel) * self.big.shape[-1]
-        channels = self.small.shape[-1]
+    def _by_gram(self) -> bool:
+        """Whether inner products of places are cheaper than products of channels."""
+        patch, channels = self._patch(), self.small.shape[-1]
+        fewer = 1.5 * self._positions() * (patch + channels) < patch * channels
+        return fewer and self._cuts_patches()
+
+    def measured(self, budget: Budget) -> Measured:
+        if self._by_gram():
+            return super().measured(budget)
+        size = math.prod(self.shape)
         inputs = math.prod(self.big.shape[1:]) if self._static() else 0
-        in_place = size <= 2 * (inputs + positions * channels)
-        if self._cuts_patches():
-            if 1.5 * positions * (patch + channels) < patch * channels:
-                memory = 4 * positions * (2 * positions + patch)
-                return self._chunked(Convolution._gram_norms, memory, budget)
-            if budget.fits(4 * positions * patch) and (
-                in_place or budget.reserve(4 * size)
-            ):
-                return self._keep_products([self._patch_products()], _from_patches)
-        if in_place or budget.reserve(4 * size):
-            products = [self._product(offset) for offset in self._offsets()]
-            return self._keep_products(products, tf.stack)
-        memory = 4 * size // math.prod(geometry.kernel)
-        return self._chunked(Convolution._product_norms, memory, budget)
+        outputs = self._positions() * self.small.shape[-1]
+        # Kept products take the place of the op's input and gradient in memory.
+        if size > 2 * (inputs + outputs) and not budget.reserve(4 * size):
+            return super().measured(budget)
+        at_once = budget.fits(4 * self._positions() * self._patch())
+        with self._not_early(budget):
+            if at_once and self._cuts_patches():
+                products, finish = [self._patch_products()], _from_patches
+            else:
+                products = [self._product(offset) for offset in self._offsets()]
+                finish = tf.stack
+            return kept(products, lambda sums: tf.reshape(finish(sums), self.shape))
 
-    def _keep_products(self, products, finish):
-        self._kept = Kept(products, lambda sums: tf.reshape(finish(sums), self.shape))
-        return self._kept.squared_norms()
+    def squared_norms(self, budget: Budget) -> tf.Tensor:
+        with self._not_early(budget):
+            if self._by_gram():
+                positions = self._positions()
+                memory = 4 * positions * (2 * positions + self._patch())
+                return self._chunked(Convolution._gram_norms, memory, budget)
+            memory = 4 * math.prod(self.shape) // math.prod(self.geometry.kernel)
+            return self._chunked(Convolution._product_norms, memory, budget)
+
+    def _not_early(self, budget: Budget) -> contextlib.AbstractContextManager:
+        """Patches of the image would be cut as soon as the forward pass gets there.
+
+        And be kept until the backward pass does.
+        """
+        few = 4 * self._positions() * self._patch() * budget.batch_size <= _EARLY_BYTES
+        return tf.control_dependencies([] if few else [self.small])
 
     def _static(self) -> bool:
         return None not in (*self.big.shape[1:-1], *self.small.shape[1:-1])
@@ -328,8 +340,6 @@ class Convolution(Form):
     # What a form answers.
 
     def weighted_sum(self, weights):
-        if self._kept is not None:
-            return self._kept.weighted_sum(weights)
         small = self.small * self._by_row(weights)
         geometry = self.geometry
         if geometry.groups == 1 and not (geometry.depthwise and geometry.spatial != 2):
@@ -382,11 +392,9 @@ class Convolution(Form):
         return tf.reshape(stacked, [self.batch_size, *self.shape])
 
     def saved(self):
-        return [self.big, self.small] if self._kept is None else self._kept.values
+        return [self.big, self.small]
 
     def replaced(self, saved):
-        if self._kept is not None:
-            return self._kept.replaced(saved)
         return self._with(*saved, self.batch_size)
 
     def _with(self, big, small, batch_size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -295,7 +296,14 @@ class PerExampleGradients(RecordGradients):
         return self.parts.batch_size
 
     def _plain_squares(self) -> list[tf.Tensor]:
-        squares = [g.squared_norms(self._budget) for g in self._gradients.values()]
+        # Small ones first, so that who is kept does not hang on the variables' order.
+        sizes = {i: math.prod(self.variables[i].shape) for i in self._gradients}
+        found = {
+            i: self._gradients[i].measured(self._budget)
+            for i in sorted(sizes, key=sizes.__getitem__)
+        }
+        self._measured = {i: found[i] for i in self._gradients}
+        squares = [measured.squared_norms for measured in self._measured.values()]
         if self._slow_gradients is not None:
             found = self._slow_gradients.squared_norms()
             squares += tf.unstack(found, num=len(self._slow.variables), axis=1)
@@ -378,8 +386,9 @@ class PerExampleGradients(RecordGradients):
         parts = self._finite_parts
         saved = iter(self._saved(finite, everything) if parts is None else parts)
         sums: list = [None] * len(self.variables)
-        for i, gradient in self._gradients.items():
-            sums[i] = gradient.weighted_sum(columns[i], saved)
+        for i, measured in self._measured.items():
+            own = [next(saved) for _ in measured.saved]
+            sums[i] = measured.weighted_sum(columns[i], own)
         if self._slow_gradients is not None:
             places = [self._place[id(v)] for v in self._slow.variables]
             slow = [columns[place] for place in places]
@@ -397,7 +406,11 @@ class PerExampleGradients(RecordGradients):
 
     def _saved(self, finite, everything) -> list[tf.Tensor]:
         """What the sums are made of, with zeros for examples that are not finite."""
-        saved = [part for g in self._gradients.values() for part in g.saved()]
+        saved = [
+            part
+            for measured in self._measured.values()
+            for part in zip(measured.saved, measured.rows, strict=True)
+        ]
         if not saved:
             return []
         tensors = [tensor for tensor, _ in saved]

@@ -10,6 +10,7 @@ Ghost norms and book-keeping at the level of ops: Li et al. (2022), Bu et al. (2
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -37,9 +38,26 @@ class Form(abc.ABC):
     def dtype(self) -> tf.DType:
         """The type it computes in."""
 
+    def measured(self, budget: Budget) -> Measured:
+        """The norms, and what the weighted sum is then made of.
+
+        Where it pays, and the budget has room for as long as the step lasts, gradients
+        that were built for the norms are kept for the sum.
+        """
+        return self.as_saved(self.squared_norms(budget))
+
+    def as_saved(self, squared_norms: tf.Tensor | None = None) -> Measured:
+        """The weighted sum from what the norms were made of, with nothing kept."""
+        saved = self.saved()
+
+        def weighted_sum(weights, saved):
+            return self.replaced(saved).weighted_sum(weights)
+
+        return Measured(squared_norms, saved, [self.rows] * len(saved), weighted_sum)
+
     @abc.abstractmethod
     def squared_norms(self, budget: Budget) -> tf.Tensor:
-        """`[B]`."""
+        """`[B]`, with nothing kept."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
@@ -67,8 +85,44 @@ class Form(abc.ABC):
         """What `weighted_sum` reads: zeros in an example's rows make its gradient 0."""
 
     @abc.abstractmethod
-    def replaced(self, saved: list[tf.Tensor]) -> Form | Kept:
-        """The same, for `weighted_sum`, with other values of what is `saved`."""
+    def replaced(self, saved: list[tf.Tensor]) -> Form:
+        """The same with other values of what is `saved`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Gradients whose norms are known, and what their weighted sum is made of.
+
+    Attributes:
+      squared_norms: `[B]`; None where they are known of the whole alone.
+      saved: what the sum reads: zeros in an example's rows make its gradient 0.
+      rows: how many rows of each of those are one example's; None where unknown.
+      weighted_sum: `weighted_sum(weights, saved)` is sum_i weights_i g_i, for weights
+        `[B]`, made of what is saved, or of what stands for it.
+    """
+
+    squared_norms: tf.Tensor | None
+    saved: list[tf.Tensor]
+    rows: list[int | None]
+    weighted_sum: Callable[[tf.Tensor, list[tf.Tensor]], tf.Tensor]
+
+
+def kept(values: list[tf.Tensor], finish: Callable) -> Measured:
+    """Gradients that were built for their norms and are kept for the weighted sum.
+
+    Nothing else of the use is needed then, so that its input and the gradient at its
+    output can be freed.
+
+    Args:
+      values: tensors `[B, ...]` that hold the gradients' entries.
+      finish: turns their weighted sums, without the leading axis, into the gradient.
+    """
+
+    def weighted_sum(weights, saved):
+        return finish([sum_weighted(weights, value) for value in saved])
+
+    squares = tf.add_n([sum_squares(value) for value in values])
+    return Measured(squares, values, [1] * len(values), weighted_sum)
 
 
 class Budget:
@@ -250,34 +304,6 @@ class Explicit(Form):
         return Explicit(*saved, self.shape)
 
 
-class Kept:
-    """Gradients that were built for their norms and are kept for the weighted sum.
-
-    Nothing else of the use is needed then, so that its input and the gradient at its
-    output can be freed.
-
-    Args:
-      values: tensors `[B, ...]` that hold the gradients' entries.
-      finish: turns their weighted sums, without the leading axis, into the gradient.
-    """
-
-    def __init__(self, values: list[tf.Tensor], finish: Callable):
-        self.values = values
-        self._finish = finish
-
-    def squared_norms(self) -> tf.Tensor:
-        """`[B]`."""
-        return tf.add_n([sum_squares(value) for value in self.values])
-
-    def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
-        """See `Form.weighted_sum`."""
-        return self._finish([sum_weighted(weights, v) for v in self.values])
-
-    def replaced(self, saved: list[tf.Tensor]) -> Kept:
-        """See `Form.replaced`."""
-        return Kept(saved, self._finish)
-
-
 class Outer(Form):
     """Sums of outer products: g_i = sum_t x_it (outer) z_it, for each of G groups.
 
@@ -300,7 +326,6 @@ class Outer(Form):
         self.steps = steps
         self.layout = layout
         self.axes = axes
-        self._kept: Kept | None = None
 
     @property
     def batch_size(self):
@@ -313,10 +338,37 @@ class Outer(Form):
     def _products(self) -> tf.Tensor:
         return tf.matmul(self.x, self.z, transpose_a=True)
 
+    def _costs(self) -> tuple[int, int, int]:
+        """Multiply-adds per example of keeping products, of Gram matrices, of building.
+
+        With those of moving numbers through memory. Keeping the products saves the
+        weighted sum from scratch.
+        """
+        size, steps = math.prod(self.shape), self.steps or 32
+        products = steps * size
+        gram = self._groups * steps * steps * self._wide + products
+        return products + 8 * size, gram, 2 * products + 4 * size
+
+    @property
+    def _groups(self) -> int:
+        return self.x.shape[1] if self.x.shape.rank == 4 else 1
+
+    @property
+    def _wide(self) -> int:
+        return (self.x.shape[-1] or 1) + (self.z.shape[-1] or 1)
+
+    def measured(self, budget):
+        keeping, gram, building = self._costs()
+        if self.steps == 1 or keeping > min(gram, building):
+            return super().measured(budget)
+        # Kept products take the place of the op's input and gradient in memory.
+        size, steps = math.prod(self.shape), self.steps or 32
+        in_place = size <= 2 * self._groups * steps * self._wide
+        if not in_place and not budget.reserve(4 * size):
+            return super().measured(budget)
+        return kept([self._products()], lambda sums: self._arrange(sums[0], []))
+
     def squared_norms(self, budget):
-        size = math.prod(self.shape)
-        groups = self.x.shape[1] if self.x.shape.rank == 4 else 1
-        wide = (self.x.shape[-1] or 1) + (self.z.shape[-1] or 1)
         if self.steps == 1:
             # In float64 a square neither overflows nor, worse, underflows: an example
             # whose small gradient meets a huge input must not be taken for zero.
@@ -327,25 +379,12 @@ class Outer(Form):
             if norms.shape.rank == 2:
                 norms = tf.reduce_sum(norms, axis=1)
             return tf.cast(norms, self.dtype)
-        steps = self.steps or 32
-        # Multiply-adds per example of the three ways, and of moving `size` numbers
-        # through memory. Keeping the products saves the weighted sum from scratch.
-        products = steps * size
-        keeping = products + 8 * size
-        gram = groups * steps * steps * wide + products
-        building = 2 * products + 4 * size
-        # Kept products take the place of the op's input and gradient in memory.
-        in_place = size <= 2 * groups * steps * wide
-        if keeping <= min(gram, building) and (in_place or budget.reserve(4 * size)):
-            self._kept = Kept(
-                [self._products()], lambda sums: self._arrange(sums[0], [])
-            )
-            return self._kept.squared_norms()
+        _, gram, building = self._costs()
         if gram <= building:
-            memory = 8 * groups * steps * steps
+            memory = 8 * self._groups * (self.steps or 32) ** 2
             compute = Outer._gram_norms
         else:
-            memory = 4 * size
+            memory = 4 * math.prod(self.shape)
             compute = Outer._product_norms
         if budget.fits(memory):
             return compute(self)
@@ -377,8 +416,6 @@ class Outer(Form):
         return floors.outer_parts(self.x, self.z)
 
     def weighted_sum(self, weights):
-        if self._kept is not None:
-            return self._kept.weighted_sum(weights)
         rank = self.z.shape.rank
         z = self.z * tf.reshape(weights, [-1] + [1] * (rank - 1))
         if rank == 3:
@@ -406,11 +443,9 @@ class Outer(Form):
         return self._arrange(self._products(), [-1])
 
     def saved(self):
-        return [self.x, self.z] if self._kept is None else self._kept.values
+        return [self.x, self.z]
 
     def replaced(self, saved):
-        if self._kept is not None:
-            return self._kept.replaced(saved)
         return Outer(
             *saved, self._arrange, self.shape, self.steps, self.layout, self.axes
         )

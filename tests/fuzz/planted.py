@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -17,25 +18,29 @@ from tfdpclip.gradients.combine import VariableGradient
 
 
 def _small_norms():
-    real = VariableGradient.squared_norms
+    real = VariableGradient.measured
 
     def wrong(self, budget):
-        return 0.81 * real(self, budget)
+        found = real(self, budget)
+        return dataclasses.replace(found, squared_norms=0.81 * found.squared_norms)
 
-    return mock.patch.object(VariableGradient, "squared_norms", wrong)
+    return mock.patch.object(VariableGradient, "measured", wrong)
 
 
 def _wrong_sums():
-    real = VariableGradient.weighted_sum
+    real = VariableGradient.measured
 
-    def wrong(self, *args):
-        return (
-            tf.reverse(real(self, *args), [0])
-            if len(self.variable.shape)
-            else real(self, *args)
-        )
+    def wrong(self, budget):
+        found = real(self, budget)
+        if not len(self.variable.shape):
+            return found
 
-    return mock.patch.object(VariableGradient, "weighted_sum", wrong)
+        def reverse(*args):
+            return tf.reverse(found.weighted_sum(*args), [0])
+
+        return dataclasses.replace(found, weighted_sum=reverse)
+
+    return mock.patch.object(VariableGradient, "measured", wrong)
 
 
 def _without_check():

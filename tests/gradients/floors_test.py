@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from tfdpclip.gradients import floors
 from tfdpclip.gradients.convolution import Convolution, Geometry
-from tfdpclip.gradients.forms import Budget, Outer
+from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.outer import Outer
 
 COUNT = 16
 BUDGET = Budget(2**30, COUNT)

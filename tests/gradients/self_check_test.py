@@ -17,6 +17,7 @@ from tfdpclip.gradients import (
     engine,
     fallback,
     forms,
+    outer,
     per_example_norms,
 )
 from tfdpclip.gradients.combine import VariableGradient
@@ -60,8 +61,8 @@ def in_part(values, share=0.9):
 
 
 _explicit_norms = forms.Explicit.squared_norms
-_outer_norms = forms.Outer.squared_norms
-_outer_sum = forms.Outer.weighted_sum
+_outer_norms = outer.Outer.squared_norms
+_outer_sum = outer.Outer.weighted_sum
 _jacobian = fallback.jacobian
 _total = RecordGradients.record_norms
 _perturbed = Perturbation.squared_norms
@@ -86,26 +87,26 @@ def _other_group(self, assignment=None):
 # What is wrong, where, and with which model it shows.
 PLANTED = {
     "norms_too_small": (
-        forms.Outer,
+        outer.Outer,
         "squared_norms",
         lambda self, budget: in_part(_outer_norms(self, budget)),
         {},
     ),
-    "one_norm_too_small": (forms.Outer, "squared_norms", _of_one_example_only, {}),
+    "one_norm_too_small": (outer.Outer, "squared_norms", _of_one_example_only, {}),
     "sums_too_large": (
-        forms.Outer,
+        outer.Outer,
         "weighted_sum",
         lambda self, weights: in_part(_outer_sum(self, weights), 1.01),
         {},
     ),
     "sums_of_transposed_entries": (
-        forms.Outer,
+        outer.Outer,
         "weighted_sum",
         lambda self, weights: tf.reverse(_outer_sum(self, weights), [0]),
         {},
     ),
     "sums_that_are_no_numbers": (
-        forms.Outer,
+        outer.Outer,
         "weighted_sum",
         lambda self, weights: in_part(_outer_sum(self, weights), math.nan),
         {},
@@ -157,7 +158,7 @@ def test_a_wrong_engine_is_found_by_the_step_itself(name):
 def test_the_error_names_variable_and_op():
     bug = PLANTED["norms_too_small"][2]
     with (
-        mock.patch.object(forms.Outer, "squared_norms", bug),
+        mock.patch.object(outer.Outer, "squared_norms", bug),
         pytest.raises(tf.errors.InvalidArgumentError, match=f"{W.name}.*MatMul"),
     ):
         sums_of()
@@ -167,7 +168,7 @@ def test_compiled_code_drops_everybody_if_a_norm_is_wrong():
     """XLA cannot raise in the middle of a step."""
     assert np.any(sums_of(jit=True)[0] != 0)
     bug = PLANTED["norms_too_small"][2]
-    with mock.patch.object(forms.Outer, "squared_norms", bug):
+    with mock.patch.object(outer.Outer, "squared_norms", bug):
         sums = sums_of(jit=True)
     for part in sums:
         np.testing.assert_array_equal(part, tf.zeros_like(part))
@@ -347,7 +348,7 @@ def test_a_rate_that_is_none_is_refused(bad):
 
 def test_the_check_can_be_left_out():
     bug = PLANTED["norms_too_small"][2]
-    with mock.patch.object(forms.Outer, "squared_norms", bug):
+    with mock.patch.object(outer.Outer, "squared_norms", bug):
         sums_of(check_isolation="never")
 
 

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients import (
-    forms,
     inlining,
     loss,
+    outer,
     per_example_norms,
     separation,
     state,
@@ -198,7 +198,7 @@ def banked():
     return per_example, [w], random(SIZE, 3)
 
 
-_outer_norms = forms.Outer.squared_norms
+_outer_norms = outer.Outer.squared_norms
 
 
 def _too_small(self, budget):
@@ -254,7 +254,7 @@ FINDINGS = (
         "a rule whose norms are 2 % too small",
         of_hidden(lambda hidden, x: hidden),
         frozenset({"sums and norms"}),
-        guards=((forms.Outer, "squared_norms", _too_small),),
+        guards=((outer.Outer, "squared_norms", _too_small),),
     ),
     Finding(
         "a term of replayed data that is called public",

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.testing.mutations import LAYERWISE, QUANTILE, data, model_of
-from tfdpclip.gradients import forms
+from tfdpclip.gradients import outer
 from tfdpclip.gradients.eager import EagerGradients
 from tfdpclip.testing import assert_exact
 
@@ -41,7 +41,7 @@ def test_padding_and_weights_are_compared_as_they_are():
     assert assert_exact(model_of(), (x, y, weight)).worst < 1e-5
 
 
-_outer_norms = forms.Outer.squared_norms
+_outer_norms = outer.Outer.squared_norms
 
 
 def of_one_example_only(self, budget):
@@ -55,7 +55,7 @@ def of_one_example_only(self, budget):
 def test_an_error_in_one_example_of_many_is_found():
     # Made before: the training step itself looks at two examples, not at all.
     with (
-        mock.patch.object(forms.Outer, "squared_norms", of_one_example_only),
+        mock.patch.object(outer.Outer, "squared_norms", of_one_example_only),
         pytest.raises(AssertionError, match="norms too small|Mismatch"),
     ):
         assert_exact(model_of(), data())

@@ -161,7 +161,7 @@ def exact(**options):
 def proves_itself(**options):
     """A step with wrong norms raises, and so does the 8th if the first was right."""
     model = model_of(**options)
-    wrong = mock.patch.object(VariableGradient, "squared_norms", _halved_norms)
+    wrong = mock.patch.object(VariableGradient, "measured", _halved_norms)
     with wrong:
         _must_raise(lambda: model.train_on_batch(*data()))
     # Wrong from the fifth step on.
@@ -169,8 +169,8 @@ def proves_itself(**options):
     off = tf.Variable(1.0)
     later = mock.patch.object(
         VariableGradient,
-        "squared_norms",
-        lambda self, budget: off * _variable_norms(self, budget),
+        "measured",
+        lambda self, budget: _with_norms(self, budget, lambda squares: off * squares),
     )
     with later:
         for _ in range(4):
@@ -188,20 +188,28 @@ def _must_raise(act):
     raise AssertionError("a step with wrong norms believes itself")
 
 
-_variable_norms = VariableGradient.squared_norms
+_measured = VariableGradient.measured
 _differences = SelfCheck._differences
 _due = CheckStatus.due
 
 
+def _with_norms(self, budget, change):
+    found = _measured(self, budget)
+    return dataclasses.replace(found, squared_norms=change(found.squared_norms))
+
+
 def _halved_norms(self, budget):
-    return 0.25 * _variable_norms(self, budget)
+    return _with_norms(self, budget, lambda squares: 0.25 * squares)
 
 
 def _one_halved(self, budget):
     """Wrong for one example, which is neither the smallest nor, mostly, drawn."""
-    found = _variable_norms(self, budget)
-    middle = tf.argsort(found)[EXAMPLES // 2]
-    return found * (1.0 - 0.75 * tf.one_hot(middle, tf.shape(found)[0]))
+
+    def change(squares):
+        middle = tf.argsort(squares)[EXAMPLES // 2]
+        return squares * (1.0 - 0.75 * tf.one_hot(middle, tf.shape(squares)[0]))
+
+    return _with_norms(self, budget, change)
 
 
 def _other_groups(self, assignment=None):
@@ -542,7 +550,7 @@ MUTATIONS = [
     Mutation(
         "one example's norms too small",
         VariableGradient,
-        "squared_norms",
+        "measured",
         _one_halved,
         exact,
     ),

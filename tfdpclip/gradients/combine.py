@@ -20,13 +20,13 @@ from tfdpclip.gradients.forms import (
     Explicit,
     Form,
     Measured,
-    Outer,
     in_chunks,
     kept,
     sum_squares,
     sum_weighted,
 )
 from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.tied import tie
 from tfdpclip.gradients.uses import Use
 

@@ -15,8 +15,9 @@ from tfdpclip.gradients import ops
 from tfdpclip.gradients.contractions import explicit_equation
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.forms import Explicit, Outer
+from tfdpclip.gradients.forms import Explicit
 from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
     batch_first,
     by_example,

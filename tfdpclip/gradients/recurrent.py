@@ -12,8 +12,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip._keras_marks import FUSED_WEIGHTS
-from tfdpclip.gradients.forms import Explicit, Form, Outer
+from tfdpclip.gradients.forms import Explicit, Form
 from tfdpclip.gradients.fused import FusedCall, read_call
+from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
     CallRule,
     Context,

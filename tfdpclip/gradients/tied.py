@@ -12,8 +12,9 @@ import math
 import tensorflow as tf
 
 from tfdpclip.gradients import floors
-from tfdpclip.gradients.forms import Budget, Outer, in_chunks
+from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.outer import Outer, in_chunks
 from tfdpclip.gradients.uses import Use
 
 _ASSUMED_STEPS = 32

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import pathlib
 import sys
 import time
 import warnings
@@ -24,40 +23,10 @@ from tff_tasks.engine_local import LocalEngine
 from tff_tasks.evaluation import Evaluator
 from tff_tasks.privacy import Spending, check_ledger_is_there
 from tff_tasks.registry import task_class
+from tff_tasks.run_result import RunResult
 from tff_tasks.sources import ClientSource
 from tff_tasks.streams import stream_seed
 from tff_tasks.task import SettingsError, Task
-
-
-@dataclasses.dataclass(frozen=True)
-class RunResult:
-    """What came of a run.
-
-    Attributes:
-      config: the settings.
-      derived: what followed from settings and data.
-      rows: the table of rounds; row 0 is before training.
-      final: metrics of the last model on the clients kept for the end, or on all of
-        them where none were kept.
-      summary: the benchmark's metric, averaged over the last rounds, a fifth of all or
-        100.
-      epsilon: what was spent, or would be without a seed.
-      private: whether there was noise and no seed.
-      report: the report.
-      weights: the trained weights.
-      directory: where the files are.
-    """
-
-    config: RunConfig
-    derived: dict[str, Any]
-    rows: list[dict[str, Any]]
-    final: dict[str, float]
-    summary: float
-    epsilon: float
-    private: bool
-    report: str
-    weights: list[np.ndarray]
-    directory: pathlib.Path
 
 
 def run(config: RunConfig) -> RunResult:

@@ -6,16 +6,14 @@ import math
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import driver_kit
 from driver_kit import progress, reports
 from tff_tasks.config import RunConfig
 from tff_tasks.privacy import Reading, Spending, imagine, text_of
+from tff_tasks.run_result import RunResult
 from tff_tasks.task import Task
-
-if TYPE_CHECKING:
-    from tff_tasks.program import RunResult
 
 
 class Progress:

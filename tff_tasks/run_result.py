@@ -1,0 +1,42 @@
+"""What came of a run of a benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tff_tasks.config import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What came of a run.
+
+    Attributes:
+      config: the settings.
+      derived: what followed from settings and data.
+      rows: the table of rounds; row 0 is before training.
+      final: metrics of the last model on the clients kept for the end, or on all of
+        them where none were kept.
+      summary: the benchmark's metric, averaged over the last rounds, a fifth of all or
+        100.
+      epsilon: what was spent, or would be without a seed.
+      private: whether there was noise and no seed.
+      report: the report.
+      weights: the trained weights.
+      directory: where the files are.
+    """
+
+    config: RunConfig
+    derived: dict[str, Any]
+    rows: list[dict[str, Any]]
+    final: dict[str, float]
+    summary: float
+    epsilon: float
+    private: bool
+    report: str
+    weights: list[np.ndarray]
+    directory: pathlib.Path

@@ -42,6 +42,12 @@ class SparseBatch:
     values: tf.Tensor
     shape: tf.Tensor
 
+    def is_whole(self) -> bool:
+        """Whether these are the components of one batch, as far as types tell."""
+        ranks = [t.shape.rank for t in (self.indices, self.values, self.shape)]
+        integers = self.indices.dtype == self.shape.dtype == tf.int64
+        return integers and ranks == [2, 1, 1]
+
     def with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
         """The components of the batch with row `rows[i]` of this one in row i."""
         owners = self.indices[:, 0]
@@ -76,11 +82,7 @@ def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
         if isinstance(spec, tf.SparseTensorSpec) and position + 3 <= len(inputs):
             found.append(SparseBatch(*inputs[position : position + 3]))
         position += width
-    return [
-        batch
-        for batch in found
-        if batch.indices.dtype == tf.int64 and batch.values.shape.rank == 1
-    ]
+    return [batch for batch in found if batch.is_whole()]
 
 
 def flows_of(batch: SparseBatch) -> dict:

@@ -153,6 +153,7 @@ GRADIENTS: dict[str, Any] = {
     "GradientMismatchError": None,
     "JacobianFallbackWarning": None,
     "LossStructureError": None,
+    "OpUse": None,
     "PerExampleGradients": case(
         engine(gradients.PerExampleGradients),
         _={"costly": True},
@@ -168,6 +169,7 @@ GRADIENTS: dict[str, Any] = {
         rule=clipping.FixedClip(1.0),
         **ENGINE,
     ),
+    "op_rule": case(lambda kinds: gradients.op_rule(kinds), kinds="Igamma"),
     "per_example_norms": case(
         engine(gradients.per_example_norms),
         _={"costly": True},

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._arguments import shown
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.forms import (
@@ -165,11 +166,15 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
     ...     density = tf.exp((a - 1) * tf.math.log(x) - x - tf.math.lgamma(a))
     ...     return use.summed(-use.gradient * density)
     """
-    unknown = [kind for kind in kinds if _tf_private.definition_of(kind) is None]
+    unknown = [
+        kind
+        for kind in kinds
+        if not isinstance(kind, str) or _tf_private.definition_of(kind) is None
+    ]
     if unknown or not kinds:
         raise ValueError(
             "kinds must be types of TensorFlow's ops, such as 'Igamma' "
-            f"(tensor.op.type), got {', '.join(map(repr, unknown)) or 'none'}."
+            f"(tensor.op.type), got {', '.join(map(shown, unknown)) or 'none'}."
         )
 
     def register(rule: Callable) -> Callable:

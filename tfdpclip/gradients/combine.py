@@ -105,8 +105,11 @@ class VariableGradient:
         fits = budget.fits(memory)
         tied = tie(self.parts)
         if tied is not None and (tied.is_cheap() or not fits):
-            each = [form.as_saved() for _, form in self.parts]
-            return self._sum_of_parts(each, tied.squared_norms(budget))
+            each = [form.measured(budget) for _, form in self.parts]
+            own = [m.squared_norms for m in each]
+            widest = max((part.dtype for part in own), key=lambda dtype: dtype.size)
+            squares = tf.add_n([tf.cast(part, widest) for part in own])
+            return self._sum_of_parts(each, tied.squared_norms(squares, budget))
         if fits and budget.reserve(4 * size):
             shape = self.variable.shape
             built = self._gradients(self.parts)

@@ -43,16 +43,13 @@ class Form(abc.ABC):
         Where it pays, and the budget has room for as long as the step lasts, gradients
         that were built for the norms are kept for the sum.
         """
-        return self.as_saved(self.squared_norms(budget))
-
-    def as_saved(self, squared_norms: tf.Tensor | None = None) -> Measured:
-        """The weighted sum from what the norms were made of, with nothing kept."""
         saved = self.saved()
 
         def weighted_sum(weights, saved):
             return self.replaced(saved).weighted_sum(weights)
 
-        return Measured(squared_norms, saved, [self.rows] * len(saved), weighted_sum)
+        rows = [self.rows] * len(saved)
+        return Measured(self.squared_norms(budget), saved, rows, weighted_sum)
 
     @abc.abstractmethod
     def squared_norms(self, budget: Budget) -> tf.Tensor:
@@ -93,14 +90,14 @@ class Measured:
     """Gradients whose norms are known, and what their weighted sum is made of.
 
     Attributes:
-      squared_norms: `[B]`; None where they are known of the whole alone.
+      squared_norms: `[B]`.
       saved: what the sum reads: zeros in an example's rows make its gradient 0.
       rows: how many rows of each of those are one example's; None where unknown.
       weighted_sum: `weighted_sum(weights, saved)` is sum_i weights_i g_i, for weights
         `[B]`, made of what is saved, or of what stands for it.
     """
 
-    squared_norms: tf.Tensor | None
+    squared_norms: tf.Tensor
     saved: list[tf.Tensor]
     rows: list[int | None]
     weighted_sum: Callable[[tf.Tensor, list[tf.Tensor]], tf.Tensor]

@@ -46,13 +46,17 @@ class Tied:
             self._lookup.steps or _ASSUMED_STEPS,
         )
 
-    def squared_norms(self, budget: Budget) -> tf.Tensor:
-        """`[B]`."""
+    def squared_norms(self, squares: tf.Tensor, budget: Budget) -> tf.Tensor:
+        """`[B]`.
+
+        Args:
+          squares: those of the lookup and of the outer form, added.
+          budget: for what is built.
+        """
         lookup, outer = self._lookup, self._outer
-        squares = lookup.squared_norms(budget) + outer.squared_norms(budget)
         memory = 12 * math.prod(self._steps())
         if budget.fits(memory):
-            squares += 2 * self._shared()
+            squares += 2 * tf.cast(self._shared(), squares.dtype)
         else:
             shared = in_chunks(
                 lambda start, size: self._part(start, size)._shared(),
@@ -62,7 +66,7 @@ class Tied:
             squares += 2 * tf.cast(shared, squares.dtype)
         return floors.floored_sum(
             squares,
-            lookup.part_squares() + outer.part_squares(),
+            tf.cast(lookup.part_squares() + outer.part_squares(), squares.dtype),
             tf.shape(lookup.ids)[1] + tf.shape(outer.x)[1],
             self._lookup.shape[1],
         )

@@ -301,10 +301,27 @@ def test_a_schedule_moves_z_and_the_counts_keep_their_noise():
 def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
     z = schedules.PiecewiseConstantDecay([0], [1.0, value])
     found, state = made(QuantileClip(initial_norm=0.5, count_stddev=3.0), z)
-    release = found.release(state, [tf.ones([2])], tf.zeros([1]), GaussianNoise(), 1)
+    counts = tf.constant([40.0])
+    release = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 1)
     assert np.isnan(release.means[0]).all()
-    first = found.release(state, [tf.ones([2])], tf.zeros([1]), GaussianNoise(), 0)
+    # The count alone would say more than z covers: the clip must not tell it.
+    assert np.isnan(release.fractions).all()
+    assert float(release.next_state) == float(state)
+    first = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 0)
     assert np.isfinite(first.means[0]).all()
+    assert np.isfinite(first.fractions).all()
+    assert float(first.next_state) != float(state)
+
+
+def test_a_mechanism_tries_its_rule():
+    """Whatever made it: a front end cannot forget to."""
+
+    class Unbounded(FixedClip):
+        def weights(self, norms, state):
+            return tf.maximum(super().weights(norms, state), 0.1)
+
+    with pytest.raises(ValueError, match="breaks what every clip rule must keep"):
+        Mechanism(Unbounded(1.0), 1.0, 100)
 
 
 def test_an_exact_count_under_a_schedule_is_refused():

@@ -26,7 +26,7 @@ accountant is given) and a rule that keeps the guarantees of `ClipRule`:
   the clamping of fractions to [0, 1] are processing of what is private already.
 * What is not private fails closed: a clip rule without a bound is refused with noise,
   and so are counts too precise for z. Under a schedule of z, which is only known as the
-  steps come, such a step releases NaN and nothing else.
+  steps come, such a step releases NaN, for the fractions too, and C_t stays.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from tfdpclip._arguments import non_negative, positive, shown
 from tfdpclip._docs import see
 from tfdpclip._schedules import setting, value_at
 from tfdpclip.clipping import ClipRule
+from tfdpclip.clipping.bounds import proven
 
 
 class NoiseSource(Protocol):
@@ -84,8 +85,9 @@ class Mechanism:
         norm it was clipped to; the noise on sums grows by it.
 
     Raises:
-      ValueError: if an argument is out of range, the rule's counts are too precise for
-        z, or there is noise but no bound that it could hide.
+      ValueError: if an argument is out of range, a record can get further than the
+        rule says, its counts are too precise for z, or there is noise but no bound that
+        it could hide.
 
     >>> from tfdpclip.clipping import FixedClip
     >>> from tfdpclip.noise import GaussianNoise
@@ -122,7 +124,8 @@ class Mechanism:
             raise ValueError(
                 f"rule must be a clip rule such as QuantileClip(), got {shown(rule)}."
             )
-        self.rule = rule
+        # Whoever made the mechanism: no rule scales its noise that was not tried.
+        self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1
@@ -286,12 +289,15 @@ class Mechanism:
             part if part is None or divided else part / self.records for part in sums
         ]
         fractions = self.fractions(counts)
-        return Release(
-            means,
-            fractions,
-            self.rule.next_state(state, fractions),
-            self.noise_stddevs(state, step),
-        )
+        next_state = self.rule.next_state(state, fractions)
+        if self.scheduled:
+            # A count that is too precise for z says more than z covers.
+            covered = tf.math.is_finite(self.gradient_noise_multiplier(step))
+            fractions = tf.where(covered, fractions, math.nan)
+            next_state = tf.nest.map_structure(
+                lambda new, old: tf.where(covered, new, old), next_state, state
+            )
+        return Release(means, fractions, next_state, self.noise_stddevs(state, step))
 
     def fractions(self, counts: tf.Tensor) -> tf.Tensor:
         """The fractions that noised sums of indicators stand for, in [0, 1]."""

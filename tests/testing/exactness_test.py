@@ -56,7 +56,18 @@ def test_an_error_in_one_example_of_many_is_found():
     # Made before: the training step itself looks at two examples, not at all.
     with (
         mock.patch.object(outer.Outer, "squared_norms", of_one_example_only),
-        pytest.raises(AssertionError, match="norms too small|Mismatch"),
+        pytest.raises(AssertionError, match="norms too small|MismatchError: the norm"),
+    ):
+        assert_exact(model_of(), data())
+
+
+def test_what_the_step_itself_finds_is_told():
+    def halved(self, budget):
+        return 0.5 * _outer_norms(self, budget)
+
+    with (
+        mock.patch.object(outer.Outer, "squared_norms", halved),
+        pytest.raises(AssertionError, match=r"MismatchError: the norm .*dense"),
     ):
         assert_exact(model_of(), data())
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from tfdpclip._arguments import positive, shown
+from tfdpclip._arguments import positive
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.verify import TOLERANCE, Comparison, SelfCheck
 from tfdpclip.testing.probe import as_batches, check_model, restored
@@ -159,5 +159,5 @@ def _compared(model, optimizer, batch) -> _Found:
         try:
             found = tf.function(step, autograph=False)(data)
         except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
-            raise AssertionError(shown(error)) from error
+            raise AssertionError(getattr(error, "message", "") or str(error)) from error
     return _Found(Comparison(*found), seen[0][1], examples)

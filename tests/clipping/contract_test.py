@@ -69,18 +69,22 @@ def cases():
             yield pytest.param(rule, id=f"{name}-{i}", marks=marks)
 
 
-def test_every_rule_of_the_library_has_an_entry():
-    ours = {
+def rules_of_the_library():
+    return {
         name
         for name, kind in registered_rules().items()
         if kind.__module__.startswith("tfdpclip.")
     }
+
+
+def test_every_rule_of_the_library_has_an_entry():
+    ours = rules_of_the_library()
     assert ours == set(RULES), "every registered rule has an entry in RULES"
     for name, rules in RULES.items():
         assert {type(rule).__name__ for rule in rules} == {name}
 
 
-def test_every_rule_with_a_public_name_is_registered():
+def test_every_rule_of_the_library_has_a_public_name():
     public = {
         name
         for name in dpc.clipping.__all__
@@ -88,7 +92,9 @@ def test_every_rule_with_a_public_name_is_registered():
         and issubclass(kind, ClipRule)
     }
     # What they are made of.
-    assert public - {"ClipRule", "GroupedRule"} <= set(registered_rules())
+    assert rules_of_the_library() == public - {"ClipRule", "GroupedRule"}
+    for name in rules_of_the_library():
+        assert name in dpc.__all__ and getattr(dpc, name) is getattr(dpc.clipping, name)
 
 
 @pytest.mark.parametrize("rule", cases())

@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
+from tests.clipping.contract_test import RULES
 from tfdpclip import (
     accounting,
     clipping,
@@ -279,21 +280,17 @@ SAMPLING = {
     ),
 }
 
-CLIPPING = {
+# Every rule, with the settings of its first entry there.
+RULES_AS_THEY_ARE_SET_UP = {
+    name: case(
+        type(rule), **{s.name: getattr(rule, s.name) for s in dataclasses.fields(rule)}
+    )
+    for name, (rule, *_) in RULES.items()
+}
+CLIPPING = RULES_AS_THEY_ARE_SET_UP | {
     "ClipRule": None,
     "GroupedRule": None,
     "Groups": None,
-    "AutomaticClip": case(clipping.AutomaticClip, stability=0.01, normalize=False),
-    "FixedClip": case(clipping.FixedClip, norm=1.0, normalize=False),
-    "QuantileClip": case(
-        clipping.QuantileClip,
-        target_quantile=0.5,
-        initial_norm=0.1,
-        learning_rate=0.2,
-        count_stddev=None,
-        update="geometric",
-        normalize=False,
-    ),
     "QuantileClip.count_stddevs": case(
         clipping.QuantileClip().count_stddevs, records_per_step=10.0, private=True
     ),

@@ -19,6 +19,7 @@ from tfdpclip.clipping import (
     ClipRule,
     FixedClip,
     LayerwiseClip,
+    PerSampleAdaptiveClip,
     PublicNormClip,
     QuantileClip,
     ScaledClip,
@@ -47,6 +48,11 @@ RULES: dict[str, list[ClipRule]] = {
         QuantileClip(schedules.ExponentialDecay(0.7, 1, 0.5), 0.7, count_stddev=2.0),
     ],
     "AutomaticClip": [AutomaticClip(), AutomaticClip(0.0)],
+    "PerSampleAdaptiveClip": [
+        PerSampleAdaptiveClip(0.5),
+        PerSampleAdaptiveClip(1e8, stability=1e-30),
+        PerSampleAdaptiveClip(2.0, stability=1.0),
+    ],
     "LayerwiseClip": [
         LayerwiseClip(groups="variable"),
         LayerwiseClip([FixedClip(0.3), QuantileClip(0.5, 2.0)], allocation="joint"),

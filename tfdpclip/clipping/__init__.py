@@ -15,7 +15,12 @@ from tfdpclip.clipping.grouped import GroupedRule
 from tfdpclip.clipping.groups import Groups, layer_of, make_groups
 from tfdpclip.clipping.layerwise import LayerwiseClip
 from tfdpclip.clipping.public_norms import PublicNormClip, ScaledClip
-from tfdpclip.clipping.rules import AutomaticClip, FixedClip, QuantileClip
+from tfdpclip.clipping.rules import (
+    AutomaticClip,
+    FixedClip,
+    PerSampleAdaptiveClip,
+    QuantileClip,
+)
 from tfdpclip.clipping.serialization import as_rule, serialize_rule
 
 __all__ = [
@@ -25,6 +30,7 @@ __all__ = [
     "GroupedRule",
     "Groups",
     "LayerwiseClip",
+    "PerSampleAdaptiveClip",
     "PublicNormClip",
     "QuantileClip",
     "ScaledClip",

@@ -262,3 +262,57 @@ class AutomaticClip(ClipRule):
 
     def sensitivity(self, state: Any) -> tf.Tensor:
         return tf.constant(1.0, tf.float32)
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PerSampleAdaptiveClip(ClipRule):
+    """Scales records to nearly C, small ones less: weight C / (n + r / (n + r)).
+
+    Xia et al. (2023), Algorithm 1 (DP-PSAC). `AutomaticClip` weighs a record of norm
+    near 0 by 1 / r, more than any other. Here such a record weighs C; for r below 1 the
+    weight grows from there to C / (2 sqrt(r) - r), at n = sqrt(r) - r, and then falls.
+
+    *Formal guarantees*: sensitivity C under adding or removing one record. With
+    s = r / (n + r), which is above 0 for every n >= 0 and r > 0, a weighted record has
+    norm C n / (n + s) < C. In float32, s is at least 0 and n + s at least n, however
+    they are rounded, and the weight is one more division: at most (1 + 2^-24) C / n.
+
+    Args:
+      norm: C, above 0: the length that long records come close to. 1 is the rule that
+        other rules call normalised.
+      stability: r, above 0. The paper uses 0.01 and 0.1. Larger keeps small records
+        small.
+
+    Raises:
+      ValueError: if an argument is not a normal float32 above 0.
+
+    >>> rule = PerSampleAdaptiveClip(2.0, stability=0.1)
+    >>> rule.weights(tf.constant([0.0, 0.3, 9.99]), ()).numpy().round(4).tolist()
+    [2.0, 3.6364, 0.2]
+    """
+
+    norm: float
+    stability: float = 0.1
+
+    elementwise = True
+    threshold = None
+
+    def __post_init__(self):
+        for name in ("norm", "stability"):
+            # r too: were it 0 in float32, a record of norm 0 would weigh 0 / 0.
+            value = _arguments.clip_norm(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+
+    def initial_state(self) -> Any:
+        return ()
+
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        norms = _at_least_float32(norms)
+        size = norms + self.stability / (norms + self.stability)
+        # A large C over a small r overflows: less than C / n is within the bound.
+        weights = tf.minimum(self.norm / size, norms.dtype.max)
+        return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        return tf.constant(self.norm, tf.float32)

@@ -1,9 +1,9 @@
 """A statistical battery on the noise that the optimizers add.
 
-False alarms: all checks that depend on chance go through `accept`, which fails below
-a p-value of LEVEL and counts itself. At most MOST of them are made, so that sound noise
-fails one of them, anywhere in this file, with a probability of 8e-7 at most. Tests that
-numbers never repeat add 1e-7.
+False alarms: all checks that depend on chance go through `assert_likely`, which fails
+below a p-value of LEVEL and counts itself. At most MOST of them are made, so that
+sound noise fails one of them, anywhere in this file, with a probability of 8e-7 at
+most. Tests that numbers never repeat add 1e-7.
 """
 
 import math
@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-def accept(*p_values):
+def assert_likely(*p_values):
     """Passes unless a p-value is too small to be put down to chance."""
     global _made
     _made += len(p_values)
@@ -126,11 +126,11 @@ def size_of(x):
 
 def check_distribution(x, bins):
     uniform = special.ndtr(x)
-    accept(equiprobable(uniform, bins), anderson_darling(uniform))
-    accept(stats.kstest(uniform, "uniform").pvalue)
+    assert_likely(equiprobable(uniform, bins), anderson_darling(uniform))
+    assert_likely(stats.kstest(uniform, "uniform").pvalue)
     for level in (3, 3.5, 4, 4.5):
         for side in (x, -x):
-            accept(two_sided(np.sum(side > level), len(x), stats.norm.sf(level)))
+            assert_likely(two_sided(np.sum(side > level), len(x), stats.norm.sf(level)))
     # Even moments, of values cut at 5: these are bounded, and Bernstein's inequality
     # holds for any number of them. The tails beyond are counted elsewhere.
     for power in (2, 4, 6, 8):
@@ -142,11 +142,11 @@ def check_distribution(x, bins):
         )
         error = abs(cut.mean() - mean)
         spread = 2 * (second - mean**2 + 5**power * error / 3)
-        accept(min(1.0, 2 * math.exp(-len(x) * error**2 / spread)))
+        assert_likely(min(1.0, 2 * math.exp(-len(x) * error**2 / spread)))
     # Symmetry.
-    accept(two_sided(np.sum(x > 0), len(x), 0.5))
-    accept(stats.ks_2samp(x[x > 0], -x[x < 0], method="asymp").pvalue)
-    accept(2 * stats.norm.sf(abs(np.sum(value(x))) / math.sqrt(len(x))))
+    assert_likely(two_sided(np.sum(x > 0), len(x), 0.5))
+    assert_likely(stats.ks_2samp(x[x > 0], -x[x < 0], method="asymp").pvalue)
+    assert_likely(2 * stats.norm.sf(abs(np.sum(value(x))) / math.sqrt(len(x))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,7 +179,7 @@ def check_tails(kind, size, blocks, levels=(3, 4, 5, 5.5, 6)):
         nonzero += int(kept)
     trials = size * blocks
     for number, level in zip(found, (*levels, *levels), strict=True):
-        accept(two_sided(number, trials, stats.norm.sf(level)))
+        assert_likely(two_sided(number, trials, stats.norm.sf(level)))
     return trials - nonzero
 
 
@@ -346,9 +346,9 @@ def test_values_near_zero_are_spread_evenly():
     """Sorted, the gaps between them are those of a Poisson process."""
     x = draw(size=4_000_001)
     near = np.sort(x[np.abs(x) < 0.01])
-    accept(stats.kstest(near / 0.02 + 0.5, "uniform").pvalue)
+    assert_likely(stats.kstest(near / 0.02 + 0.5, "uniform").pvalue)
     gaps = np.diff(near)
-    accept(stats.kstest(gaps / gaps.mean(), "expon").pvalue)
+    assert_likely(stats.kstest(gaps / gaps.mean(), "expon").pvalue)
 
 
 def test_values_repeat_no_more_often_than_float32_makes_them():
@@ -366,7 +366,7 @@ def test_values_repeat_no_more_often_than_float32_makes_them():
     spread = math.sqrt(expected + n**3 * (thrice - twice**2))
     # Above 0.5 cells are wide enough that the finer structure of radius and angle
     # shows in a few of them; one part in fifty is allowed on top.
-    accept(stats.norm.sf(max(0.0, pairs - 1.02 * expected) / spread))
+    assert_likely(stats.norm.sf(max(0.0, pairs - 1.02 * expected) / spread))
 
 
 # Independence within a draw.
@@ -386,32 +386,32 @@ def halves(x, kind):
 def test_both_halves_are_normal_and_independent(kind):
     cosine, sine = halves(draw(kind), kind)
     for part in (cosine, sine):
-        accept(equiprobable(special.ndtr(part), 1000))
+        assert_likely(equiprobable(special.ndtr(part), 1000))
     # The joint distribution, in 64 x 64 equiprobable cells; angle and radius.
     cells = (special.ndtr(cosine) * 64).astype(int) + special.ndtr(sine) * 64 // 1 * 64
-    accept(equiprobable(cells / 4096, 4096))
-    accept(equiprobable(np.arctan2(sine, cosine) / (2 * math.pi) + 0.5, 1000))
+    assert_likely(equiprobable(cells / 4096, 4096))
+    assert_likely(equiprobable(np.arctan2(sine, cosine) / (2 * math.pi) + 0.5, 1000))
     radius = np.exp(-(cosine**2 + sine**2) / 2)
-    accept(equiprobable(radius, 1000))
+    assert_likely(equiprobable(radius, 1000))
     n = math.sqrt(len(sine))
     for f in (value, size_of):
         for g in (value, size_of):
-            accept(2 * stats.norm.sf(abs(np.sum(f(cosine) * g(sine))) / n))
-            accept(*unpredictable(f(cosine), g(sine), 1000))
+            assert_likely(2 * stats.norm.sf(abs(np.sum(f(cosine) * g(sine))) / n))
+            assert_likely(*unpredictable(f(cosine), g(sine), 1000))
 
 
 @pytest.mark.parametrize("kind", ["float32", "words", "compiled", "float64"])
 def test_values_do_not_depend_on_those_before(kind):
     x = draw(kind)
     for f in (value, size_of):
-        accept(*unpredictable(f(x), f(x), 1000))
+        assert_likely(*unpredictable(f(x), f(x), 1000))
 
 
 @pytest.mark.slow
 def test_values_do_not_depend_on_those_before_in_a_large_sample():
     x = draw(size=8_000_001)
     for f in (value, size_of):
-        accept(*unpredictable(f(x), f(x), 10_000))
+        assert_likely(*unpredictable(f(x), f(x), 10_000))
 
 
 # Independence of draws.
@@ -430,7 +430,7 @@ def test_steps_and_variables_are_independent(dtype, hardened):
 
     drawn = np.concatenate([step().numpy() for _ in range(40)]).astype(np.float64)
     for f in (value, size_of):
-        accept(*uncorrelated(f(drawn)))
+        assert_likely(*uncorrelated(f(drawn)))
     # Every variable against every other of its step, and of the step before, over all
     # steps at once.
     by_step = value(drawn).reshape(40, 3, 9999)
@@ -439,9 +439,11 @@ def test_steps_and_variables_are_independent(dtype, hardened):
             if later is earlier and i == j:
                 continue
             total = np.sum(later[:, i] * earlier[:, j])
-            accept(2 * stats.norm.sf(abs(total) / math.sqrt(later[:, i].size)))
+            assert_likely(2 * stats.norm.sf(abs(total) / math.sqrt(later[:, i].size)))
     # One step against the next, also moved against each other.
-    accept(*unpredictable(value(drawn[:60].ravel()), value(drawn[60:].ravel()), 1000))
+    assert_likely(
+        *unpredictable(value(drawn[:60].ravel()), value(drawn[60:].ravel()), 1000)
+    )
 
 
 def test_streams_of_neighbouring_seeds_are_unrelated():
@@ -452,7 +454,7 @@ def test_streams_of_neighbouring_seeds_are_unrelated():
     assert len(np.unique(np.ascontiguousarray(runs).view("V16"))) == len(runs)
     drawn = drawn.astype(np.float64)
     for f in (value, size_of):
-        accept(*uncorrelated(f(drawn)))
+        assert_likely(*uncorrelated(f(drawn)))
 
 
 def test_streams_of_a_thousand_sources_are_unrelated():
@@ -462,7 +464,7 @@ def test_streams_of_a_thousand_sources_are_unrelated():
     for column in states.T:
         assert len(np.unique(column)) == 1000
     drawn = np.stack([source.sample([200], 1.0).numpy() for source in sources])
-    accept(*uncorrelated(value(drawn.astype(np.float64))))
+    assert_likely(*uncorrelated(value(drawn.astype(np.float64))))
 
 
 @pytest.mark.parametrize("compiled", [None, False, True])
@@ -521,7 +523,7 @@ def test_seed_pairs_never_repeat():
     # 10,000 of 2^64: two agree with probability 3e-12.
     assert len(np.unique(found, axis=0)) == len(found)
     uniform = (found.ravel().astype(np.float64) + 2**31) / 2**32
-    accept(equiprobable(uniform, 100))
+    assert_likely(equiprobable(uniform, 100))
 
 
 @pytest.mark.slow
@@ -531,5 +533,5 @@ def test_the_noise_of_federated_rounds_passes_as_well():
     first, second = (sample().numpy().astype(np.float64) for _ in range(2))
     check_distribution(first, 1000)
     for f in (value, size_of):
-        accept(*unpredictable(f(first), f(first), 1000))
-        accept(*unpredictable(f(first), f(second), 1000))
+        assert_likely(*unpredictable(f(first), f(first), 1000))
+        assert_likely(*unpredictable(f(first), f(second), 1000))

@@ -57,7 +57,7 @@ def opened(seed, purpose, domain=None):
     return a | b << 32, c | d << 32
 
 
-def accept_words(words, bits=64):
+def assert_random_words(words, bits=64):
     """Accepts `[n, 2]` integers that could be random ones of that many bits.
 
     Every bit is as often set as not, every pair of bits agrees as often as not, and no

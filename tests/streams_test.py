@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.seeds import COLLIDING, accept_words, opened
+from tests.seeds import COLLIDING, assert_random_words, opened
 from tfdpclip import _philox, _streams
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.perturbation import Perturbation
@@ -129,7 +129,7 @@ def test_streams_and_derived_seeds_are_unrelated_to_each_other():
 
     found = run(parents).numpy()
     for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2)):
-        accept_words(found[:, i] if i == j else found[:, i] ^ found[:, j])
+        assert_random_words(found[:, i] if i == j else found[:, i] ^ found[:, j])
 
 
 @pytest.mark.parametrize("seed", [[1, 2], np.array([1, 2], np.int32), np.arange(3)])

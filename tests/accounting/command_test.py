@@ -163,4 +163,5 @@ def test_accounting_does_not_need_tensorflow():
         "import tfdpclip.accounting, tfdpclip.sampling\n"
         "assert not {'tensorflow', 'matplotlib'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from tff_tasks import vocabulary
 from tff_tasks.client_files import DataFileError, Feature, FederatedFile
 
 
-def each_damage(path: pathlib.Path, read, error, count=80, named=None):
+def check_each_damage(path: pathlib.Path, read, error, count=80, named=None):
     """Reads a file with every damage; returns what was not refused."""
     content, accepted, refused = path.read_bytes(), [], 0
     for changed in damaged(content, count):
@@ -79,7 +79,7 @@ def test_damaged_images_are_refused_or_images(kind, tmp_path):
             assert dataset in text or path.name in text or str(tmp_path) in str(error)
             raise settings.UsageError(f"{path.name}: {error}") from error
 
-    for images in each_damage(path, read, settings.UsageError):
+    for images in check_each_damage(path, read, settings.UsageError):
         for x, y in (images.train, images.test):
             assert x.dtype == np.uint8 and x.ndim == 4 and len(x) == len(y) > 0
             assert y.dtype == np.int32 and 0 <= y.min() <= y.max() < images.classes
@@ -254,7 +254,7 @@ def test_damaged_npz_files_are_refused_or_right(kind, tmp_path):
     arrays, read = NPZ[kind]
     path = tmp_path / "x.npz"
     np.savez(path, **arrays)
-    each_damage(path, lambda: read(str(path)), settings.UsageError, count=200)
+    check_each_damage(path, lambda: read(str(path)), settings.UsageError, count=200)
 
 
 @pytest.mark.parametrize("kind", NPZ)
@@ -313,7 +313,7 @@ def read_all(path):
 
 def test_damaged_sqlite_files_are_refused_or_read(tmp_path):
     path = sqlite_file(tmp_path / "x.sqlite")
-    for found in each_damage(path, lambda: read_all(path), DataFileError, 300):
+    for found in check_each_damage(path, lambda: read_all(path), DataFileError, 300):
         for arrays in found.values():
             assert arrays["pixels"].dtype == np.float32
             assert arrays["pixels"].shape[1:] == (4,)
@@ -378,7 +378,9 @@ def test_damaged_vocabularies_are_refused_or_words(name, tmp_path):
         tags = ", ".join(f'"tag{i}": {100 - i}' for i in range(30))
         path.write_text("{" + tags + "}")
         load = vocabulary.load_tags
-    for found in each_damage(path, lambda: load(tmp_path, 20), DataFileError, 200):
+    for found in check_each_damage(
+        path, lambda: load(tmp_path, 20), DataFileError, 200
+    ):
         assert len(set(found)) == 20 and all(isinstance(w, str) for w in found)
 
 

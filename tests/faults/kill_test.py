@@ -182,7 +182,7 @@ def check_books(kind, directory, kills: int) -> None:
     assert kind.table(directory) >= restored
 
 
-def kill_and_resume(zygote, kind, root: pathlib.Path, kills: int, seed: int) -> None:
+def check_killed_runs(zygote, kind, root: pathlib.Path, kills: int, seed: int) -> None:
     """Kills runs until there were so many kills; every run comes to its end."""
     rng = random.Random(seed)
     killed, number = 0, 0
@@ -211,10 +211,10 @@ KINDS = pytest.mark.parametrize("kind", [KerasRun, FederatedRun])
 
 @KINDS
 def test_killed_runs_resume(zygote, kind, tmp_path):
-    kill_and_resume(zygote, kind, tmp_path, kills=2, seed=1)
+    check_killed_runs(zygote, kind, tmp_path, kills=2, seed=1)
 
 
 @pytest.mark.slow
 @KINDS
 def test_runs_killed_twenty_times_resume(zygote, kind, tmp_path):
-    kill_and_resume(zygote, kind, tmp_path, kills=20, seed=2)
+    check_killed_runs(zygote, kind, tmp_path, kills=20, seed=2)

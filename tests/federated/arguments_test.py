@@ -113,7 +113,9 @@ def test_too_precise_a_count_says_which_cohort_would_do():
 
 
 def test_integers_will_do():
-    federated.clipped_mean(1, 20, 1).create(NESTED)
+    process = federated.clipped_mean(1, 20, 1).create(NESTED)
+    floats = federated.clipped_mean(1.0, 20, 1.0).create(NESTED)
+    assert process.next.type_signature == floats.next.type_signature
 
 
 def test_labels():

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.federated.helpers import vector_type
-from tests.seeds import COLLIDING, SCANNED, accept_words, opened
+from tests.seeds import COLLIDING, SCANNED, assert_random_words, opened
 from tfdpclip import federated
 from tfdpclip.federated import _discrete_noise, _entropy, distributed
 
@@ -90,20 +90,20 @@ def test_fresh_seeds_are_126_uniform_bits():
         )
     )()
     assert np.all(seeds >= 0)
-    accept_words(seeds.numpy(), bits=63)
+    assert_random_words(seeds.numpy(), bits=63)
 
 
 @pytest.mark.parametrize("purpose", [0, 1, 2**32 - 1])
 def test_derived_seeds_are_128_uniform_bits(purpose):
     parents = np.random.default_rng().integers(-(2**63), 2**63, [4096, 2])
     derived = _each(lambda seed: _entropy.derive(seed, purpose), parents)
-    accept_words(derived)
-    accept_words(derived ^ parents)
+    assert_random_words(derived)
+    assert_random_words(derived ^ parents)
     other = _each(lambda seed: _entropy.derive(seed, 2), parents)
-    accept_words(derived ^ other)
+    assert_random_words(derived ^ other)
     # Parents that are next to each other: a counter, not random at all.
     close = np.stack([np.full(4096, 7), np.arange(4096)], 1)
-    accept_words(_each(lambda seed: _entropy.derive(seed, purpose), close))
+    assert_random_words(_each(lambda seed: _entropy.derive(seed, purpose), close))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -11,7 +11,7 @@ from tests.federated.helpers import NESTED, flat, nested, updates, vector_type
 from tfdpclip import federated
 
 
-def _contains_only_secure_sums(computation):
+def _assert_only_secure_sums(computation):
     tff.test.assert_contains_secure_aggregation(computation)
     tff.test.assert_not_contains_unsecure_aggregation(computation)
 
@@ -21,7 +21,7 @@ def _contains_only_secure_sums(computation):
 )
 def test_nothing_but_secure_sums_leaves_a_client(clip):
     process = federated.clipped_mean(1.0, 100, clip, secure=True).create(NESTED)
-    _contains_only_secure_sums(process.next)
+    _assert_only_secure_sums(process.next)
 
 
 def test_plain_sums_are_told_apart():
@@ -81,7 +81,7 @@ def test_a_context_without_secure_sums_is_refused_with_the_fix():
             factory.create(NESTED)
         elsewhere = federated.SecureSettings(check_context=False)
         process = federated.clipped_mean(1.0, 100, secure=elsewhere).create(NESTED)
-        _contains_only_secure_sums(process.next)
+        _assert_only_secure_sums(process.next)
         federated.clipped_mean(1.0, 100).create(NESTED)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.layers_test import compare, images
+from tests.gradients.layers_test import check_model, images
 from tests.keras.helpers import mostly_slow
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
@@ -167,10 +167,10 @@ def model_of(layers):
     return tf.keras.Sequential([*layers(), L.Flatten(), L.Dense(3)])
 
 
-def compare_exactly(layers, x, y, **options):
+def check_exactly(layers, x, y, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(model_of(layers), x, y, **options)
+        check_model(model_of(layers), x, y, **options)
 
 
 QUICK = [
@@ -190,7 +190,7 @@ QUICK = [
 def test_called_functions_match_one_example_at_a_time(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)
-    compare_exactly(layers, x, y, sizes=[len(y)])
+    check_exactly(layers, x, y, sizes=[len(y)])
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_called_functions_match_one_example_at_a_time(name):
 def test_called_functions_match_in_a_batch_of_static_size(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)
-    compare_exactly(layers, x, y, dynamic=False, sizes=[len(y)])
+    check_exactly(layers, x, y, dynamic=False, sizes=[len(y)])
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_called_functions_match_in_a_batch_of_static_size(name):
 def test_called_functions_match_when_compiled(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)
-    compare_exactly(layers, x, y, jit=True, dynamic=False, sizes=[len(y)])
+    check_exactly(layers, x, y, jit=True, dynamic=False, sizes=[len(y)])
 
 
 @pytest.fixture

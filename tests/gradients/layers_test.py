@@ -58,7 +58,7 @@ def make_step(model, loss_fn, inputs, jit=False, dynamic=True, **options):
     return step
 
 
-def compare(
+def check_model(
     model, x, y, loss_fn=squared_error, rtol=1e-5, sizes=None, reference=None, **options
 ):
     """Runs the engine and the reference; the clip norm is the median norm."""
@@ -227,17 +227,17 @@ LAYERS |= {
 }
 
 
-def compare_without_fallback(layers, x, y, **options):
+def check_without_fallback(layers, x, y, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(head(*layers), x, y, **options)
+        check_model(head(*layers), x, y, **options)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_matches_one_example_at_a_time(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
-    compare_without_fallback(layers(), *images(*shape))
+    check_without_fallback(layers(), *images(*shape))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_layer_matches_in_a_batch_of_static_size(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
     x, y = images(*shape)
-    compare_without_fallback(layers(), x, y, dynamic=False, sizes=[len(y)])
+    check_without_fallback(layers(), x, y, dynamic=False, sizes=[len(y)])
 
 
 @pytest.mark.parametrize("layer", [L.SimpleRNN, L.LSTM, L.GRU])
@@ -256,4 +256,4 @@ def test_large_initial_states_of_a_static_batch_are_known(layer):
     """Constants of more than a thousand entries are filled when the step runs."""
     x, y = images(3, 4, batch=12)
     layers = [layer(90, unroll=True)]
-    compare_without_fallback(layers, x, y, dynamic=False, sizes=[len(y)])
+    check_without_fallback(layers, x, y, dynamic=False, sizes=[len(y)])

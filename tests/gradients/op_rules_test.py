@@ -220,7 +220,7 @@ def losses(function, x, v):
     return tf.reduce_mean(tf.square(out), axis=1)
 
 
-def compare(name, x, v, function, dynamic, jit, rtol=2e-5):
+def check_op(name, x, v, function, dynamic, jit, rtol=2e-5):
     """The engine, without a Jacobian, against one eager pass for each example."""
     gradients = []
     for row in x:
@@ -271,7 +271,7 @@ def modes():
 
 @pytest.mark.parametrize("name, dynamic, jit", modes())
 def test_a_rule_gives_the_gradient_of_each_example(name, dynamic, jit):
-    compare(name, *CASES[name], dynamic, jit)
+    check_op(name, *CASES[name], dynamic, jit)
 
 
 # Rules of anybody's making.
@@ -330,9 +330,9 @@ NEW = {
 def test_a_new_rule_takes_the_place_of_the_jacobian(name, dynamic, table):
     rule, *case = NEW[name]
     with pytest.raises(JacobianFallbackWarning):
-        compare(name, *case, dynamic, None)
+        check_op(name, *case, dynamic, None)
     op_rule(name)(rule)
-    compare(name, *case, dynamic, None)
+    check_op(name, *case, dynamic, None)
 
 
 def test_a_rule_is_not_asked_about_a_row_for_each_example(table):
@@ -354,14 +354,14 @@ def test_a_wrong_new_rule_is_found_by_the_step(table):
     _, *case = NEW["MulNoNan"]
     op_rule("MulNoNan")(lambda use: use.summed(use.gradient))
     with pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"):
-        compare("MulNoNan", *case, True, None)
+        check_op("MulNoNan", *case, True, None)
 
 
 def test_a_new_rule_of_the_wrong_shape_is_refused(table):
     _, *case = NEW["MulNoNan"]
     op_rule("MulNoNan")(lambda use: use.gradient)
     with pytest.raises(ValueError, match="must return"):
-        compare("MulNoNan", *case, True, None)
+        check_op("MulNoNan", *case, True, None)
 
 
 @pytest.mark.parametrize("kinds", [(), ("NoSuchOp",), ("Igamma", "igamma")])

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.gradients.sharing_test import (
     SEQUENCE,
     X,
-    compare,
+    check_engine,
     integers,
     randoms,
     squash,
@@ -66,7 +66,7 @@ BEFORE = {
 def test_ops_without_a_gradient_before_the_first_variable(name, dynamic):
     per_example, variables, data = BEFORE[name]()
     options = {"dynamic": dynamic, "check_isolation": "always"}
-    compare(per_example, variables, data, **options)
+    check_engine(per_example, variables, data, **options)
 
 
 def test_random_contrast_before_the_first_variable():
@@ -142,7 +142,7 @@ VIEWS = {
 def test_views_of_the_batch(name, dynamic):
     per_example, variables, data = VIEWS[name]
     options = {"dynamic": dynamic, "check_isolation": "always"}
-    compare(per_example, variables, data, **options)
+    check_engine(per_example, variables, data, **options)
 
 
 # Mixing that may begin later.
@@ -216,4 +216,4 @@ def test_segments_of_steps_are_an_examples_own(dynamic):
         h = tf.math.unsorted_segment_sum(h, [0, 0, 1, 1, 2, 0], 3)
         return squash(tf.transpose(h, [1, 0, 2]) @ W)
 
-    compare(per_example, [W], SEQUENCE, dynamic=dynamic, check_isolation="always")
+    check_engine(per_example, [W], SEQUENCE, dynamic=dynamic, check_isolation="always")

@@ -12,7 +12,7 @@ from tests.gradients.sharing_test import (
     Block,
     X,
     assert_matches,
-    compare,
+    check_engine,
     flat,
     one_at_a_time,
     opaque,
@@ -111,7 +111,7 @@ def check_doubles(name, **options):
     per_example, variables, data = typed(name, tf.float64, tf.float64)
     if data.dtype.is_floating:
         data = tf.cast(data, tf.float64)
-    compare(per_example, variables, data, **options)
+    check_engine(per_example, variables, data, **options)
 
 
 @pytest.mark.parametrize("name", FORMS)

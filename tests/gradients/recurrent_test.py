@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.layers_test import Masking, compare_without_fallback, images
+from tests.gradients.layers_test import Masking, check_without_fallback, images
 from tests.keras.helpers import mostly_slow
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import clipped_sum, per_example_norms
@@ -67,20 +67,20 @@ FOLDED = {
 )
 def test_all_rows_of_an_example_are_one_gradient(name):
     x, y = images(3, 4, 5)
-    compare_without_fallback(FOLDED[name](), x, y, sizes=[len(y)])
+    check_without_fallback(FOLDED[name](), x, y, sizes=[len(y)])
 
 
 @pytest.mark.parametrize("name", mostly_slow(["lstm"], FOLDED))
 def test_all_rows_of_an_example_are_one_gradient_in_a_static_batch(name):
     x, y = images(3, 4, 5)
-    compare_without_fallback(FOLDED[name](), x, y, dynamic=False, sizes=[len(y)])
+    check_without_fallback(FOLDED[name](), x, y, dynamic=False, sizes=[len(y)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDED)
 def test_all_rows_of_an_example_are_one_gradient_when_compiled(name):
     x, y = images(3, 4, 5)
-    compare_without_fallback(
+    check_without_fallback(
         FOLDED[name](), x, y, dynamic=False, jit=True, sizes=[len(y)]
     )
 

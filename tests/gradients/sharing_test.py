@@ -94,7 +94,7 @@ def assert_matches(step, variables, expected, data, tolerance=1e-5):
     np.testing.assert_allclose(flat(sums, variables), total, atol=tolerance * worst)
 
 
-def compare(
+def check_engine(
     per_example,
     variables,
     *data,
@@ -384,7 +384,7 @@ def check(case, no_fallback=True, **options):
     with warnings.catch_warnings():
         if no_fallback:
             warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(lambda x: per_example(x, *variables), variables, data, **options)
+        check_engine(lambda x: per_example(x, *variables), variables, data, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -552,7 +552,7 @@ TIME_MAJOR = {
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.parametrize("name", TIME_MAJOR)
 def test_time_major_elementwise_parameters_are_right_or_refused(name, steps):
-    right_or_refused((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
+    assert_right_or_refused((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
 
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
@@ -560,7 +560,7 @@ def test_time_major_lookups_are_right_or_refused():
     def per_example(i, v):
         return tf.reduce_sum(tf.tanh(tf.gather(v, tf.transpose(i))), [0, 2])
 
-    right_or_refused((per_example, [(10, 3)], integers(BATCH, 2 * BATCH)))
+    assert_right_or_refused((per_example, [(10, 3)], integers(BATCH, 2 * BATCH)))
 
 
 @pytest.mark.parametrize("steps", [1, BATCH, 2 * BATCH])
@@ -574,7 +574,7 @@ def test_time_major_matrix_products_are_right_or_refused(steps):
 
     variables = dense.trainable_variables
     try:
-        compare(per_example, variables, data)
+        check_engine(per_example, variables, data)
     except (tf.errors.InvalidArgumentError, ValueError):
         return
 
@@ -582,10 +582,10 @@ def test_time_major_matrix_products_are_right_or_refused(steps):
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 def test_a_parameter_before_the_batch_axis_is_right_or_refused():
     per_example = lambda x, v: tf.reduce_sum(tf.tanh(x * v), [0, 1])  # noqa: E731
-    right_or_refused((per_example, [(1, BATCH, 1)], randoms(BATCH)))
+    assert_right_or_refused((per_example, [(1, BATCH, 1)], randoms(BATCH)))
 
 
-def right_or_refused(case):
+def assert_right_or_refused(case):
     """An error must say why; TensorFlow's own about shapes does not."""
     try:
         check(case, no_fallback=False)
@@ -679,7 +679,7 @@ def test_a_static_batch_of_one(name):
     build, data = LAYERS[name]
     layer, per_example = build()
     per_example(data)
-    compare(per_example, layer.trainable_variables, data[:1], dynamic=False)
+    check_engine(per_example, layer.trainable_variables, data[:1], dynamic=False)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -692,7 +692,7 @@ def test_layers_that_share_match_one_example_at_a_time(name):
         v.assign_add(0.1 * randoms(*v.shape))
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(per_example, layer.trainable_variables, data)
+        check_engine(per_example, layer.trainable_variables, data)
 
 
 RECURRENT = {"lstm": L.LSTM, "gru": L.GRU}
@@ -729,7 +729,7 @@ def test_fused_recurrent_layers_share_weights_and_states(kind, make):
     variables = [first, *(v for layer in layers for v in layer.trainable_variables)]
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
-        compare(per_example, variables, SEQUENCE)
+        check_engine(per_example, variables, SEQUENCE)
 
 
 def test_a_variable_used_per_example_and_in_a_regulariser():
@@ -783,7 +783,7 @@ def test_only_the_variables_asked_for_count():
     """Frozen layers: their gradients are in no norm and no sum."""
     first, second = variable(3, 3), variable(3, 3, seed=2)
     for chosen in ([first], [second]):
-        compare(lambda x: squash(tf.tanh(x @ first) @ second), chosen, X)
+        check_engine(lambda x: squash(tf.tanh(x @ first) @ second), chosen, X)
 
 
 def test_the_clipped_sum_never_exceeds_its_bound_with_shared_variables():

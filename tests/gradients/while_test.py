@@ -16,7 +16,7 @@ from tests.gradients.sharing_test import (
     BATCH,
     SEQUENCE,
     assert_matches,
-    compare,
+    check_engine,
     flat,
     integers,
     one_at_a_time,
@@ -294,14 +294,14 @@ QUICK = ("simple", "masked", "custom_cell", "tied_inside_and_outside", "folded_b
 def test_matches_one_example_at_a_time(name):
     per_example, variables, data = CASES[name]()
     with no_fallback():
-        compare(per_example, variables, data)
+        check_engine(per_example, variables, data)
 
 
 @pytest.mark.parametrize("name", mostly_slow(("pieces_of_a_variable",), CASES))
 def test_matches_in_a_batch_of_static_size(name):
     per_example, variables, data = CASES[name]()
     with no_fallback():
-        compare(per_example, variables, data, dynamic=False)
+        check_engine(per_example, variables, data, dynamic=False)
 
 
 # Of the others, TensorFlow itself does not compile the gradients: they do not say how
@@ -322,7 +322,7 @@ COMPILED = [
 def test_matches_when_compiled(name):
     per_example, variables, data = CASES[name]()
     with no_fallback():
-        compare(per_example, variables, data, dynamic=False, jit=True)
+        check_engine(per_example, variables, data, dynamic=False, jit=True)
 
 
 def mixing_cell(mix):
@@ -500,14 +500,14 @@ WITHOUT_RULE = {
 def test_what_cannot_be_recorded_falls_back_and_says_so(name):
     per_example, variables, data = WITHOUT_RULE[name]()
     with pytest.warns(JacobianFallbackWarning, match="while|While|map"):
-        compare(per_example, variables, data)
+        check_engine(per_example, variables, data)
 
 
 @pytest.mark.slow
 def test_a_loop_that_the_data_end_has_no_rule():
     per_example, variables, data = until_all_are_done()
     with pytest.warns(JacobianFallbackWarning, match="While"):
-        compare(per_example, variables, data)
+        check_engine(per_example, variables, data)
 
 
 @pytest.mark.slow
@@ -520,7 +520,7 @@ def test_a_fallback_next_to_a_recorded_loop():
         return squash(layer(x)) * per_example(x)
 
     with pytest.warns(JacobianFallbackWarning, match="while"):
-        compare(both, [*layer.trainable_variables, *variables], SEQUENCE)
+        check_engine(both, [*layer.trainable_variables, *variables], SEQUENCE)
 
 
 def test_what_is_drawn_in_the_loop_is_the_same_in_norms_and_sums():
@@ -613,4 +613,4 @@ def test_matches_in_a_coarse_type(layer):
     )
     per_example, variables, data = of_layer(made, data)
     with no_fallback():
-        compare(per_example, variables, data, tolerance=0.05)
+        check_engine(per_example, variables, data, tolerance=0.05)

@@ -49,7 +49,7 @@ def moved(model, act):
     return before - flat(model.trainable_variables)
 
 
-def close(a, b, rtol=1e-4):
+def assert_close(a, b, rtol=1e-4):
     np.testing.assert_allclose(a, b, rtol=rtol, atol=2e-6)
 
 
@@ -80,7 +80,7 @@ def test_a_custom_loop(jit, kind, tape, shape):
             optimizer.minimize(loss, model.trainable_variables)
         return loss
 
-    close(moved(model, lambda: step(X, Y)), expected)
+    assert_close(moved(model, lambda: step(X, Y)), expected)
     assert int(optimizer.iterations) == 1
 
 
@@ -95,7 +95,7 @@ def test_a_callable_loss():
             lambda: model.trainable_variables,
         )
 
-    close(moved(model, lambda: step(X, Y)), expected)
+    assert_close(moved(model, lambda: step(X, Y)), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Eager steps")
@@ -114,7 +114,7 @@ def test_eager_code_takes_one_loss_per_example(tape):
                 lambda: tensor_loss(model, X, Y, "vector"), model.trainable_variables
             )
 
-    close(moved(model, act), expected)
+    assert_close(moved(model, act), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Eager steps")
@@ -123,7 +123,7 @@ def test_run_eagerly():
     loss = tf.keras.losses.MeanSquaredError(reduction="none")
     model.compile(DPSGD(1.0, **CONFIGURATION), loss, run_eagerly=True)
     expected = clipped_mean(model)
-    close(moved(model, lambda: model.train_on_batch(X, Y)), expected)
+    assert_close(moved(model, lambda: model.train_on_batch(X, Y)), expected)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -139,7 +139,7 @@ def test_steps_per_execution_and_jit_change_nothing(steps, jit):
         model.fit(X[:6], Y[:6], batch_size=2, shuffle=False, verbose=0)
         results.append((flat(model.trainable_variables), float(optimizer.clip_norm)))
         assert int(optimizer.iterations) == 3
-    close(results[1][0], results[0][0])
+    assert_close(results[1][0], results[0][0])
     assert results[1][1] == pytest.approx(results[0][1], rel=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_a_short_last_batch_counts_as_it_is():
     model = mlp()
     model.compile(DPSGD(1.0, **CONFIGURATION), "mse")
     first, second = mlp(), clipped_mean(mlp(), X[:5], Y[:5])
-    close(
+    assert_close(
         moved(model, lambda: model.fit(X[:5], Y[:5], batch_size=8, verbose=0)), second
     )
     assert first is not model
@@ -170,7 +170,7 @@ def test_what_follows_the_gradient_is_the_base_classes_own(name, jit):
         for _ in range(3):
             model.train_on_batch(X, Y)
         results.append(flat(model.trainable_variables))
-    close(*results)
+    assert_close(*results)
 
 
 def test_momentum_decay_averaging_and_clipvalue_are_passed_on():
@@ -185,7 +185,7 @@ def test_momentum_decay_averaging_and_clipvalue_are_passed_on():
         model.compile(kind(0.1, **shared, **arguments), "mse")
         model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
         results.append(flat(model.trainable_variables))
-    close(*results)
+    assert_close(*results)
 
 
 def test_normalized_and_automatic_clips_divide_by_what_they_say():
@@ -194,7 +194,7 @@ def test_normalized_and_automatic_clips_divide_by_what_they_say():
         optimizer = DPSGD(1.0, clip=rule, noise_multiplier=0, expected_batch_size=8)
         model.compile(optimizer, "mse")
         expected = clipped_mean(model, rule=rule)
-        close(moved(model, lambda m=model: m.train_on_batch(X, Y)), expected)
+        assert_close(moved(model, lambda m=model: m.train_on_batch(X, Y)), expected)
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -284,7 +284,7 @@ def test_float64(jit, k):
         def act():
             model.fit(x, y, batch_size=8 // k, shuffle=False, verbose=0)
 
-        close(moved(model, act), expected)
+        assert_close(moved(model, act), expected)
         assert model.trainable_variables[0].dtype == tf.float64
     finally:
         tf.keras.mixed_precision.set_global_policy("float32")
@@ -299,7 +299,7 @@ def test_recurrent_layers_under_jit(name):
     model.compile(DPSGD(1.0, **CONFIGURATION), "mse", jit_compile=True)
     x = np.random.default_rng(0).standard_normal((8, 4, 3)).astype("float32")
     expected = clipped_mean(model, x)
-    close(moved(model, lambda: model.train_on_batch(x, Y)), expected)
+    assert_close(moved(model, lambda: model.train_on_batch(x, Y)), expected)
 
 
 def test_compute_gradients_and_apply_gradients_are_one_step():
@@ -320,7 +320,7 @@ def test_compute_gradients_and_apply_gradients_are_one_step():
     for _ in range(2):
         in_two(X, Y)
         in_one(X, Y)
-    close(flat(model.trainable_variables), flat(twin.trainable_variables))
+    assert_close(flat(model.trainable_variables), flat(twin.trainable_variables))
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -352,7 +352,7 @@ def test_data_that_a_function_closes_over():
         loss = tensor_loss(model, x, y, "scalar")
         optimizer.minimize(loss, model.trainable_variables)
 
-    close(moved(model, step), expected)
+    assert_close(moved(model, step), expected)
 
 
 def test_two_functions_can_share_an_optimizer():
@@ -366,7 +366,7 @@ def test_two_functions_can_share_an_optimizer():
 
     for count in (8, 5, 8):
         expected = clipped_mean(model, X[:count], Y[:count])
-        close(moved(model, lambda n=count: step(X[:n], Y[:n])), expected)
+        assert_close(moved(model, lambda n=count: step(X[:n], Y[:n])), expected)
 
 
 def test_the_clip_norm_can_be_read_while_training():

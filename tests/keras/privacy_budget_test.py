@@ -324,7 +324,7 @@ class TestNotPrivate:
 class TestMismatchIsRefused:
     """Each way to train on other data than what is accounted for."""
 
-    def _refused(self, data, budget, match, optimizer=None, **fit_options):
+    def _assert_refused(self, data, budget, match, optimizer=None, **fit_options):
         model = _model(optimizer or _Optimizer())
         with pytest.raises(PrivacyMismatchError, match=match):
             model.fit(data, verbose=0, callbacks=[budget], **fit_options)
@@ -355,22 +355,22 @@ class TestMismatchIsRefused:
 
     def test_another_rate(self):
         budget = PrivacyBudget(math.inf, _DELTA, sampling.Poisson(0.017))
-        self._refused(_batches(0.1), budget, "something else")
+        self._assert_refused(_batches(0.1), budget, "something else")
 
     def test_another_rate_while_batches_exist(self):
         accounted = _batches(0.05)
         budget = PrivacyBudget(math.inf, _DELTA, accounted)
         optimizer = _Optimizer(expected_batch_size=5)
-        self._refused(_batches(0.1), budget, "Poisson, rate 0.1", optimizer)
+        self._assert_refused(_batches(0.1), budget, "Poisson, rate 0.1", optimizer)
 
     def test_another_scheme(self):
         shuffled = sampling.ShuffledEpochs(10, _RECORDS).batches(_data())
         budget = PrivacyBudget(math.inf, _DELTA, _batches())
-        self._refused(shuffled, budget, "shuffled epochs")
+        self._assert_refused(shuffled, budget, "shuffled epochs")
 
     def test_other_batches_of_the_same_scheme(self):
         budget = PrivacyBudget(math.inf, _DELTA, _batches())
-        self._refused(_batches(), budget, "drawn by")
+        self._assert_refused(_batches(), budget, "drawn by")
 
     def test_reused_batches(self):
         batches = _batches()
@@ -379,14 +379,14 @@ class TestMismatchIsRefused:
         for _ in replayed:
             pass
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(replayed, budget, "altered, reused or mixed")
+        self._assert_refused(replayed, budget, "altered, reused or mixed")
 
     def test_mixed_with_other_data(self):
         batches = _batches()
         other = tf.data.Dataset.cache(batches.take(1)).repeat(10)
         mixed = tf.data.Dataset.sample_from_datasets([batches, other], [0.5, 0.5])
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(mixed, budget, "altered, reused or mixed")
+        self._assert_refused(mixed, budget, "altered, reused or mixed")
 
     @pytest.mark.parametrize(
         "alter",
@@ -405,7 +405,7 @@ class TestMismatchIsRefused:
     def test_batches_that_were_altered(self, alter):
         batches = _batches()
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(alter(batches), budget, "drawn by")
+        self._assert_refused(alter(batches), budget, "drawn by")
 
     def test_a_generator(self):
         batches = _batches()
@@ -415,7 +415,7 @@ class TestMismatchIsRefused:
                 yield x[::-1], y, weights
 
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(generate(), budget, "drawn by something else")
+        self._assert_refused(generate(), budget, "drawn by something else")
 
     def test_another_optimizer_in_the_middle(self):
         batches = _batches()
@@ -432,20 +432,20 @@ class TestMismatchIsRefused:
     def test_other_accumulation(self):
         batches = _batches(accumulation_steps=2)
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(batches, budget, "accumulation_steps = 2, the optimizer 1")
+        self._assert_refused(batches, budget, "accumulation_steps = 2, the optimizer 1")
 
     def test_other_expected_batch_size(self):
         batches = _batches()
         budget = PrivacyBudget(math.inf, _DELTA, batches)
         optimizer = _Optimizer(expected_batch_size=50)
-        self._refused(batches, budget, "expected_batch_size is 50", optimizer)
+        self._assert_refused(batches, budget, "expected_batch_size is 50", optimizer)
 
     def test_a_step_begun_earlier(self):
         batches = _batches(accumulation_steps=3)
         optimizer = _Optimizer(accumulation_steps=3)
         optimizer._seen.assign(1)
         budget = PrivacyBudget(math.inf, _DELTA, batches)
-        self._refused(batches, budget, "in the middle of a step", optimizer)
+        self._assert_refused(batches, budget, "in the middle of a step", optimizer)
 
     def test_regrouping(self):
         batches = _batches()

@@ -121,6 +121,14 @@ def fit(model, epochs=3):
     return model.fit(data, epochs=epochs, verbose=0)
 
 
+def assert_trains(model):
+    """Every step of a run is taken, and none refused."""
+    before = int(model.optimizer.iterations)
+    losses = fit(model).history["loss"]
+    assert np.isfinite(losses).all()
+    assert int(model.optimizer.iterations) == before + 6
+
+
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_what_a_step_writes_from_its_batch_is_not_read(kind):
     with pytest.raises(ExampleIsolationError, match="reads the variable"):
@@ -203,9 +211,9 @@ def test_what_is_declared_public_may_change(declared):
 
 def test_between_runs_anything_may_be_assigned():
     model = Trainer()
-    fit(model)
+    assert_trains(model)
     model.state.assign(X[:, :1])
-    fit(model)
+    assert_trains(model)
 
 
 # No false alarms.
@@ -239,7 +247,7 @@ class Schedule(Trainer):
 
 @pytest.mark.parametrize("kind", [Counter, OfTheWeights, Unread, Schedule, Trainer])
 def test_public_state_is_none_of_that(kind):
-    fit(kind())
+    assert_trains(kind())
 
 
 LAYERS = {
@@ -281,7 +289,7 @@ def test_ordinary_layers_need_no_declaration(name, jit):
     layers = [tf.keras.Input((3,)), *LAYERS[name](), L.Dense(1)]
     model = tf.keras.Sequential(layers)
     model.compile(DPAdam(0.1, **OPTIONS), "mse", jit_compile=jit)
-    fit(model)
+    assert_trains(model)
 
 
 def test_two_private_optimizers_of_one_model():
@@ -298,3 +306,4 @@ def test_two_private_optimizers_of_one_model():
 
     for _ in range(3):
         step(X, Y)
+    assert [int(optimizer.iterations) for optimizer in optimizers] == [3, 3]

@@ -369,7 +369,9 @@ class TestFit:
 
         model = Model()
         model.compile("sgd")
-        model.fit(sampling.Poisson(0.1).batches(_numbered()[0]), verbose=0)
+        batches = sampling.Poisson(0.1).batches(_numbered()[0])
+        model.fit(batches, verbose=0)
+        assert int(model.optimizer.iterations) == int(batches.cardinality()) > 0
 
 
 def test_observer_sees_draws_through_transformations():

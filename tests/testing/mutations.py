@@ -123,7 +123,7 @@ def follows_the_quantile(**options):
     np.testing.assert_allclose(rule.clip_norm(state), 1.0, atol=0.05)
 
 
-def restored_clip(**options):
+def assert_clip_restored(**options):
     model, other = (model_of(clip=PRECISE, **options) for _ in range(2))
     model.train_on_batch(*data())
     other.optimizer.build(other.trainable_variables)

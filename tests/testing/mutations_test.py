@@ -30,4 +30,4 @@ def test_batch_normalisation_is_found_to_mix_examples():
 
 
 def test_clip_norm_survives_a_checkpoint():
-    mutations.restored_clip()
+    mutations.assert_clip_restored()

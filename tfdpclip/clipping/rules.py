@@ -281,8 +281,7 @@ class PerSampleAdaptiveClip(ClipRule):
     Args:
       norm: C, above 0: the length that long records come close to. 1 is the rule that
         other rules call normalised.
-      stability: r, above 0. The paper uses 0.01 and 0.1. Larger keeps small records
-        small.
+      stability: r, above 0, which the paper tunes. Larger keeps small records small.
 
     Raises:
       ValueError: if an argument is not a normal float32 above 0.

@@ -5,6 +5,8 @@ import pathlib
 
 import pytest
 
+from tests import source_tree
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the ground up. Layers of one line do not import each other.
 FLOORS = [
@@ -101,6 +103,75 @@ def test_imports_point_one_way(package):
 )
 def test_an_import_that_points_up_is_found(code):
     assert wrong_ways("tfdpclip.gradients.engine", ast.parse(code))
+
+
+def within_packages(root=ROOT):
+    """What each module of the library imports of the package that it is in.
+
+    Lazy imports and names in strings count, imports for type checkers do not. A name
+    of the package itself is its `__init__`.
+    """
+    known = source_tree.find_modules(root)
+    homes = {name: path.rpartition("/")[0] for name, path in known.items()}
+    return {
+        module: {
+            name
+            for name in source_tree.imports(path, known, root)
+            if name != module and homes.get(name) == homes[module]
+        }
+        for module, path in known.items()
+        if module.split(".")[0] == "tfdpclip"
+    }
+
+
+def circles(edges):
+    """The groups of modules each of which leads to all others."""
+    reached = {}
+    for module in edges:
+        reached[module], pending = set(), set(edges[module])
+        while pending:
+            reached[module] |= pending
+            pending = {n for m in pending for n in edges[m]} - reached[module]
+    groups = {
+        tuple(sorted(n for n in reached[module] if module in reached[n]))
+        for module in edges
+    }
+    return sorted(groups - {()})
+
+
+def test_modules_of_a_package_form_no_circle():
+    edges = within_packages()
+    assert "tfdpclip.sampling.events" in edges["tfdpclip.sampling.base"]
+    assert circles(edges) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tfdpclip.sampling.b import B",
+        "from tfdpclip.sampling import b",
+        "from . import b",
+        "def f():\n    import tfdpclip.sampling.b",
+        "importlib.import_module('tfdpclip.sampling.b')",
+        "importlib.import_module(f'tfdpclip.sampling.{name}')",
+        "from tfdpclip.sampling import B",
+    ],
+)
+def test_a_circle_is_found_however_it_is_closed(code, tmp_path):
+    package = tmp_path / "tfdpclip" / "sampling"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from tfdpclip.sampling.b import B")
+    (package / "a.py").write_text(code)
+    (package / "b.py").write_text("from tfdpclip.sampling import c")
+    (package / "c.py").write_text("from tfdpclip.sampling import a")
+    (found,) = circles(within_packages(tmp_path))
+    assert {f"tfdpclip.sampling.{name}" for name in "abc"} <= set(found)
+    (package / "a.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+        + code.replace("\n", "\n    ")
+    )
+    source_tree.read.cache_clear()
+    assert circles(within_packages(tmp_path)) == []
 
 
 def test_the_page_names_every_layer():

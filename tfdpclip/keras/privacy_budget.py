@@ -19,7 +19,7 @@ from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling import batches as batches_lib
-from tfdpclip.sampling.schemes import SamplingScheme
+from tfdpclip.sampling.base import SamplingScheme
 
 _OPTIMIZER_ATTRIBUTES = (
     "noise_multiplier",

@@ -8,12 +8,13 @@ what `tfdpclip.accounting` measures.
 
 from typing import TYPE_CHECKING
 
+from tfdpclip.sampling import drawing  # Gives schemes `batches` and `cohorts`.
+from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.schemes import (
     FixedSize,
     FullBatch,
     Poisson,
-    SamplingScheme,
     ShuffledEpochs,
     from_dict,
 )

@@ -14,13 +14,9 @@ import tensorflow as tf
 from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import record_map, sources
-from tfdpclip.sampling.schemes import (
-    DrawKey,
-    FullBatch,
-    NeighboringRelation,
-    Poisson,
-    SamplingScheme,
-)
+from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
+from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.schemes import FullBatch, Poisson
 
 # What TensorFlow counts in 32 bits.
 _MOST_ROWS = 2**31 - 1

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments
-from tfdpclip.sampling.schemes import (
-    DrawKey,
-    FixedSize,
-    Poisson,
-    SamplingScheme,
-)
+from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.schemes import FixedSize, Poisson
 
 # The multiplicative congruential generator of Lehmer with the constants of Park and
 # Miller: one 31-bit seed per round, reachable without going through earlier rounds.

@@ -6,202 +6,21 @@ A scheme is a frozen dataclass of public settings; private data is an argument o
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-import importlib
 import math
-import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
 
 from tfdpclip import _arguments
 from tfdpclip.sampling import events
-
-if TYPE_CHECKING:
-    from tfdpclip.sampling.batches import Batches
-    from tfdpclip.sampling.cohorts import Cohorts
-
-NeighboringRelation: TypeAlias = dp_accounting.NeighboringRelation
+from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
 
 # Probability per step that a default capacity is exceeded. What an overflow costs is
 # accounted for; this makes it too small to see.
 _DEFAULT_OVERFLOW = 1e-10
-
-
-def _drawing(module: str) -> Any:
-    """The module that draws, which imports this one, and which may need TensorFlow."""
-    return importlib.import_module(f"tfdpclip.sampling.{module}")
-
-
-class SamplingScheme(abc.ABC):
-    """What every sampling scheme states about itself.
-
-    *Formal guarantees*
-
-    * `event(z, T)` dominates T steps whose records were drawn by this scheme and
-      whose clipped sums got noise of standard deviation z times the clip norm, for
-      neighbours under `neighboring_relation`.
-    * Draws of different steps are independent of each other and of the data, except
-      where a scheme says otherwise.
-    """
-
-    #: Whether steps that miss a record are counted in its favour.
-    amplified: ClassVar[bool] = True
-    #: Whether draws of different steps are independent and identically distributed.
-    independent_steps: ClassVar[bool] = True
-
-    @property
-    @abc.abstractmethod
-    def neighboring_relation(self) -> NeighboringRelation:
-        """The relation under which `event` is meant."""
-
-    @abc.abstractmethod
-    def event(
-        self,
-        noise_multiplier: float,
-        steps: int,
-        *,
-        unit: str = "example",
-        sensitivity: float | None = None,
-    ) -> dp_accounting.DpEvent:
-        """Returns what `steps` steps do to privacy.
-
-        Args:
-          noise_multiplier: z: noise standard deviation over clip norm.
-          steps: Number of steps (noise draws).
-          unit: What is clipped; with the relation it sets the sensitivity, see
-            `tfdpclip.accounting.sensitivity_factor`.
-          sensitivity: Overrides that sensitivity, in clip norms.
-
-        Returns:
-          A `dp_accounting` event. Its Gaussian has noise multiplier
-          `noise_multiplier` divided by the sensitivity.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
-
-    @abc.abstractmethod
-    def expected_batch_size(self, population: int) -> float:
-        """Returns the expected number of records per step: the public divisor."""
-
-    @abc.abstractmethod
-    def steps_per_epoch(self, population: int) -> int:
-        """Returns how many steps touch as many records as there are, on average."""
-
-    @abc.abstractmethod
-    def describe(self) -> str:
-        """Returns the scheme in words, for privacy statements."""
-
-    def assumptions(self) -> tuple[str, ...]:
-        """Returns what a privacy statement must say beside `describe`."""
-        return ()
-
-    def batches(self, data: Any, **options: Any) -> Batches:
-        """Draws training batches of `data`, ready for `model.fit`.
-
-        See `tfdpclip.sampling.Batches` for the options and guarantees.
-        """
-        return _drawing("batches").Batches(self, data, **options)
-
-    def cohorts(self, client_ids: Any, *, seed: int | None = None) -> Cohorts:
-        """Draws the clients of each federated round.
-
-        See `tfdpclip.sampling.Cohorts`.
-        """
-        return _drawing("cohorts").Cohorts(self, client_ids, seed=seed)
-
-    def accounts_for(self, drawn: SamplingScheme) -> bool:
-        """Returns whether accounting for this scheme is about what `drawn` draws."""
-        return self == drawn
-
-    def at_worst(self) -> SamplingScheme:
-        """Returns the scheme to account for steps that used whatever records.
-
-        Under the same neighbours, every step may have used every record, once.
-
-        >>> Poisson(0.01).at_worst()
-        FullBatch()
-        """
-        if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            return FullBatch()
-        replaced = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
-        size = max(1, int(getattr(self, "population", None) or 1))
-        return ShuffledEpochs(size, size, "replace_one" if replaced else "zero_out")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as JSON-ready values, with the class name."""
-        return {"scheme": type(self).__name__, **dataclasses.asdict(cast(Any, self))}
-
-    def _keep(self, name: str, value: Any) -> None:
-        """Sets a field: whatever type a number came in, it is kept as a plain one."""
-        object.__setattr__(self, name, value)
-
-    @abc.abstractmethod
-    def _capacity(self, population: int) -> int:
-        """Returns how many records a step must have room for."""
-
-    def _for_data(self, population: int, capacity: int) -> SamplingScheme:
-        """Returns the scheme that describes draws from data of this size."""
-        del population, capacity
-        return self
-
-    @abc.abstractmethod
-    def _draw(self, key: DrawKey, population: int, step: int) -> np.ndarray:
-        """Returns the indices of the records in one step."""
-
-    def _gaussian(self, noise_multiplier, unit, sensitivity):
-        z = _arguments.non_negative("noise_multiplier", noise_multiplier)
-        if sensitivity is None:
-            sensitivity = events.sensitivity_factor(self.neighboring_relation, unit)
-        else:
-            _arguments.choice("unit", unit, events.UNITS)
-            sensitivity = _arguments.positive("sensitivity", sensitivity)
-        if z == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.GaussianDpEvent(z / sensitivity)
-
-    def _repeated(self, noise_multiplier, steps, unit, sensitivity, sampled):
-        """Composes a sampled Gaussian, leaving out what changes nothing."""
-        steps = _arguments.integer("steps", steps)
-        inner = self._gaussian(noise_multiplier, unit, sensitivity)
-        if isinstance(inner, dp_accounting.GaussianDpEvent):
-            inner = sampled(inner)
-        return events.repeated(inner, steps)
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawKey:
-    """Where randomness comes from: one entropy, one independent stream per step.
-
-    Attributes:
-      entropy: A seed, or as many random bits as `words` of 32 hold.
-      words: How many words of entropy a stream is made from. NumPy mixes whatever it
-        is given into 4 of them unless told otherwise; with the 8 that the generator
-        takes, no two entropies of 256 bits are taken for one.
-    """
-
-    entropy: int
-    words: int = 4
-
-    @classmethod
-    def fresh(cls) -> DrawKey:
-        """Returns a key of 256 bits of the operating system's entropy."""
-        return cls(secrets.randbits(256), 8)
-
-    def sequence(self, step: int, purpose: int | None = None) -> np.random.SeedSequence:
-        """Returns what that generator is made of."""
-        place = (step,) if purpose is None else (step, purpose)
-        return np.random.SeedSequence(
-            self.entropy, spawn_key=place, pool_size=self.words
-        )
-
-    def rng(self, step: int, purpose: int | None = None) -> np.random.Generator:
-        """Returns the generator of one step, or of one purpose within it."""
-        return np.random.Generator(np.random.PCG64(self.sequence(step, purpose)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,6 +112,9 @@ class Poisson(SamplingScheme):
         if self.capacity is None and isinstance(drawn, Poisson):
             return self.rate == drawn.rate
         return self == drawn
+
+    def at_worst(self) -> FullBatch:
+        return FullBatch()
 
     def default_capacity(self, population: int) -> int:
         """Returns the least capacity exceeded less than once in 10^10 steps.
@@ -411,6 +233,9 @@ class FixedSize(SamplingScheme):
             "independently in every step"
         )
 
+    def at_worst(self) -> ShuffledEpochs:
+        return ShuffledEpochs(self.population, self.population)
+
     def _capacity(self, population: int) -> int:
         return self.batch_size
 
@@ -506,6 +331,9 @@ class ShuffledEpochs(SamplingScheme):
             "for, and every epoch counts as one release per record",
         )
 
+    def at_worst(self) -> ShuffledEpochs:
+        return ShuffledEpochs(self.population, self.population, self.relation)
+
     def _capacity(self, population: int) -> int:
         return self.batch_size
 
@@ -559,6 +387,9 @@ class FullBatch(SamplingScheme):
 
     def describe(self) -> str:
         return "full batch"
+
+    def at_worst(self) -> FullBatch:
+        return self
 
     def _capacity(self, population: int) -> int:
         return population

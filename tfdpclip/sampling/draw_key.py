@@ -1,0 +1,39 @@
+"""The randomness of draws: one entropy, and a stream of its own for every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawKey:
+    """Where randomness comes from: one entropy, one independent stream per step.
+
+    Attributes:
+      entropy: A seed, or as many random bits as `words` of 32 hold.
+      words: How many words of entropy a stream is made from. NumPy mixes whatever it
+        is given into 4 of them unless told otherwise; with the 8 that the generator
+        takes, no two entropies of 256 bits are taken for one.
+    """
+
+    entropy: int
+    words: int = 4
+
+    @classmethod
+    def fresh(cls) -> DrawKey:
+        """Returns a key of 256 bits of the operating system's entropy."""
+        return cls(secrets.randbits(256), 8)
+
+    def sequence(self, step: int, purpose: int | None = None) -> np.random.SeedSequence:
+        """Returns what that generator is made of."""
+        place = (step,) if purpose is None else (step, purpose)
+        return np.random.SeedSequence(
+            self.entropy, spawn_key=place, pool_size=self.words
+        )
+
+    def rng(self, step: int, purpose: int | None = None) -> np.random.Generator:
+        """Returns the generator of one step, or of one purpose within it."""
+        return np.random.Generator(np.random.PCG64(self.sequence(step, purpose)))

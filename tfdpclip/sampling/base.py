@@ -48,7 +48,6 @@ class SamplingScheme(abc.ABC):
     def neighboring_relation(self) -> NeighboringRelation:
         """The relation under which `event` is meant."""
 
-    @abc.abstractmethod
     def event(
         self,
         noise_multiplier: float,
@@ -73,6 +72,11 @@ class SamplingScheme(abc.ABC):
         Raises:
           ValueError: If an argument is out of range.
         """
+        releases = self._releases(_arguments.integer("steps", steps))
+        inner = self._gaussian(noise_multiplier, unit, sensitivity)
+        if isinstance(inner, dp_accounting.GaussianDpEvent):
+            inner = self._sampled(inner)
+        return events.repeated(inner, releases)
 
     @abc.abstractmethod
     def expected_batch_size(self, population: int) -> float:
@@ -113,6 +117,11 @@ class SamplingScheme(abc.ABC):
         """Sets a field: whatever type a number came in, it is kept as a plain one."""
         object.__setattr__(self, name, value)
 
+    def _keep_counts(self, *names: str) -> None:
+        """Keeps fields that count something; raises ValueError for what is no count."""
+        for name in names:
+            self._keep(name, _arguments.count_of(name, getattr(self, name)))
+
     @abc.abstractmethod
     def _capacity(self, population: int) -> int:
         """Returns how many records a step must have room for."""
@@ -126,6 +135,17 @@ class SamplingScheme(abc.ABC):
     def _draw(self, key: DrawKey, population: int, step: int) -> np.ndarray:
         """Returns the indices of the records in one step."""
 
+    def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """Returns the event of one step whose noise is `gaussian`.
+
+        By default that of a step that every record was in: nothing is amplified.
+        """
+        return gaussian
+
+    def _releases(self, steps: int) -> int:
+        """Returns how many of those events the steps are."""
+        return steps
+
     def _gaussian(self, noise_multiplier, unit, sensitivity):
         z = _arguments.non_negative("noise_multiplier", noise_multiplier)
         if sensitivity is None:
@@ -136,11 +156,3 @@ class SamplingScheme(abc.ABC):
         if z == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.GaussianDpEvent(z / sensitivity)
-
-    def _repeated(self, noise_multiplier, steps, unit, sensitivity, sampled):
-        """Composes a sampled Gaussian, leaving out what changes nothing."""
-        steps = _arguments.integer("steps", steps)
-        inner = self._gaussian(noise_multiplier, unit, sensitivity)
-        if isinstance(inner, dp_accounting.GaussianDpEvent):
-            inner = sampled(inner)
-        return events.repeated(inner, steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import dp_accounting
 import numpy as np
@@ -56,36 +56,18 @@ class Poisson(SamplingScheme):
     def __post_init__(self):
         self._keep("rate", _arguments.rate("rate", self.rate))
         if self.capacity is not None:
-            self._keep("capacity", _arguments.count_of("capacity", self.capacity))
+            self._keep_counts("capacity")
             if self.population is None:
                 raise ValueError(
                     "population must be given with capacity: how often a draw "
                     "overflows depends on it."
                 )
         if self.population is not None:
-            population = _arguments.count_of("population", self.population)
-            self._keep("population", population)
+            self._keep_counts("population")
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.ADD_OR_REMOVE_ONE
-
-    def event(
-        self,
-        noise_multiplier: float,
-        steps: int,
-        *,
-        unit: str = "example",
-        sensitivity: float | None = None,
-    ) -> dp_accounting.DpEvent:
-        def sampled(gaussian):
-            if self.capacity is None:
-                return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
-            return events.TruncatedPoissonSampledDpEvent(
-                self.population, self.rate, self.capacity, gaussian
-            )
-
-        return self._repeated(noise_multiplier, steps, unit, sensitivity, sampled)
 
     def expected_batch_size(self, population: int) -> float:
         return self.rate * _arguments.count_of("population", population, 0)
@@ -150,6 +132,13 @@ class Poisson(SamplingScheme):
             max(population, self.population or population),
         )
 
+    def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        if self.capacity is None:
+            return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
+        return events.TruncatedPoissonSampledDpEvent(
+            self.population, self.rate, self.capacity, gaussian
+        )
+
     def _draw(self, key, population, step):
         # Given how many enter, every subset of that size is equally likely; so is
         # what is left of it by a uniformly random cut.
@@ -161,7 +150,44 @@ class Poisson(SamplingScheme):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSize(SamplingScheme):
+class _EqualSteps(SamplingScheme):
+    """Steps of `batch_size` records each, out of a `population` that is public."""
+
+    batch_size: int
+    population: int
+
+    def __post_init__(self):
+        self._keep_counts("batch_size", "population")
+
+    def expected_batch_size(self, population: int) -> float:
+        del population
+        return float(self.batch_size)
+
+    def steps_per_epoch(self, population: int) -> int:
+        population = _arguments.count_of("population", population, 0)
+        return math.ceil(population / self.batch_size)
+
+    def _check_room(self, how: str = "") -> None:
+        if self.batch_size > self.population:
+            raise ValueError(
+                f"batch_size must be at most the population{how}, got "
+                f"{self.batch_size} of {self.population}."
+            )
+
+    def _capacity(self, population: int) -> int:
+        return self.batch_size
+
+    def _for_data(self, population: int, capacity: int) -> Self:
+        if self.population != population:
+            raise ValueError(
+                f"population = {self.population} but there are {population} records: "
+                "the accounting would be about another data set."
+            )
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSize(_EqualSteps):
     """Every step draws exactly `batch_size` of `population` records.
 
     *Formal guarantees*
@@ -181,50 +207,17 @@ class FixedSize(SamplingScheme):
     0.5
     """
 
-    batch_size: int
-    population: int
     replacement: bool = False
 
     def __post_init__(self):
-        for name in ("batch_size", "population"):
-            self._keep(name, _arguments.count_of(name, getattr(self, name)))
+        super().__post_init__()
         _arguments.boolean("replacement", self.replacement)
-        if not self.replacement and self.batch_size > self.population:
-            raise ValueError(
-                f"batch_size must be at most the population without replacement, got "
-                f"{self.batch_size} of {self.population}."
-            )
+        if not self.replacement:
+            self._check_room(" without replacement")
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.REPLACE_ONE
-
-    def event(
-        self,
-        noise_multiplier: float,
-        steps: int,
-        *,
-        unit: str = "example",
-        sensitivity: float | None = None,
-    ) -> dp_accounting.DpEvent:
-        def sampled(gaussian):
-            if self.replacement:
-                kind = dp_accounting.SampledWithReplacementDpEvent
-            elif self.batch_size == self.population:
-                return gaussian
-            else:
-                kind = dp_accounting.SampledWithoutReplacementDpEvent
-            return kind(self.population, self.batch_size, gaussian)
-
-        return self._repeated(noise_multiplier, steps, unit, sensitivity, sampled)
-
-    def expected_batch_size(self, population: int) -> float:
-        del population
-        return float(self.batch_size)
-
-    def steps_per_epoch(self, population: int) -> int:
-        population = _arguments.count_of("population", population, 0)
-        return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
         how = "with" if self.replacement else "without"
@@ -236,12 +229,14 @@ class FixedSize(SamplingScheme):
     def at_worst(self) -> ShuffledEpochs:
         return ShuffledEpochs(self.population, self.population)
 
-    def _capacity(self, population: int) -> int:
-        return self.batch_size
-
-    def _for_data(self, population: int, capacity: int) -> FixedSize:
-        _check_population(self.population, population)
-        return self
+    def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        if self.replacement:
+            kind = dp_accounting.SampledWithReplacementDpEvent
+        elif self.batch_size == self.population:
+            return gaussian
+        else:
+            kind = dp_accounting.SampledWithoutReplacementDpEvent
+        return kind(self.population, self.batch_size, gaussian)
 
     def _draw(self, key, population, step):
         return key.rng(step).choice(
@@ -250,7 +245,7 @@ class FixedSize(SamplingScheme):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledEpochs(SamplingScheme):
+class ShuffledEpochs(_EqualSteps):
     """Every epoch goes through all records once, in a fresh random order.
 
     What `fit` does with arrays. Its randomness is *not* counted: bounds for
@@ -277,50 +272,21 @@ class ShuffledEpochs(SamplingScheme):
     3
     """
 
-    batch_size: int
-    population: int
     relation: str = "replace_one"
 
     amplified: ClassVar[bool] = False
     independent_steps: ClassVar[bool] = False
 
     def __post_init__(self):
-        for name in ("batch_size", "population"):
-            self._keep(name, _arguments.count_of(name, getattr(self, name)))
+        super().__post_init__()
         _arguments.choice("relation", self.relation, ("replace_one", "zero_out"))
-        if self.batch_size > self.population:
-            raise ValueError(
-                f"batch_size must be at most the population, got {self.batch_size} of "
-                f"{self.population}."
-            )
+        self._check_room()
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
         if self.relation == "zero_out":
             return NeighboringRelation.REPLACE_SPECIAL
         return NeighboringRelation.REPLACE_ONE
-
-    def event(
-        self,
-        noise_multiplier: float,
-        steps: int,
-        *,
-        unit: str = "example",
-        sensitivity: float | None = None,
-    ) -> dp_accounting.DpEvent:
-        steps = _arguments.integer("steps", steps)
-        epochs = -(-steps // self.steps_per_epoch(self.population))
-        return self._repeated(
-            noise_multiplier, epochs, unit, sensitivity, lambda gaussian: gaussian
-        )
-
-    def expected_batch_size(self, population: int) -> float:
-        del population
-        return float(self.batch_size)
-
-    def steps_per_epoch(self, population: int) -> int:
-        population = _arguments.count_of("population", population, 0)
-        return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
         return f"shuffled epochs, {self.batch_size} of {self.population} per step"
@@ -334,12 +300,8 @@ class ShuffledEpochs(SamplingScheme):
     def at_worst(self) -> ShuffledEpochs:
         return ShuffledEpochs(self.population, self.population, self.relation)
 
-    def _capacity(self, population: int) -> int:
-        return self.batch_size
-
-    def _for_data(self, population: int, capacity: int) -> ShuffledEpochs:
-        _check_population(self.population, population)
-        return self
+    def _releases(self, steps: int) -> int:
+        return -(-steps // self.steps_per_epoch(self.population))
 
     def _draw(self, key, population, step):
         epoch, place = divmod(step, self.steps_per_epoch(population))
@@ -365,18 +327,6 @@ class FullBatch(SamplingScheme):
     @property
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.ADD_OR_REMOVE_ONE
-
-    def event(
-        self,
-        noise_multiplier: float,
-        steps: int,
-        *,
-        unit: str = "example",
-        sensitivity: float | None = None,
-    ) -> dp_accounting.DpEvent:
-        return self._repeated(
-            noise_multiplier, steps, unit, sensitivity, lambda gaussian: gaussian
-        )
 
     def expected_batch_size(self, population: int) -> float:
         return float(_arguments.count_of("population", population, 0))
@@ -420,11 +370,3 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
         return kinds[name](**settings)
     except TypeError as error:
         raise ValueError(f"settings do not fit {name}: {error}.") from error
-
-
-def _check_population(stated: int, actual: int) -> None:
-    if stated != actual:
-        raise ValueError(
-            f"population = {stated} but there are {actual} records: the accounting "
-            "would be about another data set."
-        )

@@ -1,0 +1,264 @@
+"""The proof that a traced function of one record is no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._docs import see
+
+# Constants of no more elements than this are settings: axes, paddings, a mean color.
+_SETTING = 16
+# How many entries all settings together may have, before they count as the larger ones
+# do: records can be cut into small constants.
+_SETTINGS = {"floats": 256, "others": 2048}
+# What all larger constants together may hold, beyond one record's worth.
+_SLACK = 256
+_MOST_BYTES = 2**14
+
+# Stateful in TensorFlow's sense, and still only the record and new randomness.
+_RANDOM = frozenset(
+    (
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomCrop",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "StatelessRandomGetAlg",
+        "StatelessRandomGetKeyCounter",
+        "StatelessRandomGetKeyCounterAlg",
+        "TruncatedNormal",
+    )
+)
+# They move a generator on, whatever the record.
+_GENERATORS = frozenset(("RngReadAndSkip", "RngSkip"))
+_CALLS = frozenset(
+    (
+        "Case",
+        "If",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+        "StatelessCase",
+        "StatelessIf",
+        "StatelessWhile",
+        "While",
+    )
+)
+_HARMLESS = frozenset(("Assert", "Placeholder", "PrintV2", "StringFormat"))
+_READS = frozenset(
+    (
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+    )
+)
+_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+_FILES = frozenset(("MatchingFiles", "ReadFile"))
+
+
+class RecordProof:
+    """Looks through a trace, nested functions included."""
+
+    def __init__(self, name, graph, record_bytes, population, public):
+        self._name = name
+        self._graph = graph
+        self._population = population
+        self._limit = _SLACK + min(record_bytes, _MOST_BYTES)
+        self._handles, self._values = _declared(public)
+        self._definition = graph.as_graph_def()
+
+    def run(self) -> None:
+        """Raises ValueError if the trace is more than a function of a record."""
+        declared_resources = self._check_captures()
+        for function, node in self._nodes():
+            self._check_node(function, node, declared_resources)
+        self._check_files()
+        self._check_constants()
+
+    def _refuse(self, why: str, fix: str) -> None:
+        raise ValueError(
+            f"map: {self._name} {why}, so it cannot be shown to be a function of one "
+            f"record. {fix}" + see("batches-that-are-transformed")
+        )
+
+    def _nodes(self) -> Iterator[tuple[str, Any]]:
+        for node in self._definition.node:
+            yield "", node
+        for function in self._definition.library.function:
+            for node in function.node_def:
+                yield function.signature.name, node
+
+    def _check_captures(self) -> bool:
+        """Returns whether variables and tables were declared public."""
+        known = unknown = False
+        for outside, _ in self._graph.captures:
+            if not _tf_private.is_eager(outside):
+                self._refuse(
+                    f"uses the tensor {outside.name!r} of the function around it",
+                    "Call map() outside of tf.function.",
+                )
+            if outside.dtype == tf.resource:
+                found = any(outside is handle for handle in self._handles)
+                known, unknown = known or found, unknown or not found
+            elif outside.dtype == tf.variant:
+                self._refuse(
+                    "uses a data set",
+                    "Put what belongs to a record into the data, before sampling.",
+                )
+        return known and not unknown
+
+    def _check_node(self, function, node, declared) -> None:
+        op = node.op
+        definition = _tf_private.definition_of(op)
+        if definition is None:
+            library = self._definition.library.function
+            if any(f.signature.name == op for f in library):
+                return
+            self._refuse(
+                f"runs {op}, an unknown operation", "Write it with TensorFlow's own."
+            )
+        if op in _PYTHON:
+            self._refuse(
+                "calls Python in every step (tf.py_function or tf.numpy_function)",
+                "Write it with TensorFlow's operations, or transform the data before "
+                "sampling; or use map_batches(), and take the assumption that the "
+                "statement then makes.",
+            )
+        if "Dataset" in op or "Iterator" in op:
+            self._refuse(
+                f"reads another data set ({op})",
+                "Put what belongs to a record into the data, before sampling.",
+            )
+        if _touches_resource(definition, node) and op not in _CALLS | _GENERATORS:
+            if not (declared and op in _READS):
+                self._refuse(
+                    f"reads or writes a variable or a table ({op})",
+                    "Use constants; or, if it holds nothing of the private data and "
+                    "is only read, map(..., public=[variable]).",
+                )
+            return
+        if definition.is_stateful and op not in (
+            _RANDOM | _GENERATORS | _CALLS | _HARMLESS | _FILES | _READS
+        ):
+            self._refuse(
+                f"has state or effects outside of it ({op})",
+                "Use TensorFlow's operations without state; random ones may stay.",
+            )
+
+    def _check_files(self) -> None:
+        """A file must be the record's: named by it."""
+        for function, node in self._nodes():
+            if node.op in _FILES and function:
+                self._refuse(
+                    f"reads a file within {function}",
+                    "Call tf.io.read_file in the function itself, not in a branch.",
+                )
+        for op in self._graph.get_operations():
+            if op.type in _FILES and not _depends_on_record(op, self._graph):
+                self._refuse(
+                    f"reads a file that is the same for all records ({op.name})",
+                    "Read it before, and give it as map(..., public=[content]).",
+                )
+
+    def _check_constants(self) -> None:
+        held = 0
+        left = dict(_SETTINGS)
+        for value in self._constants():
+            if self._is_public(value):
+                continue
+            if value.size <= _SETTING:
+                kind = "floats" if value.dtype.kind in "fcOSU" else "others"
+                left[kind] -= value.size
+                if left[kind] >= 0:
+                    continue
+            held += value.nbytes
+            one_each = value.ndim and value.shape[0] == self._population
+            if held > self._limit or one_each:
+                what = f"{held} bytes or more, above the {self._limit} let pass"
+                if one_each:
+                    what = f"one row for each of the {self._population} records"
+                self._refuse(
+                    f"holds constants of {what} (one of shape {list(value.shape)})",
+                    "If they hold nothing of the private data, say so: "
+                    "map(..., public=[array]). What belongs to a record goes into the "
+                    "data, before sampling.",
+                )
+
+    def _constants(self) -> Iterator[np.ndarray]:
+        for _, node in self._nodes():
+            if node.op == "Const":
+                yield tf.make_ndarray(node.attr["value"].tensor)
+        for outside, _ in self._graph.captures:
+            if outside.dtype not in (tf.resource, tf.variant):
+                yield outside.numpy()
+
+    def _is_public(self, value: np.ndarray) -> bool:
+        for declared in self._values:
+            if declared.shape == value.shape and _equal(declared, value):
+                return True
+        return False
+
+
+def _equal(declared: np.ndarray, value: np.ndarray) -> bool:
+    try:
+        return bool(np.all(declared.astype(value.dtype) == value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _declared(public: Sequence[Any]) -> tuple[list, list[np.ndarray]]:
+    if not isinstance(public, (list, tuple)):
+        raise ValueError(
+            "public must be a list of arrays, tensors, variables or tables."
+        )
+    handles, values = [], []
+    for item in public:
+        handle = getattr(item, "handle", None)
+        handle = getattr(item, "resource_handle", None) if handle is None else handle
+        if handle is not None:
+            handles.append(handle)
+            continue
+        try:
+            values.append(np.asarray(item))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"public must be a list of arrays: {error}") from error
+    return handles, values
+
+
+def _touches_resource(definition, node) -> bool:
+    for argument in definition.input_arg:
+        if argument.type == tf.resource.as_datatype_enum:
+            return True
+        names: tuple[str, str] = (argument.type_attr, argument.type_list_attr)
+        for name in filter(None, names):
+            attr = node.attr[name]
+            if tf.resource.as_datatype_enum in (attr.type, *attr.list.type):
+                return True
+    return False
+
+
+def _depends_on_record(op: tf.Operation, graph) -> bool:
+    captured = {inside.op.name for _, inside in graph.captures}
+    pending, seen = [op], set()
+    while pending:
+        current = pending.pop()
+        if current.name in seen:
+            continue
+        seen.add(current.name)
+        if current.type == "Placeholder" and current.name not in captured:
+            return True
+        pending.extend(tensor.op for tensor in current.inputs)
+    return False

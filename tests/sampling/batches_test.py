@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpclip import accounting, sampling
-from tfdpclip.sampling.batches import DrawObserver
+from tfdpclip.sampling.drawer import DrawObserver
 from tfdpclip.sampling.sources import open_source
 
 _RECORDS = 60

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpclip import sampling
-from tfdpclip.sampling import batches as batches_lib
+from tfdpclip.sampling import provenance, refusals
 
 _RECORDS = 60
 
@@ -246,7 +246,7 @@ class TestMethodsOfDatasets:
     def test_all_of_them(self):
         batches = _batches()
         for name in dir(tf.data.Dataset):
-            if name.startswith("_") or name in batches_lib._READING:
+            if name.startswith("_") or name in refusals.READING:
                 continue
             static = inspect.getattr_static(tf.data.Dataset, name)
             if isinstance(static, (staticmethod, classmethod)):
@@ -305,8 +305,8 @@ class TestMethodsOfDatasets:
     def test_origin_is_known_through_own_methods_only(self):
         batches = _batches()
         derived = batches.map(lambda x, y: (x, y)).prefetch(1)
-        assert batches_lib.origin(iter(derived)._dataset) is derived
-        assert batches_lib.origin(tf.data.Dataset.prefetch(derived, 1)) is None
-        assert batches_lib.drawers_of(tf.data.Dataset.zip((batches, derived))) == [
+        assert provenance.origin(iter(derived)._dataset) is derived
+        assert provenance.origin(tf.data.Dataset.prefetch(derived, 1)) is None
+        assert provenance.drawers_of(tf.data.Dataset.zip((batches, derived))) == [
             batches._drawer
         ]

@@ -12,7 +12,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import PrivacyMismatchError
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
-from tfdpclip.sampling import batches as batches_lib
+from tfdpclip.sampling import provenance
 
 UNSEEN_DATA = (
     "nothing altered the batches between the draw and the step: the data of a "
@@ -135,9 +135,9 @@ class FitWatch:
         if not isinstance(dataset, tf.data.Dataset):
             self._assume(UNSEEN_DATA)
             return
-        source = batches_lib.origin(dataset)
+        source = provenance.origin(dataset)
         if source is None:
-            drawers = batches_lib.drawers_of(dataset)
+            drawers = provenance.drawers_of(dataset)
             found = "something else"
             if self._drawer in drawers:
                 found = "these batches, but altered, reused or mixed with other data"

@@ -20,6 +20,7 @@ from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling import batches as batches_lib
 from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
 
 _OPTIMIZER_ATTRIBUTES = (
     "noise_multiplier",
@@ -146,7 +147,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._pieces = int(optimizer.accumulation_steps)
         self._offset = 0
         self._longest = 1
-        self._observer = batches_lib.DrawObserver() if self._check_data else None
+        self._observer = DrawObserver() if self._check_data else None
         drawer = self._expected_drawer()
         scheme = self.sampling if drawer is None else drawer.scheme
         if drawer is not None:
@@ -434,9 +435,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def _candidates(self) -> list:
         return [
-            drawer
-            for drawer in batches_lib._DRAWERS
-            if self.sampling.accounts_for(drawer.scheme)
+            drawer for drawer in DRAWERS if self.sampling.accounts_for(drawer.scheme)
         ]
 
     def _check_drawer(self, drawer) -> None:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, _tf_private
-from tfdpclip._docs import see
-from tfdpclip.sampling import record_map, sources
-from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
-from tfdpclip.sampling.draw_key import DrawKey
-from tfdpclip.sampling.schemes import FullBatch, Poisson
-
-# What TensorFlow counts in 32 bits.
-_MOST_ROWS = 2**31 - 1
-
-# Every drawer alive, so that a callback can see which of them feeds a training run.
-_DRAWERS: weakref.WeakSet[_Drawer] = weakref.WeakSet()
+from tfdpclip.sampling import batch_map, record_map, sources
+from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.capacity import MOST_ROWS, room_for
+from tfdpclip.sampling.drawer import Drawer, Passes
+from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
 
 class Batches(tf.data.Dataset):
@@ -80,6 +70,7 @@ class Batches(tf.data.Dataset):
       population: Number of records.
       expected_batch_size: Expected records per logical step: the public divisor.
 
+    >>> import numpy as np
     >>> from tfdpclip import sampling
     >>> x, y = np.ones((100, 3)), np.arange(100)
     >>> batches = sampling.Poisson(0.1).batches((x, y), seed=1)
@@ -109,44 +100,33 @@ class Batches(tf.data.Dataset):
                 f"{_arguments.shown(scheme)}."
             )
         accumulation_steps = _arguments.integer(
-            "accumulation_steps", accumulation_steps, 1, _MOST_ROWS
+            "accumulation_steps", accumulation_steps, 1, MOST_ROWS
         )
         _arguments.boolean("independent_groups", independent_groups)
         initial_step = _arguments.integer("initial_step", initial_step)
         if seed is not None:
             seed = _arguments.integer("seed", seed)
         source = sources.open_source(data)
-        wanted = scheme._capacity(source.size)
         by_group = independent_groups and accumulation_steps > 1
-        if by_group:
-            wanted = _group_capacity(scheme, source.size, accumulation_steps)
-            wanted *= accumulation_steps
-        if physical_batch_size is None:
-            physical_batch_size = -(-wanted // accumulation_steps)
-        else:
-            physical_batch_size = _arguments.integer(
-                "physical_batch_size", physical_batch_size, 1, _MOST_ROWS
-            )
-        capacity = physical_batch_size * accumulation_steps
-        # What a group cannot hold is the group's affair: it is clipped as one.
-        drawn = scheme if by_group else scheme._for_data(source.size, capacity)
-        _check_capacity(drawn, source.size, capacity, wanted, physical_batch_size)
+        drawn, rows = room_for(
+            scheme, source.size, physical_batch_size, accumulation_steps, by_group
+        )
         if steps is None:
             steps = scheme.steps_per_epoch(source.size)
-        steps = _arguments.integer("steps", steps, 1, _MOST_ROWS)
+        steps = _arguments.integer("steps", steps, 1, MOST_ROWS)
         if prefetch is None:
             may_run_ahead = (
                 seed is None and accumulation_steps == 1 and drawn.independent_steps
             )
             prefetch = 1 if may_run_ahead else 0
-        prefetch = _arguments.integer("prefetch", prefetch, 0, _MOST_ROWS)
+        prefetch = _arguments.integer("prefetch", prefetch, 0, MOST_ROWS)
         if prefetch and (accumulation_steps > 1 or not drawn.independent_steps):
-            raise ValueError(_NO_PREFETCH)
+            raise ValueError(NO_PREFETCH)
 
-        self._drawer = _Drawer(
+        self._drawer = Drawer(
             drawn,
             source,
-            physical_batch_size,
+            rows,
             accumulation_steps,
             initial_step,
             seed,
@@ -154,7 +134,7 @@ class Batches(tf.data.Dataset):
         )
         self._steps = steps
         dataset = tf.data.Dataset.from_generator(
-            _Passes(self._drawer, steps * accumulation_steps),
+            Passes(self._drawer, steps * accumulation_steps),
             output_signature=self._drawer.signature,
         ).apply(tf.data.experimental.assert_cardinality(steps * accumulation_steps))
         # Otherwise tf.data gathers ahead on its own, and an element gathered but not
@@ -242,7 +222,7 @@ class Batches(tf.data.Dataset):
         """What must hold for these batches besides what the scheme assumes."""
         return self._assumptions
 
-    # What may be done with drawn batches. The rest is refused, see below.
+    # What may be done with drawn batches. `refusals` has the rest.
 
     def map(
         self,
@@ -283,6 +263,7 @@ class Batches(tf.data.Dataset):
           ValueError: If the function cannot be shown to be one of single records, or
             returns something else than one.
 
+        >>> import numpy as np
         >>> from tfdpclip import sampling
         >>> batches = sampling.FullBatch().batches((np.ones((4, 3)), np.arange(4)))
         >>> turned = batches.map(lambda x, y: (tf.reverse(x, [0]), y))
@@ -338,29 +319,12 @@ class Batches(tf.data.Dataset):
                 f"{_arguments.shown(function)}."
             )
         name = record_map.name_of(function)
-        rows = self.physical_batch_size
-
-        def same_rows(part):
-            part = tf.convert_to_tensor(part)
-            static = None if part.shape.rank is None else part.shape[:1].as_list()
-            if static is not None and static not in ([rows], [None]):
-                raise ValueError(
-                    f"map_batches: {name} returns a tensor of shape {part.shape}; it "
-                    f"must keep the batch's {rows} rows, one for each record."
-                )
-            message = f"map_batches: {name} must keep the batch's {rows} rows."
-            check = tf.debugging.assert_equal(tf.shape(part)[0], rows, message)
-            with tf.control_dependencies([check]):
-                part = tf.identity(part)
-            return tf.ensure_shape(part, [rows, *(part.shape[1:] or [])])
 
         def on_element(*element):
-            result = _tf_private.converted_by_autograph(function)(
-                *self._parts_of(element)
+            x, y = batch_map.apply_to_batch(
+                function, self._parts_of(element), self.physical_batch_size
             )
-            x, y = record_map.as_parts("map_batches", name, result)
-            y = None if y is None else tf.nest.map_structure(same_rows, y)
-            return tf.nest.map_structure(same_rows, x), y, element[-1]
+            return x, y, element[-1]
 
         return self._derived(
             tf.data.Dataset.map(self._wrapped, on_element),
@@ -388,7 +352,7 @@ class Batches(tf.data.Dataset):
     def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:
         """Gathers ahead; not with accumulation or shuffled epochs."""
         if self.accumulation_steps > 1 or not self.scheme.independent_steps:
-            raise ValueError(_NO_PREFETCH)
+            raise ValueError(NO_PREFETCH)
         return self._derived(tf.data.Dataset.prefetch(self._wrapped, buffer_size, name))
 
     def with_options(
@@ -413,86 +377,11 @@ class Batches(tf.data.Dataset):
         """Applies a function of data sets that uses the methods above only."""
         dataset = transformation_func(self)
         if not isinstance(dataset, Batches) or dataset._drawer is not self._drawer:
-            raise ValueError(_REFUSAL)
+            raise ValueError(REFUSAL)
         return dataset
 
 
-_REFUSAL = (
-    "This would change which records meet in a step, and the accounting would no "
-    "longer be about what is drawn. Transform the data before sampling, or use map() "
-    "on single records." + see("batches-that-are-transformed")
-)
-_NO_PREFETCH = (
-    "prefetch must be 0 with accumulation or shuffled epochs: an element gathered but "
-    "not used would shift the steps that follow."
-)
-# Methods of tf.data.Dataset that make no other data set of this one.
-_READING = frozenset(
-    (
-        "as_numpy_iterator",
-        "cardinality",
-        "element_spec",
-        "get_single_element",
-        "options",
-        "reduce",
-        "save",
-    )
-)
-
-
-def _refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    del self, args, kwargs
-    raise ValueError(_REFUSAL)
-
-
-def _refuse_the_rest() -> None:
-    """Transformations that regroup, select or repeat records; unknown ones as well."""
-    for name in dir(tf.data.Dataset):
-        kept = name.startswith("_") or name in _READING or name in vars(Batches)
-        attribute = inspect.getattr_static(tf.data.Dataset, name)
-        # Static ones do not begin with these batches.
-        if not kept and not isinstance(attribute, (staticmethod, classmethod)):
-            setattr(Batches, name, _refused)
-
-
-_refuse_the_rest()
-
-
-def origin(dataset: Any) -> Batches | None:
-    """The batches that a data set is, whatever other data sets it was derived from.
-
-    Returns:
-      None if elements may be other than those batches': if anything but their own
-      methods stands between them.
-    """
-    while isinstance(dataset, tf.data.Dataset):
-        if type(dataset) is Batches:
-            return dataset
-        kind = type(dataset)
-        ours = kind.__module__.startswith("tensorflow.")
-        if not (ours and kind.__name__ in _WRAPPERS):
-            return None
-        inputs = dataset._inputs()
-        if len(inputs) != 1:
-            return None
-        dataset = inputs[0]
-    return None
-
-
-def drawers_of(dataset: Any) -> list[Any]:
-    """The drawers behind a data set, through whatever transformations can be seen."""
-    found, pending = [], [dataset]
-    while pending:
-        current = pending.pop()
-        if type(current) is Batches and current._drawer not in found:
-            found.append(current._drawer)
-        elif isinstance(current, tf.data.Dataset):
-            pending.extend(current._inputs())
-    return found
-
-
-# What iterators and Keras put around a data set; they change no element.
-_WRAPPERS = frozenset(("_OptionsDataset",))
+refuse_the_rest(Batches)
 
 
 def _options() -> tf.data.Options:
@@ -505,174 +394,3 @@ def _options() -> tf.data.Options:
 
 def _record_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape[1:], spec.dtype)
-
-
-class _Passes:
-    """A callable, since `from_generator` calls it once per iterator.
-
-    It must not keep the drawer alive: TensorFlow never lets go of a generator, and the
-    drawer holds the data. The data set, which every iterator keeps, does.
-    """
-
-    def __init__(self, drawer: _Drawer, length: int):
-        self._drawer = weakref.ref(drawer)
-        self._length = length
-
-    def __call__(self) -> Iterator:
-        for _ in range(self._length):
-            yield self._drawer().next_element()
-
-
-class _Drawer:
-    """Hands out physical batches one after the other, whoever asks."""
-
-    def __init__(
-        self, scheme, source, rows, pieces, initial_step, seed, by_group=False
-    ):
-        self.by_group = by_group
-        self.scheme = scheme
-        self.source = source
-        self.rows = rows
-        self.pieces = pieces
-        self.seed = seed
-        self.position = initial_step * pieces
-        self.delivered = 0
-        # A shuffle begun by an earlier process cannot be continued, only begun anew.
-        self._first_step = initial_step if seed is None else 0
-        self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
-        self._consumer: weakref.ref | None = None
-        self._drawn: tuple[int, np.ndarray] | None = None
-        self.has_labels = len(source.row_spec) > 1
-        _DRAWERS.add(self)
-
-    @property
-    def independent_groups(self) -> bool:
-        relation = self.scheme.neighboring_relation
-        replaced = relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
-        return self.by_group or self.pieces == 1 or replaced
-
-    @property
-    def signature(self):
-        parts = [
-            sources._map(
-                lambda spec: tf.TensorSpec((self.rows, *spec[0]), _tf_dtype(spec[1])),
-                part,
-                is_leaf=sources._is_spec,
-            )
-            for part in self.source.row_spec
-        ]
-        weight = tf.TensorSpec(self._weight_shape, tf.float32)
-        return (*parts[:2], weight)
-
-    @property
-    def _weight_shape(self) -> tuple[int, ...]:
-        """`[rows]`, or `[rows, 1, 1]` and the like for labels of as many axes.
-
-        Keras multiplies weights with losses for each pixel from the last axis on.
-        """
-        ranks = set()
-        if self.has_labels:
-            sources._map(
-                lambda spec: ranks.add(len(spec[0])),
-                self.source.row_spec[1],
-                is_leaf=sources._is_spec,
-            )
-        rank = ranks.pop() if len(ranks) == 1 else 0
-        return (self.rows, *[1] * rank) if rank >= 2 else (self.rows,)
-
-    def begin(self, consumer) -> int:
-        """Returns how much of a logical step `consumer` has had already.
-
-        It is 0 unless the last run of the same consumer stopped within a step: then the
-        rest of that draw is still to come. For anyone else, the rest is skipped.
-        """
-        within = self.position % self.pieces
-        if within and (self._consumer is None or self._consumer() is not consumer):
-            self.position += self.pieces - within
-            within = 0
-        self._consumer = weakref.ref(consumer)
-        return within
-
-    def _divided(self, indices, step) -> list[np.ndarray]:
-        """The records of each element of a step."""
-        if not self.by_group:
-            starts = range(0, self.pieces * self.rows, self.rows)
-            return [indices[start : start + self.rows] for start in starts]
-        rng = self._key.rng(step - self._first_step, purpose=1)
-        indices = rng.permutation(indices)
-        group = rng.integers(0, self.pieces, len(indices))
-        return [indices[group == piece][: self.rows] for piece in range(self.pieces)]
-
-    def next_element(self):
-        step, piece = divmod(self.position, self.pieces)
-        if self._drawn is None or self._drawn[0] != step:
-            indices = self.scheme._draw(
-                self._key, self.source.size, step - self._first_step
-            )
-            self._drawn = (step, self._divided(indices, step))
-        indices = self._drawn[1][piece]
-        parts = self.source.take(indices, self.rows)
-        weight = np.zeros(self.rows, np.float32)
-        weight[: len(indices)] = 1.0
-        if len(parts) == 3:
-            weight[: len(indices)] = np.reshape(parts[2][: len(indices)], -1)
-        self.position += 1
-        self.delivered += 1
-        return (*parts[:2], np.reshape(weight, self._weight_shape))
-
-
-class DrawObserver:
-    """Sees which batches were drawn since it was made.
-
-    Keras callbacks do not see the data. The draws do pass through this module, so
-    counting them tells whether a run is fed by the scheme it is accounted for.
-    """
-
-    def __init__(self):
-        self._before = {drawer: drawer.delivered for drawer in _DRAWERS}
-
-    def drawn(self) -> list[tuple[Any, int]]:
-        """Returns each drawer that handed out elements, and how many."""
-        counts = [(d, d.delivered - self._before.get(d, 0)) for d in _DRAWERS]
-        return [(drawer, count) for drawer, count in counts if count > 0]
-
-
-def _group_capacity(scheme, population: int, groups: int) -> int:
-    """Rows that a group exceeds less than once in 10^10 steps."""
-    rate = getattr(scheme, "rate", None)
-    if getattr(scheme, "capacity", None) is not None or (
-        rate is None and not isinstance(scheme, FullBatch)
-    ):
-        raise ValueError(
-            "independent_groups is for Poisson(rate) without a capacity, and for "
-            f"FullBatch. In {scheme.describe()}, replacing a record changes one group "
-            "anyway."
-        )
-    return Poisson((1.0 if rate is None else rate) / groups).default_capacity(
-        population
-    )
-
-
-def _check_capacity(scheme, population, capacity, wanted, rows):
-    expected = scheme.expected_batch_size(population)
-    minimum = expected if hasattr(scheme, "rate") else wanted
-    if capacity < minimum:
-        raise ValueError(
-            f"A step expects {expected:.6g} records, but {rows} rows "
-            f"times {capacity // rows} accumulation steps hold {capacity}. Use "
-            f"accumulation_steps={-(-wanted // rows)} with this physical_batch_size, "
-            "there and in the optimizer."
-        )
-    overflow = getattr(scheme, "capacity", None) and scheme.event(1.0, 1)
-    probability = getattr(getattr(overflow, "event", None), "overflow_probability", 0.0)
-    if probability > 1e-3:
-        warnings.warn(
-            f"About one step in {1 / probability:.0f} draws more records than the "
-            f"{capacity} it can hold and drops some. This is accounted for, and costs "
-            f"epsilon; a capacity of {wanted} makes it negligible.",
-            stacklevel=4,
-        )
-
-
-def _tf_dtype(dtype: np.dtype) -> tf.DType:
-    return tf.string if dtype.kind == "O" else tf.as_dtype(dtype)

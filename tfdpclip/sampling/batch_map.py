@@ -1,0 +1,41 @@
+"""Functions of whole batches, which must keep a row for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip.sampling import record_map
+
+
+def apply_to_batch(
+    function: Callable[..., Any], parts: tuple, rows: int
+) -> tuple[Any, Any]:
+    """Calls `function` with the batch of an element, and returns (x, y).
+
+    Raises:
+      ValueError: if it returns another number of rows, or of parts.
+    """
+    name = record_map.name_of(function)
+
+    def same_rows(part):
+        part = tf.convert_to_tensor(part)
+        static = None if part.shape.rank is None else part.shape[:1].as_list()
+        if static is not None and static not in ([rows], [None]):
+            raise ValueError(
+                f"map_batches: {name} returns a tensor of shape {part.shape}; it "
+                f"must keep the batch's {rows} rows, one for each record."
+            )
+        message = f"map_batches: {name} must keep the batch's {rows} rows."
+        check = tf.debugging.assert_equal(tf.shape(part)[0], rows, message)
+        with tf.control_dependencies([check]):
+            part = tf.identity(part)
+        return tf.ensure_shape(part, [rows, *(part.shape[1:] or [])])
+
+    result = _tf_private.converted_by_autograph(function)(*parts)
+    x, y = record_map.as_parts("map_batches", name, result)
+    y = None if y is None else tf.nest.map_structure(same_rows, y)
+    return tf.nest.map_structure(same_rows, x), y

@@ -1,0 +1,51 @@
+"""What any other data set can do and drawn batches cannot, and why."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+
+REFUSAL = (
+    "This would change which records meet in a step, and the accounting would no "
+    "longer be about what is drawn. Transform the data before sampling, or use map() "
+    "on single records." + see("batches-that-are-transformed")
+)
+NO_PREFETCH = (
+    "prefetch must be 0 with accumulation or shuffled epochs: an element gathered but "
+    "not used would shift the steps that follow."
+)
+# Methods of tf.data.Dataset that make no other data set of this one.
+READING = frozenset(
+    (
+        "as_numpy_iterator",
+        "cardinality",
+        "element_spec",
+        "get_single_element",
+        "options",
+        "reduce",
+        "save",
+    )
+)
+
+
+def _refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    del self, args, kwargs
+    raise ValueError(REFUSAL)
+
+
+def refuse_the_rest(batches: type[tf.data.Dataset]) -> None:
+    """Refuses what regroups, selects or repeats records, and what is not known here.
+
+    Args:
+      batches: the class whose own methods stay.
+    """
+    for name in dir(tf.data.Dataset):
+        kept = name.startswith("_") or name in READING or name in vars(batches)
+        attribute = inspect.getattr_static(tf.data.Dataset, name)
+        # Static ones do not begin with these batches.
+        if not kept and not isinstance(attribute, (staticmethod, classmethod)):
+            setattr(batches, name, _refused)

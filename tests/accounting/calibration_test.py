@@ -109,7 +109,7 @@ class TestExtremes:
 
     def test_no_noise(self):
         scheme = sampling.Poisson(0.01)
-        for accountant in accounting.calibration.ACCOUNTANTS:
+        for accountant in accounting.accountants.ACCOUNTANTS:
             assert accounting.epsilon(0, 10, scheme, _DELTA, accountant) == math.inf
             assert accounting.delta(0, 10, scheme, 1.0, accountant) == 1.0
 

@@ -6,24 +6,15 @@ one that draws the data.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting
 import numpy as np
-from scipy import optimize
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import _pld, _rdp, gdp
+from tfdpclip.accounting import _pld, accountants, gdp, search
 from tfdpclip.sampling import events
-
-ACCOUNTANTS = ("pld", "rdp", "gdp")
-
-# A calibrated epsilon ends up this far, relatively, below its target: near enough not
-# to matter, far enough that the capacity of a physical batch, which calibration does
-# not know, costs no step.
-_CLOSEST, _FARTHEST = 1e-5, 3e-5
-_MAX_STEPS = 10**12
 
 
 def epsilon(
@@ -112,21 +103,7 @@ def delta(
     """
     event = _event(noise_multiplier, steps, sampling, unit, sensitivity)
     epsilon = _arguments.non_negative("epsilon", epsilon)
-    _arguments.choice("accountant", accountant, ACCOUNTANTS)
-    leaves = events.leaves(event)
-    if not leaves:
-        return 0.0
-    if accountant == "gdp":
-        mu = _gdp_mu(leaves)
-        return 1.0 if mu == math.inf else gdp.gdp_delta(mu, epsilon)
-    if accountant == "rdp":
-        return _rdp.delta(leaves, epsilon)
-    result = _pld.delta(leaves, epsilon)
-    try:
-        # Both are bounds; far out, a PLD ends at its rounding.
-        return min(result, _rdp.delta(leaves, epsilon)) if result < 1e-9 else result
-    except dp_accounting.UnsupportedEventError:
-        return result
+    return accountants.delta(event, epsilon, accountant)
 
 
 def event_epsilon(
@@ -153,26 +130,7 @@ def event_epsilon(
     4.3772
     """
     events.check_event("event", event)
-    return _leaves_epsilon(event, _arguments.delta(delta), accountant, 1.0)
-
-
-def _leaves_epsilon(event, delta, accountant, coarseness):
-    _arguments.choice("accountant", accountant, ACCOUNTANTS)
-    leaves = events.leaves(event)
-    if not leaves:
-        return 0.0
-    if accountant == "gdp":
-        return gdp.gdp_epsilon(_gdp_mu(leaves), delta)
-    if accountant == "rdp":
-        return _rdp.epsilon(leaves, delta)
-    result = _pld.epsilon(leaves, delta, coarseness)
-    if result == math.inf and all(map(_pld.noise_multiplier, leaves)):
-        # A delta below the rounding of a PLD. RDP has no such limit.
-        try:
-            return _rdp.epsilon(leaves, delta)
-        except dp_accounting.UnsupportedEventError:
-            return result
-    return result
+    return accountants.epsilon(event, _arguments.delta(delta), accountant)
 
 
 def noise_multiplier(
@@ -212,7 +170,7 @@ def noise_multiplier(
     epsilon = _arguments.target_epsilon(epsilon)
     delta = _arguments.delta(delta)
     steps = _arguments.integer("steps", steps)
-    _arguments.choice("accountant", accountant, ACCOUNTANTS)
+    _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
     if epsilon == math.inf or steps == 0:
         _event(1.0, steps, sampling, unit, sensitivity)  # Validates the rest.
         return 0.0
@@ -231,76 +189,9 @@ def noise_multiplier(
 
     def spent(z: float, coarseness: float = 1.0) -> float:
         event = _event(z, steps, sampling, unit, sensitivity)
-        return _leaves_epsilon(event, delta, accountant, coarseness)
+        return accountants.epsilon(event, delta, accountant, coarseness)
 
-    return _least(spent, epsilon, accountant == "pld")
-
-
-def _least(
-    spent: Callable[..., float],
-    target: float,
-    refine: bool,
-    bracket: tuple[float, float] | None = None,
-) -> float:
-    """Returns the least z with spent(z) <= target, for a decreasing `spent`.
-
-    A cheap, coarse `spent` brackets and solves; a few secant steps with the exact one
-    finish, since log spent is close to linear in log z.
-
-    Args:
-      spent: Epsilon of z; with a second argument above 1, a cheaper upper bound.
-      target: The budget.
-      refine: Whether `spent` takes that second argument to any effect.
-      bracket: Values of z known to spend too much and little enough; searched for
-        around 1 by default.
-    """
-    coarseness = 8.0 if refine else 1.0
-
-    def gap(log_z: float) -> float:
-        value = spent(math.exp(log_z), coarseness)
-        return math.log(max(value, 1e-300)) - math.log(target) if value < 1e300 else 700
-
-    low = high = 0.0
-    if bracket is not None:
-        low, high = map(math.log, bracket)
-        if gap(high) > 0:  # Too coarse to see that the upper end is enough.
-            coarseness = 1.0
-    elif gap(0.0) > 0:
-        while gap(high) > 0:
-            if high > math.log(1e9):
-                raise ValueError(
-                    f"epsilon = {target} is out of reach: no noise_multiplier below "
-                    "1e9 is enough for these steps and this sampling."
-                )
-            low, high = high, high + math.log(2)
-    else:
-        while gap(low) <= 0:
-            if low < math.log(1e-4):
-                return math.exp(low)
-            low, high = low - math.log(2), low
-    log_z = optimize.brentq(gap, low, high, xtol=1e-6)
-    slope = (gap(log_z + 0.01) - gap(log_z)) / 0.01
-    slope = min(slope, -1e-3)
-
-    best = math.inf
-    previous = None
-    for _ in range(40):
-        value = spent(math.exp(log_z))
-        error = math.log(max(value, 1e-300)) - math.log(target)
-        if error <= -_CLOSEST:
-            best = min(best, log_z)
-            if error >= -_FARTHEST:
-                break
-        if previous is not None and log_z != previous[0]:
-            secant = (error - previous[1]) / (log_z - previous[0])
-            if secant < 0 and math.isfinite(secant):
-                slope = secant
-        previous = (log_z, error)
-        aim = -(_CLOSEST + _FARTHEST) / 2
-        log_z += max(-0.5, min(0.5, (aim - error) / slope))
-    if best == math.inf:
-        raise ValueError(f"No noise_multiplier was found for epsilon = {target}.")
-    return math.exp(best)
+    return search.least_noise(spent, epsilon, accountant == "pld")
 
 
 def steps_for(
@@ -341,70 +232,21 @@ def steps_for(
     epsilon = _arguments.target_epsilon(epsilon)
     delta = _arguments.delta(delta)
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
-    _arguments.choice("accountant", accountant, ACCOUNTANTS)
+    _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
     past = dp_accounting.NoOpDpEvent()
     if spent is not None:
         past = events.check_event("spent", spent)
     if epsilon == math.inf:
-        return _MAX_STEPS
+        return search.MAX_STEPS
     if z == 0:
         return 0
 
     def total(steps: int, coarseness: float = 1.0) -> float:
         new = _event(z, steps, sampling, unit, sensitivity)
         event = dp_accounting.ComposedDpEvent([past, new])
-        return _leaves_epsilon(event, delta, accountant, coarseness)
+        return accountants.epsilon(event, delta, accountant, coarseness)
 
-    return most_steps(total, epsilon)
-
-
-def most_steps(total: Callable[..., float], epsilon: float) -> int:
-    """Returns the largest T with `total(T) <= epsilon`.
-
-    Args:
-      total: Epsilon as a nondecreasing function of the steps; with a second argument
-        above 1, a cheaper upper bound of it.
-      epsilon: The budget.
-    """
-    known: dict[int, float] = {}
-
-    def fits(steps: int) -> bool:
-        if steps not in known:
-            known[steps] = total(steps)
-        return known[steps] <= epsilon
-
-    if not fits(1):
-        return 0
-    # What fits by a coarse upper bound fits.
-    low, high = 1, 2
-    while high <= _MAX_STEPS and total(high, 8.0) <= epsilon:
-        low, high = high, 2 * high
-    while high <= _MAX_STEPS and fits(high):
-        low, high = high, 2 * high
-    if high > _MAX_STEPS:
-        return _MAX_STEPS
-    # Interpolate in (log T, log epsilon), where the curve is nearly straight, then
-    # step a little past the guess, so that both ends of the interval close in.
-    while high - low > 1:
-        fits(low)
-        width = high - low
-        middle = low + width // 2
-        below, above = known[low], known.get(high, math.inf)
-        if 0 < below < above < math.inf:
-            t = math.log(epsilon / below) / math.log(above / below)
-            guess = int(math.exp(math.log(low) + t * math.log(high / low)))
-            middle = min(max(guess, low + 1), high - 1)
-        stride = max(1, width // 64)
-        if fits(middle):
-            low, probe = middle, min(middle + stride, high - 1)
-        else:
-            high, probe = middle, max(middle - stride, low + 1)
-        if low < probe < high:
-            if fits(probe):
-                low = probe
-            else:
-                high = probe
-    return low
+    return search.most_steps(total, epsilon)
 
 
 def epsilon_profile(
@@ -468,26 +310,3 @@ def _event(noise_multiplier, steps, sampling, unit, sensitivity):
     if sensitivity is not None:
         sensitivity = _arguments.positive("sensitivity", sensitivity)
     return scheme.event(z, steps, unit=unit, sensitivity=sensitivity)
-
-
-def _gdp_mu(leaves) -> float:
-    """Returns mu of a composition, by the central limit theorem where sampled."""
-    mus = []
-    for event, count in leaves.items():
-        z = _pld.noise_multiplier(event)
-        if z == 0:
-            return math.inf
-        if isinstance(event, dp_accounting.GaussianDpEvent):
-            mus.append(math.sqrt(count) / z)
-        elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-            rate = event.sample_size / event.source_dataset_size
-            mus.append(gdp.subsampled_gdp_mu(z, rate, count, "fixed_size"))
-        elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            mus.append(
-                gdp.subsampled_gdp_mu(z, event.sampling_probability, count, "poisson")
-            )
-        else:
-            raise dp_accounting.UnsupportedEventError(
-                f'accountant="gdp" has no formula for {event}; use "pld".'
-            )
-    return math.inf if math.inf in mus else gdp.gdp_compose(mus)

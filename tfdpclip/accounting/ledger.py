@@ -14,7 +14,7 @@ import dp_accounting
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import calibration
+from tfdpclip.accounting import accountants, calibration, search
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling import events, schemes
@@ -141,7 +141,7 @@ class Ledger:
     ):
         self.delta = _arguments.delta(delta)
         self.accountant = _arguments.choice(
-            "accountant", accountant, calibration.ACCOUNTANTS
+            "accountant", accountant, accountants.ACCOUNTANTS
         )
         self._file = None if path is None else LedgerFile(path)
         if path is not None and os.path.lexists(path):
@@ -371,14 +371,14 @@ class Ledger:
         """Returns how many further steps a budget allows under current settings."""
         epsilon = _arguments.target_epsilon(epsilon)
         if epsilon == math.inf:
-            return calibration._MAX_STEPS
+            return search.MAX_STEPS
 
         def total(more: int, coarseness: float = 1.0) -> float:
-            return calibration._leaves_epsilon(
+            return accountants.epsilon(
                 self.event(more), self.delta, self.accountant, coarseness
             )
 
-        return calibration.most_steps(total, epsilon)
+        return search.most_steps(total, epsilon)
 
     def statement(self) -> PrivacyStatement:
         """Returns the privacy statement of what ran.

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import calibration, noise_split
+from tfdpclip.accounting import accountants, noise_split, search
 from tfdpclip.sampling import schemes
 
 # The paper's choice for the noise on the unclipped count: a twentieth of the cohort.
@@ -106,7 +106,7 @@ def cohort_for(
         if scheme is None or scale * z < 1e-3:
             return math.inf
         event = scheme.event(scale * z, rounds, sensitivity=sensitivity)
-        return calibration._leaves_epsilon(event, delta, how, coarseness)
+        return accountants.epsilon(event, delta, how, coarseness)
 
     # A noise multiplier below 0.1 never is: no need to try much smaller scales.
     start, largest = min(1.0, 2.0 ** math.floor(math.log2(0.1 / z))), population / m
@@ -120,7 +120,7 @@ def cohort_for(
     lower = upper / 2
     while spent(lower, population, "rdp") <= epsilon:
         lower /= 2
-    scale = calibration._least(
+    scale = search.least_noise(
         lambda a, coarseness=1.0: spent(a, population, accountant, coarseness),
         epsilon,
         accountant == "pld",

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import calibration
+from tfdpclip.accounting import accountants, search
 from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat, fit_watch
@@ -98,7 +98,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         super().__init__()
         self.epsilon = _arguments.target_epsilon(epsilon)
         self.delta = _arguments.delta(delta)
-        _arguments.choice("accountant", accountant, calibration.ACCOUNTANTS)
+        _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
         self._batches = sampling if isinstance(sampling, batches_lib.Batches) else None
         self.sampling = getattr(sampling, "scheme", sampling)
         if not isinstance(self.sampling, SamplingScheme):
@@ -283,7 +283,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         elif planned and self._epsilon_after(planned) <= self.epsilon:
             left = planned
         elif self._noise.scheduled:
-            left = calibration.most_steps(self._epsilon_after, self.epsilon)
+            left = search.most_steps(self._epsilon_after, self.epsilon)
         else:
             left = self.ledger.steps_left(self.epsilon)
         first = max(1, self._logical(self._physical(0)))
@@ -307,7 +307,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 ),
             ]
         )
-        return calibration._leaves_epsilon(
+        return accountants.epsilon(
             event, self.delta, self.ledger.accountant, coarseness
         )
 

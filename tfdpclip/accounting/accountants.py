@@ -1,0 +1,95 @@
+"""What each accountant says of a composition of events.
+
+Each is a bound on its own, so that where one ends at its rounding, another may go on.
+"""
+
+import math
+from collections.abc import Mapping
+
+import dp_accounting
+
+from tfdpclip import _arguments
+from tfdpclip.accounting import _pld, _rdp, gdp
+from tfdpclip.sampling import events
+
+ACCOUNTANTS = ("pld", "rdp", "gdp")
+
+
+def epsilon(
+    event: dp_accounting.DpEvent,
+    delta: float,
+    accountant: str,
+    coarseness: float = 1.0,
+) -> float:
+    """Returns the epsilon of an event at `delta`.
+
+    Args:
+      event: Any composition of elementary events.
+      delta: In (0, 1).
+      accountant: One of `ACCOUNTANTS`.
+      coarseness: Above 1 for a cheaper upper bound, where the accountant has one.
+    """
+    _arguments.choice("accountant", accountant, ACCOUNTANTS)
+    leaves = events.leaves(event)
+    if not leaves:
+        return 0.0
+    if accountant == "gdp":
+        return gdp.gdp_epsilon(_gdp_mu(leaves), delta)
+    if accountant == "rdp":
+        return _rdp.epsilon(leaves, delta)
+    result = _pld.epsilon(leaves, delta, coarseness)
+    if result == math.inf and all(map(_pld.noise_multiplier, leaves)):
+        # A delta below the rounding of a PLD. RDP has no such limit.
+        try:
+            return _rdp.epsilon(leaves, delta)
+        except dp_accounting.UnsupportedEventError:
+            return result
+    return result
+
+
+def delta(event: dp_accounting.DpEvent, epsilon: float, accountant: str) -> float:
+    """Returns the delta of an event at `epsilon`.
+
+    Args:
+      event: Any composition of elementary events.
+      epsilon: At least 0.
+      accountant: One of `ACCOUNTANTS`.
+    """
+    _arguments.choice("accountant", accountant, ACCOUNTANTS)
+    leaves = events.leaves(event)
+    if not leaves:
+        return 0.0
+    if accountant == "gdp":
+        mu = _gdp_mu(leaves)
+        return 1.0 if mu == math.inf else gdp.gdp_delta(mu, epsilon)
+    if accountant == "rdp":
+        return _rdp.delta(leaves, epsilon)
+    result = _pld.delta(leaves, epsilon)
+    try:
+        # Both are bounds; far out, a PLD ends at its rounding.
+        return min(result, _rdp.delta(leaves, epsilon)) if result < 1e-9 else result
+    except dp_accounting.UnsupportedEventError:
+        return result
+
+
+def _gdp_mu(leaves: Mapping[dp_accounting.DpEvent, int]) -> float:
+    """Returns mu of a composition, by the central limit theorem where sampled."""
+    mus = []
+    for event, count in leaves.items():
+        z = _pld.noise_multiplier(event)
+        if z == 0:
+            return math.inf
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            mus.append(math.sqrt(count) / z)
+        elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+            rate = event.sample_size / event.source_dataset_size
+            mus.append(gdp.subsampled_gdp_mu(z, rate, count, "fixed_size"))
+        elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            mus.append(
+                gdp.subsampled_gdp_mu(z, event.sampling_probability, count, "poisson")
+            )
+        else:
+            raise dp_accounting.UnsupportedEventError(
+                f'accountant="gdp" has no formula for {event}; use "pld".'
+            )
+    return math.inf if math.inf in mus else gdp.gdp_compose(mus)

@@ -1,0 +1,133 @@
+"""The least noise and the most steps within a budget, where epsilon is expensive.
+
+An epsilon of privacy loss distributions may take seconds. Coarse ones bound it from
+above in a fraction of that, so that few exact ones are needed.
+"""
+
+import math
+from collections.abc import Callable
+
+from scipy import optimize
+
+# A calibrated epsilon ends up this far, relatively, below its target: near enough not
+# to matter, far enough that the capacity of a physical batch, which calibration does
+# not know, costs no step.
+_CLOSEST, _FARTHEST = 1e-5, 3e-5
+#: What stands for more steps than that.
+MAX_STEPS = 10**12
+
+
+def least_noise(
+    spent: Callable[..., float],
+    target: float,
+    refine: bool,
+    bracket: tuple[float, float] | None = None,
+) -> float:
+    """Returns the least z with spent(z) <= target, for a decreasing `spent`.
+
+    A cheap, coarse `spent` brackets and solves; a few secant steps with the exact one
+    finish, since log spent is close to linear in log z.
+
+    Args:
+      spent: Epsilon of z; with a second argument above 1, a cheaper upper bound.
+      target: The budget.
+      refine: Whether `spent` takes that second argument to any effect.
+      bracket: Values of z known to spend too much and little enough; searched for
+        around 1 by default.
+    """
+    coarseness = 8.0 if refine else 1.0
+
+    def gap(log_z: float) -> float:
+        value = spent(math.exp(log_z), coarseness)
+        return math.log(max(value, 1e-300)) - math.log(target) if value < 1e300 else 700
+
+    low = high = 0.0
+    if bracket is not None:
+        low, high = map(math.log, bracket)
+        if gap(high) > 0:  # Too coarse to see that the upper end is enough.
+            coarseness = 1.0
+    elif gap(0.0) > 0:
+        while gap(high) > 0:
+            if high > math.log(1e9):
+                raise ValueError(
+                    f"epsilon = {target} is out of reach: no noise_multiplier below "
+                    "1e9 is enough for these steps and this sampling."
+                )
+            low, high = high, high + math.log(2)
+    else:
+        while gap(low) <= 0:
+            if low < math.log(1e-4):
+                return math.exp(low)
+            low, high = low - math.log(2), low
+    log_z = optimize.brentq(gap, low, high, xtol=1e-6)
+    slope = (gap(log_z + 0.01) - gap(log_z)) / 0.01
+    slope = min(slope, -1e-3)
+
+    best = math.inf
+    previous = None
+    for _ in range(40):
+        value = spent(math.exp(log_z))
+        error = math.log(max(value, 1e-300)) - math.log(target)
+        if error <= -_CLOSEST:
+            best = min(best, log_z)
+            if error >= -_FARTHEST:
+                break
+        if previous is not None and log_z != previous[0]:
+            secant = (error - previous[1]) / (log_z - previous[0])
+            if secant < 0 and math.isfinite(secant):
+                slope = secant
+        previous = (log_z, error)
+        aim = -(_CLOSEST + _FARTHEST) / 2
+        log_z += max(-0.5, min(0.5, (aim - error) / slope))
+    if best == math.inf:
+        raise ValueError(f"No noise_multiplier was found for epsilon = {target}.")
+    return math.exp(best)
+
+
+def most_steps(total: Callable[..., float], epsilon: float) -> int:
+    """Returns the largest T with `total(T) <= epsilon`.
+
+    Args:
+      total: Epsilon as a nondecreasing function of the steps; with a second argument
+        above 1, a cheaper upper bound of it.
+      epsilon: The budget.
+    """
+    known: dict[int, float] = {}
+
+    def fits(steps: int) -> bool:
+        if steps not in known:
+            known[steps] = total(steps)
+        return known[steps] <= epsilon
+
+    if not fits(1):
+        return 0
+    # What fits by a coarse upper bound fits.
+    low, high = 1, 2
+    while high <= MAX_STEPS and total(high, 8.0) <= epsilon:
+        low, high = high, 2 * high
+    while high <= MAX_STEPS and fits(high):
+        low, high = high, 2 * high
+    if high > MAX_STEPS:
+        return MAX_STEPS
+    # Interpolate in (log T, log epsilon), where the curve is nearly straight, then
+    # step a little past the guess, so that both ends of the interval close in.
+    while high - low > 1:
+        fits(low)
+        width = high - low
+        middle = low + width // 2
+        below, above = known[low], known.get(high, math.inf)
+        if 0 < below < above < math.inf:
+            t = math.log(epsilon / below) / math.log(above / below)
+            guess = int(math.exp(math.log(low) + t * math.log(high / low)))
+            middle = min(max(guess, low + 1), high - 1)
+        stride = max(1, width // 64)
+        if fits(middle):
+            low, probe = middle, min(middle + stride, high - 1)
+        else:
+            high, probe = middle, max(middle - stride, low + 1)
+        if low < probe < high:
+            if fits(probe):
+                low = probe
+            else:
+                high = probe
+    return low

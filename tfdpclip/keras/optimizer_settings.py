@@ -1,0 +1,183 @@
+"""What a private optimizer is told, and says of itself: arguments, config, mechanism.
+
+Settings are read only: changing them in the middle of a run would make what was
+accounted untrue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip._arguments import boolean, choice, fraction, non_negative, positive, shown
+from tfdpclip._schedules import Schedule, as_config, setting, value_at
+from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
+from tfdpclip.gradients.engine import DEFAULT_MEMORY
+from tfdpclip.gradients.state import PublicVariables
+from tfdpclip.gradients.status import DEFAULT_RATE
+from tfdpclip.mechanism import Mechanism
+from tfdpclip.noise import GaussianNoise
+
+
+class OptimizerSettings:
+    """The arguments of a private optimizer, checked before Keras sees its own."""
+
+    def __init__(
+        self,
+        *args: Any,
+        clip: float | ClipRule | None = None,
+        noise_multiplier: float | Schedule | None = None,
+        expected_batch_size: float | None = None,
+        accumulation_steps: int = 1,
+        unit: str = "example",
+        perturbation: float = 0.0,
+        check_isolation: str = "first",
+        recheck_rate: float = DEFAULT_RATE,
+        gradient_memory: int = DEFAULT_MEMORY,
+        hardened_noise: bool = False,
+        public_variables: Sequence[tf.Variable | str] = (),
+        seed: int | None = None,
+        **kwargs: Any,
+    ):
+        if not (isinstance(unit, str) and unit in ("example", "batch")):
+            raise ValueError(f"unit must be 'example' or 'batch', got {shown(unit)}.")
+        boolean("hardened_noise", hardened_noise)
+        self._check_missing(noise_multiplier, expected_batch_size, unit)
+        rule = QuantileClip() if clip is None else as_rule(clip)
+        noise_multiplier = setting("noise_multiplier", noise_multiplier, non_negative)
+        if expected_batch_size is not None:
+            expected_batch_size = positive("expected_batch_size", expected_batch_size)
+        if (
+            isinstance(accumulation_steps, bool)
+            or not isinstance(accumulation_steps, int)
+            or not 1 <= accumulation_steps < 2**31
+        ):
+            raise ValueError(
+                f"accumulation_steps must be an integer, 1 or above, got "
+                f"{shown(accumulation_steps)}."
+            )
+        choice("check_isolation", check_isolation, ("first", "always", "never"))
+        recheck_rate = fraction("recheck_rate", recheck_rate)
+        positive("gradient_memory", gradient_memory)
+        perturbation = non_negative("perturbation", perturbation)
+        public = PublicVariables(public_variables)
+        noise = GaussianNoise(seed, hardened_noise)
+        divisor = accumulation_steps if unit == "batch" else expected_batch_size
+        super().__init__(*args, **kwargs)
+        self._rule = rule
+        # Made with the variables: a rule may have to know them.
+        self._bound_mechanism: Mechanism | None = None
+        self._noise_setting = noise_multiplier
+        self._expected_batch_size = expected_batch_size
+        self._accumulation_steps = accumulation_steps
+        self._divisor = float(divisor)
+        self._unit = unit
+        self._perturbation = perturbation
+        self._check_isolation = check_isolation
+        self._recheck_rate = recheck_rate
+        self._gradient_memory = int(gradient_memory)
+        self._public_variables = public
+        self._seed = seed
+        self._noise = noise
+
+    def _check_missing(self, noise_multiplier, expected_batch_size, unit):
+        needed = [("noise_multiplier", noise_multiplier)]
+        if unit == "example":
+            needed.append(("expected_batch_size", expected_batch_size))
+        missing = [name for name, value in needed if value is None]
+        if missing:
+            raise ValueError(
+                f"{type(self).__name__} needs {' and '.join(missing)}, for example "
+                f"{type(self).__name__}(learning_rate=0.1, noise_multiplier=1.1, "
+                "expected_batch_size=256)."
+            )
+
+    @property
+    def clip(self) -> ClipRule:
+        """The clip rule; it knows its groups once the optimizer is built."""
+        bound = self._bound_mechanism
+        return self._rule if bound is None else bound.rule
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the number the accountant gets; the current one of a schedule."""
+        return self.noise_multiplier_at(self.iterations)
+
+    @property
+    def noise_schedule(self) -> Schedule | None:
+        """The schedule that z follows, if it does."""
+        scheduled = isinstance(self._noise_setting, Schedule)
+        return self._noise_setting if scheduled else None
+
+    def noise_multiplier_at(self, step: int) -> float:
+        """z of step `step`, counted from 0."""
+        with tf.init_scope():
+            return float(value_at(self._noise_setting, step))
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """z_g: the sum of group h gets stddev z_g times ``clip.noise_scales``[h]."""
+        with tf.init_scope():
+            return float(self._mechanism.gradient_noise_multiplier(self.iterations))
+
+    @property
+    def count_stddevs(self) -> tuple[float, ...]:
+        """The noise stddev on each sum of the clip rule's indicators."""
+        return self._mechanism.count_stddevs
+
+    @property
+    def expected_batch_size(self) -> float | None:
+        """The public expected number of examples in one logical step."""
+        return self._expected_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many physical batches make one logical step."""
+        return self._accumulation_steps
+
+    @property
+    def seed(self) -> int | None:
+        """The noise's seed; a run with a seed is not private."""
+        return self._seed
+
+    @property
+    def unit(self) -> str:
+        """What is clipped, for the accountant: "example", "batch" or "group"."""
+        if self._unit == "batch" and self._accumulation_steps > 1:
+            return "group"
+        return self._unit
+
+    @property
+    def perturbation(self) -> float:
+        """k of the Gaussian that is added to each record before clipping."""
+        return self._perturbation
+
+    @property
+    def _mechanism(self) -> Mechanism:
+        if self._bound_mechanism is None:
+            raise ValueError(
+                f"{self._rule} does not know the variables before the first step. Call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        return self._bound_mechanism
+
+    def get_config(self) -> dict[str, Any]:
+        """The settings, such that ``from_config`` makes the same optimizer."""
+        config = super().get_config()
+        config.update(
+            clip=serialize_rule(self.clip),
+            noise_multiplier=as_config(self._noise_setting),
+            expected_batch_size=self._expected_batch_size,
+            accumulation_steps=self._accumulation_steps,
+            unit=self._unit,
+            perturbation=self._perturbation,
+            check_isolation=self._check_isolation,
+            recheck_rate=self._recheck_rate,
+            gradient_memory=self._gradient_memory,
+            hardened_noise=self._noise.hardened,
+            public_variables=list(self._public_variables.names),
+            seed=self._seed,
+        )
+        return config

@@ -1,0 +1,172 @@
+"""What a private optimizer keeps: the clip's state, its history, and what is not saved.
+
+Everything that a step writes to is made here, besides what Keras makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip.clipping import ClipRule, Groups, bound_rule
+from tfdpclip.clipping.groups import by_group
+from tfdpclip.gradients.state import PublicVariables
+from tfdpclip.gradients.status import CheckStatus
+from tfdpclip.keras import _compat
+from tfdpclip.keras.constant_state import ConstantState, trained_privately
+from tfdpclip.keras.optimizer_settings import OptimizerSettings
+from tfdpclip.keras.step_history import StepHistory
+from tfdpclip.keras.step_sums import StepSums
+from tfdpclip.mechanism import Mechanism
+
+
+class _Transient:
+    """What must not be saved: plain attributes here are invisible to checkpoints."""
+
+    def __init__(self):
+        self.issued: list = []
+        self.sums: StepSums | None = None
+        self.built = False
+        # What the self-checks of losses found in code that cannot raise.
+        self.statuses: list[CheckStatus] = []
+        self.constant = ConstantState()
+
+
+class OptimizerVariables(OptimizerSettings):
+    """The variables of a private optimizer, and the clip norms that are in them."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._transient = _Transient()
+        self._step_history = StepHistory(self)
+        if not self._rule.has_groups:
+            self._bind(self._rule)
+
+    def _bind(self, rule: ClipRule) -> None:
+        """Makes the mechanism, and the variables of the rule's state."""
+        self._bound_mechanism = Mechanism(rule, self._noise_setting, self._divisor)
+        with tf.init_scope():
+            state = self.clip.initial_state()
+            self._clip_state = [
+                tf.Variable(part, trainable=False, name=f"clip_state_{i}")
+                for i, part in enumerate(tf.nest.flatten(state))
+            ]
+        self._variables.extend(self._clip_state)
+
+    def build(self, var_list):
+        """Makes the variables; the un-noised sums among them are never saved."""
+        super().build(var_list)
+        trained_privately(var_list)
+        self._step_history.trains(var_list)
+        if self._bound_mechanism is None:
+            self._bind(bound_rule(self._rule, [v.name for v in var_list]))
+        elif self._bound_mechanism.rule.assignment is not None:
+            self._check_names([v.name for v in var_list])
+        kept = self._transient
+        if kept.built:
+            return
+        kept.built = True
+        if self._accumulation_steps == 1:
+            return
+        with tf.init_scope():
+            counts = len(self._bound_mechanism.count_stddevs)
+            kept.sums = StepSums(var_list, counts)
+
+    def _check_names(self, names: list[str]) -> None:
+        members = tuple(name.split(":")[0] for name in names)
+        if members != self._bound_mechanism.rule.layout.members:
+            raise ValueError(
+                "The variables differ from those that the clip rule's groups were made "
+                "of when the optimizer was built. Use a new optimizer."
+            )
+
+    def written_by_steps(self) -> list[tf.Variable]:
+        """What nothing but the optimizer's own steps may write to, in a traced step.
+
+        Its learning rate and step counter among them: they are of private data if a
+        training step computes them.
+        """
+        kept = self._transient
+        sums = kept.sums.variables if kept.sums is not None else []
+        rate = _compat.own_rate(self)
+        rates = [rate] if isinstance(rate, tf.Variable) else []
+        found = [*self.variables, *self._clip_state, *rates, *sums]
+        return list({id(v): v for v in found}.values())
+
+    def _public(self) -> PublicVariables:
+        """What is declared to be public, and the optimizer's own."""
+        return self._public_variables.and_those_of(self._variables)
+
+    @property
+    def clip_state(self) -> Any:
+        """The clip rule's current state."""
+        flat = [tf.convert_to_tensor(part) for part in self._clip_state]
+        return tf.nest.pack_sequence_as(self._mechanism.rule.initial_state(), flat)
+
+    def _set_clip_state(self, state: Any) -> None:
+        values = tf.nest.flatten(state)
+        for variable, value in zip(self._clip_state, values, strict=True):
+            variable.assign(value)
+
+    @property
+    def clip_norm(self) -> tf.Tensor:
+        """The current clip norm, a float32 scalar; see `clip_norms` for groups."""
+        return self._mechanism.rule.clip_norm(self.clip_state)
+
+    @property
+    def clip_norms(self) -> dict[str, float]:
+        """The current clip norm of each group of variables."""
+        rule = self._mechanism.rule
+        if not rule.has_groups:
+            return {"all": float(self.clip_norm)}
+        norms = rule.clip_norms(self.clip_state).numpy().tolist()
+        return dict(zip(rule.layout.names, norms, strict=True))
+
+    @property
+    def public_layout(self) -> Groups:
+        """The groups whose gradient norms the clip rule takes from public data.
+
+        Raises:
+          ValueError: if the rule takes none, or has been given them.
+        """
+        rule = self.clip
+        if not rule.takes_public_norms:
+            raise ValueError(
+                f"clip={rule} takes nothing from public data; PublicNormClip and "
+                "ScaledClip do."
+            )
+        if rule.given is not None:
+            raise ValueError(
+                f"clip={rule} has been given its numbers. Leave them out to take them "
+                "from public data."
+            )
+        return rule.layout
+
+    def set_public_norms(self, norms: Any) -> None:
+        """Sets each group's gradient norm on public data.
+
+        Args:
+          norms: `[L]` in the groups' order, or by group name; finite, 0 or above. They
+            must come from public data: no noise is added to them.
+
+        Raises:
+          ValueError: if they do not fit the clip rule's groups.
+        """
+        numbers = by_group("norms", norms, self.public_layout)
+        self._set_clip_state(self.clip.with_public_norms(self.clip_state, numbers))
+
+    def _check_public_norms(self) -> None:
+        rule = self._mechanism.rule
+        if not rule.takes_public_norms:
+            return
+        with tf.init_scope():
+            state = self.clip_state
+            if not tf.executing_eagerly() or bool(rule.knows_norms(state)):
+                return
+        raise ValueError(
+            f"{type(rule).__name__} does not know the gradient norms of public data. "
+            "Add dpc.keras.PublicGradientNorms((public_x, public_y)) to the callbacks "
+            "of fit, or call optimizer.set_public_norms(norms), or give them to the "
+            "rule."
+        )

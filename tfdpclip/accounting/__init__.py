@@ -25,12 +25,13 @@ from tfdpclip.accounting.gdp import (
     subsampled_gdp_log_h,
     subsampled_gdp_mu,
 )
-from tfdpclip.accounting.ledger import Ledger, Phase, PrivacyMismatchError
+from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_split import (
     effective_noise_multiplier,
     group_noise_multipliers,
     split_noise_multiplier,
 )
+from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
 from tfdpclip.accounting.recipe import CohortPlan, cohort_for
 from tfdpclip.accounting.rounds import BudgetExceededError, RoundBudget
 from tfdpclip.accounting.statement import PrivacyStatement

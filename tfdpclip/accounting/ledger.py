@@ -1,95 +1,23 @@
-"""The ledger: what actually ran, and what it cost."""
+"""The ledger: what actually ran, written down before it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import dp_accounting
-
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import accountants, calibration, search
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
-from tfdpclip.accounting.statement import PrivacyStatement
-from tfdpclip.sampling import events, schemes
+from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
+from tfdpclip.accounting.spending import Spending
+from tfdpclip.sampling import events
 
 
-class PrivacyMismatchError(ValueError):
-    """What was about to run is not what is being accounted for."""
-
-
-@dataclasses.dataclass
-class Phase:
-    """Steps that ran under one privacy configuration.
-
-    Attributes:
-      sampling: The scheme that drew the records.
-      noise_multiplier: z.
-      unit: What was clipped: `"example"`, `"client"`, `"batch"` or `"group"`.
-      clip: The clip rule, in words.
-      seeded: Whether noise or draws came from a fixed seed.
-      observed: Whether the draws were seen, not merely declared.
-      runs: Steps of each uninterrupted stretch. One entry unless the scheme's steps
-        depend on each other.
-    """
-
-    sampling: Any
-    noise_multiplier: float
-    unit: str = "example"
-    clip: str = ""
-    seeded: bool = False
-    observed: bool = True
-    runs: list[int] = dataclasses.field(default_factory=list)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return sum(self.runs)
-
-    def __post_init__(self):
-        _arguments.non_negative("noise_multiplier", self.noise_multiplier)
-        _arguments.choice("unit", self.unit, events.UNITS)
-        _arguments.text("clip", self.clip)
-        _arguments.boolean("seeded", self.seeded)
-        _arguments.boolean("observed", self.observed)
-        self.runs = [
-            _arguments.integer("runs", n) for n in _arguments.items("runs", self.runs)
-        ]
-        if not hasattr(self.sampling, "event"):
-            raise ValueError(
-                "sampling must be a scheme of tfdpclip.sampling, such as "
-                f"Poisson(rate), got {_arguments.shown(self.sampling)}."
-            )
-
-    def settings(self) -> dict[str, Any]:
-        """Returns everything but the steps, comparable and JSON-ready."""
-        return {
-            "sampling": self.sampling.to_dict(),
-            "noise_multiplier": self.noise_multiplier,
-            "unit": self.unit,
-            "clip": self.clip,
-            "seeded": self.seeded,
-            "observed": self.observed,
-        }
-
-    def event(self, more: int = 0) -> dp_accounting.DpEvent:
-        """Returns what the phase did to privacy, with `more` steps in its last run."""
-        runs = [*self.runs[:-1], (self.runs[-1] if self.runs else 0) + more]
-        return dp_accounting.ComposedDpEvent(
-            [
-                self.sampling.event(self.noise_multiplier, steps, unit=self.unit)
-                for steps in runs
-            ]
-        )
-
-
-class Ledger:
+class Ledger(Spending):
     """Records the steps that ran, in phases, and states what they cost.
 
     A plain object for any training loop:
@@ -139,10 +67,7 @@ class Ledger:
         accountant: str = "pld",
         path: str | os.PathLike[str] | None = None,
     ):
-        self.delta = _arguments.delta(delta)
-        self.accountant = _arguments.choice(
-            "accountant", accountant, accountants.ACCOUNTANTS
-        )
+        super().__init__(delta, accountant)
         self._file = None if path is None else LedgerFile(path)
         if path is not None and os.path.lexists(path):
             raise FileExistsError(
@@ -150,9 +75,6 @@ class Ledger:
                 "starting anew would forget what has been spent."
                 + see("a-spent-budget")
             )
-        self.phases: list[Phase] = []
-        self.notes: list[str] = []
-        self.reserved = 0
         self.counted: dict[str, int] = {}
         self._holder: str | None = None
 
@@ -177,7 +99,7 @@ class Ledger:
         """
         if ledger is None:
             return cls(delta, accountant)
-        if not isinstance(ledger, cls):
+        if not isinstance(ledger, Ledger):
             # A link to nothing is a ledger whose disk is not there: load refuses it.
             if not os.path.lexists(ledger):
                 return cls(delta, accountant, ledger)
@@ -198,11 +120,6 @@ class Ledger:
     def holder(self) -> str | None:
         """Identity of the optimizer whose steps are recorded now, if it has one."""
         return self._holder
-
-    @property
-    def steps(self) -> int:
-        """Steps recorded so far."""
-        return sum(phase.steps for phase in self.phases)
 
     def begin(
         self,
@@ -251,7 +168,7 @@ class Ledger:
         phase.event(1)  # Validates the rest.
         self._forfeit_reserved()
         if self.phases:
-            self._check_continues(self.phases[-1], phase, change)
+            self.phases[-1].check_continued(phase, change)
         if self.phases and self.phases[-1].settings() == phase.settings():
             current = self.phases[-1]
         else:
@@ -349,87 +266,6 @@ class Ledger:
         if not (once and text in self.notes):
             self.notes.append(text)
 
-    def event(self, more: int = 0) -> dp_accounting.DpEvent:
-        """Returns everything that ran or is reserved, and `more` steps."""
-        more = _arguments.integer("more", more)
-        parts = [phase.event() for phase in self.phases[:-1]]
-        if self.phases:
-            parts.append(self.phases[-1].event(self.reserved + more))
-        return dp_accounting.ComposedDpEvent(parts)
-
-    def epsilon(self, delta: float | None = None, *, more: int = 0) -> float:
-        """Returns what was spent, or would be after `more` steps.
-
-        Args:
-          delta: Another delta than the ledger's.
-          more: Further steps under the current settings.
-        """
-        delta = self.delta if delta is None else delta
-        return calibration.event_epsilon(self.event(more), delta, self.accountant)
-
-    def steps_left(self, epsilon: float) -> int:
-        """Returns how many further steps a budget allows under current settings."""
-        epsilon = _arguments.target_epsilon(epsilon)
-        if epsilon == math.inf:
-            return search.MAX_STEPS
-
-        def total(more: int, coarseness: float = 1.0) -> float:
-            return accountants.epsilon(
-                self.event(more), self.delta, self.accountant, coarseness
-            )
-
-        return search.most_steps(total, epsilon)
-
-    def statement(self) -> PrivacyStatement:
-        """Returns the privacy statement of what ran.
-
-        Raises:
-          ValueError: If nothing was begun.
-        """
-        if not self.phases:
-            raise ValueError("Nothing to state: no phase was begun.")
-        not_private, assumptions = [], []
-        if any(phase.noise_multiplier == 0 for phase in self.phases):
-            not_private.append("noise_multiplier is 0")
-        if any(phase.seeded for phase in self.phases):
-            not_private.append("a seed was fixed, so noise or draws can be repeated")
-        if self.accountant == "gdp" and any(p.sampling.amplified for p in self.phases):
-            assumptions.append(
-                "a central limit approximation of sampling, which is not a bound"
-            )
-        for phase in self.phases:
-            assumptions += phase.sampling.assumptions()
-        if not all(phase.observed for phase in self.phases):
-            assumptions.append(
-                "records were drawn as declared; the draws were not observed"
-            )
-        if any(phase.unit == "group" and not phase.observed for phase in self.phases):
-            assumptions.append(
-                "the other records keep their groups when one record comes or goes"
-            )
-        assumptions += self.notes
-        if self.reserved:
-            assumptions.append(
-                f"{self.reserved} steps that were begun but not finished are counted"
-            )
-        assumptions.append(
-            "a choice among several runs, or of settings, is not counted"
-        )
-        first = self.phases[0]
-        return PrivacyStatement(
-            epsilon=self.epsilon(),
-            delta=self.delta,
-            relation=events.RELATION_NAMES[first.sampling.neighboring_relation],
-            unit=" then ".join(_unique(_unit_words(p.unit) for p in self.phases)),
-            steps=self.steps + self.reserved,
-            noise_multipliers=_unique(p.noise_multiplier for p in self.phases),
-            sampling=_unique(p.sampling.describe() for p in self.phases),
-            accountant=self.accountant,
-            clips=_unique(p.clip for p in self.phases if p.clip),
-            assumptions=_unique(assumptions),
-            not_private=tuple(not_private),
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the ledger as JSON-ready values."""
         return {
@@ -484,7 +320,7 @@ class Ledger:
         content = file.read()
         try:
             ledger = cls(content["delta"], content["accountant"])
-            ledger.phases = [_phase_from_dict(phase) for phase in content["phases"]]
+            ledger.phases = [Phase.from_dict(phase) for phase in content["phases"]]
             ledger.reserved = _arguments.integer("reserved", content["reserved"])
             ledger.notes = [str(note) for note in content["notes"]]
             if ledger.reserved:
@@ -535,54 +371,3 @@ class Ledger:
         """Notes whose the steps were."""
         if self._holder is not None:
             self.counted[self._holder] = self.counted.get(self._holder, 0) + steps
-
-    def _check_continues(self, last: Phase, new: Phase, change: bool) -> None:
-        relations = [p.sampling.neighboring_relation for p in (last, new)]
-        if relations[0] is not relations[1]:
-            raise PrivacyMismatchError(
-                "Steps under different neighbouring relations do not add up: "
-                f"{events.RELATION_NAMES[relations[0]]} before, "
-                f"{events.RELATION_NAMES[relations[1]]} now."
-            )
-        before, now = last.settings(), new.settings()
-        differing = [name for name in before if before[name] != now[name]]
-        # Another physical batch size changes the capacity and nothing that was meant.
-        if "sampling" in differing and _same_rate(last.sampling, new.sampling):
-            differing.remove("sampling")
-        if differing and not change:
-            changes = "; ".join(
-                f"{name} was {before[name]!r}, now {now[name]!r}" for name in differing
-            )
-            raise PrivacyMismatchError(
-                f"The privacy configuration differs from what has run: {changes}. If "
-                "that is meant, say so with change=True; both phases are then counted."
-                + see("changed-settings")
-            )
-
-
-def _same_rate(old: Any, new: Any) -> bool:
-    rates = [getattr(scheme, "rate", None) for scheme in (old, new)]
-    return rates[0] is not None and rates[0] == rates[1]
-
-
-def _phase_from_dict(content: dict[str, Any]) -> Phase:
-    content = dict(content)
-    content["sampling"] = schemes.from_dict(content["sampling"])
-    _arguments.non_negative("noise_multiplier", content["noise_multiplier"])
-    _arguments.choice("unit", content["unit"], events.UNITS)
-    for steps in content["runs"]:
-        _arguments.integer("runs", steps)
-    return Phase(**content)
-
-
-def _unit_words(unit: str) -> str:
-    return {
-        "example": "one example, clipped on its own",
-        "client": "one client, its update clipped as a whole",
-        "batch": "one example, clipped in the mean of its batch",
-        "group": "one example, clipped together with its group",
-    }[unit]
-
-
-def _unique(values) -> tuple:
-    return tuple(dict.fromkeys(values))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
-from tfdpclip.accounting.ledger import PrivacyMismatchError
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
 from tfdpclip.sampling import provenance

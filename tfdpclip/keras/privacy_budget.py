@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 from typing import Any
@@ -13,14 +12,16 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting import accountants, search
-from tfdpclip.accounting.ledger import Ledger, PrivacyMismatchError
+from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat, fit_watch
+from tfdpclip.keras.draw_check import DrawCheck
+from tfdpclip.keras.executions import Executions
 from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.keras.step_history import history_of
-from tfdpclip.sampling import batches as batches_lib
 from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
+from tfdpclip.sampling.batches import Batches
 
 _OPTIMIZER_ATTRIBUTES = (
     "noise_multiplier",
@@ -87,7 +88,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self,
         epsilon: float,
         delta: float,
-        sampling: SamplingScheme | batches_lib.Batches,
+        sampling: SamplingScheme | Batches,
         accountant: str = "pld",
         *,
         ledger: Ledger | str | os.PathLike[str] | None = None,
@@ -99,7 +100,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self.epsilon = _arguments.target_epsilon(epsilon)
         self.delta = _arguments.delta(delta)
         _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
-        self._batches = sampling if isinstance(sampling, batches_lib.Batches) else None
+        self._batches = sampling if isinstance(sampling, Batches) else None
         self.sampling = getattr(sampling, "scheme", sampling)
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
@@ -122,7 +123,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._watch: fit_watch.FitWatch | None = None
         self._look_for_unseen = True
         self._planned: int | None = None
-        self._longest = 1
         self._unseen = 0
         self._done = 0
 
@@ -144,19 +144,16 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             optimizer.build(self.model.trainable_variables)
         self._optimizer = optimizer
         self._noise = NoisePlan(optimizer)
-        self._pieces = int(optimizer.accumulation_steps)
-        self._offset = 0
-        self._longest = 1
-        self._observer = DrawObserver() if self._check_data else None
-        drawer = self._expected_drawer()
-        scheme = self.sampling if drawer is None else drawer.scheme
-        if drawer is not None:
-            self._check_drawer(drawer)
-            self._offset = drawer.begin(optimizer)
-        self._executed = self._offset
+        self._draws = DrawCheck(
+            self.sampling, self._batches, optimizer, self._check_data
+        )
+        drawer, pieces = self._draws.drawer, int(optimizer.accumulation_steps)
+        self._executions = Executions(
+            self.model, self.params, pieces, self._draws.begin()
+        )
         self._history = history_of(optimizer)
         self._phase = {
-            "sampling": scheme,
+            "sampling": self._draws.scheme,
             "unit": getattr(optimizer, "unit", "example"),
             "clip": str(optimizer.clip),
             "seed": _first_seed(optimizer, drawer),
@@ -179,8 +176,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._batches is not None,
             not self._allow_outside_updates,
         )
-        self._scheme = scheme
-        self._count_begun_epoch(drawer)
+        if self._draws.in_an_epoch:
+            # The rest of a shuffled epoch that something else has begun.
+            self.ledger.phases[-1].runs.insert(-1, 1)
         self._count_unseen()
         self._plan()
 
@@ -201,7 +199,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"{self._optimizer.noise_multiplier} during training; change it "
                 "between two calls of fit, with allow_change=True."
             )
-        needed = self._logical(self._physical(batch))
+        needed = self._executions.begin(batch)
         if needed:
             iterations = int(self._optimizer.iterations.numpy())
             self._follow(self._noise.least(iterations, needed))
@@ -210,8 +208,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         del logs
-        physical = self._physical(self._begun)
-        self._executed += physical
+        self._executions.end()
         ran = self._watch.take()
         self._done += ran
         self._record(ran)
@@ -225,8 +222,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             raise PrivacyMismatchError(self._watch.problem)
         if self._planned is not None and self._done >= self._planned:
             return  # Keras stops by itself, and everything planned was allowed.
-        following = self._physical(batch + 1)
-        if self._done + max(1, self._logical(following)) > self._allowed:
+        if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
             self.model.stop_training = True
             print(
                 f"\nPrivacyBudget: stopping after {self.ledger.steps} steps; one more "
@@ -251,32 +247,24 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def _record(self, ran: int) -> None:
         """Counts an execution: as what it should have been, if it was that."""
         try:
-            if self._observer is not None:
-                self._check_draws()
-            if self._done != self._executed // self._pieces:
-                raise PrivacyMismatchError(
-                    f"{self._executed} physical batches with accumulation_steps = "
-                    f"{self._pieces} are {self._executed // self._pieces} steps, but "
-                    f"the optimizer took {self._done}: it began in the middle of a "
-                    "step, does not count noise draws, or is used more than once in "
-                    "every step."
-                )
+            self._draws.check(self._executions.fed)
+            self._executions.check(self._done)
         except PrivacyMismatchError:
             # How its records were drawn is not known.
             self.ledger.add_unseen(ran, holder=self._history.identity)
             raise
         self.ledger.record(ran, save=False)
-        self._count_other_draws()
+        # What was drawn for another purpose moves the run along its shuffle.
+        current = self.ledger.phases[-1]
+        for steps in self._draws.shuffled_steps():
+            current.runs[-1] += max(0, steps - current.runs[-1])
 
     # How many steps, when.
 
     def _plan(self, done: int = 0) -> None:
         """Works out how many steps this call of fit may run, with those done."""
         self._done = done
-        steps, epochs = self.params.get("steps"), self.params.get("epochs", 1)
-        self._planned = (
-            -(-steps * epochs // self._pieces) if steps is not None else None
-        )
+        self._planned = self._executions.planned
         planned = None if self._planned is None else self._planned - done
         if self.epsilon == math.inf:
             left = math.inf
@@ -286,7 +274,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             left = search.most_steps(self._epsilon_after, self.epsilon)
         else:
             left = self.ledger.steps_left(self.epsilon)
-        first = max(1, self._logical(self._physical(0)))
+        first = max(1, self._executions.steps_from(0))
         if left < first:
             raise ValueError(self._nothing_fits(left, first))
         self._allowed = done + left
@@ -297,12 +285,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             return self.ledger.epsilon(more=more)
         start = int(self._optimizer.iterations.numpy())
         # Where an execution begins is not known; its least noise is what counts.
-        width = max(1, self._logical(self._steps_per_execution()))
+        width = max(1, self._executions.widest)
         event = dp_accounting.ComposedDpEvent(
             [
                 self.ledger.event(),
                 *(
-                    self._scheme.event(z, steps, unit=self._phase["unit"])
+                    self._draws.scheme.event(z, steps, unit=self._phase["unit"])
                     for z, steps in self._noise.segments(start, more, width)
                 ),
             ]
@@ -340,25 +328,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         return f"{message} Raise noise_multiplier ({self._z:g}) or the budget." + see(
             "a-spent-budget"
         )
-
-    def _physical(self, batch: int) -> int:
-        """Returns how many physical batches the execution from `batch` on runs."""
-        self._begun = batch
-        size = self._steps_per_execution()
-        steps = self.params.get("steps")
-        if steps is None:
-            return size
-        return min(size, steps - batch % steps)
-
-    def _steps_per_execution(self) -> int:
-        value = _compat.steps_per_execution(self.model)
-        # Keras lowers the variable for the last, partial execution of an epoch.
-        self._longest = max(value, self._longest)
-        return self._longest
-
-    def _logical(self, physical: int) -> int:
-        """Returns how many logical steps end within the next physical batches."""
-        return (self._executed % self._pieces + physical) // self._pieces
 
     def _reserve(self, needed: int) -> None:
         missing = needed - self.ledger.reserved
@@ -406,116 +375,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self.ledger.release()
         self._watch = None
 
-    # Whether the data are what is accounted for.
-
-    def _expected_drawer(self):
-        """Returns what will feed the run, as far as can be known beforehand."""
-        if self._batches is not None:
-            return self._batches._drawer
-        if not self._check_data:
-            return None
-        candidates = self._candidates()
-        if len({drawer.scheme for drawer in candidates}) > 1:
-            gc.collect()  # Batches of earlier runs may be waiting for this.
-            candidates = self._candidates()
-        if not candidates:
-            raise PrivacyMismatchError(
-                f"No batches drawn by {self.sampling.describe()} exist, so the data "
-                "given to fit are something else. Pass "
-                f"sampling.{self.sampling!r}.batches(data) to fit, and account for the "
-                "same scheme (or pass those batches as `sampling`)."
-                + see("batches-drawn-another-way")
-            )
-        if len({drawer.scheme for drawer in candidates}) > 1:
-            raise PrivacyMismatchError(
-                "Several batches of this rate exist, of different capacity or "
-                "population. Pass the ones given to fit as `sampling`."
-            )
-        return candidates[0]
-
-    def _candidates(self) -> list:
-        return [
-            drawer for drawer in DRAWERS if self.sampling.accounts_for(drawer.scheme)
-        ]
-
-    def _check_drawer(self, drawer) -> None:
-        if self._phase_unit() == "group" and not drawer.independent_groups:
-            raise PrivacyMismatchError(
-                "One record more would move the others to other groups, and so change "
-                "every clipped group of its step. Draw with scheme.batches(data, "
-                f"accumulation_steps={drawer.pieces}, independent_groups=True)."
-                + see("clipped-batches-and-groups")
-            )
-        if drawer.by_group and self._phase_unit() != "group":
-            raise PrivacyMismatchError(
-                "The batches were drawn with independent_groups=True, which drops "
-                'records of a full group; that is accounted for with unit="batch" and '
-                "accumulation_steps above 1 only."
-            )
-        if drawer.pieces != self._pieces:
-            raise PrivacyMismatchError(
-                f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
-                f"{self._pieces}: a step would not be one draw."
-            )
-        expected = drawer.scheme.expected_batch_size(drawer.source.size)
-        stated = self._optimizer.expected_batch_size
-        if stated is None:
-            return
-        if not abs(float(stated) - expected) <= 0.5 + 0.01 * expected:
-            raise PrivacyMismatchError(
-                f"The optimizer's expected_batch_size is {stated}, but "
-                f"{drawer.scheme.describe()} of {drawer.source.size} records expects "
-                f"{expected:.6g} per step." + see("the-actual-batch-size")
-            )
-
-    def _phase_unit(self) -> str:
-        return getattr(self._optimizer, "unit", "example")
-
-    def _check_draws(self) -> None:
-        ours, rest = self._ours()
-        executed = self._executed - self._offset
-        if sum(count for _, count in ours) < executed:
-            others = [d.scheme.describe() for d in rest]
-            origin = f"by {', '.join(others)}" if others else "by something else"
-            raise PrivacyMismatchError(
-                f"{executed} batches were trained on, but not as many were drawn "
-                f"by the batches accounted for ({self._scheme.describe()}): the data "
-                f"of fit were drawn {origin}, or batches were reused. That step's "
-                "privacy is unknown." + see("batches-drawn-another-way")
-            )
-        for drawer, _ in ours:
-            self._check_drawer(drawer)
-
-    def _ours(self) -> tuple[list, list]:
-        """What the accounted batches drew, and what others did."""
-        drawn = self._observer.drawn()
-        wanted = None if self._batches is None else self._batches._drawer
-        ours = [
-            (d, count)
-            for d, count in drawn
-            if d.scheme == self._scheme and (wanted is None or d is wanted)
-        ]
-        return ours, [d for d, count in drawn if (d, count) not in ours]
-
-    def _count_other_draws(self) -> None:
-        """Counts elements that were drawn for another purpose.
-
-        They move the run along its shuffle.
-        """
-        if self._observer is None or self._scheme.independent_steps:
-            return
-        current = self.ledger.phases[-1]
-        for _, count in self._ours()[0]:
-            current.runs[-1] += max(0, count // self._pieces - current.runs[-1])
-
-    def _count_begun_epoch(self, drawer) -> None:
-        """Counts the rest of a shuffled epoch that something else has begun."""
-        if self._scheme.independent_steps or drawer is None:
-            return
-        epoch = self._scheme.steps_per_epoch(drawer.source.size)
-        if (drawer.position // drawer.pieces - drawer._first_step) % epoch:
-            self.ledger.phases[-1].runs.insert(-1, 1)
-
 
 def _private_optimizer(optimizer: Any) -> Any:
     missing = [a for a in _OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, a)]
@@ -528,6 +387,6 @@ def _private_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def _first_seed(optimizer, drawer) -> int | None:
-    seeds = (getattr(optimizer, "seed", None), getattr(drawer, "seed", None))
+def _first_seed(*seeded: Any) -> int | None:
+    seeds = [getattr(one, "seed", None) for one in seeded]
     return next((seed for seed in seeds if seed is not None), None)

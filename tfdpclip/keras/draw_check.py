@@ -1,0 +1,161 @@
+"""Who drew the batches of a call of `fit`: what is accounted for, or something else."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from tfdpclip._docs import see
+from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.batches import Batches
+from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
+
+
+class DrawCheck:
+    """Finds the drawer that feeds one call of `fit`, and counts what it draws.
+
+    *Formal guarantees*: a drawer whose steps are not the optimizer's (other
+    accumulation, another expected batch size, groups that a record moves) is refused
+    before the first execution; a batch that it did not draw, after the execution that
+    was trained on it.
+
+    Args:
+      sampling: the scheme that is accounted for.
+      batches: the batches that are accounted for, if they are known.
+      optimizer: the private optimizer.
+      observed: whether to insist on seeing the draws.
+
+    Raises:
+      PrivacyMismatchError: if no drawer fits, or it does not fit the optimizer.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingScheme,
+        batches: Batches | None,
+        optimizer: Any,
+        observed: bool,
+    ):
+        self._sampling = sampling
+        self._wanted = None if batches is None else batches._drawer
+        self._optimizer = optimizer
+        self._pieces = int(optimizer.accumulation_steps)
+        self._observer = DrawObserver() if observed else None
+        #: What will feed the run, as far as can be known beforehand.
+        self.drawer = self._expected()
+        self.scheme = sampling if self.drawer is None else self.drawer.scheme
+        if self.drawer is not None:
+            self._refuse_misfit(self.drawer)
+
+    def begin(self) -> int:
+        """Begins the draws; returns the batches of the first step drawn before."""
+        return 0 if self.drawer is None else self.drawer.begin(self._optimizer)
+
+    @property
+    def in_an_epoch(self) -> bool:
+        """Whether a shuffled epoch was begun before, whose rest comes now."""
+        if self.scheme.independent_steps or self.drawer is None:
+            return False
+        drawer = self.drawer
+        epoch = self.scheme.steps_per_epoch(drawer.source.size)
+        return bool((drawer.position // drawer.pieces - drawer._first_step) % epoch)
+
+    def check(self, fed: int) -> None:
+        """Raises if the drawer did not draw what was trained on.
+
+        Args:
+          fed: physical batches that this call of `fit` trained on.
+        """
+        if self._observer is None:
+            return
+        ours, rest = self._ours()
+        if sum(count for _, count in ours) < fed:
+            others = [d.scheme.describe() for d in rest]
+            origin = f"by {', '.join(others)}" if others else "by something else"
+            raise PrivacyMismatchError(
+                f"{fed} batches were trained on, but not as many were drawn "
+                f"by the batches accounted for ({self.scheme.describe()}): the data "
+                f"of fit were drawn {origin}, or batches were reused. That step's "
+                "privacy is unknown." + see("batches-drawn-another-way")
+            )
+        for drawer, _ in ours:
+            self._refuse_misfit(drawer)
+
+    def shuffled_steps(self) -> Iterator[int]:
+        """Steps that each drawer went along its shuffle, whatever they were for."""
+        if self._observer is None or self.scheme.independent_steps:
+            return
+        for _, count in self._ours()[0]:
+            yield count // self._pieces
+
+    def _expected(self) -> Any:
+        if self._wanted is not None:
+            return self._wanted
+        if self._observer is None:
+            return None
+        candidates = self._candidates()
+        if len({drawer.scheme for drawer in candidates}) > 1:
+            gc.collect()  # Batches of earlier runs may be waiting for this.
+            candidates = self._candidates()
+        if not candidates:
+            raise PrivacyMismatchError(
+                f"No batches drawn by {self._sampling.describe()} exist, so the data "
+                "given to fit are something else. Pass "
+                f"sampling.{self._sampling!r}.batches(data) to fit, and account for "
+                "the same scheme (or pass those batches as `sampling`)."
+                + see("batches-drawn-another-way")
+            )
+        if len({drawer.scheme for drawer in candidates}) > 1:
+            raise PrivacyMismatchError(
+                "Several batches of this rate exist, of different capacity or "
+                "population. Pass the ones given to fit as `sampling`."
+            )
+        return candidates[0]
+
+    def _candidates(self) -> list:
+        return [
+            drawer for drawer in DRAWERS if self._sampling.accounts_for(drawer.scheme)
+        ]
+
+    def _ours(self) -> tuple[list, list]:
+        """What the accounted batches drew, and what others did."""
+        drawn = self._observer.drawn()
+        ours = [
+            (d, count)
+            for d, count in drawn
+            if d.scheme == self.scheme and (self._wanted is None or d is self._wanted)
+        ]
+        return ours, [d for d, count in drawn if (d, count) not in ours]
+
+    def _refuse_misfit(self, drawer: Any) -> None:
+        unit = getattr(self._optimizer, "unit", "example")
+        if unit == "group" and not drawer.independent_groups:
+            raise PrivacyMismatchError(
+                "One record more would move the others to other groups, and so change "
+                "every clipped group of its step. Draw with scheme.batches(data, "
+                f"accumulation_steps={drawer.pieces}, independent_groups=True)."
+                + see("clipped-batches-and-groups")
+            )
+        if drawer.by_group and unit != "group":
+            raise PrivacyMismatchError(
+                "The batches were drawn with independent_groups=True, which drops "
+                'records of a full group; that is accounted for with unit="batch" and '
+                "accumulation_steps above 1 only."
+            )
+        if drawer.pieces != self._pieces:
+            raise PrivacyMismatchError(
+                f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
+                f"{self._pieces}: a step would not be one draw."
+            )
+        expected = drawer.scheme.expected_batch_size(drawer.source.size)
+        stated = self._optimizer.expected_batch_size
+        if stated is None:
+            return
+        if not abs(float(stated) - expected) <= 0.5 + 0.01 * expected:
+            raise PrivacyMismatchError(
+                f"The optimizer's expected_batch_size is {stated}, but "
+                f"{drawer.scheme.describe()} of {drawer.source.size} records expects "
+                f"{expected:.6g} per step." + see("the-actual-batch-size")
+            )

@@ -1,0 +1,96 @@
+"""How many batches Keras runs at a time, and how many steps they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.keras import _compat
+
+
+class Executions:
+    """Counts the executions of one call of `fit`, in physical batches.
+
+    Args:
+      model: the model.
+      params: what Keras tells callbacks of the call.
+      pieces: physical batches in one logical step.
+      begun: physical batches of the first step that were drawn before.
+    """
+
+    def __init__(
+        self, model: tf.keras.Model, params: dict[str, Any], pieces: int, begun: int
+    ):
+        self._model = model
+        self._steps: int | None = params.get("steps")
+        self._epochs: int = params.get("epochs", 1)
+        self._pieces = pieces
+        self._begun = begun
+        self._longest = 1
+        self._batch = 0
+        self._executed = begun
+
+    @property
+    def planned(self) -> int | None:
+        """Logical steps of the whole call; None if Keras does not know."""
+        if self._steps is None:
+            return None
+        return -(-self._steps * self._epochs // self._pieces)
+
+    @property
+    def fed(self) -> int:
+        """Physical batches that this call of `fit` trained on."""
+        return self._executed - self._begun
+
+    @property
+    def widest(self) -> int:
+        """The most logical steps that an execution may end now."""
+        return self._ended(self._at_a_time())
+
+    def begin(self, batch: int) -> int:
+        """Notes the execution from `batch` on, and returns the steps that it ends."""
+        self._batch = batch
+        return self.steps_from(batch)
+
+    def end(self) -> None:
+        """Counts the execution that was begun."""
+        self._executed += self._physical(self._batch)
+
+    def check(self, steps: int) -> None:
+        """Raises if the batches so far are not the steps that the optimizer took.
+
+        Args:
+          steps: its releases in this call of `fit`.
+
+        Raises:
+          PrivacyMismatchError: if they are more or fewer than the batches make.
+        """
+        made = self._executed // self._pieces
+        if steps != made:
+            raise PrivacyMismatchError(
+                f"{self._executed} physical batches with accumulation_steps = "
+                f"{self._pieces} are {made} steps, but the optimizer took {steps}: it "
+                "began in the middle of a step, does not count noise draws, or is used "
+                "more than once in every step."
+            )
+
+    def steps_from(self, batch: int) -> int:
+        """Logical steps that end if the execution from `batch` on runs next."""
+        return self._ended(self._physical(batch))
+
+    def _ended(self, physical: int) -> int:
+        return (self._executed % self._pieces + physical) // self._pieces
+
+    def _physical(self, batch: int) -> int:
+        size = self._at_a_time()
+        if self._steps is None:
+            return size
+        return min(size, self._steps - batch % self._steps)
+
+    def _at_a_time(self) -> int:
+        value = _compat.steps_per_execution(self._model)
+        # Keras lowers the variable for the last, partial execution of an epoch.
+        self._longest = max(value, self._longest)
+        return self._longest

@@ -207,14 +207,12 @@ def read_bytes(path: str | os.PathLike[str], most: int = _MOST_BYTES) -> bytes:
       ValueError: If it is a directory, a pipe or a device, or larger.
       OSError: If it is missing or cannot be read.
     """
-    with contextlib.ExitStack() as stack:
-        # Not blocking: to open a pipe that nobody writes to would wait forever.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        if os.path.isdir(path):
-            raise ValueError(f"{path} is a directory, not a file.")
-        handle = os.open(path, flags)
-        file = stack.enter_context(os.fdopen(handle, "rb"))
-        found = os.fstat(handle)
+    # Not blocking: to open a pipe that nobody writes to would wait forever.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a directory, not a file.")
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path} is no regular file.")
         if found.st_size > most:
@@ -267,15 +265,9 @@ def read_npz(
       OSError: If it is missing or cannot be read.
     """
     path = getattr(source, "name", "the file") if hasattr(source, "read") else source
-    with contextlib.ExitStack() as stack:
-        if not hasattr(source, "read"):
-            if not os.path.isfile(source):
-                if os.path.exists(source):
-                    raise ValueError(f"{path} is no regular file.")
-                raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
-            source = stack.enter_context(open(source, "rb"))
+    with _stream(source) as stream:
         try:
-            return _arrays(source, names, most)
+            return _arrays(stream, names, most)
         except (OSError, MemoryError) as error:
             # EINVAL: a damaged archive makes zipfile seek to below 0.
             code = error.errno if isinstance(error, OSError) else None
@@ -288,6 +280,17 @@ def read_npz(
             raise ValueError(
                 f"{path} is cut or damaged, or no .npz file: {reason}."
             ) from error
+
+
+def _stream(source: Any) -> contextlib.AbstractContextManager[BinaryIO]:
+    """What to read, closed at the end if it is opened here."""
+    if hasattr(source, "read"):
+        return contextlib.nullcontext(source)
+    if not os.path.isfile(source):
+        if os.path.exists(source):
+            raise ValueError(f"{source} is no regular file.")
+        raise FileNotFoundError(errno.ENOENT, "No such file", str(source))
+    return open(source, "rb")
 
 
 def _arrays(stream, names, most) -> dict[str, np.ndarray]:

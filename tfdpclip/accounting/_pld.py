@@ -85,19 +85,25 @@ def _rounding(leaves) -> float:
 
 def gaussian_mu(leaves: Mapping[dp_accounting.DpEvent, int]) -> float | None:
     """Returns the exact mu if every event is an unsampled Gaussian, else None."""
-    squares = []
-    for event, count in leaves.items():
+    for event in leaves:
         if isinstance(event, dp_accounting.NonPrivateDpEvent):
             return math.inf
         if not isinstance(event, dp_accounting.GaussianDpEvent):
             return None
         if event.noise_multiplier == 0:
             return math.inf
-        squares.append(math.sqrt(count) / event.noise_multiplier)
-    return math.hypot(*squares)
+    return _composed_mu(leaves)
 
 
-def _compose(leaves, coarseness):
+def _composed_mu(gaussians: Mapping[dp_accounting.DpEvent, int]) -> float:
+    return math.hypot(
+        *(math.sqrt(n) / event.noise_multiplier for event, n in gaussians.items())
+    )
+
+
+def _compose(
+    leaves: Mapping[dp_accounting.DpEvent, int], coarseness: float
+) -> pld_lib.PrivacyLossDistribution | None:
     """Composes all events, or returns None if one of them is not private at all."""
     # With so little noise nothing is private; its square would underflow.
     if any(noise_multiplier(event) < 1 / _MOST_NOISE for event in leaves):
@@ -106,20 +112,20 @@ def _compose(leaves, coarseness):
     discretization = _cell_width(leaves) * coarseness
     if discretization > _WIDEST_USEFUL_CELL:
         return None
-    total = None
-    gaussians = {}
+    parts, gaussians = [], {}
     for event, count in leaves.items():
         if isinstance(event, dp_accounting.GaussianDpEvent):
             gaussians[event] = count
-            continue
-        part = _single(event, discretization).self_compose(count)
-        total = part if total is None else total.compose(part)
+        else:
+            parts.append(_single(event, discretization).self_compose(count))
     if gaussians:
-        part = pld_lib.from_gaussian_mechanism(
-            1 / gaussian_mu(gaussians), value_discretization_interval=discretization
+        parts.append(
+            pld_lib.from_gaussian_mechanism(
+                1 / _composed_mu(gaussians),
+                value_discretization_interval=discretization,
+            )
         )
-        total = total.compose(part)
-    return total
+    return functools.reduce(lambda total, part: total.compose(part), parts)
 
 
 def _in_range(leaves):
@@ -259,13 +265,13 @@ def _poisson(mu: float, rate: float) -> tuple[Profile, Profile, float]:
 def _truncated_poisson(event) -> tuple[Profile, Profile, float]:
     tau = event.overflow_probability
     mu = 1 / noise_multiplier(event)
-    usual = _poisson(mu, event.sampling_probability)
-    overflowed = _poisson(2 * mu, event.sampling_probability)
+    usual_remove, usual_add, _ = _poisson(mu, event.sampling_probability)
+    remove, add, upper = _poisson(2 * mu, event.sampling_probability)
 
-    def mixed(which):
-        return lambda eps: (1 - tau) * usual[which](eps) + tau * overflowed[which](eps)
+    def mixed(usual: Profile, overflowed: Profile) -> Profile:
+        return lambda eps: (1 - tau) * usual(eps) + tau * overflowed(eps)
 
-    return mixed(0), mixed(1), overflowed[2]
+    return mixed(usual_remove, remove), mixed(usual_add, add), upper
 
 
 def _without_replacement(event) -> tuple[Profile, float]:

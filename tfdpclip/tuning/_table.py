@@ -49,7 +49,7 @@ class Table:
         self._header: list[str] | None = None
         self._text = ""
         if self._path is not None and self._path.exists():
-            self._read(metric)
+            self._read(self._path, metric)
 
     def has(self, settings: Mapping[str, Any]) -> bool:
         """Whether a run with these settings is there."""
@@ -88,29 +88,27 @@ class Table:
         files.write_atomically(self._path, text)
         self._text = text
 
-    def _read(self, metric):
+    def _read(self, path: pathlib.Path, metric: str) -> None:
         try:
-            text = files.read_bytes(self._path).decode()
+            text = files.read_bytes(path).decode()
             # A half line at the end is what an editor or a copy that broke off left.
             self._text = text[: text.rfind("\n") + 1]
             lines = list(csv.reader(io.StringIO(self._text), strict=True))
         except (ValueError, csv.Error) as error:
-            raise ValueError(
-                f"path: {str(self._path)!r} is damaged: {error}."
-            ) from error
+            raise ValueError(f"path: {str(path)!r} is damaged: {error}.") from error
         if not lines:
             return
         header, *rows = lines
         if header[: len(self.columns)] != self.columns or metric not in header:
             raise ValueError(
-                f"path: {str(self._path)!r} belongs to another grid: its columns are "
+                f"path: {str(path)!r} belongs to another grid: its columns are "
                 f"{header}, expected {self.columns} and {metric!r}. Give another path."
             )
         self._header = header
         for cells in rows:
             if len(cells) != len(header):
                 raise ValueError(
-                    f"path: {str(self._path)!r} has a row of {len(cells)} cells under "
+                    f"path: {str(path)!r} has a row of {len(cells)} cells under "
                     f"{len(header)} columns: {cells}."
                 )
             row = {name: _value(cell) for name, cell in zip(header, cells, strict=True)}

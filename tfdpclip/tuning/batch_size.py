@@ -213,11 +213,11 @@ def batch_size_noise(
         raise ValueError("Give either epochs or steps, for example epochs=8.")
     if epochs is not None:
         epochs = _arguments.positive("epochs", epochs)
-    else:
+    if steps is not None:
         steps = _arguments.integer("steps", steps, 1)
     found = []
     for batch_size in _sizes(candidates, population):
-        if epochs is None:
+        if steps is not None:
             rate, count = batch_size / population, steps
         else:
             rate, count = _schedule(population, batch_size, epochs, convention)

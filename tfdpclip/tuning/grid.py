@@ -108,10 +108,13 @@ class Grid:
 
     def __iter__(self) -> Iterator[GridPoint]:
         names = list(self.others)
-        axes = [self.clip_norms, self.batch_sizes, self.learning_rates]
-        axes += [self.others[name] for name in names]
         for seed in self.seeds:
-            for clip, size, rate, *rest in itertools.product(*axes):
+            for clip, size, rate, rest in itertools.product(
+                self.clip_norms,
+                self.batch_sizes,
+                self.learning_rates,
+                tuple(itertools.product(*(self.others[name] for name in names))),
+            ):
                 others = dict(zip(names, rest, strict=True))
                 yield GridPoint(clip, size, rate, seed, others)
 
@@ -245,7 +248,7 @@ def run_grid(
             for k, p in enumerate(points)
         ]
     )
-    if plan is None:
+    if plan is None or delta is None:
         statement = not_accounted()
     elif search is not None:
         statement = search_privacy([plan(p) for p in grid], delta, search)
@@ -307,9 +310,11 @@ def _draws(points, search, path) -> list[int]:
 
 def _check_draws(found, kept: pathlib.Path, points: int) -> None:
     """Raises unless a file of draws has them."""
-    draws = found.get("draws") if isinstance(found, dict) else None
-    fine = isinstance(draws, list) and "search" in found
-    if not fine or not all(type(i) is int and 0 <= i < points for i in draws):
+    whole = isinstance(found, dict) and "search" in found
+    draws = found.get("draws") if whole else None
+    if not isinstance(draws, list) or not all(
+        type(i) is int and 0 <= i < points for i in draws
+    ):
         raise ValueError(
             f"path: {str(kept)!r} is damaged. Restore it: to draw again would not be "
             "the search that is accounted for. Or give another path."

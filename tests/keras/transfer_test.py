@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, DPAdam, L, gradients_one_at_a_time
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import engine
+from tfdpclip.gradients import PerExampleGradients, clipped_sum, per_example_norms
 from tfdpclip.keras.isolation import check_isolation
 from tfdpclip.keras.normalization import (
     FrozenBatchNormalization,
@@ -393,7 +393,7 @@ def test_engine_agrees_with_gradients_one_at_a_time_after_film():
 
     @tf.function
     def norms(x, y):
-        return engine.per_example_norms(loss_of(x, y), model.trainable_variables)
+        return per_example_norms(loss_of(x, y), model.trainable_variables)
 
     alone = gradients_one_at_a_time(
         lambda i: loss_of(x[i : i + 1], y[i : i + 1]), model.trainable_variables, 8
@@ -406,13 +406,13 @@ def test_engine_agrees_with_gradients_one_at_a_time_after_film():
 
 def test_frozen_variables_are_unknown_to_the_engine(monkeypatch, recwarn):
     seen = []
-    original = engine.PerExampleGradients.__init__
+    original = PerExampleGradients.__init__
 
     def spy(self, *args, **options):
         original(self, *args, **options)
         seen.append(self)
 
-    monkeypatch.setattr(engine.PerExampleGradients, "__init__", spy)
+    monkeypatch.setattr(PerExampleGradients, "__init__", spy)
     model = small_vit()
     counts = film(model)
     optimizer = DPAdam(0.01, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
@@ -442,7 +442,7 @@ def test_no_gradient_below_the_first_trained_layer():
         losses = tf.keras.losses.sparse_categorical_crossentropy(
             y, model(x, training=True), from_logits=True
         )
-        return engine.clipped_sum(losses, model.trainable_variables, FixedClip(1.0))[0]
+        return clipped_sum(losses, model.trainable_variables, FixedClip(1.0))[0]
 
     ops = [op.type for op in sums.get_concrete_function(x, y).graph.get_operations()]
     assert ops.count("Conv2D") == 1

@@ -2,17 +2,14 @@
 
 from tfdpclip.gradients import op_rules as _op_rules  # noqa: F401  adds them
 from tfdpclip.gradients import recurrent as _recurrent  # noqa: F401  adds its rule
-from tfdpclip.gradients.engine import (
-    PerExampleGradients,
-    clipped_sum,
-    per_example_norms,
-)
+from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.errors import (
     ExampleIsolationError,
     GradientMismatchError,
     LossStructureError,
 )
 from tfdpclip.gradients.fallback import JacobianFallbackWarning
+from tfdpclip.gradients.functions import clipped_sum, per_example_norms
 from tfdpclip.gradients.rule_table import OpUse, op_rule
 
 __all__ = [

@@ -87,15 +87,15 @@ class SelfCheck:
     """
 
     def __init__(self, engine: Any, assignment: Sequence[int] | None = None):
-        self._engine = engine
+        self._engine, self._evidence = engine, engine.evidence
         self._assignment = assignment
         self._columns = list(assignment or [0] * len(engine.variables))
         width = max(self._columns) + 1
         # Which variables are clipped together, `[L, V]`.
         self._members = tf.one_hot(self._columns, width, axis=0)
-        self.probes = separation.all_probes(engine.probes(), engine.flows)
+        self.probes = separation.all_probes(self._evidence.probes(), engine.flows)
         self.replaced = ReplacedExamples(
-            engine.loss, engine.flows, engine.gradients_on_their_own_way()
+            engine.loss, engine.flows, self._evidence.gradients_on_their_own_way()
         )
         if not self.probes and self.replaced.obstacle is not None:
             raise ExampleIsolationError(
@@ -131,7 +131,7 @@ class SelfCheck:
         smallest = tf.argmin(tf.concat([sizes, [float("inf")]], 0))
         powers = tf.where(finite, separation.random_powers(count), 0.0)
         rows = [tf.ones_like(powers), powers]
-        if self._engine.coarse:
+        if self._evidence.coarse:
             few = chance.shuffled(tf.range(count)) < _FEW
             rows.append(tf.where(few, powers, 0.0))
         single = tf.one_hot([random, smallest], count)
@@ -149,9 +149,9 @@ class SelfCheck:
         unseen = engine.flows.without_gradient()
         count = len(engine.variables)
         hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
-        squares = tf.stack(engine.squares_by_variable())
+        squares = tf.stack(self._evidence.squares_by_variable())
         squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
-        terms = tf.stack(engine.parts_by_variable())
+        terms = tf.stack(self._evidence.parts_by_variable())
         width = self._members.shape[0]
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
@@ -221,7 +221,7 @@ class SelfCheck:
     @property
     def wholes(self) -> int:
         """How many weightings of many examples `seeds` begins with."""
-        return 3 if self._engine.coarse else 2
+        return 3 if self._evidence.coarse else 2
 
     def _differences(self, seed, truth, number, squares, terms, decisive) -> Comparison:
         """How far the engine is off under one weighting.
@@ -245,8 +245,8 @@ class SelfCheck:
         # Terms that cancel within an example are rounded before they do.
         terms = tf.where(seed > 0, tf.square(seed) * terms, 0.0)
         terms = tf.sqrt(tf.reduce_sum(terms, axis=1))
-        rounding = _COARSE_ROUNDING if engine.coarse else _ROUNDING
-        tolerance = COARSE_TOLERANCE if engine.coarse else TOLERANCE
+        rounding = _COARSE_ROUNDING if self._evidence.coarse else _ROUNDING
+        tolerance = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
         together = tf.sqrt(tf.linalg.matvec(self._members, bounds))
         together = tf.gather(together, self._columns)
         bounds = tf.sqrt(bounds)
@@ -312,10 +312,13 @@ class SelfCheck:
         engine = self._engine
         count = engine.parts.batch_size
         found = self.compare(self.seeds())
-        limit = COARSE_TOLERANCE if engine.coarse else TOLERANCE
+        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
         conditions = [separation.counts_agree(engine.flows, count)]
-        conditions += [claim() for claim, _ in engine.claims]
-        messages = [separation.COUNTS, *(message for _, message in engine.claims)]
+        conditions += [claim() for claim, _ in self._evidence.claims]
+        messages = [
+            separation.COUNTS,
+            *(message for _, message in self._evidence.claims),
+        ]
         conclusive = [tf.reduce_all(found.telling), found.compared]
         # Mixed examples before wrong sums: they may be why sums differ, too.
         parts = [tf.stack(conditions), found.good]
@@ -330,7 +333,8 @@ class SelfCheck:
         every = tf.concat(parts, axis=0)
         for message in (_wrong_sum, _wrong_norm):
             messages += [
-                message(v.name, engine.where(i)) for i, v in enumerate(engine.variables)
+                message(v.name, self._evidence.where(i))
+                for i, v in enumerate(engine.variables)
             ]
         messages.append(_WRONG_TOTAL)
         message = None

@@ -1,0 +1,91 @@
+"""Norms and clipped sums as functions of a loss and its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip._arguments import shown
+from tfdpclip.clipping import ClipRule
+from tfdpclip.clipping.bounds import proven
+from tfdpclip.gradients.engine import PerExampleGradients
+
+
+@tf.autograph.experimental.do_not_convert
+def per_example_norms(
+    loss: tf.Tensor, variables: Sequence[tf.Variable], **options: Any
+) -> tf.Tensor:
+    """The L2 norm of each example's gradient over all `variables` together, `[B]`.
+
+    Call it inside a `tf.function`, after computing the loss. The norms are of private
+    data and carry no noise.
+
+    Args:
+      loss: one loss per example, `[B]` or `[B, ...]` (averaged over trailing axes), or
+        a scalar that is a sum or mean over the batch; then example i's loss is B times
+        its share.
+      variables: trainable variables.
+      **options: see `PerExampleGradients`.
+
+    Raises:
+      LossStructureError: if a scalar loss cannot be taken apart with certainty.
+      ExampleIsolationError: if the graph shows that examples are combined; if that
+        shows only when it runs, `tf.errors.InvalidArgumentError`.
+
+    >>> w = tf.Variable([1.0, 1.0])
+    >>> @tf.function
+    ... def norms(x):
+    ...     return per_example_norms(tf.linalg.matvec(x, w), [w])
+    >>> norms(tf.constant([[3.0, 4.0], [0.0, 1.0]])).numpy().tolist()
+    [5.0, 1.0]
+    """
+    return PerExampleGradients(loss, variables, **options).norms
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_sum(
+    loss: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    rule: ClipRule,
+    state: Any = (),
+    **options: Any,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The sum over examples of the clipped gradients, and the norms before clipping.
+
+    No noise is added. One backward pass: ghost norms and book-keeping (Li et al. 2022;
+    Bu et al. 2023) at the level of TensorFlow ops.
+
+    *Formal guarantees*: adding or removing one example changes the sums, taken as one
+    vector, by at most ``rule.sensitivity(state)`` in L2 norm, if examples are isolated.
+
+    Args:
+      loss: as for `per_example_norms`.
+      variables: trainable variables.
+      rule: a clip rule.
+      state: the rule's state.
+      **options: see `PerExampleGradients`.
+
+    Returns:
+      The sums, one dense tensor per variable of its shape (zeros for a variable that
+      the loss does not depend on), and the norms, `[B]`. A rule with groups is bound to
+      the variables here if it is not bound yet.
+
+    >>> from tfdpclip.clipping import FixedClip
+    >>> w = tf.Variable([1.0, 1.0])
+    >>> @tf.function
+    ... def step(x):
+    ...     return clipped_sum(tf.linalg.matvec(x, w), [w], FixedClip(1.0))
+    >>> sums, norms = step(tf.constant([[3.0, 4.0], [0.0, 0.5]]))
+    >>> sums[0].numpy().round(3).tolist()
+    [0.6, 1.3]
+    """
+    if not isinstance(rule, ClipRule):
+        raise ValueError(
+            f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
+        )
+    proven(rule, "rule")
+    options.setdefault("groups", rule.assignment)
+    gradients = PerExampleGradients(loss, variables, **options)
+    return gradients.clipped_sum(rule, state), gradients.norms

@@ -1,0 +1,223 @@
+"""From the ops where variables meet the batch to the gradients of every example."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from tfdpclip.gradients import fallback, while_loops
+from tfdpclip.gradients.backward import gradients_at, own_gradients
+from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients.forms import Budget, Form
+from tfdpclip.gradients.rule_table import (
+    Context,
+    build_form,
+    has_rule,
+    outputs_of,
+    pull_back_of,
+)
+from tfdpclip.gradients.uses import Use, find_uses
+
+
+@dataclasses.dataclass
+class Meeting:
+    """An op at which variables meet the batch.
+
+    Attributes:
+      outputs: the outputs that its rule needs gradients at.
+      pull_back: takes gradients from the outputs to the op's inputs, if a rule does.
+      gradients: those of the summed loss, None where an output does not matter.
+    """
+
+    outputs: list[tf.Tensor]
+    pull_back: Callable | None
+    gradients: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
+
+    @property
+    def reached(self) -> bool:
+        return any(gradient is not None for gradient in self.gradients)
+
+    def pulled(self, pull_back: Callable, context: Context) -> Callable:
+        """The gradient function of the op, which notes what comes in on the way."""
+
+        def gradient(op, *at_outputs):
+            by_output = dict(
+                zip((t.ref() for t in op.outputs), at_outputs, strict=True)
+            )
+            self.gradients = [by_output[t.ref()] for t in self.outputs]
+            return pull_back(self.gradients, context)
+
+        return gradient
+
+
+@dataclasses.dataclass
+class FoundGradients:
+    """The gradients of all variables: from forms, or from the fallback.
+
+    Variables are numbered as they were given.
+
+    Attributes:
+      connected: whether each variable can receive a gradient at all.
+      meetings: by op, in graph order for each variable.
+      by_form: by variable, the gradients that forms give.
+      slow: the gradients of the other connected variables; None if there are none.
+      slow_variables: the numbers of those, in the order in which `slow` has them.
+      slow_uses: where those meet the batch in the graph.
+    """
+
+    connected: list[bool]
+    meetings: dict[tf.Operation, Meeting]
+    by_form: dict[int, VariableGradient] = dataclasses.field(default_factory=dict)
+    slow: fallback.SlowGradients | None = None
+    slow_variables: list[int] = dataclasses.field(default_factory=list)
+    slow_uses: list[Use] = dataclasses.field(default_factory=list)
+
+    @property
+    def order(self) -> list[int]:
+        """The connected variables: those with forms, then those of the fallback."""
+        return [*self.by_form, *self.slow_variables]
+
+
+def find_gradients(
+    loss: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    handles: Sequence[tf.Tensor],
+    context: Context,
+    budget: Budget,
+) -> FoundGradients:
+    """Finds the per-example gradients of all variables, in one backward pass.
+
+    For example, x is `[B, 3]` and the losses `[B]` are
+
+        h = tf.tanh(x @ w + b)             # w [3, 4], b [4]
+        logits = h @ u                     # u [4, 2]
+        tf.reduce_sum(logits**2, axis=1) + tf.map_fn(lambda r: f(r, v), x)
+
+    1. Uses: w is input 1 of a MatMul of `[B, 3]`, b of an AddV2 of `[B, 4]`, u of a
+       MatMul of `[B, 4]`. v enters a While op. If all that it meets in the body has a
+       rule, and can be recorded, its uses are those of the recorded steps; here let
+       `f` sort v, which no rule covers.
+    2. Meetings: the two MatMuls and the AddV2, with an output each: `[B, 4]` after w,
+       `[B, 4]` after b, `[B, 2]` after u. v has none.
+    3. One backward pass of the summed losses gives dz, the gradient at these outputs,
+       of the same shapes. Row i of dz is of loss i alone.
+    4. Forms: the rule of MatMul makes an `Outer` of the input x, as `[B, 1, 3]`, and of
+       dz, as `[B, 1, 4]`, for w, and one of h and its dz for u. The rule of AddV2 makes
+       an `Explicit` of dz, `[B, 4]`, for b.
+    5. Each of w, b and u is a `VariableGradient` of its forms. Here each has one; a
+       kernel that is used twice has two, whose gradients are added up.
+    6. v goes to the fallback, and a warning says so: a Jacobian of the losses, `[B]`.
+
+    Args:
+      loss: the losses, `[B]`.
+      variables: the variables.
+      handles: their handles in the graph of the losses.
+      context: the analysis of the losses, and B.
+      budget: how much memory the gradients may take.
+    """
+    in_graph = [
+        find_uses(handle, v.shape, context.flows)
+        for handle, v in zip(handles, variables, strict=True)
+    ]
+    expanded, stand_ins = while_loops.expand(in_graph, context.flows)
+    # One use without a rule, and the variable takes the fallback for all of them.
+    ruled = [all(has_rule(use) for use in uses) for uses in expanded]
+    meetings = _meetings(itertools.compress(expanded, ruled), stand_ins)
+    _differentiate(loss, meetings, context)
+    # What the loss does not depend on, whichever way values flow, is no use.
+    reached = [
+        [use for use in uses if meetings[use.op].reached] if is_ruled else uses
+        for uses, is_ruled in zip(expanded, ruled, strict=True)
+    ]
+    found = FoundGradients([bool(uses) for uses in reached], meetings)
+    forms: dict[tuple[tf.Operation, int], Form | None] = {}
+    reasons, coarse = [], False
+    for i, uses in enumerate(reached):
+        if not uses:
+            continue
+        built = _forms(uses, meetings, forms, context) if ruled[i] else [None]
+        whole = [form for form in built if form is not None]
+        if len(whole) == len(built):
+            gradient = VariableGradient(variables[i], handles[i], uses, whole)
+            found.by_form[i] = gradient
+            continue
+        found.slow_variables.append(i)
+        found.slow_uses += in_graph[i]
+        reasons.append(_reason(uses, built if ruled[i] else None))
+        coarse = coarse or any(map(_is_coarse, uses))
+    if found.slow_variables:
+        slow = [variables[i] for i in found.slow_variables]
+        fallback.warn(slow, reasons)
+        found.slow = fallback.SlowGradients(
+            loss,
+            slow,
+            [handles[i] for i in found.slow_variables],
+            context.batch_size,
+            budget,
+            coarse=coarse,
+        )
+    return found
+
+
+def _meetings(
+    uses_by_variable: Iterable[list[Use]], stand_ins: dict
+) -> dict[tf.Operation, Meeting]:
+    """The ops of some uses, and what stands for their outputs in loops."""
+    meetings: dict[tf.Operation, Meeting] = {}
+    for use in itertools.chain.from_iterable(uses_by_variable):
+        if use.op not in meetings:
+            outputs = stand_ins.get(use.op)
+            outputs = outputs or [use.op.outputs[k] for k in outputs_of(use)]
+            meetings[use.op] = Meeting(outputs, pull_back_of(use))
+    return meetings
+
+
+def _differentiate(
+    loss: tf.Tensor, meetings: dict[tf.Operation, Meeting], context: Context
+) -> None:
+    """Finds the gradients at all meetings, in one backward pass."""
+    others = [m for m in meetings.values() if m.pull_back is None]
+    tensors = [t for m in others for t in m.outputs]
+    rules = {}
+    for op, meeting in meetings.items():
+        if meeting.pull_back is not None:
+            meeting.gradients = [None] * len(meeting.outputs)
+            rules[op] = meeting.pulled(meeting.pull_back, context)
+            # So that the pass reaches the call.
+            tensors += [t for t in op.inputs if t.dtype.is_floating]
+    with own_gradients(rules):
+        gradients = iter(gradients_at(loss, tensors))
+    for meeting in others:
+        meeting.gradients = [next(gradients) for _ in meeting.outputs]
+
+
+def _forms(uses, meetings, known, context) -> list[Form | None]:
+    """A form for each use, None where its rule does not apply; notes them in `known`.
+
+    Variables that are one op's input together, as when they are concatenated first,
+    share its form.
+    """
+    for use in uses:
+        key = (use.op, use.index)
+        if key not in known:
+            known[key] = build_form(use, meetings[use.op].gradients, context)
+    return [known[use.op, use.index] for use in uses]
+
+
+def _is_coarse(use: Use) -> bool:
+    """Whether the op computes in a type below float32."""
+    return any(
+        t.dtype.is_floating and t.dtype.size < 4
+        for t in (*use.op.inputs, *use.op.outputs)
+    )
+
+
+def _reason(uses: Sequence[Use], forms: Sequence[Form | None] | None) -> str:
+    """Why a variable takes the fallback."""
+    for i, use in enumerate(uses):
+        if not has_rule(use) or (forms is not None and forms[i] is None):
+            return f"used by {use.op.name!r}, a {use.op.type}"
+    return "used by an op without a rule"

@@ -1,5 +1,6 @@
 """Per-example gradients from the loss and the variables alone."""
 
+from tfdpclip.gradients import contraction_rules as _contractions  # noqa: F401  adds them
 from tfdpclip.gradients import op_rules as _op_rules  # noqa: F401  adds them
 from tfdpclip.gradients import recurrent as _recurrent  # noqa: F401  adds its rule
 from tfdpclip.gradients.engine import PerExampleGradients

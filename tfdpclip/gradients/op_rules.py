@@ -1,23 +1,21 @@
 """The rules that the library has: one function for each kind of op.
 
-`rule_table.py` says what a rule is given and gives back, and how to add one.
+`rule_table.py` says what a rule is given and gives back, and how to add one. The rules
+for contractions are in `contraction_rules.py`.
 """
 
 from __future__ import annotations
 
 import math
-import string
 
 import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients import ops
-from tfdpclip.gradients.contractions import explicit_equation
 from tfdpclip.gradients.convolution import Convolution, Geometry
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms import Explicit
 from tfdpclip.gradients.lookup import Lookup
-from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
     batch_first,
     by_example,
@@ -27,133 +25,6 @@ from tfdpclip.gradients.rule_table import (
     rule_for,
 )
 from tfdpclip.gradients.sparse import row_lookup
-
-# Contractions: MatMul, BatchMatMul, Einsum.
-
-
-@rule_for("MatMul")
-def _matmul(use, dz, shape, context):
-    ta, tb = use.op.get_attr("transpose_a"), use.op.get_attr("transpose_b")
-    labels = ["ka" if ta else "ak", "bk" if tb else "kb"]
-    return _contraction(use, dz, shape, context, labels, "ab")
-
-
-@rule_for("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _batch_matmul(use, dz, shape, context):
-    ranks = [t.shape.rank for t in use.op.inputs]
-    lead = string.ascii_lowercase[10 : 10 + max(ranks) - 2]
-    flips = (use.op.get_attr("adj_x"), use.op.get_attr("adj_y"))
-    labels = []
-    for rank, flip, pair in zip(ranks, flips, ("ac", "cb"), strict=True):
-        own = lead[len(lead) - (rank - 2) :]
-        labels.append(own + (pair[::-1] if flip else pair))
-    return _contraction(use, dz, shape, context, labels, lead + "ab")
-
-
-@rule_for("Einsum")
-def _einsum(use, dz, shape, context):
-    equation = explicit_equation(use.op)
-    if equation is None or len(use.op.inputs) != 2:
-        return None
-    return _contraction(use, dz, shape, context, *equation)
-
-
-def _contraction(use, dz, shape, context, labels, out):
-    """z[out] = sum x[...] p[...]; the parameter's gradient pairs x with dz."""
-    x_labels, p_labels = labels[1 - use.index], labels[use.index]
-    source = use.op.inputs[1 - use.index]
-    if any(len(set(names)) != len(names) for names in (x_labels, p_labels, out)):
-        return None
-    flow = context.flows[source]
-    if flow.axes is not None and len(flow.axes) != 1:
-        return None
-    if flow.axes is None and not batch_first(source, context):
-        return None
-    batch = x_labels[flow.axes[0] if flow.axes else 0]
-    if batch not in out:
-        return None
-    x = in_float(source)
-    # An axis of size 1 of the input that the parameter broadcasts is none of its own.
-    lone = [
-        i
-        for i, name in enumerate(x_labels)
-        if name != batch
-        and name in p_labels
-        and source.shape[i] == 1
-        and shape[p_labels.index(name)] != 1
-    ]
-    if lone:
-        x = tf.squeeze(x, axis=lone)
-        x_labels = "".join(n for i, n in enumerate(x_labels) if i not in lone)
-    # Broadcast axes of size 1 of the parameter are no axes of its gradient.
-    kept = [i for i, d in enumerate(shape) if d != 1 or p_labels[i] == batch]
-    p_core = "".join(p_labels[i] for i in kept)
-    core_shape = [shape[i] for i in kept]
-    if batch in p_core or (set(p_core) - set(x_labels) - set(out)):
-        return None
-    sizes = dict(zip(p_core, core_shape, strict=True))
-    gone = [i for i, name in enumerate(x_labels) if name not in p_core + out]
-    if gone:
-        x = tf.reduce_sum(x, axis=gone)
-        x_labels = "".join(n for i, n in enumerate(x_labels) if i not in gone)
-    single = [
-        i for i, n in enumerate(out) if n in p_labels and n not in x_labels + p_core
-    ]
-    if single:
-        dz = tf.squeeze(dz, axis=single)
-        out = "".join(n for i, n in enumerate(out) if i not in single)
-    others = [n for n in p_core if n in x_labels and n in out]
-    ks = [n for n in p_core if n in x_labels and n not in out]
-    us = [n for n in p_core if n not in x_labels and n in out]
-    time = [n for n in x_labels if n in out and n not in p_core and n != batch]
-    if any(n not in x_labels + p_core for n in out):
-        return None
-    if any(n not in x_labels for n in out if n not in us):
-        return None
-    x = _transposed(x, [x_labels.index(n) for n in [batch, *others, *time, *ks]])
-    z = _transposed(dz, [out.index(n) for n in [batch, *others, *time, *us]])
-    like = source if flow.axes == (0,) and x_labels[0] == batch else use.output
-    g = math.prod(sizes[n] for n in others)
-    x = _stacked(x, context, like, g, len(others), [sizes[n] for n in ks])
-    z = _stacked(z, context, like, g, len(others), [sizes[n] for n in us])
-    grouped = bool(others)
-    order = [*others, *ks, *us]
-
-    def arrange(products, lead):
-        ahead = len(lead)
-        perm = [*range(ahead), *(ahead + order.index(n) for n in p_core)]
-        if perm != list(range(len(perm))):
-            unpacked = tf.reshape(products, [*lead, *(sizes[n] for n in order)])
-            products = tf.transpose(unpacked, perm)
-        return tf.reshape(products, [*lead, *shape])
-
-    steps = rows_of(context, like)
-    for name in time:
-        size = dz.shape[out.index(name)]
-        steps = None if steps is None or size is None else steps * size
-    layout = (tuple(shape), p_core, tuple(order), grouped)
-    axes = None
-    if len(ks) == len(us) == 1 and not others:
-        axes = (kept[p_core.index(ks[0])], kept[p_core.index(us[0])])
-    return Outer(x, z, arrange, shape, steps, layout, axes)
-
-
-def _transposed(tensor, perm):
-    return tensor if perm == sorted(perm) else tf.transpose(tensor, perm)
-
-
-def _stacked(tensor, context, like, groups, group_axes, tail):
-    """`[N, groups..., time..., tail...]` as `[B, (G,) T, prod(tail)]`."""
-    width = math.prod(tail)
-    if not group_axes:
-        return in_steps(tensor, context, like, width, len(tail))
-    tensor = by_example(tensor, context, like)
-    dims = tf.unstack(tf.shape(tensor))
-    time = math.prod(dims[2 + group_axes : len(dims) - len(tail)])
-    tensor = tf.reshape(tensor, [dims[0], dims[1], groups, time, width])
-    tensor = tf.transpose(tensor, [0, 2, 1, 3, 4])
-    return tf.reshape(tensor, [dims[0], groups, dims[1] * time, width])
-
 
 # Elementwise ops with broadcasting.
 

@@ -14,6 +14,8 @@ DOORS = {
 }
 _PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "keras.engine")
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+# Public, and documented: an underscore keeps them apart from a tuple's fields.
+_NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 
 
 def modules():
@@ -45,7 +47,8 @@ def is_private(name, own):
     """Whether a name is somebody else's secret; our own marks are ours."""
     dunder = name.startswith("__") and name != "__internal__"
     ours = name in own or name.startswith("_tfdpclip_")
-    return name.startswith("_") and not dunder and not ours
+    known = ours or name in _NAMED_TUPLES
+    return name.startswith("_") and not dunder and not known
 
 
 def secrets_in(tree, own):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
-from tfdpclip._data import as_batches, check_data
 from tfdpclip.clipping import as_rule, bound_rule, make_groups
 from tfdpclip.clipping.groups import normalized
+from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
 from tfdpclip.gradients import PerExampleGradients
 
 PRIVATE = (
@@ -155,10 +154,10 @@ class GradientMeter:
           ValueError: if there are no examples.
         """
         found: list[tuple[np.ndarray, ...]] = []
-        with _untouched_metrics(self._model):
-            for x, y, weight, places in _batches(data, batch_size, max_examples):
-                total, grouped, predicted = _run(self._norm_graph, x, y, weight)
-                labels, correct = _classes(y, predicted)
+        with untouched_metrics(self._model):
+            for x, y, weight, places in batches(data, batch_size, max_examples):
+                total, grouped, predicted = run(self._norm_graph, x, y, weight)
+                labels, correct = classes(y, predicted)
                 kept = np.ones(len(places), bool)
                 if weight is not None:
                     kept = np.reshape(np.asarray(weight), [len(places), -1]).any(axis=1)
@@ -220,9 +219,9 @@ class GradientMeter:
                 variable.shape
             )
         signals = []
-        with _untouched_metrics(self._model):
-            for x, y, weight, _ in _batches(data, batch_size, max_examples):
-                signals.append(_run(self._sum_graph[1], x, y, weight, state).numpy())
+        with untouched_metrics(self._model):
+            for x, y, weight, _ in batches(data, batch_size, max_examples):
+                signals.append(run(self._sum_graph[1], x, y, weight, state).numpy())
         if not signals:
             raise ValueError("data has no examples to measure gradients on.")
         return SignalToNoise(np.stack(signals), np.sqrt(variances), groups.names)
@@ -243,9 +242,9 @@ class GradientMeter:
         """
 
         def read():
-            with _untouched_metrics(self._model):
-                for x, y, weight, _ in _batches(data, batch_size, max_examples):
-                    yield _run(self._gradient_graph, x, y, weight).numpy()
+            with untouched_metrics(self._model):
+                for x, y, weight, _ in batches(data, batch_size, max_examples):
+                    yield run(self._gradient_graph, x, y, weight).numpy()
 
         return read
 
@@ -332,83 +331,3 @@ def gradient_norms(
     """
     meter = GradientMeter(model, **options)
     return meter.norms(data, batch_size=batch_size, max_examples=max_examples)
-
-
-def _batches(data, batch_size, max_examples):
-    """(x, y, sample_weight, positions) for each batch."""
-    check_data("data", data, "(x, y)")
-    size = _arguments.integer("batch_size", batch_size, 1)
-    limit = None
-    if max_examples is not None:
-        limit = _arguments.integer("max_examples", max_examples, 1)
-    if isinstance(data, list):
-        data = tuple(data)
-    start = 0
-    for element in as_batches("data", data, size):
-        x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(element)
-        if y is None:
-            raise ValueError("data has no targets: give (x, y).")
-        count = int(tf.nest.flatten(x)[0].shape[0])
-        if limit is not None and start + count > limit:
-            left = limit - start
-            x, y, weight = tf.nest.map_structure(
-                lambda t, left=left: t if t is None else t[:left], (x, y, weight)
-            )
-            count = left
-        if count:
-            yield x, y, weight, np.arange(start, start + count)
-        start += count
-        if limit is not None and start >= limit:
-            return
-
-
-def _run(graph, x, y, weight, *others):
-    """Calls a graph that is traced once for all sizes of batches."""
-
-    def any_size(value):
-        if value is None:
-            return None
-        return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
-
-    batch = tf.nest.map_structure(any_size, (x, y, weight))
-    graph.get_concrete_function(*batch, *others)
-    return graph(x, y, weight, *others)
-
-
-class _untouched_metrics:
-    """Computing the compiled loss adds to the model's metrics: puts them back."""
-
-    def __init__(self, model):
-        self._model = model
-
-    def __enter__(self):
-        self._before = {
-            v.ref(): v.numpy() for m in self._model.metrics for v in m.variables
-        }
-
-    def __exit__(self, *error):
-        for variable in itertools.chain.from_iterable(
-            m.variables for m in self._model.metrics
-        ):
-            before = self._before.get(variable.ref())
-            variable.assign(tf.zeros_like(variable) if before is None else before)
-
-
-def _classes(y, predicted):
-    """Labels and whether they were predicted, where the targets are classes."""
-    if not tf.is_tensor(y) or not tf.is_tensor(predicted):
-        return None, None
-    y = y.numpy()
-    count = len(y)
-    if np.issubdtype(y.dtype, np.integer) and y.size == count:
-        labels = y.reshape(-1)
-    elif y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all():
-        if not (y.sum(axis=1) == 1).all():
-            return None, None
-        labels = y.argmax(axis=1)
-    else:
-        return None, None
-    predicted = predicted.numpy()
-    if predicted.ndim != 2 or predicted.shape[1] < 2:
-        return labels, None
-    return labels, predicted.argmax(axis=1) == labels

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tfdpclip.gradients import floors
-from tfdpclip.gradients.convolution import Convolution, Geometry
+from tfdpclip.gradients.convolution import Convolution
 from tfdpclip.gradients.forms import Budget
+from tfdpclip.gradients.geometry import Geometry
 from tfdpclip.gradients.lookup import Lookup
 from tfdpclip.gradients.outer import Outer
 

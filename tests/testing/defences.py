@@ -19,8 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients import (
+    comparison,
     inlining,
     loss,
+    loss_checks,
     outer,
     per_example_norms,
     separation,
@@ -47,12 +49,12 @@ def _all_separate(probes, *args):
 def _all_equal(self, *args):
     zeros = tf.zeros([len(self._columns)])
     one, true = tf.zeros([self._members.shape[0]]), tf.constant(True)
-    return verify.Comparison(zeros, zeros, one, tf.zeros([]), true, true, true)
+    return comparison.Comparison(zeros, zeros, one, tf.zeros([]), true, true, true)
 
 
 # What to put in the place of each defence to leave it out.
 DEFENCES: dict[str, list[tuple]] = {
-    "graph analysis": [(loss, "_check_uncoupled", _nothing)],
+    "graph analysis": [(loss_checks, "check_uncoupled", _nothing)],
     "gradients separate": [(separation, "separate", _all_separate)],
     "replaced examples": [
         (

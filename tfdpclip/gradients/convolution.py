@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients import floors
@@ -22,6 +20,7 @@ from tfdpclip.gradients.forms import (
     rows_per_example,
     sum_squares,
 )
+from tfdpclip.gradients.geometry import Geometry, size_of
 
 # Patches of few channels are cut fastest by a convolution with an identity filter,
 # whose cost grows with the square of the patch; those of many channels by gathering
@@ -31,31 +30,6 @@ _FEW_CHANNELS = 8
 # Patches of at most this size may be cut before they are needed, which is a little
 # faster.
 _EARLY_BYTES = 2**24
-
-
-@dataclasses.dataclass(frozen=True)
-class Geometry:
-    """A convolution's static settings, channels last.
-
-    Attributes:
-      kernel: kernel sizes, one a spatial axis.
-      strides: strides, likewise.
-      dilations: dilations, likewise.
-      padding: "SAME", "VALID", or explicit (before, after) pairs.
-      groups: feature groups.
-      depthwise: whether every input channel has filters of its own.
-    """
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    padding: str | tuple[tuple[int, int], ...]
-    groups: int = 1
-    depthwise: bool = False
-
-    @property
-    def spatial(self) -> int:
-        return len(self.kernel)
 
 
 class Convolution(Form):
@@ -177,7 +151,7 @@ class Convolution(Form):
                 total += tf.cast(sum_squares(self._product(offset)), tf.float32)
         # The sum over the batch is not made of these products, but of their terms.
         terms = self._rows_per_example() * math.prod(
-            _size(self.small, axis + 1) for axis in range(self.geometry.spatial)
+            size_of(self.small, axis + 1) for axis in range(self.geometry.spatial)
         )
         return floors.floored(total, tf.cast(self.part_squares(), tf.float32), terms)
 
@@ -218,33 +192,20 @@ class Convolution(Form):
         geometry = self.geometry
         if geometry.padding == "VALID":
             return big
-        pads = [[0, 0]]
-        for axis in range(geometry.spatial):
-            if geometry.padding != "SAME":
-                pads.append(list(geometry.padding[axis]))
-                continue
-            size = _size(self.big, axis + 1)
-            out = _size(self.small, axis + 1)
-            reach = (geometry.kernel[axis] - 1) * geometry.dilations[axis] + 1
-            total = (out - 1) * geometry.strides[axis] + reach - size
-            total = max(total, 0) if isinstance(total, int) else tf.maximum(total, 0)
-            pads.append([total // 2, total - total // 2])
-        return tf.pad(big, [*pads, [0, 0]])
+        axes = range(geometry.spatial)
+        pads = [geometry.pads(axis, self.big, self.small) for axis in axes]
+        return tf.pad(big, [[0, 0], *(list(pair) for pair in pads), [0, 0]])
 
     def _shift(self, padded, offset) -> tf.Tensor:
-        slices = (self._places(axis, place) for axis, place in enumerate(offset))
+        slices = (
+            self.geometry.places(axis, place, self.small)
+            for axis, place in enumerate(offset)
+        )
         return padded[(slice(None), *slices)]
 
     def _shift_axis(self, padded, axis: int, place: int) -> tf.Tensor:
         others = [slice(None)] * (axis + 1)
-        return padded[(*others, self._places(axis, place))]
-
-    def _places(self, axis: int, place: int) -> slice:
-        """Which inputs meet one place of the kernel, along one axis."""
-        start = place * self.geometry.dilations[axis]
-        stride = self.geometry.strides[axis]
-        out = _size(self.small, axis + 1)
-        return slice(start, start + (out - 1) * stride + 1, stride)
+        return padded[(*others, self.geometry.places(axis, place, self.small))]
 
     def _flat_shift(self, offset) -> tf.Tensor:
         if not hasattr(self, "_padded_big"):
@@ -293,45 +254,11 @@ class Convolution(Form):
         else:
             cells = math.prod(self.big.shape[1:-1])
             flat = tf.reshape(self.big, [-1, cells, channels])
-            places = self._patch_cells()
+            places = geometry.patch_cells(self.big, self.small)
             if places.max() == cells:
                 flat = tf.pad(flat, [[0, 0], [0, 1], [0, 0]])
             patches, axes = tf.gather(flat, places, axis=1), 2
         return merge_steps(patches, self.batch_size, patch, axes, self._rows)
-
-    def _patch_cells(self) -> np.ndarray:
-        """The number of the image's cell behind each place of each patch.
-
-        `[positions, kernel]`; padding has the number one past the last cell.
-        """
-        geometry = self.geometry
-        image = self.big.shape[1:-1].as_list()
-        axes = []
-        for axis, size in enumerate(image):
-            out = self.small.shape[axis + 1]
-            reach = (geometry.kernel[axis] - 1) * geometry.dilations[axis] + 1
-            before = 0
-            if geometry.padding == "SAME":
-                total = max((out - 1) * geometry.strides[axis] + reach - size, 0)
-                before = total // 2
-            elif geometry.padding != "VALID":
-                before = geometry.padding[axis][0]
-            starts = np.arange(out) * geometry.strides[axis] - before
-            taps = np.arange(geometry.kernel[axis]) * geometry.dilations[axis]
-            axes.append(starts[:, np.newaxis] + taps)
-        rank = len(image)
-        number = np.zeros([1] * (2 * rank), np.int64)
-        inside = np.ones([1] * (2 * rank), bool)
-        for axis, (places, size) in enumerate(zip(axes, image, strict=True)):
-            shape = [1] * (2 * rank)
-            shape[axis], shape[rank + axis] = places.shape
-            places = places.reshape(shape)
-            number = number * size + places
-            inside = inside & (places >= 0) & (places < size)
-        cells = math.prod(image)
-        number = np.where(inside, number, cells)
-        positions = math.prod(places.shape[0] for places in axes)
-        return number.reshape(positions, -1).astype(np.int32)
 
     def _patch_products(self) -> tf.Tensor:
         """`[B, U, kernel * C]`."""
@@ -410,8 +337,3 @@ def _from_patches(sums: list[tf.Tensor]) -> tf.Tensor:
 
 def _steps(tensor: tf.Tensor) -> tf.Tensor:
     return tf.unstack(tf.shape(tensor)[:2])
-
-
-def _size(tensor: tf.Tensor, axis: int):
-    static = tensor.shape[axis]
-    return tf.shape(tensor)[axis] if static is None else static

@@ -14,26 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients import ops
-from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients import loss_checks, ops
+from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
+from tfdpclip.gradients.loss_checks import BY_BATCH, FIX
 from tfdpclip.gradients.padding import any_present, weights_mask
 from tfdpclip.gradients.public_terms import check_public
 from tfdpclip.gradients.scale import Scale
-
-_FIX = (
-    "Give one loss per example instead: compile with "
-    "loss=tf.keras.losses.MeanSquaredError(reduction='none') (or your own loss with "
-    "reduction='none'), or pass the unreduced loss, of shape [batch], to "
-    "optimizer.minimize(per_example_loss, variables, tape=tape)."
-)
-_BY_BATCH = (
-    "The term {name!r} of the loss is no example's own, and is scaled with the number "
-    "of examples that happen to be in a batch: it would tell that number, without "
-    "noise. Scale it by a constant. "
-)
 
 
 @dataclasses.dataclass
@@ -72,7 +61,7 @@ def take_apart(
     """
     if loss.shape.rank is None:
         raise LossStructureError(
-            f"The loss {loss.name!r} has no known rank. " + _FIX,
+            f"The loss {loss.name!r} has no known rank. " + FIX,
         )
     if loss.shape.rank:
         return _from_vector(loss, flows)
@@ -81,7 +70,7 @@ def take_apart(
     if not walker.terms:
         raise LossStructureError(
             "The loss depends on the trained variables, but on no example of a batch: "
-            f"no tensor with a batch axis was found behind {loss.name!r}. " + _FIX
+            f"no tensor with a batch axis was found behind {loss.name!r}. " + FIX
         )
     batch_size = _batch_size(walker.terms[0][0], flows)
     total, masks = None, []
@@ -94,7 +83,7 @@ def take_apart(
                 f"The term {tensor.name!r} of the loss is scaled with the batch size "
                 f"to the power {power}, where a mean over the batch has -1 and a sum "
                 "0: its scale would depend on how many examples there happen to be. "
-                + _FIX
+                + FIX
             )
         if power == 0 and nominal_batch_size is not None:
             # A sum over the batch: multiplying by the number of examples that happen
@@ -117,7 +106,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
         if not (b.shape.rank == 0 and flows[b].kind != DATA and flows[b].trained):
             break
         if flows[b].power != 0:
-            raise LossStructureError(_BY_BATCH.format(name=b.name) + _FIX)
+            raise LossStructureError(BY_BATCH.format(name=b.name) + FIX)
         check_public(b, flows)
         shared.append(tf.cast(b, tf.float32))
         loss = a
@@ -128,7 +117,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
             "the examples' own losses. The optimizer divides by expected_batch_size."
         )
     flow = flows[loss]
-    _check_uncoupled(loss, flow)
+    loss_checks.check_uncoupled(loss, flow)
     if flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}:
         raise ExampleIsolationError(
             f"The loss {loss.name!r} counts examples on axes {flow.axes}, not on axis "
@@ -141,8 +130,8 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
             f"The loss {loss.name!r} has {flow.rows} entries for each example, so that "
             "an entry is not an example. Reshape it to [batch, entries per example]."
         )
-    _check_sizes(loss, flows)
-    _check_static_size(loss, flows)
+    loss_checks.check_sizes(loss, flows)
+    loss_checks.check_static_size(loss, flows)
     batch_size = tf.shape(loss)[0]
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
     per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
@@ -183,11 +172,11 @@ class _Walker:
         if flow.kind != DATA:
             self._set_aside(tensor, scale)
         elif flow.leads:
-            _check_uncoupled(tensor, flow)
+            loss_checks.check_uncoupled(tensor, flow)
             rest, scale = self._peel(tensor, scale)
             penalty = self._penalty(rest)
             if penalty is None:
-                _check_sizes(rest, self._flows)
+                loss_checks.check_sizes(rest, self._flows)
                 self.terms.append((rest, scale))
                 return
             # A regulariser inside the mean is no example's own: set it aside.
@@ -198,8 +187,8 @@ class _Walker:
         elif flow.axes is None and _may_lead(tensor, self._flows):
             # An op the analysis does not know came before. That axis 0 counts examples
             # is tested when the step runs (`separation.py`).
-            _check_uncoupled(tensor, flow)
-            _check_sizes(tensor, self._flows)
+            loss_checks.check_uncoupled(tensor, flow)
+            loss_checks.check_sizes(tensor, self._flows)
             self.terms.append((tensor, scale))
         elif op.type in ("Sum", "Mean"):
             self._reduction(op, scale)
@@ -222,14 +211,14 @@ class _Walker:
         else:
             raise LossStructureError(
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
-                f"{op.type}) combines them in a way that cannot be taken apart. " + _FIX
+                f"{op.type}) combines them in a way that cannot be taken apart. " + FIX
             )
 
     def _set_aside(self, tensor, scale):
         power = self._flows[tensor].power
         static = self._flows.batch_size is not None
         if power is None or (power + scale.power != 0 and not static):
-            raise LossStructureError(_BY_BATCH.format(name=tensor.name) + _FIX)
+            raise LossStructureError(BY_BATCH.format(name=tensor.name) + FIX)
         self._shared.append((tensor, scale))
 
     def _penalty(self, tensor):
@@ -276,8 +265,7 @@ class _Walker:
             raise LossStructureError(
                 f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends "
                 "on the batch size other than by a power of it: the scale of every "
-                "example's gradient would depend on how many there happen to be. "
-                + _FIX
+                "example's gradient would depend on how many there happen to be. " + FIX
             )
         return power
 
@@ -317,48 +305,7 @@ class _Walker:
             "does this): each example's gradient would depend on the others. Divide "
             "by a constant, or average each example over its own entries: compile with "
             "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
-            "whichever loss it is. " + _FIX + see("losses-that-divide-by-the-batch")
-        )
-
-
-def _check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
-    """Raises if an example's loss is computed with the number of examples.
-
-    That is not public: one example more or less would change everybody's gradient.
-    """
-    for op in ancestors([tensor]):
-        sizes = [
-            t
-            for t in op.inputs
-            if flows[t].kind == SIZE
-            and (t.dtype.is_floating or t.dtype == tf.bool)
-            # Not random numbers for a batch on another axis.
-            and t.shape.is_fully_defined()
-        ]
-        if sizes and any(
-            flows[t].kind == DATA and t.dtype.is_floating
-            for t in (*op.inputs, *op.outputs)
-        ):
-            raise ExampleIsolationError(
-                f"An example's loss is computed with the number of examples in the "
-                f"batch, {sizes[0].name!r}, at {op.name!r} (a {op.type}): one example "
-                "more or less would change the gradients of all others. Use the public "
-                "expected_batch_size, or batches of a static size."
-                + see("mixed-examples")
-            )
-
-
-def _check_uncoupled(tensor, flow):
-    if flow.coupled is not None:
-        raise ExampleIsolationError(
-            f"The loss of one example depends on other examples: {flow.coupled.name!r} "
-            f"(a {flow.coupled.type}) combines the examples of a batch before "
-            f"{tensor.name!r}. Batch normalisation in training mode does this (use "
-            "GroupNormalization or LayerNormalization, or freeze the layer with "
-            "layer.trainable = False), and so do an in-batch contrastive loss and a "
-            "masked mean over the batch, as of masked sequences: compile those with "
-            "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
-            "whichever loss it is. " + _FIX + see("mixed-examples")
+            "whichever loss it is. " + FIX + see("losses-that-divide-by-the-batch")
         )
 
 
@@ -383,16 +330,6 @@ def _constant_power(tensor: tf.Tensor, scale: Scale, flows: Dataflow) -> int:
         elif factor.op.type != "Const":
             power += is_count(factor) - is_count(factor, inverse=True)
     return power
-
-
-def _check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
-    sizes = {source.shape[0] for source in flows.sources if flows[source].leads}
-    if sizes and None not in sizes and loss.shape[0] not in (None, *sizes):
-        raise LossStructureError(
-            f"The loss {loss.name!r} has {loss.shape[0]} entries, but the data have "
-            f"{' or '.join(str(size) for size in sorted(sizes))} examples: an entry is "
-            "not an example. Reshape it to [batch, entries per example]."
-        )
 
 
 def _may_lead(tensor: tf.Tensor, flows: Dataflow) -> bool:

@@ -12,10 +12,12 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients import ops
-from tfdpclip.gradients.convolution import Convolution, Geometry
+from tfdpclip.gradients.convolution import Convolution
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms import Explicit
+from tfdpclip.gradients.geometry import Geometry
 from tfdpclip.gradients.lookup import Lookup
+from tfdpclip.gradients.row_lookup import row_lookup
 from tfdpclip.gradients.rule_table import (
     batch_first,
     by_example,
@@ -24,7 +26,6 @@ from tfdpclip.gradients.rule_table import (
     rows_of,
     rule_for,
 )
-from tfdpclip.gradients.sparse import row_lookup
 
 # Elementwise ops with broadcasting.
 

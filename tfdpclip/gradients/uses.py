@@ -6,9 +6,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdpclip.gradients import ops, sparse
+from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA
+from tfdpclip.gradients.row_lookup import sum_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
                 for index in indices:
                     param = op.inputs[index]
                     path, reaching = paths[param.ref()], _reaching(op, flows)
-                    summed = sparse.sum_after(op, flows)
+                    summed = sum_after(op, flows)
                     if summed is not None:
                         op_used, reaching = summed, (0,)
                     else:

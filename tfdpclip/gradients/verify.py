@@ -19,7 +19,6 @@ All of it is one loop over a few weightings, so that its graph is built once.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients import chance, separation
 from tfdpclip.gradients.backward import gradients_at, own_gradients
+from tfdpclip.gradients.comparison import Comparison, beside, fields, flat, worse
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.records import LOST_SQUARE
 from tfdpclip.gradients.replaced import MESSAGE as REPLACED
@@ -46,32 +46,6 @@ _FEW = 8
 # together: a gradient that is zero but for rounding (the bias of attention's keys, for
 # one) agrees with nothing.
 _ROUNDING, _COARSE_ROUNDING = 1e-5, 1e-2
-
-
-@dataclasses.dataclass
-class Comparison:
-    """The engine beside ordinary backward passes; the worst over all weightings.
-
-    Attributes:
-      sums: `[V]`, how far each variable's weighted sum is off, relative to the root of
-        the summed squares of the weighted norms.
-      norms: `[V]`, how far the norm of a single example's gradient is above the
-        engine's, relative to the engine's.
-      groups: `[1]` or `[L]`, the same for the norms that decide about the clip.
-      excess: a scalar, how far the engine's norm is above the gradient's, relative to
-        the gradient's.
-      good: `[P]`, whether the gradient at each probe separates by example.
-      telling: `[P]`, whether it could have shown otherwise.
-      compared: whether anything finite was compared.
-    """
-
-    sums: tf.Tensor
-    norms: tf.Tensor
-    groups: tf.Tensor
-    excess: tf.Tensor
-    good: tf.Tensor
-    telling: tf.Tensor
-    compared: tf.Tensor
 
 
 class SelfCheck:
@@ -190,7 +164,7 @@ class SelfCheck:
             new = Comparison(
                 off.sums, off.norms, off.groups, off.excess, separate, two, off.compared
             )
-            return i + 1, plain, *_worse(Comparison(*worst), new, several)
+            return i + 1, plain, *worse(Comparison(*worst), new, several)
 
         probes = len(self.probes)
         start = Comparison(
@@ -212,7 +186,7 @@ class SelfCheck:
         _, _, *found = tf.while_loop(
             lambda i, *_: i < number,
             body,
-            (tf.constant(0), nothing, *_fields(start)),
+            (tf.constant(0), nothing, *fields(start)),
             maximum_iterations=number,
             parallel_iterations=1,
         )
@@ -254,7 +228,7 @@ class SelfCheck:
         scales = bounds + (together + terms) * (rounding / tolerance) + 1e-30
         found = tf.stack(
             [
-                _beside(*_flat(a, b), scale)
+                beside(*flat(a, b), scale)
                 for a, b, scale in zip(
                     own, truth, tf.unstack(scales, num=len(own)), strict=True
                 )
@@ -284,10 +258,10 @@ class SelfCheck:
         norms = tf.reduce_max(theirs, axis=0) + 1e-30
         if engine.perturbation is not None:
             # The perturbed gradient is what is clipped.
-            found = [_flat(part, None)[0] for part in engine.weighted_sum(seed)]
+            found = [flat(part, None)[0] for part in engine.weighted_sum(seed)]
             scales = tf.stack([tf.reduce_max(tf.abs(f)) for f in found]) + 1e-30
             pairs = zip(found, tf.unstack(scales, num=len(found)), strict=True)
-            lengths = tf.stack([_beside(f, f, scale)[1] for f, scale in pairs])
+            lengths = tf.stack([beside(f, f, scale)[1] for f, scale in pairs])
         # Relative to the norms before anything is squared, against overflow.
         parts = lengths * scales / tf.gather(norms, self._columns)
         ratios = tf.sqrt(tf.linalg.matvec(self._members, tf.square(parts)))
@@ -343,52 +317,6 @@ class SelfCheck:
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _AGAIN], first)
         return tf.reduce_all(every), tf.reduce_all(tf.stack(conclusive)), message
-
-
-def _fields(comparison: Comparison) -> list[tf.Tensor]:
-    return [getattr(comparison, f.name) for f in dataclasses.fields(comparison)]
-
-
-def _worse(before: Comparison, new: Comparison, several) -> list[tf.Tensor]:
-    """The worst of two comparisons; what is telling is learnt from several examples."""
-    return [
-        tf.maximum(before.sums, new.sums),
-        tf.maximum(before.norms, new.norms),
-        tf.maximum(before.groups, new.groups),
-        tf.maximum(before.excess, new.excess),
-        before.good & new.good,
-        before.telling | (new.telling & several),
-        before.compared | new.compared,
-    ]
-
-
-def _flat(a, b) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two gradients as vectors in float32; zeros for one that is None."""
-    a = tf.cast(tf.reshape(a, [-1]), tf.float32)
-    if b is None:
-        return a, tf.zeros_like(a)
-    return a, tf.cast(tf.reshape(tf.convert_to_tensor(b), [-1]), tf.float32)
-
-
-# Traced once for all variables of all models.
-@tf.function(
-    input_signature=[
-        tf.TensorSpec([None], tf.float32),
-        tf.TensorSpec([None], tf.float32),
-        tf.TensorSpec([], tf.float32),
-    ],
-    autograph=False,
-)
-def _beside(a, b, scale):
-    """The norms of a - b and of b, over a scale, against overflow, `[2]`."""
-    return tf.sqrt(
-        tf.stack(
-            [
-                tf.reduce_sum(tf.square((a - b) / scale)),
-                tf.reduce_sum(tf.square(b / scale)),
-            ]
-        )
-    )
 
 
 _WHAT_MIXES = (

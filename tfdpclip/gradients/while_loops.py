@@ -14,7 +14,6 @@ passes that the loss came from, whatever is drawn at random in the loop.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -24,9 +23,10 @@ from tfdpclip._devices import in_xla
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
-from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.loop_flows import BodyFlows
 from tfdpclip.gradients.rule_table import has_op_rule, has_rule
+from tfdpclip.gradients.step_lists import empty_list, rows_first, stacked
+from tfdpclip.gradients.trips import counts_steps, trips
 from tfdpclip.gradients.uses import Use, follow
 
 _NOT_COPIED = ("_class", "_output_shapes")
@@ -128,7 +128,7 @@ class _Loop:
             _tf_private.body_of_loop(op),
             _tf_private.condition_of_loop(op),
         )
-        self._steps = _trips(op, self._cond, self._body)
+        self._steps = trips(op, self._cond, self._body)
         if not hasattr(op, "_tfdpclip_records"):
             op._tfdpclip_records = _Records()
         self._records: _Records = op._tfdpclip_records
@@ -138,7 +138,7 @@ class _Loop:
     @classmethod
     def read(cls, op: tf.Operation, flows: Dataflow) -> _Loop | None:
         """The loop, or None if it is not one that can be recorded."""
-        if not _counts(op):
+        if not counts_steps(op):
             return None
         inner = BodyFlows.of(op, flows)
         if inner is None or inner.condition_kind() == DATA:
@@ -265,7 +265,7 @@ class _Loop:
           The number of the list of them among the loop's outputs.
         """
         with self.op.graph.as_default(), tf.control_dependencies(None):
-            start = _empty_list(tensor, self.op)
+            start = empty_list(tensor, self.op)
         with self._body.as_default(), tf.control_dependencies(None):
             longer = tf.raw_ops.TensorListPushBack(
                 input_handle=self._body.capture(start), tensor=tensor
@@ -280,7 +280,7 @@ class _Loop:
         if tensor.ref() not in inputs:
             kept = self.op.outputs[self._lists[tensor.ref()]]
             with self.op.graph.as_default(), tf.control_dependencies(None):
-                inputs[tensor.ref()] = _rows_first(_stacked(kept, tensor, self._steps))
+                inputs[tensor.ref()] = rows_first(stacked(kept, tensor, self._steps))
         return inputs[tensor.ref()]
 
     def _stand_in(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -297,12 +297,12 @@ class _Loop:
                 input=nothing, shape=[None] * rank
             )
             _, start = tf.raw_ops.IdentityN(
-                input=[stand_in, _empty_list(tensor, self.op)]
+                input=[stand_in, empty_list(tensor, self.op)]
             )
 
         def all_steps(op, _, gradients):
-            steps = _stacked(gradients, tensor, count)
-            return [_rows_first(tf.reverse(steps, [0])), None]
+            steps = stacked(gradients, tensor, count)
+            return [rows_first(tf.reverse(steps, [0])), None]
 
         def one_step(op, gradient, gradients):
             return [
@@ -346,103 +346,6 @@ class _Loop:
         """Writes the loop again, as TensorFlow does when it takes its gradient."""
         _tf_private.write_loop_again(self.op, self._cond, self._body, self._starts)
         self._starts = []
-
-
-def _counts(op: tf.Operation) -> bool:
-    """Whether the loop counts its steps, as those of `tf.while_loop` do."""
-    body = _tf_private.body_of_loop(op)
-    if len(body.inputs) < 2 or len(body.outputs) != len(op.outputs):
-        return False
-    counter = body.inputs[0]
-    return counter.shape.rank == 0 and _increment(body.outputs[0], counter) == 1
-
-
-def _increment(after: tf.Tensor, before: tf.Tensor) -> float | None:
-    """What is added to `before`, a number, at a step; None if that is not known."""
-    after = _through(after)
-    if after.op.type not in ("AddV2", "Add"):
-        return None
-    first, second = map(_through, after.op.inputs)
-    if second is before:
-        first, second = second, first
-    return static_number(second) if first is before else None
-
-
-def _through(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def _trips(op, cond, body) -> int | None:
-    """How often the loop runs, if the graph tells."""
-    todo, bounds = [cond.outputs[0]], []
-    place = {tensor.ref(): i for i, tensor in enumerate(cond.inputs)}
-    while todo:
-        test = _through(todo.pop())
-        if test.op.type == "LogicalAnd":
-            todo += test.op.inputs
-            continue
-        if test.op.type != "Less":
-            return None
-        left, right = map(_through, test.op.inputs)
-        number = place.get(left.ref())
-        if number is None:
-            return None
-        if right.ref() in place:
-            limit_at = place[right.ref()]
-            if _through(body.outputs[limit_at]) is not body.inputs[limit_at]:
-                return None
-            right = op.inputs[limit_at]
-        limit, first = _number(right), _number(op.inputs[number])
-        step = _increment(body.outputs[number], body.inputs[number])
-        if None in (limit, first, step) or step <= 0:
-            return None
-        bounds.append(max(0, math.ceil((limit - first) / step)))
-    return min(bounds)
-
-
-def _number(tensor: tf.Tensor) -> float | None:
-    if tensor.op.type in ("Max", "Min") and tensor.op.inputs[0].shape.rank == 0:
-        tensor = tensor.op.inputs[0]
-    return static_number(tensor)
-
-
-def _empty_list(tensor: tf.Tensor, loop: tf.Operation) -> tf.Tensor:
-    """A list for one value of `tensor` for each step."""
-    return tf.raw_ops.EmptyTensorList(
-        element_shape=_shape_of(tensor),
-        # XLA needs to know.
-        max_num_elements=loop.inputs[1] if in_xla() else tf.constant(-1),
-        element_dtype=tensor.dtype,
-    )
-
-
-def _stacked(values: tf.Tensor, tensor: tf.Tensor, count: int | None) -> tf.Tensor:
-    """A list of `count` values of `tensor` as `[T, N, ...]`."""
-    steps = tf.raw_ops.TensorListStack(
-        input_handle=values,
-        element_shape=_shape_of(tensor),
-        element_dtype=tensor.dtype,
-        num_elements=-1,
-    )
-    if in_xla():
-        steps = steps[:count]
-    return tf.ensure_shape(steps, [count, *tensor.shape])
-
-
-def _shape_of(tensor: tf.Tensor) -> list[int]:
-    return [-1 if size is None else size for size in tensor.shape]
-
-
-def _rows_first(steps: tf.Tensor) -> tf.Tensor:
-    """`[T, N, ...]` as `[N * T, ...]`."""
-    rank, shape = steps.shape.rank, tf.shape(steps)
-    turned = tf.transpose(steps, [1, 0, *range(2, rank)])
-    flat = tf.reshape(turned, tf.concat([[shape[0] * shape[1]], shape[2:]], 0))
-    known = None not in steps.shape[:2].as_list()
-    rows = steps.shape[0] * steps.shape[1] if known else None
-    return tf.ensure_shape(flat, [rows, *steps.shape[2:]])
 
 
 def _copy(op: tf.Operation, inputs: list[tf.Tensor], graph) -> tf.Operation:

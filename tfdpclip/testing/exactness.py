@@ -9,8 +9,9 @@ from unittest import mock
 import tensorflow as tf
 
 from tfdpclip._arguments import positive
+from tfdpclip.gradients.comparison import Comparison, fields
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.verify import TOLERANCE, Comparison, SelfCheck
+from tfdpclip.gradients.verify import TOLERANCE, SelfCheck
 from tfdpclip.testing.probe import as_batches, check_model, restored
 
 
@@ -146,8 +147,7 @@ def _compared(model, optimizer, batch) -> _Found:
                 "model.train_step must call optimizer.minimize once, but called it "
                 f"{len(seen)} times."
             )
-        comparison = seen[0][0]
-        return [getattr(comparison, f.name) for f in dataclasses.fields(comparison)]
+        return fields(seen[0][0])
 
     (data,) = as_batches(batch, 1)
     examples = len(data[2])

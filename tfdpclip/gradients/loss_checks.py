@@ -1,0 +1,75 @@
+"""Refuses losses whose entries are no example's own."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.flow import DATA, SIZE, Flow
+
+FIX = (
+    "Give one loss per example instead: compile with "
+    "loss=tf.keras.losses.MeanSquaredError(reduction='none') (or your own loss with "
+    "reduction='none'), or pass the unreduced loss, of shape [batch], to "
+    "optimizer.minimize(per_example_loss, variables, tape=tape)."
+)
+BY_BATCH = (
+    "The term {name!r} of the loss is no example's own, and is scaled with the number "
+    "of examples that happen to be in a batch: it would tell that number, without "
+    "noise. Scale it by a constant. "
+)
+
+
+def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
+    """Raises if an example's loss is computed with the number of examples.
+
+    That is not public: one example more or less would change everybody's gradient.
+    """
+    for op in ancestors([tensor]):
+        sizes = [
+            t
+            for t in op.inputs
+            if flows[t].kind == SIZE
+            and (t.dtype.is_floating or t.dtype == tf.bool)
+            # Not random numbers for a batch on another axis.
+            and t.shape.is_fully_defined()
+        ]
+        if sizes and any(
+            flows[t].kind == DATA and t.dtype.is_floating
+            for t in (*op.inputs, *op.outputs)
+        ):
+            raise ExampleIsolationError(
+                f"An example's loss is computed with the number of examples in the "
+                f"batch, {sizes[0].name!r}, at {op.name!r} (a {op.type}): one example "
+                "more or less would change the gradients of all others. Use the public "
+                "expected_batch_size, or batches of a static size."
+                + see("mixed-examples")
+            )
+
+
+def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
+    """Raises if an example's loss depends on other examples."""
+    if flow.coupled is not None:
+        raise ExampleIsolationError(
+            f"The loss of one example depends on other examples: {flow.coupled.name!r} "
+            f"(a {flow.coupled.type}) combines the examples of a batch before "
+            f"{tensor.name!r}. Batch normalisation in training mode does this (use "
+            "GroupNormalization or LayerNormalization, or freeze the layer with "
+            "layer.trainable = False), and so do an in-batch contrastive loss and a "
+            "masked mean over the batch, as of masked sequences: compile those with "
+            "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
+            "whichever loss it is. " + FIX + see("mixed-examples")
+        )
+
+
+def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
+    """Raises if a loss has another static size than the data have examples."""
+    sizes = {source.shape[0] for source in flows.sources if flows[source].leads}
+    if sizes and None not in sizes and loss.shape[0] not in (None, *sizes):
+        raise LossStructureError(
+            f"The loss {loss.name!r} has {loss.shape[0]} entries, but the data have "
+            f"{' or '.join(str(size) for size in sorted(sizes))} examples: an entry is "
+            "not an example. Reshape it to [batch, entries per example]."
+        )

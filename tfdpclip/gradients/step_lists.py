@@ -1,0 +1,44 @@
+"""Lists that a loop carries, with one value for each step."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpclip._devices import in_xla
+
+
+def empty_list(tensor: tf.Tensor, loop: tf.Operation) -> tf.Tensor:
+    """A list for one value of `tensor` for each step."""
+    return tf.raw_ops.EmptyTensorList(
+        element_shape=_shape_of(tensor),
+        # XLA needs to know.
+        max_num_elements=loop.inputs[1] if in_xla() else tf.constant(-1),
+        element_dtype=tensor.dtype,
+    )
+
+
+def stacked(values: tf.Tensor, tensor: tf.Tensor, count: int | None) -> tf.Tensor:
+    """A list of `count` values of `tensor` as `[T, N, ...]`."""
+    steps = tf.raw_ops.TensorListStack(
+        input_handle=values,
+        element_shape=_shape_of(tensor),
+        element_dtype=tensor.dtype,
+        num_elements=-1,
+    )
+    if in_xla():
+        steps = steps[:count]
+    return tf.ensure_shape(steps, [count, *tensor.shape])
+
+
+def _shape_of(tensor: tf.Tensor) -> list[int]:
+    return [-1 if size is None else size for size in tensor.shape]
+
+
+def rows_first(steps: tf.Tensor) -> tf.Tensor:
+    """`[T, N, ...]` as `[N * T, ...]`."""
+    rank, shape = steps.shape.rank, tf.shape(steps)
+    turned = tf.transpose(steps, [1, 0, *range(2, rank)])
+    flat = tf.reshape(turned, tf.concat([[shape[0] * shape[1]], shape[2:]], 0))
+    known = None not in steps.shape[:2].as_list()
+    rows = steps.shape[0] * steps.shape[1] if known else None
+    return tf.ensure_shape(flat, [rows, *steps.shape[2:]])

@@ -28,6 +28,41 @@ def _same_seed_for_every_test():
         sys.modules["tensorflow"].keras.utils.set_random_seed(0)
 
 
+def pytest_configure(config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "every_check: in `make test` too, every trace of a step checks itself.",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_check_for_every_test(request, monkeypatch):
+    """Has the engine check the first step that a test traces, and no other.
+
+    The check of a step (`tfdpclip/gradients/verify.py`) is nine tenths of what tracing
+    a small model costs, and many tests trace one a dozen times. Tests of the check are
+    marked `every_check`, and so is what needs it; `make test-all` checks all of them.
+    """
+    if request.config.option.markexpr != "not slow":
+        return
+    if request.node.get_closest_marker("every_check") or "tfdpclip" not in sys.modules:
+        return
+    import tensorflow as tf
+
+    from tfdpclip.gradients import PerExampleGradients
+
+    checked = PerExampleGradients._checked
+    traced = []
+
+    def once(self, when, groups):
+        if when == "always" or not traced:
+            traced.append(self.loss.name)
+            return checked(self, when, groups)
+        return tf.constant(True)
+
+    monkeypatch.setattr(PerExampleGradients, "_checked", once)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _traced_functions_are_freed():
     """Drops what keeps every traced function of a module's tests alive.

@@ -45,22 +45,19 @@ def _one_check_for_every_test(request, monkeypatch):
     """
     if request.config.option.markexpr != "not slow":
         return
-    if request.node.get_closest_marker("every_check") or "tfdpclip" not in sys.modules:
+    engine = sys.modules.get("tfdpclip.gradients.engine")
+    if engine is None or request.node.get_closest_marker("every_check"):
         return
-    import tensorflow as tf
-
-    from tfdpclip.gradients import PerExampleGradients
-
-    checked = PerExampleGradients._checked
+    checked = engine.PerExampleGradients._checked
     traced = []
 
     def once(self, when, groups):
         if when == "always" or not traced:
             traced.append(self.loss.name)
             return checked(self, when, groups)
-        return tf.constant(True)
+        return engine.tf.constant(True)
 
-    monkeypatch.setattr(PerExampleGradients, "_checked", once)
+    monkeypatch.setattr(engine.PerExampleGradients, "_checked", once)
 
 
 @pytest.fixture(scope="module", autouse=True)

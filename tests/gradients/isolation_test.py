@@ -38,7 +38,7 @@ def norms_of(per_example, variables, *data, dynamic=True, when="always", jit=Fal
     lead = None if dynamic else len(data[0])
     specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
 
-    @tf.function(input_signature=specs, jit_compile=jit)
+    @tf.function(input_signature=specs, jit_compile=jit, autograph=False)
     def step(*tensors):
         loss = per_example(*tensors)
         return per_example_norms(loss, variables, check_isolation=when)

@@ -49,7 +49,7 @@ def make_step(model, loss_fn, inputs, jit=False, dynamic=True, **options):
             lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), inputs
         ) + (tf.TensorSpec([], tf.float32),)
 
-    @tf.function(input_signature=signature, jit_compile=jit)
+    @tf.function(input_signature=signature, jit_compile=jit, autograph=False)
     def step(x, y, clip):
         loss = loss_fn(y, model(x, training=True))
         rule = QuantileClip()

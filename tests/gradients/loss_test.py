@@ -63,7 +63,7 @@ def norms_of(loss, *data, dynamic=True, **options):
     lead = None if dynamic else len(data[0])
     specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
 
-    @tf.function(input_signature=specs)
+    @tf.function(input_signature=specs, autograph=False)
     def step(*tensors):
         return per_example_norms(loss(*tensors), [W], **options)
 

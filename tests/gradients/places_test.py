@@ -17,6 +17,7 @@ def norms(change, static, jit=False):
     @tf.function(
         input_signature=[tf.TensorSpec([SIZE if static else None, 3])],
         jit_compile=jit,
+        autograph=False,
     )
     def step(x):
         loss = tf.reduce_sum(tf.square(change(tf.tanh(x @ W), x)), axis=1)

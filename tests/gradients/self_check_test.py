@@ -47,7 +47,9 @@ def half_opaque(x):
 def sums_of(per_example=model, rule=None, x=X, jit=False, **options):
     rule = FixedClip(0.1) if rule is None else rule.bind(["w", "u"])
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 3])], jit_compile=jit)
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, 3])], jit_compile=jit, autograph=False
+    )
     def step(x):
         state = rule.initial_state()
         return clipped_sum(per_example(x), [W, U], rule, state, **options)

@@ -44,7 +44,7 @@ def squash(tensor):
 def one_at_a_time(per_example, variables, *data):
     """`[B, P]`: the reference."""
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def gradients_of_one(*example):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(per_example(*example))
@@ -75,6 +75,7 @@ def traced(per_example, variables, data, dynamic=True, jit=False, **options):
     @tf.function(
         input_signature=[tf.TensorSpec([lead]), *specs],
         jit_compile=jit,
+        autograph=False,
     )
     def step(weights, *tensors):
         gradients = PerExampleGradients(per_example(*tensors), variables, **options)

@@ -33,6 +33,24 @@ def pytest_configure(config) -> None:
         "markers",
         "every_check: in `make test` too, every trace of a step checks itself.",
     )
+    config.addinivalue_line(
+        "markers",
+        "thinned(n): says the same of many layers, ops or rules; every n-th of its "
+        "cases is fast, the others are slow.",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items) -> None:
+    seen: dict[str, int] = {}
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is None or item.get_closest_marker("slow"):
+            continue
+        name = item.nodeid.split("[")[0]
+        place = seen[name] = seen.get(name, -1) + 1
+        if place % thinned.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -277,6 +277,7 @@ _VARIANTS = ("lstm_unrolled_1", "gru_unrolled_1", "lstm_stacked", "gru_sequences
 
 
 @pytest.mark.parametrize("name", [n for n in ORDINARY if n not in _VARIANTS])
+@pytest.mark.thinned(3)
 def test_ordinary_layers_pass(name):
     """For batches of several sizes, of one and of none, with an example of NaN."""
     shape, layers = ORDINARY[name]
@@ -352,6 +353,7 @@ class Dropped(L.Layer):
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.thinned(3)
 def test_random_and_odd_layers_pass(name, dynamic):
     tf.keras.utils.set_random_seed(2)
     data = randoms(8, 4, 3)
@@ -409,6 +411,7 @@ UNIFORM = pytest.mark.xfail(
         for n in SQUARES
     ],
 )
+@pytest.mark.thinned(3)
 def test_a_batch_as_long_as_the_other_axes_passes(name):
     """B = T = D, static: nothing tells the axes apart but the graph."""
     data, v = randoms(4, 4, 4), variable(4, 4)

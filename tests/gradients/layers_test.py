@@ -234,6 +234,7 @@ def check_without_fallback(layers, x, y, **options):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.thinned(3)
 def test_layer_matches_one_example_at_a_time(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
@@ -243,6 +244,7 @@ def test_layer_matches_one_example_at_a_time(name):
 @pytest.mark.parametrize(
     "name", mostly_slow([n for n in LAYERS if "unrolled" in n], LAYERS)
 )
+@pytest.mark.thinned(3)
 def test_layer_matches_in_a_batch_of_static_size(name):
     """In which sizes, and what is made from them alone, are constants of the graph."""
     shape, layers = LAYERS[name]

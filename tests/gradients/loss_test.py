@@ -95,6 +95,7 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.thinned(2)
 def test_a_loss_for_each_example_works_as_it_is(name):
     loss, per_example, data = VECTORS[name]
     assert_scaled(loss, per_example, data)
@@ -141,6 +142,7 @@ HIDDEN = pytest.mark.xfail(strict=True, reason="constants hide a static batch si
 
 
 @pytest.mark.parametrize("name", list(MEANS))
+@pytest.mark.thinned(3)
 def test_a_mean_gives_each_example_its_own_loss(name):
     assert_scaled(MEANS[name], vector, X)
 
@@ -162,6 +164,7 @@ STEP_MEANS = {
 
 
 @pytest.mark.parametrize("name", STEP_MEANS)
+@pytest.mark.thinned(2)
 def test_a_mean_over_steps_gives_each_example_the_mean_of_its_own(name):
     mean = lambda x: tf.reduce_mean(entries(x), 1)  # noqa: E731
     assert_scaled(STEP_MEANS[name], mean, SEQUENCE)
@@ -195,6 +198,7 @@ def test_a_sum_over_steps_is_no_mean_over_the_batch():
 
 
 @pytest.mark.parametrize("name", [*MEANS, *SUMS])
+@pytest.mark.thinned(3)
 def test_the_scale_does_not_depend_on_how_many_examples_there_are(name):
     """Otherwise one more example would change everybody's gradient before the clip."""
     loss = MEANS[name] if name in MEANS else SUMS[name][0]

@@ -125,6 +125,7 @@ def of_a_padded_sequence(hidden, x):
         of_a_padded_sequence,
     ],
 )
+@pytest.mark.thinned(3)
 def test_random_numbers_and_rows_by_number_pass(change, static, jit):
     if jit and change is masks_in_a_loop:
         pytest.skip("XLA does not compile random numbers in a list of tensors")

@@ -115,11 +115,13 @@ def check_doubles(name, **options):
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.thinned(3)
 def test_double_precision_matches_one_example_at_a_time(name):
     check_doubles(name)
 
 
 @pytest.mark.parametrize("name", ["gram", "filter", "lookup", "tied", "loop"])
+@pytest.mark.thinned(2)
 def test_double_precision_in_chunks(name):
     check_doubles(name, memory=1)
 
@@ -143,6 +145,7 @@ def assert_exact_sums(step, variables, data):
 
 
 @pytest.mark.parametrize("name", list(FORMS))
+@pytest.mark.thinned(3)
 def test_coarse_activations_have_exact_norms_and_sums(name):
     per_example, variables, data = typed(name, tf.bfloat16)
     data = tf.concat([data] * 3, 0)
@@ -174,6 +177,7 @@ BF16_MODELS = {
     "name",
     list(BF16_MODELS),
 )
+@pytest.mark.thinned(2)
 def test_mixed_bfloat16_models_have_exact_norms_and_sums(name):
     layers, data = BF16_MODELS[name]
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -261,6 +265,7 @@ def test_gradients_of_any_size_in_one_batch_keep_their_own_norms(name):
 
 @pytest.mark.parametrize("name", SPREADS)
 @pytest.mark.parametrize("exponent", [-19, -15, 15, 18])
+@pytest.mark.thinned(3)
 def test_norms_of_extreme_factors_are_never_too_small(name, exponent):
     """Huge data with a tiny gradient at the output: squares underflow or overflow."""
     per_example, variables, data = linear(name)
@@ -339,6 +344,7 @@ MODELS = {
 
 @pytest.mark.parametrize("nasty", NASTY)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thinned(3)
 def test_an_example_that_is_not_finite_is_dropped_and_nobody_else_moves(name, nasty):
     per_example, shapes, data = MODELS[name]
     variables = [variable(*shape) for shape in shapes]

@@ -389,6 +389,7 @@ def check(case, no_fallback=True, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(3)
 def test_sharing_matches_one_example_at_a_time(name):
     check(CASES[name])
 
@@ -409,6 +410,7 @@ STATIC = [
 
 
 @pytest.mark.parametrize("name", STATIC)
+@pytest.mark.thinned(3)
 def test_sharing_matches_with_a_static_batch_size(name):
     check(CASES[name], dynamic=False)
 
@@ -684,6 +686,7 @@ def test_a_static_batch_of_one(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.thinned(3)
 def test_layers_that_share_match_one_example_at_a_time(name):
     build, data = LAYERS[name]
     tf.keras.utils.set_random_seed(1)
@@ -723,6 +726,7 @@ def in_three_places(kind, first):
 
 @pytest.mark.parametrize("make", [encoder_decoder, in_three_places])
 @pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.thinned(2)
 def test_fused_recurrent_layers_share_weights_and_states(kind, make):
     first = variable(1, 3)
     per_example, layers = make(RECURRENT[kind], first)

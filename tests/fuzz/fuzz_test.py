@@ -19,6 +19,8 @@ from tests.fuzz.shrink import candidates, shrink
 from tests.fuzz.spec import Node, Spec
 from tests.fuzz.workers import Worker
 
+pytestmark = pytest.mark.every_check
+
 # A model takes a few seconds; a slow machine checks fewer of them.
 MODELS, SECONDS = 20, 30
 

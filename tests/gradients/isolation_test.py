@@ -29,9 +29,10 @@ from tfdpclip.gradients import (
 L = tf.keras.layers
 # Divisible in as many ways as mixing may need.
 X, W = randoms(4, 3), variable(3, 5)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::tfdpclip.gradients.JacobianFallbackWarning"
-)
+pytestmark = [
+    pytest.mark.every_check,
+    pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning"),
+]
 
 
 def norms_of(per_example, variables, *data, dynamic=True, when="always", jit=False):

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from tfdpclip.gradients import ExampleIsolationError, per_example_norms
 
+pytestmark = pytest.mark.every_check
+
 SIZE = 10
 W = tf.Variable(np.random.default_rng(0).standard_normal((3, 4)), dtype=tf.float32)
 X = tf.constant(np.random.default_rng(1).standard_normal((SIZE, 3)), tf.float32)

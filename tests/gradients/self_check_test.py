@@ -24,9 +24,10 @@ from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::tfdpclip.gradients.JacobianFallbackWarning"
-)
+pytestmark = [
+    pytest.mark.every_check,
+    pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning"),
+]
 X = randoms(6, 3)
 W, U = variable(3, 5), variable(5, 4)
 

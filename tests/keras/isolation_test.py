@@ -8,6 +8,8 @@ from tests.keras.helpers import DPSGD, L, Scatter, flat, mostly_slow, some_data
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.keras import check_isolation
 
+pytestmark = pytest.mark.every_check
+
 SETTINGS = {"clip": 1.0, "noise_multiplier": 0, "expected_batch_size": 8}
 X, Y = some_data(8, 3)
 

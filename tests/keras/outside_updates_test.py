@@ -10,6 +10,8 @@ from tfdpclip import sampling
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
 
+pytestmark = pytest.mark.every_check
+
 _RECORDS = 50
 _DELTA = 1e-5
 

@@ -8,6 +8,8 @@ from tests.keras.helpers import DPSGD, L
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.keras import DPAdam
 
+pytestmark = pytest.mark.every_check
+
 rng = np.random.default_rng(0)
 X = rng.standard_normal((8, 3)).astype("float32")
 Y = rng.standard_normal((8, 1)).astype("float32")

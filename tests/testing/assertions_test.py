@@ -8,6 +8,8 @@ import tfdpclip as dpc
 from tests.testing.mutations import EXAMPLES, data, model_of
 from tfdpclip import clipping, testing
 
+pytestmark = pytest.mark.every_check
+
 RULES = {
     "fixed": 0.5,
     "quantile": clipping.QuantileClip(initial_norm=1.5),

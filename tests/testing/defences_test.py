@@ -4,6 +4,8 @@ import pytest
 
 from tests.testing.defences import DEFENCES, FINDINGS, PAGE, is_refused, page
 
+pytestmark = pytest.mark.every_check
+
 EVERY = frozenset(DEFENCES)
 
 

@@ -12,6 +12,8 @@ from tfdpclip.gradients import outer
 from tfdpclip.gradients.eager import EagerGradients
 from tfdpclip.testing import assert_exact
 
+pytestmark = pytest.mark.every_check
+
 CLIPS = {"fixed": {}, "quantile": QUANTILE, "layerwise": LAYERWISE}
 
 

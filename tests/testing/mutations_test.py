@@ -6,6 +6,8 @@ from tests.testing import mutations
 from tests.testing.mutations import MUTATIONS
 from tests.testing.planting import cases, distinct_checks, found
 
+pytestmark = pytest.mark.every_check
+
 # Checks that test noise have false alarms with probability 1e-6 each.
 
 

@@ -11,7 +11,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
-from scipy import stats
+from scipy import integrate, stats
 
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import _pld
@@ -31,7 +31,7 @@ def _density(weighted_sums):
 
 
 def _hockey_stick(p, q, epsilon):
-    return np.trapz(np.maximum(p - math.exp(epsilon) * q, 0), _GRID)
+    return integrate.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), _GRID)
 
 
 def _poisson_sums(records, rate, capacity):

@@ -19,6 +19,7 @@ from tfdpclip.clipping import (
     ClipRule,
     FixedClip,
     LayerwiseClip,
+    PerSampleAdaptiveClip,
     PublicNormClip,
     QuantileClip,
     ScaledClip,
@@ -38,6 +39,7 @@ RULES = {
     "quantile, normalised": QuantileClip(initial_norm=0.7, normalize=True),
     "quantile, linear": QuantileClip(initial_norm=0.7, update="linear"),
     "automatic": AutomaticClip(1e-6),
+    "per-sample adaptive": PerSampleAdaptiveClip(0.7),
     "layerwise": LayerwiseClip(QuantileClip(initial_norm=0.7)),
     "layerwise, joint": LayerwiseClip([0.5, 1.0, 3.0], allocation="joint"),
     "layerwise, mixed": LayerwiseClip([0.5, QuantileClip(), AutomaticClip(1e-6)]),
@@ -214,7 +216,7 @@ def test_the_clip_follows_the_noised_counts_alone():
     # 4 - 2 stddevs of 2.
     exact = found.finish(state, [], tf.constant([0.0]))
     assert float(drawn.next_state) == pytest.approx(float(exact.next_state), rel=1e-6)
-    assert float(drawn.fractions) == 0.5
+    assert drawn.fractions.numpy() == [0.5]
 
 
 def test_fractions_are_clamped():
@@ -294,13 +296,26 @@ def test_a_schedule_moves_z_and_the_counts_keep_their_noise():
         release = found.release(state, [tf.zeros([1])], tf.zeros([1]), source, step)
         assert source.stddevs[0] == pytest.approx(z_g * 0.5, rel=1e-6)
         assert release.stddevs.numpy() == pytest.approx([z_g * 0.5], rel=1e-6)
-        assert float(release.fractions) == pytest.approx(0.5 + 3.0 / RECORDS)
+        assert release.fractions.numpy() == pytest.approx([0.5 + 3.0 / RECORDS])
+
+
+class GoodAtFirst(schedules.LearningRateSchedule):
+    """1 at step 0 and something else from then on, which may be NaN."""
+
+    def __init__(self, later):
+        self.later = later
+
+    def __call__(self, step):
+        return tf.where(tf.equal(step, 0), 1.0, self.later)
+
+    def get_config(self):
+        return {"later": self.later}
 
 
 @pytest.mark.parametrize("value", [6.5, -1.0, math.nan], ids=str)
 def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
-    z = schedules.PiecewiseConstantDecay([0], [1.0, value])
-    found, state = made(QuantileClip(initial_norm=0.5, count_stddev=3.0), z)
+    rule = QuantileClip(initial_norm=0.5, count_stddev=3.0)
+    found, state = made(rule, GoodAtFirst(value))
     counts = tf.constant([40.0])
     release = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 1)
     assert np.isnan(release.means[0]).all()

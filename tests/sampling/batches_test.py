@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import stack
 from tfdpclip import accounting, sampling
 from tfdpclip.sampling.drawer import DrawObserver
 from tfdpclip.sampling.sources import open_source
@@ -334,7 +335,10 @@ class TestFit:
         batches = sampling.Poisson(0.1).batches(_numbered())
         model = self._model(steps_per_execution=steps_per_execution)
         model.fit(batches.repeat(), steps_per_epoch=7, epochs=3, verbose=0)
-        assert model.optimizer.iterations.numpy() == 21
+        # Keras 3 rounds an epoch up to whole executions.
+        steps = 27 if stack.KERAS_3 and steps_per_execution == 3 else 21
+        assert model.optimizer.iterations.numpy() == steps
+        assert batches.next_step >= steps
 
     def test_one_trace_for_all_sizes(self):
         traces = []

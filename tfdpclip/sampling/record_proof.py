@@ -147,7 +147,8 @@ class RecordProof:
                 self._refuse(
                     f"reads or writes a variable or a table ({op})",
                     "Use constants; or, if it holds nothing of the private data and "
-                    "is only read, map(..., public=[variable]).",
+                    "is only read, map(..., public=[variable]). (Those of Keras 3 "
+                    "write to variables: put random layers into the model.)",
                 )
             return
         if definition.is_stateful and op not in (

@@ -60,14 +60,14 @@ class untouched_metrics:
 
     def __enter__(self):
         self._before = {
-            v.ref(): v.numpy() for m in self._model.metrics for v in m.variables
+            id(v): v.numpy() for m in self._model.metrics for v in m.variables
         }
 
     def __exit__(self, *error):
         for variable in itertools.chain.from_iterable(
             m.variables for m in self._model.metrics
         ):
-            before = self._before.get(variable.ref())
+            before = self._before.get(id(variable))
             variable.assign(tf.zeros_like(variable) if before is None else before)
 
 

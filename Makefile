@@ -1,14 +1,53 @@
-# What a newcomer needs is `make demo` and `make test`. Both create .venv with the
+# What a newcomer needs is `make demo` and `make test`. Both create an environment with
 # pinned requirements and this package. `make help` lists the rest.
 
-# The Python 3.11 that creates .venv. Empty: look for one.
+# What to run on: pinned (TensorFlow 2.14.1 and TensorFlow Federated), keras3 (the newest
+# TensorFlow) or tf_keras (the same, with Keras 2); docs/stacks.md has more. Empty:
+# pinned, or keras3 where the Python that is there is for that alone.
+STACK ?=
+# The Python that creates the environment. Empty: look for one.
 PYTHON ?=
 # uv, which `make requirements` needs and nothing else does.
 UV ?= uv
 # Further arguments of the program or of pytest: `make demo ARGS=--epsilon=1`.
 ARGS ?=
 
+IS_3_11 := 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
+IS_3_10_TO_3_13 := 'import sys; \
+    sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
+PYTHONS_3_11 := python3.11 python3 python
+PYTHONS_3_10_TO_3_13 := python3.13 python3.12 python3.11 python3.10 python3 python
+
+# No Python at all leaves it at pinned, which says what is missing.
+define choose_stack
+for python in $(if $(PYTHON),'$(PYTHON)',.venv/bin/python $(PYTHONS_3_11)); do \
+  if "$$python" -c $(IS_3_11); then echo pinned; exit; fi; \
+done 2>/dev/null; \
+for python in $(if $(PYTHON),'$(PYTHON)',$(PYTHONS_3_10_TO_3_13)); do \
+  if "$$python" -c $(IS_3_10_TO_3_13); then echo keras3; exit; fi; \
+done 2>/dev/null; \
+echo pinned
+endef
+
+ON := $(or $(STACK),$(shell $(choose_stack)))
+ifeq ($(ON),pinned)
 VENV := .venv
+REQUIREMENTS := requirements.txt
+NEEDED := Python 3.11
+IS_NEEDED := $(IS_3_11)
+PYTHONS := $(PYTHONS_3_11)
+else ifneq ($(filter keras3 tf_keras,$(ON)),)
+VENV := .venv-keras3
+REQUIREMENTS := requirements-keras3.txt
+NEEDED := Python 3.10, 3.11, 3.12 or 3.13
+IS_NEEDED := $(IS_3_10_TO_3_13)
+PYTHONS := $(PYTHONS_3_10_TO_3_13)
+else
+$(error STACK is pinned, keras3 or tf_keras, not $(ON))
+endif
+# What tensorflow.keras is, from TensorFlow 2.16 on.
+export TF_USE_LEGACY_KERAS := $(if $(filter tf_keras,$(ON)),1,0)
+
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.package
@@ -30,9 +69,11 @@ help:
 	@echo 'make peers         install the other libraries that make bench compares with'
 	@echo 'make lint          ruff check, ruff format --check and mypy'
 	@echo 'make format        let ruff rewrite what make lint complains about'
-	@echo 'make requirements  resolve requirements.in to requirements.txt (needs uv)'
+	@echo 'make requirements  resolve requirements*.in to requirements*.txt (needs uv)'
 	@echo 'make clean         delete caches and build products'
-	@echo 'make distclean     delete .venv as well'
+	@echo 'make distclean     delete the environments as well'
+	@echo
+	@echo 'This would run on $(ON), in $(VENV). Another: STACK=pinned, keras3, tf_keras.'
 
 demo: $(READY)
 	@$(PY) -m keras_examples.digits $(ARGS)
@@ -72,45 +113,62 @@ smoke: $(READY)
 peers: $(READY)
 	@$(PY) -m benchmarks.peers.environments opacus jax
 
+# mypy and the types of NumPy say different things in different releases: those of one
+# stack are held to.
 lint: $(READY)
 	@$(VENV)/bin/ruff check --output-format concise .
 	@$(VENV)/bin/ruff format --check .
+ifeq ($(ON),pinned)
 	@$(VENV)/bin/mypy
+endif
 
 format: $(READY)
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
-# Finds Python 3.11 or says what to do; creates .venv unless there is a good one.
-# A .venv left half done, by an interrupt or by a missing ensurepip, has no pip.
+# Another Python than the environment has, if one is asked for, makes it again: a run on
+# 3.12 must not pass for one on 3.13.
+VERSION := 'import sys; print(sys.version_info[:2])'
+ifneq ($(PYTHON),)
+AGAIN := $(shell has=$$($(PY) -c $(VERSION) 2>/dev/null) && \
+    asked=$$('$(PYTHON)' -c $(VERSION) 2>/dev/null) && \
+    [ "$$has" != "$$asked" ] && echo again)
+endif
+.PHONY: again
+again:
+
+# Finds a Python or says what to do; creates the environment unless there is a good one.
+# One left half done, by an interrupt or by a missing ensurepip, has no pip.
 define create_venv
-if ! $(PY) -c 'import pip, sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-    >/dev/null 2>&1; then \
+if [ -n '$(AGAIN)' ] || ! $(PY) -c 'import pip' >/dev/null 2>&1 || \
+    ! $(PY) -c $(IS_NEEDED) >/dev/null 2>&1; then \
   found=; tried=; \
-  for python in $(if $(PYTHON),'$(PYTHON)',python3.11 python3 python); do \
-    if "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-        >/dev/null 2>&1; then \
+  for python in $(if $(PYTHON),'$(PYTHON)',$(PYTHONS)); do \
+    if "$$python" -c $(IS_NEEDED) >/dev/null 2>&1; then \
       found=$$python; break; \
     fi; \
     version=$$("$$python" --version 2>&1) || version='not found'; \
     tried="$$tried    $$python: $$version\n"; \
   done; \
+  again='make PYTHON=/path/to/python$(if $(STACK), STACK=$(STACK)) $(or \
+      $(MAKECMDGOALS),test)'; \
   if [ -z "$$found" ]; then \
-    echo 'This project needs Python 3.11, and there is none here. Looked for:'; \
+    echo 'The stack $(ON) needs $(NEEDED), and there is none here. Looked for:'; \
     printf "$$tried"; \
-    echo 'Install Python 3.11 (Debian 12: apt-get install python3.11-venv), or say'; \
-    echo 'where it is:'; \
-    echo '    make PYTHON=/path/to/python3.11 $(or $(MAKECMDGOALS),test)'; \
+    echo 'Install Python 3.11 (Debian 12: apt-get install python3.11-venv), or, for'; \
+    echo 'everything but what is federated, Python 3.10, 3.12 or 3.13; or say where'; \
+    echo 'one is:'; \
+    echo "    $$again"; \
     exit 1; \
   fi; \
   if ! "$$found" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
-    echo "$$found is Python 3.11 without the modules venv and ensurepip, which are"; \
-    echo 'needed to create .venv. Install them (Debian, Ubuntu: apt-get install'; \
-    echo 'python3.11-venv), or use another Python 3.11:'; \
-    echo '    make PYTHON=/path/to/python3.11 $(or $(MAKECMDGOALS),test)'; \
+    echo "$$found lacks the modules venv and ensurepip, which are needed to create"; \
+    echo '$(VENV). Install them (Debian, Ubuntu: apt-get install python3-venv, or'; \
+    echo 'python3.11-venv for Python 3.11), or use another Python:'; \
+    echo "    $$again"; \
     exit 1; \
   fi; \
-  echo "Creating $(VENV) with $$found."; \
+  echo "Creating $(VENV) with $$found, for the stack $(ON)."; \
   "$$found" -m venv --clear $(VENV) || exit 1; \
 fi
 endef
@@ -118,37 +176,41 @@ endef
 # Some requirements have no wheel and are built here. Without build isolation, and
 # with the pinned setuptools and wheel installed before them, nothing is fetched that
 # is not pinned. Twice quiet: errors only.
-$(VENV)/.requirements: requirements.txt
+$(VENV)/.requirements: $(REQUIREMENTS) $(AGAIN)
 	@{ $(create_venv); } >&2
-	@echo 'Installing requirements.txt into $(VENV): some 800 MB,'
+	@echo 'Installing $(REQUIREMENTS) into $(VENV): some 800 MB,'
 	@echo '3 GB once unpacked; a few minutes.'
 	@awk '/^(setuptools|wheel)==/ {wanted = 1} wanted; !/\\$$/ {wanted = 0}' \
-	  requirements.txt >$(VENV)/build-requirements.txt
+	  $(REQUIREMENTS) >$(VENV)/build-requirements.txt
 	@$(PIP) install -qq --no-deps --require-hashes \
 	  -r $(VENV)/build-requirements.txt
 	@$(PIP) install -qq --no-deps --require-hashes --no-build-isolation \
-	  -r requirements.txt
+	  -r $(REQUIREMENTS)
 	@touch $@
 
 $(READY): $(VENV)/.requirements setup.py pyproject.toml
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Without the old file, so that every package moves to its newest version that fits.
+# Every package moves to its newest version that fits.
+RESOLVE = $(UV) pip compile --quiet --upgrade --generate-hashes --no-emit-index-url \
+    --no-header --no-annotate
+
 requirements:
 	@command -v $(UV) >/dev/null || { \
 	  echo 'Needs uv, because pip cannot override a requirement of a dependency.'; \
 	  echo 'Install it (pip install uv), or: make UV=/path/to/uv requirements'; \
 	  exit 1; } >&2
-	@$(UV) pip compile --quiet --upgrade --python-version 3.11 \
-	  --python-platform x86_64-manylinux_2_31 --override requirements.overrides \
-	  --generate-hashes --no-emit-index-url --no-header --no-annotate \
-	  --output-file requirements.txt requirements.in
+	@$(RESOLVE) --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
+	  --override requirements.overrides --output-file requirements.txt \
+	  requirements.in
+	@$(RESOLVE) --python-version 3.10 --universal \
+	  --output-file requirements-keras3.txt requirements-keras3.in
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache bazel-*
-	find . -name $(VENV) -prune -o -name __pycache__ -type d -prune \
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune \
 	  -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf .venv .venv-keras3

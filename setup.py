@@ -7,9 +7,16 @@ import setuptools
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
-PLOTS = ["matplotlib>=3.7", "pandas>=2.0"]
+# TensorBoard comes with TensorFlow 2.14, and `tf.summary` needs it.
+PLOTS = ["matplotlib>=3.7", "pandas>=2.0", "tensorboard>=2.14"]
 EXAMPLES = ["scikit-learn>=1.3", *PLOTS]
-BENCHMARKS = ["psutil>=5.9", "tensorflow-privacy>=0.9.0", "tqdm>=4.64", *PLOTS]
+BENCHMARKS = [
+    "psutil>=5.9",
+    # Not for Python 3.12, and its import fails with TensorFlow 2.21.
+    "tensorflow-privacy>=0.9.0; python_version=='3.11'",
+    "tqdm>=4.64",
+    *PLOTS,
+]
 TEST = [
     "hypothesis>=6.100",
     "packaging>=21.0",
@@ -38,17 +45,17 @@ setuptools.setup(
     ),
     package_data={"tfdpclip": ["py.typed"]},
     # What the tests run: no other version is claimed.
-    python_requires=">=3.11,<3.12",
+    # What the tests run, here and in `install_requires`: docs/stacks.md has the stacks.
+    python_requires=">=3.10,<3.14",
     install_requires=[
         "absl-py>=1.0",
         # The events of dp-accounting are attrs classes, and so are those added to them.
         "attrs>=22.2",
         "dp-accounting>=0.4.3",
-        "numpy>=1.23.5,<2",
+        "numpy>=1.23.5",
         "scipy>=1.9",
-        # The optimizers extend the Keras optimizer of this release. From 2.16 on,
-        # `tensorflow.keras` is Keras 3, whose optimizer is another class.
-        "tensorflow>=2.14,<2.15",
+        # 2.14 has Keras 2, and 2.21 takes Keras 3 or tf_keras. No test runs between.
+        "tensorflow>=2.14,<2.22,!=2.15.*,!=2.16.*,!=2.17.*,!=2.18.*,!=2.19.*,!=2.20.*",
         "tqdm>=4.64",
     ],
     extras_require={
@@ -68,7 +75,10 @@ setuptools.setup(
     classifiers=[
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Security",
         "Typing :: Typed",

@@ -53,10 +53,33 @@ def setup_arguments(monkeypatch) -> dict:
     return arguments
 
 
-def pinned_requirements() -> dict[str, str]:
-    text = (ROOT / "requirements.txt").read_text()
-    pins = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, flags=re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in pins}
+# One file of pins for each environment, and the Pythons that it is for.
+PINS = {
+    "requirements.txt": ["3.11"],
+    "requirements-keras3.txt": ["3.10", "3.11", "3.12", "3.13"],
+}
+each_file_of_pins = pytest.mark.parametrize("name", PINS)
+# docs/stacks.md: what there is for the first of them only.
+PINNED_ONLY = {"tensorflow-federated", "tensorflow-privacy"}
+
+
+def lines_of_pins(name: str) -> list[str]:
+    text = (ROOT / name).read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def pins_for(name: str, python: str) -> dict[str, str]:
+    """The versions that `pip install -r name` installs, by package."""
+    here = {"python_version": python, "python_full_version": f"{python}.0"}
+    here |= {"sys_platform": "linux", "platform_python_implementation": "CPython"}
+    pins: dict[str, str] = {}
+    for line in lines_of_pins(name):
+        found = Requirement(line.split(" --hash")[0])
+        if found.marker is None or found.marker.evaluate(here):
+            (pin,) = found.specifier
+            assert canonicalize_name(found.name) not in pins, line
+            pins[canonicalize_name(found.name)] = pin.version
+    return pins
 
 
 def requirements_in(name: str) -> list[Requirement]:
@@ -64,38 +87,68 @@ def requirements_in(name: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line and line[0] != "#"]
 
 
-def assert_pinned(requirements: list[Requirement]) -> None:
-    pins = pinned_requirements()
-    for requirement in requirements:
-        version = pins.get(canonicalize_name(requirement.name))
-        assert version is not None, f"{requirement} is not in requirements.txt"
-        assert requirement.specifier.contains(version), f"{requirement}: {version}"
+def assert_pinned(name: str, requirements: list[Requirement]) -> None:
+    for python in PINS[name]:
+        pins = pins_for(name, python)
+        for requirement in requirements:
+            marker = requirement.marker
+            if marker and not marker.evaluate({"python_version": python}):
+                continue
+            version = pins.get(canonicalize_name(requirement.name))
+            assert version is not None, f"{requirement} is not in {name}"
+            assert requirement.specifier.contains(version), f"{requirement}: {version}"
 
 
 # The pins.
 
 
-def test_every_requirement_is_pinned_and_hashed():
-    text = (ROOT / "requirements.txt").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip()]
+@each_file_of_pins
+def test_every_requirement_is_pinned_and_hashed(name):
+    lines = lines_of_pins(name)
     assert len(lines) > 50
     for line in lines:
-        name, *hashes = line.split()
-        assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+", name), line
-        assert hashes, name
+        requirement, *hashes = re.split(r"\s+(?=--hash)", line.strip())
+        pin = r"[A-Za-z0-9._-]+==[A-Za-z0-9._+-]+( ; [a-z_]+ [<>=!]+ '[\w.*]+')?"
+        assert re.fullmatch(pin, requirement), line
+        assert hashes, requirement
         for value in hashes:
             assert re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", value), line
 
 
-def test_pins_are_what_requirements_in_asks_for():
-    assert_pinned(requirements_in("requirements.in"))
-    assert_pinned(requirements_in("requirements.overrides"))
+@each_file_of_pins
+def test_pins_are_what_requirements_in_asks_for(name):
+    assert_pinned(name, requirements_in(name.replace(".txt", ".in")))
 
 
-def test_pins_satisfy_setup(setup_arguments):
-    assert_pinned([Requirement(line) for line in setup_arguments["install_requires"]])
+def test_pins_are_what_the_overrides_force():
+    assert_pinned("requirements.txt", requirements_in("requirements.overrides"))
+
+
+@each_file_of_pins
+def test_pins_satisfy_setup(setup_arguments, name):
+    assert_pinned(name, [Requirement(r) for r in setup_arguments["install_requires"]])
     for extra in setup_arguments["extras_require"].values():
-        assert_pinned([Requirement(line) for line in extra])
+        requirements = [Requirement(line) for line in extra]
+        if name != "requirements.txt":
+            requirements = [r for r in requirements if r.name not in PINNED_ONLY]
+        assert_pinned(name, requirements)
+
+
+def test_versions_of_tensorflow_without_a_stack_are_not_claimed(setup_arguments):
+    (claimed,) = (
+        Requirement(line)
+        for line in setup_arguments["install_requires"]
+        if line.startswith("tensorflow")
+    )
+    pinned = {
+        pins_for(name, python)["tensorflow"]
+        for name, pythons in PINS.items()
+        for python in pythons
+    }
+    minors = {version.rpartition(".")[0] for version in pinned}
+    assert len(minors) == 2
+    for minor in range(10, 30):
+        assert claimed.specifier.contains(f"2.{minor}.1") == (f"2.{minor}" in minors)
 
 
 # The package.
@@ -156,10 +209,14 @@ def imports_of(path):
 
 def test_python_versions(setup_arguments):
     supported = SpecifierSet(setup_arguments["python_requires"])
-    assert "3.11.0" in supported
-    # What no test runs is not claimed.
-    assert "3.10.0" not in supported
-    assert "3.12.0" not in supported
+    pythons = {python for pythons in PINS.values() for python in pythons}
+    # What there are no pins for is not claimed.
+    for minor in range(7, 20):
+        assert supported.contains(f"3.{minor}.0") == (f"3.{minor}" in pythons)
+        classifier = f"Programming Language :: Python :: 3.{minor}"
+        assert (classifier in setup_arguments["classifiers"]) == (
+            f"3.{minor}" in pythons
+        )
 
 
 def test_every_module_is_in_an_installed_package(setup_arguments):
@@ -273,7 +330,7 @@ def checkout(tmp_path) -> pathlib.Path:
     """A directory with what `make` needs to create .venv, and without .venv."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    for name in ("Makefile", "requirements.txt", "setup.py", "pyproject.toml"):
+    for name in ("Makefile", *PINS, "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
@@ -285,19 +342,18 @@ def fake_python(path: pathlib.Path, script: str) -> pathlib.Path:
     return path
 
 
-def failing_make(
+def run_make(
     checkout: pathlib.Path, *arguments: str, path: str | None = None
-) -> str:
-    """Runs make, which must fail and leave no .venv; returns its output."""
-    # Of an outer make, nothing is to be inherited.
+) -> subprocess.CompletedProcess[str]:
+    """Runs make, of which no outer make decides anything."""
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON")
+        if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "STACK")
     }
     if path is not None:
         environment["PATH"] = path
-    result = subprocess.run(
+    return subprocess.run(
         [shutil.which("make"), *arguments],
         cwd=checkout,
         env=environment,
@@ -307,9 +363,29 @@ def failing_make(
         text=True,
         timeout=60,
     )
+
+
+def failing_make(
+    checkout: pathlib.Path, *arguments: str, path: str | None = None
+) -> str:
+    """Runs make, which must fail and leave no environment; returns its output."""
+    result = run_make(checkout, *arguments, path=path)
     assert result.returncode != 0, result.stdout
-    assert not (checkout / ".venv").exists()
+    assert not list(checkout.glob(".venv*"))
     return result.stdout
+
+
+def python_of(path: pathlib.Path, version: tuple[int, int]) -> pathlib.Path:
+    """A fake Python that knows its version, and cannot make an environment."""
+    return fake_python(
+        path,
+        f"""case "$1 $2" in
+*ensurepip*) exit 1;;
+--version*) echo Python {version[0]}.{version[1]}.1;;
+*) exec '{sys.executable}' -c "import sys; sys.version_info = {version}; $2";;
+esac
+""",
+    )
 
 
 @pytest.mark.parametrize("goal", ["test", "demo", "lint"])
@@ -317,7 +393,7 @@ def test_make_says_that_the_given_python_is_missing(checkout, goal):
     output = failing_make(checkout, "PYTHON=no-such-python", goal)
     assert "needs Python 3.11" in output
     assert "no-such-python: not found" in output
-    assert f"make PYTHON=/path/to/python3.11 {goal}" in output
+    assert f"make PYTHON=/path/to/python {goal}" in output
 
 
 def test_make_says_where_it_looked(checkout):
@@ -326,16 +402,73 @@ def test_make_says_where_it_looked(checkout):
         assert f"    {name}: not found" in output
 
 
+@pytest.mark.parametrize("stack", ["keras3", "tf_keras"])
+def test_make_says_what_another_stack_needs(checkout, stack):
+    python_of(checkout / "bin" / "python3", (3, 9))
+    path = str(checkout / "bin")
+    output = failing_make(checkout, "test", f"STACK={stack}", path=path)
+    assert f"The stack {stack} needs Python 3.10, 3.11, 3.12 or 3.13" in output
+    assert "    python3: Python 3.9.1" in output
+    assert f"make PYTHON=/path/to/python STACK={stack} test" in output
+
+
+def test_make_refuses_a_stack_that_there_is_not(checkout):
+    output = failing_make(checkout, "test", "STACK=keras2")
+    assert "STACK is pinned, keras3 or tf_keras, not keras2" in output
+
+
 def test_make_names_the_version_it_found(checkout):
-    script = 'if [ "$1" = --version ]; then echo Python 3.12.1; else exit 1; fi\n'
-    fake_python(checkout / "bin" / "python3", script)
-    output = failing_make(checkout, "test", path=str(checkout / "bin"))
+    python_of(checkout / "bin" / "python3", (3, 12))
+    path = str(checkout / "bin")
+    output = failing_make(checkout, "STACK=pinned", "test", path=path)
     assert "    python3: Python 3.12.1" in output
+
+
+# The minor versions of Pythons by name, what there then is, and by which Python.
+CHOICES = [
+    ({"python3.11": 11, "python3.13": 13}, ".venv", "python3.11"),
+    ({"python3": 11, "python3.12": 12}, ".venv", "python3"),
+    ({"python3": 12}, ".venv-keras3", "python3"),
+    ({"python3": 9, "python3.13": 13, "python3.10": 10}, ".venv-keras3", "python3.13"),
+    ({"python3": 14, "python3.10": 10}, ".venv-keras3", "python3.10"),
+]
+
+
+@pytest.mark.parametrize("pythons, environment, name", CHOICES)
+@pytest.mark.parametrize("goal", ["demo", "test"])
+def test_make_takes_the_stack_of_the_python_that_is_there(
+    checkout, pythons, environment, name, goal
+):
+    for one, minor in pythons.items():
+        python_of(checkout / "bin" / one, (3, minor))
+    output = failing_make(checkout, goal, path=str(checkout / "bin"))
+    assert f"{name} lacks the modules venv and ensurepip" in output
+    assert f"{environment}. Install them" in output
+
+
+def test_a_python_that_is_given_decides(checkout):
+    python_of(checkout / "bin" / "python3.11", (3, 11))
+    other = python_of(checkout / "other" / "python", (3, 13))
+    path = str(checkout / "bin")
+    assert ".venv. Install" in failing_make(checkout, "demo", path=path)
+    output = failing_make(checkout, "demo", f"PYTHON={other}", path=path)
+    assert ".venv-keras3. Install" in output
+
+
+def test_an_environment_of_another_python_than_is_asked_for_is_made_again(checkout):
+    python_of(checkout / ".venv-keras3" / "bin" / "python", (3, 12))
+    for name in (".requirements", ".package"):
+        (checkout / ".venv-keras3" / name).touch()
+    for minor, again in ((12, False), (13, True)):
+        asked = python_of(checkout / "bin" / f"python3.{minor}", (3, minor))
+        goal = ".venv-keras3/.requirements"
+        result = run_make(checkout, "STACK=keras3", f"PYTHON={asked}", goal)
+        assert ("lacks the modules venv" in result.stdout) == again, result.stdout
 
 
 def test_make_says_that_ensurepip_is_missing(checkout):
     script = 'case "$2" in *ensurepip*) exit 1;; esac\n'
     python = fake_python(checkout / "bin" / "python3.11", script)
     output = failing_make(checkout, f"PYTHON={python}", "test")
-    assert "without the modules venv and ensurepip" in output
+    assert "lacks the modules venv and ensurepip" in output
     assert "apt-get install" in output

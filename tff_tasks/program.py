@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -38,7 +37,7 @@ def run(config: RunConfig) -> RunResult:
     Raises:
       DataFileError: if data are missing or malformed.
       RunMismatchError: if the directory holds a run with other settings.
-      SettingsError: if settings do not fit the data.
+      SettingsError: if settings do not fit the data, or what is installed.
       PrivacyMismatchError: if the ledger was kept for another run.
     """
     with _context(config):
@@ -252,8 +251,7 @@ def _context(config: RunConfig) -> contextlib.AbstractContextManager:
             warnings.filterwarnings("ignore", message="pkg_resources")
             from tfdpclip import federated
     except ImportError as error:
-        print(f"{error}\nOr use --engine=local.", file=sys.stderr)
-        raise
+        raise SettingsError(f"{error} Or use --engine=local.") from error
     return federated.local_context(simulate_secure_sums=config.secure)
 
 

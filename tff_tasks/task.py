@@ -17,7 +17,7 @@ from tff_tasks.sources import ClientSource, Examples, FileSource
 
 
 class SettingsError(ValueError):
-    """Settings do not fit the data."""
+    """Settings do not fit the data, or what is installed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,8 +30,10 @@ def test_the_library_alone_does_not_import_it():
     assert printed.strip() == "False"
 
 
-def test_without_it_the_error_names_the_extra():
-    assert "pip install tfdpclip[tff]" in _run(_WITHOUT)
+def test_without_it_one_sentence_says_why_and_what_to_install():
+    (line,) = _run(_WITHOUT).splitlines()
+    assert "Python 3.11 and TensorFlow 2.14 only" in line
+    assert "--require-hashes -r requirements.txt" in line
 
 
 def test_federated_does_not_import_other_privacy_libraries_itself():

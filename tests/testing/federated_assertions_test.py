@@ -242,11 +242,11 @@ for call in (testing.assert_aggregator_sensitivity, testing.assert_aggregator_no
 """
 
 
-def test_without_tensorflow_federated_the_error_names_the_extra():
+def test_without_tensorflow_federated_the_error_says_what_to_install():
     # The import of the assertions works, so that it does not need it either.
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("pip install tfdpclip[tff]") == 3
+    assert done.stdout.count("--require-hashes -r requirements.txt") == 3
     assert dpc.testing.audit_aggregator is testing.audit_aggregator

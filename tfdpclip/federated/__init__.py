@@ -1,7 +1,7 @@
 """Aggregation factories for TensorFlow Federated: user-level privacy.
 
-The only part of the library that needs TensorFlow Federated
-(``pip install tfdpclip[tff]``).
+The only part of the library that needs TensorFlow Federated, and so Python 3.11 with
+TensorFlow 2.14: docs/stacks.md.
 """
 
 from tfdpclip.federated.aggregators import (

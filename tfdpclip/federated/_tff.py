@@ -17,9 +17,10 @@ try:
     import tensorflow_federated as tff
 except ImportError as error:
     raise ImportError(
-        "tfdpclip.federated needs TensorFlow Federated, which is not installed. It is "
-        "the extra `tff`: pip install tfdpclip[tff]. (If pip finds no jaxlib 0.4.14, "
-        "install the versions of requirements.txt as the README shows.)"
+        "tfdpclip.federated needs TensorFlow Federated 0.87, which is not installed, "
+        "and which there is for Python 3.11 and TensorFlow 2.14 only: install "
+        "requirements.txt of this library's repository there, by pip install --no-deps "
+        "--require-hashes -r requirements.txt."
     ) from error
 
 UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory

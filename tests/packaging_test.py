@@ -219,6 +219,53 @@ def test_python_versions(setup_arguments):
         )
 
 
+# Of the standard library, what Python 3.10 has not: mypy, which looks for it too, does
+# not look everywhere.
+NEWER_THAN_3_10 = """
+    asyncio.Runner asyncio.TaskGroup asyncio.timeout contextlib.chdir copy.replace
+    datetime.UTC enum.StrEnum enum.verify hashlib.file_digest inspect.getmembers_static
+    itertools.batched math.cbrt math.exp2 math.sumprod operator.call tomllib
+    typing.Never typing.LiteralString typing.NotRequired typing.Required typing.Self
+    typing.Unpack typing.assert_never typing.assert_type typing.override
+    typing.reveal_type warnings.deprecated
+""".split()
+
+
+def newer_than_3_10(text: str) -> list[str]:
+    """What a module takes that Python 3.10 does not have."""
+    try:
+        tree = ast.parse(text, feature_version=(3, 10))
+    except SyntaxError as error:
+        return [str(error)]
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names.append(ast.unparse(node))
+    return sorted(set(names) & set(NEWER_THAN_3_10))
+
+
+def test_code_is_that_of_the_oldest_python():
+    for path in source_tree.find_modules().values():
+        assert not newer_than_3_10((ROOT / path).read_text()), path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from typing import Any, Self",
+        "import tomllib",
+        "datetime.datetime.now(datetime.UTC)",
+        "try:\n    f()\nexcept* ValueError:\n    pass",
+    ],
+)
+def test_code_of_a_newer_python_is_found(code):
+    assert newer_than_3_10(code)
+
+
 def test_every_module_is_in_an_installed_package(setup_arguments):
     for name, path in source_tree.find_modules().items():
         if name.split(".")[0] in source_tree.INSTALLED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
@@ -177,7 +177,7 @@ class _EqualSteps(SamplingScheme):
     def _capacity(self, population: int) -> int:
         return self.batch_size
 
-    def _for_data(self, population: int, capacity: int) -> Self:
+    def _for_data(self, population: int, capacity: int) -> _EqualSteps:
         if self.population != population:
             raise ValueError(
                 f"population = {self.population} but there are {population} records: "

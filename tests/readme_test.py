@@ -110,6 +110,8 @@ def test_every_private_name_in_the_table_exists():
     found = re.findall(r"dpc\.([a-zA-Z_.]+)", table)
     assert found
     for name in found:
+        if name.startswith("federated") and not stack.FEDERATED:
+            continue
         value = dpc
         for part in name.split("."):
             value = getattr(value, part)

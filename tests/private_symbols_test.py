@@ -1,4 +1,4 @@
-"""What others keep private is used behind three doors only."""
+"""What others keep private is used behind few doors only."""
 
 import ast
 import pathlib
@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ("tfdpclip", "driver_kit", "keras_examples", "tff_tasks")
 DOORS = {
     "tfdpclip/_tf_private.py": "TensorFlow's",
-    "tfdpclip/keras/_compat.py": "Keras's",
+    "tfdpclip/keras/_keras2.py": "Keras 2's",
+    "tfdpclip/keras/_keras3.py": "Keras 3's",
     "tfdpclip/federated/_tff.py": "TensorFlow Federated's",
 }
 _PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "keras.engine")
@@ -90,6 +91,28 @@ def test_every_door_has_something_behind_it_and_says_what_it_is_for(path):
     public = [f for f in functions if not f.name.startswith("_")]
     assert public
     assert [f.name for f in public if not ast.get_docstring(f)] == []
+
+
+def test_the_rooms_behind_the_door_to_keras_have_the_same_names():
+    """Public functions of the same arguments, and the same other names."""
+    found = []
+    for room in ("_keras2", "_keras3"):
+        tree = TREES[f"tfdpclip/keras/{room}.py"]
+        functions = {
+            node.name: [argument.arg for argument in node.args.args]
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        }
+        others = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        classes = {n.name for n in tree.body if isinstance(n, ast.ClassDef)}
+        found.append((functions, classes, {n for n in others if n.isupper()} - {"_"}))
+    own = {name for name in found[1][2] if name.startswith("_")}
+    assert (found[0][0], found[0][1]) == (found[1][0], found[1][1])
+    assert found[0][2] == found[1][2] - own
 
 
 @pytest.mark.parametrize(

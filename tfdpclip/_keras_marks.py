@@ -1,12 +1,21 @@
-"""What Keras writes into graphs, by which the engine knows its work again.
+"""What Keras writes into graphs and calls things, by which its work is known again.
 
 Names and attributes only: neither Keras nor a graph is needed to read this.
 """
 
 from __future__ import annotations
 
-#: The name scope in which losses are weighted and reduced.
+#: How the modules of Keras's own classes and functions begin.
+MODULES = ("keras.", "tf_keras.")
+#: The qualified names of its function that weights records by `class_weight`.
+CLASS_WEIGHTS = (
+    "_make_class_weight_map_fn.<locals>._class_weights_map_fn",
+    "make_class_weight_map_fn.<locals>.class_weights_map_fn",
+)
+#: The name scope in which Keras 2 weights and reduces losses.
 WEIGHTED_LOSS = "weighted_loss"
+#: The name scope in which Keras 3 computes, weights and reduces the compiled losses.
+COMPILED_LOSS = "compile_loss"
 #: The attribute of a function for which a faster kernel may stand in. Its value begins
 #: with the kind of layer.
 FUSED = "api_implements"

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, OPTIMIZERS, L, flat, mostly_slow, some_data
+from tests.keras.stack import keras2_only
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
 RULES = {
@@ -65,6 +66,7 @@ def test_accumulation_is_the_same_in_every_mode(steps, jit):
 
 
 @pytest.mark.filterwarnings("ignore:Eager steps")
+@keras2_only("run_eagerly=True is refused, see held_loss_test.py")
 def test_accumulation_is_the_same_in_eager_code():
     model = mlp()
     optimizer = DPSGD(

@@ -23,6 +23,7 @@ from tests.keras.helpers import (
     mostly_slow,
     some_data,
 )
+from tests.keras.stack import MEAN
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.clipping import (
@@ -166,7 +167,7 @@ def plain_gradient(model, x, y, loss):
 
 
 @pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("reduction", ["auto", "none", "sum"])
+@pytest.mark.parametrize("reduction", [MEAN, "none", "sum"])
 def test_a_huge_clip_without_noise_is_plain_training(reduction, k):
     """The mean of the plain gradients of the groups, which is also the divisor."""
     tf.keras.utils.set_random_seed(1)
@@ -298,7 +299,9 @@ def test_embeddings_shared_variables_and_float64_are_clipped_whole():
     class Tied(tf.keras.Model):
         def __init__(self):
             super().__init__()
-            self.table = self.add_weight("table", shape=(7, 3), initializer="normal")
+            self.table = self.add_weight(
+                name="table", shape=(7, 3), initializer="normal"
+            )
             self.dense = L.Dense(3, dtype="float64")
 
         def call(self, ids):
@@ -575,7 +578,10 @@ class Keeps(L.Layer):
 
     def build(self, shape):
         self.mean = self.add_weight(
-            "mean", shape=(shape[-1],), initializer="zeros", trainable=False
+            name="mean",
+            shape=(shape[-1],),
+            initializer="zeros",
+            trainable=False,
         )
 
     def call(self, x, training=None):

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, DPAdam, L, flat, mostly_slow
+from tests.keras.stack import place_of
 from tfdpclip.clipping import (
     AutomaticClip,
     FixedClip,
@@ -72,9 +73,9 @@ def recording(optimizer_class):
                         for v in var_list
                     ]
 
-        def update_step(self, gradient, variable):
-            self.seen[self._index_dict[self._var_key(variable)]].assign(gradient)
-            return super().update_step(gradient, variable)
+        def update_step(self, gradient, variable, *rate):
+            self.seen[place_of(self, variable)].assign(gradient)
+            return super().update_step(gradient, variable, *rate)
 
     Recording.__name__ = f"Recording{optimizer_class.__name__}"
     return privatize(Recording)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.keras.stack import OwnOptimizer
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 from tfdpclip.keras import (
     DPSGD,
@@ -137,25 +138,11 @@ def private_gradients(optimizer, variables, signature, loss_of, jit=False):
     return run
 
 
-class Recorder(tf.keras.optimizers.Optimizer):
+class Recorder(OwnOptimizer):
     """Keeps the gradients it is given, and leaves the variables alone."""
 
-    def __init__(self, learning_rate=1.0, name="Recorder", **kwargs):
-        super().__init__(name=name, **kwargs)
-        self._learning_rate = self._build_learning_rate(learning_rate)
-
-    def build(self, var_list):
-        super().build(var_list)
-        if not getattr(self, "_built", False):
-            self.seen = [
-                self.add_variable_from_reference(model_variable=v, variable_name="seen")
-                for v in var_list
-            ]
-            self._built = True
-
-    def update_step(self, gradient, variable):
-        index = self._index_dict[self._var_key(variable)]
-        self.seen[index].assign(gradient)
+    def update_step(self, gradient, variable, *rate):
+        self.seen_of(variable).assign(gradient)
 
 
 DPRecorder = privatize(Recorder)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, L, flat, linear
+from tests.keras.stack import MEAN
 
 
 def minimize(variables, loss_of, batches, clip, *, lr=1.0, count, k=1, eager=False):
@@ -105,7 +106,7 @@ def test_one_example_of_a_linear_model(clip, weight, expected):
         ([0.1, 0.2, 0.3, 0.4], [-0.072615, -0.031449]),
     ],
 )
-@pytest.mark.parametrize("reduction", ["none", "auto"])
+@pytest.mark.parametrize("reduction", ["none", MEAN])
 def test_four_examples_of_a_linear_model(weights, expected, reduction):
     model = linear()
     optimizer = DPSGD(1.0, clip=1.0, noise_multiplier=0, expected_batch_size=4)

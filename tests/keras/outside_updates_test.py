@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.keras.stack import MEAN
 from tfdpclip import sampling
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
@@ -50,7 +51,7 @@ def _fit(
     model = Model(layers or [tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     optimizer = optimizer or _private(accumulation_steps=accumulation_steps)
     # Eager code has no graph in which to take a mean apart.
-    reduction = "none" if options.get("run_eagerly") else "auto"
+    reduction = "none" if options.get("run_eagerly") else MEAN
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     model.compile(optimizer, loss, **options)
     batches = sampling.Poisson(0.1).batches(

@@ -211,7 +211,7 @@ def test_every_trainable_variable_is_trained_or_named():
 
     class Odd(L.Layer):
         def build(self, shape):
-            self.w = self.add_weight("w", shape=(shape[-1],), initializer="ones")
+            self.w = self.add_weight(name="w", shape=(shape[-1],), initializer="ones")
 
         def call(self, x):
             return x * tf.math.sinh(tf.cumsum(self.w))

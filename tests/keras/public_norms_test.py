@@ -16,6 +16,7 @@ from tests.keras.helpers import (
     mostly_slow,
     some_data,
 )
+from tests.keras.stack import MEAN, names_of
 from tfdpclip.clipping import FixedClip, LayerwiseClip, PublicNormClip, ScaledClip
 from tfdpclip.keras import (
     PublicBatchStatistics,
@@ -57,14 +58,14 @@ def by_hand(model, x, y, training=False):
     sizes = [v.shape.num_elements() for v in model.trainable_variables]
     parts = np.split(found, np.cumsum(sizes)[:-1], axis=1)
     names = {}
-    for variable, part in zip(model.trainable_variables, parts, strict=True):
-        layer = variable.name.rpartition("/")[0]
+    for variable, part in zip(names_of(model.trainable_variables), parts, strict=True):
+        layer = variable.rpartition("/")[0]
         names[layer] = names.get(layer, 0) + np.sum(part**2, axis=1)
     return {name: np.mean(np.sqrt(square)) for name, square in names.items()}
 
 
 @pytest.mark.parametrize("batch_size", [5, 64])
-@pytest.mark.parametrize("reduction", ["auto", "none", "sum"])
+@pytest.mark.parametrize("reduction", [MEAN, "none", "sum"])
 def test_the_norms_are_means_of_per_example_norms(reduction, batch_size):
     """Batches of 5, 5 and 2: every example counts once."""
     model = dense()

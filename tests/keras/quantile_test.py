@@ -35,7 +35,7 @@ class Datum(tf.keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.w = self.add_weight("w", shape=[])
+        self.w = self.add_weight(name="w", shape=[])
 
     def call(self, x):
         return x * self.w

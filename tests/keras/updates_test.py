@@ -60,7 +60,7 @@ def test_a_fused_update_is_kerass_own(
 
 def test_only_keras_classes_themselves_are_fused():
     class Own(OPTIMIZERS.SGD):
-        def update_step(self, gradient, variable):
+        def update_step(self, gradient, variable, *rate):
             variable.assign_add(gradient)
 
     assert fused_update_step(Own) is None

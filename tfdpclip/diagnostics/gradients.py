@@ -11,10 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import as_rule, bound_rule, make_groups
 from tfdpclip.clipping.groups import normalized
 from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
 from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.keras import _compat
 
 PRIVATE = (
     "Measured without noise: on private data this is private, too, and must not be "
@@ -113,6 +115,7 @@ class GradientMeter:
             _arguments.function("loss", loss, 2)
         if variables is not None:
             variables = _arguments.items("variables", variables)
+            variables = all_unwrapped(variables)
             if not all(isinstance(v, tf.Variable) for v in variables):
                 raise ValueError(
                     "variables must be tf.Variables of the model, got "
@@ -134,7 +137,9 @@ class GradientMeter:
     def variables(self) -> list[tf.Variable]:
         """The variables whose gradients are measured."""
         given = self._given
-        return list(self._model.trainable_variables if given is None else given)
+        return all_unwrapped(
+            self._model.trainable_variables if given is None else given
+        )
 
     def norms(
         self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
@@ -171,7 +176,7 @@ class GradientMeter:
             None if any(p is None for p in parts) else np.concatenate(parts)
             for parts in zip(*found, strict=True)
         ]
-        names = make_groups(self._spec, [v.name for v in self.variables]).names
+        names = make_groups(self._spec, _compat.names_of(self.variables)).names
         norms, by_group, labels, correct, indices = columns
         return GradientNorms(norms, by_group, names, labels, correct, indices)
 
@@ -203,7 +208,7 @@ class GradientMeter:
           ValueError: if an argument is out of range or there are no data.
         """
         z = _arguments.non_negative("noise_multiplier", noise_multiplier)
-        names = [v.name for v in self.variables]
+        names = _compat.names_of(self.variables)
         rule = bound_rule(as_rule(clip), names)
         state = rule.initial_state() if state is None else state
         groups = make_groups(self._spec, names)
@@ -274,12 +279,12 @@ class GradientMeter:
 
     def _norms(self, x, y, weight):
         engine, predicted = self._engine(x, y, weight)
-        groups = make_groups(self._spec, [v.name for v in self.variables])
+        groups = make_groups(self._spec, _compat.names_of(self.variables))
         return engine.norms, engine.record_norms(groups.assignment), predicted
 
     def _sums(self, x, y, weight, state, rule):
         engine, _ = self._engine(x, y, weight)
-        groups = make_groups(self._spec, [v.name for v in self.variables])
+        groups = make_groups(self._spec, _compat.names_of(self.variables))
         squares: list = [0.0] * len(groups)
         for i, part in enumerate(engine.clipped_sum(rule, state)):
             part = tf.convert_to_tensor(part)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.fallback import not_a_number
 from tfdpclip.gradients.forms import Budget, sum_squares
@@ -67,7 +68,7 @@ class EagerGradients(RecordGradients):
             EagerIsolationWarning,
             stacklevel=3,
         )
-        self.variables = list(variables)
+        self.variables = all_unwrapped(variables)
         with tape:
             if loss.shape.rank > 1:
                 loss = tf.reduce_mean(tf.reshape(loss, [loss.shape[0], -1]), axis=1)

@@ -12,6 +12,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, fraction, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, state
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
@@ -97,7 +98,7 @@ class PerExampleGradients(RecordGradients):
         if nominal_batch_size is not None:
             nominal_batch_size = positive("nominal_batch_size", nominal_batch_size)
         loss = inline_calls(_in_graph(loss))
-        self.variables = items("variables", variables)
+        self.variables = all_unwrapped(items("variables", variables))
         if not self.variables:
             raise ValueError("variables is empty: there is nothing to differentiate.")
         for variable in self.variables:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
@@ -45,7 +46,7 @@ class PublicVariables:
                 "public_variables must be a list of variables or of their names, got "
                 f"{shown(declared)}."
             )
-        declared = list(declared)
+        declared = all_unwrapped(declared)
         self._handles: list[Any] = []
         names = []
         for entry in declared:

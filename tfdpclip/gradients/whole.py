@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients, column_of
@@ -36,7 +37,7 @@ class WholeGradient(RecordGradients):
         variables: Sequence[tf.Variable],
         perturbation: tuple[float, tf.Tensor] | None = None,
     ):
-        self.variables = list(variables)
+        self.variables = all_unwrapped(variables)
         self.isolated = tf.constant(True)
         found = self._differentiate(loss)
         self._connected = [g is not None for g in found]

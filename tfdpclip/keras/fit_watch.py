@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.keras import _compat
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
 from tfdpclip.sampling import provenance
@@ -162,7 +164,7 @@ class FitWatch:
             self._assume(text)
 
     def _check_own_data(self, function: Callable) -> None:
-        for concrete in _tf_private.traces_of(function) or ():
+        for concrete in self._traces_of(function) or ():
             if id(concrete) in self._read:
                 continue
             self._read.add(id(concrete))
@@ -209,10 +211,16 @@ class FitWatch:
 
     def _new_watch(self) -> None:
         if self._weights is None or self._weights.changed is not None:
-            self._weights = WeightWatch(self._model.trainable_variables)
+            self._weights = self._watch()
+
+    def _watch(self) -> WeightWatch:
+        return WeightWatch(all_unwrapped(self._model.trainable_variables))
+
+    def _traces_of(self, function: Callable) -> list | None:
+        return _tf_private.traces_of(_compat.step_function_of(function))
 
     def _check_traces(self, function: Callable) -> None:
-        known = _tf_private.traces_of(function)
+        known = self._traces_of(function)
         if known is None or not isinstance(self._history, StepHistory):
             self._assume(UNSEEN_UPDATES)
             return
@@ -221,7 +229,7 @@ class FitWatch:
                 continue
             self._traced.add(id(concrete))
             # Layers may have been made or frozen since.
-            self._weights = WeightWatch(self._model.trainable_variables)
+            self._weights = self._watch()
             watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
             found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:

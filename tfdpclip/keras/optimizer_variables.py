@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients.state import PublicVariables
@@ -48,21 +49,19 @@ class OptimizerVariables(OptimizerSettings):
         self._bound_mechanism = Mechanism(rule, self._noise_setting, self._divisor)
         with tf.init_scope():
             state = self.clip.initial_state()
-            self._clip_state = [
-                tf.Variable(part, trainable=False, name=f"clip_state_{i}")
-                for i, part in enumerate(tf.nest.flatten(state))
-            ]
-        self._variables.extend(self._clip_state)
+            parts = tf.nest.flatten(state)
+            self._clip_state = _compat.add_state(self, parts, "clip_state")
 
     def build(self, var_list):
         """Makes the variables; the un-noised sums among them are never saved."""
         super().build(var_list)
+        var_list = all_unwrapped(var_list)
         trained_privately(var_list)
         self._step_history.trains(var_list)
         if self._bound_mechanism is None:
-            self._bind(bound_rule(self._rule, [v.name for v in var_list]))
+            self._bind(bound_rule(self._rule, _compat.names_of(var_list)))
         elif self._bound_mechanism.rule.assignment is not None:
-            self._check_names([v.name for v in var_list])
+            self._check_names(_compat.names_of(var_list))
         kept = self._transient
         if kept.built:
             return
@@ -91,12 +90,12 @@ class OptimizerVariables(OptimizerSettings):
         sums = kept.sums.variables if kept.sums is not None else []
         rate = _compat.own_rate(self)
         rates = [rate] if isinstance(rate, tf.Variable) else []
-        found = [*self.variables, *self._clip_state, *rates, *sums]
+        found = all_unwrapped([*self.variables, *self._clip_state, *rates, *sums])
         return list({id(v): v for v in found}.values())
 
     def _public(self) -> PublicVariables:
         """What is declared to be public, and the optimizer's own."""
-        return self._public_variables.and_those_of(self._variables)
+        return self._public_variables.and_those_of(all_unwrapped(self._variables))
 
     @property
     def clip_state(self) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip._arguments import shown
+from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.updates import fused_update_step
 
@@ -131,8 +133,10 @@ def _private_class(optimizer_class):
     made = type(name, (PrivateOptimizer, optimizer_class), body)
     # A class from elsewhere must not take the place of a Keras class of the same name.
     module = optimizer_class.__module__
-    package = "tfdpclip" if module.startswith("keras.") else f"tfdpclip.{module}"
-    return tf.keras.saving.register_keras_serializable(package)(made)
+    package = (
+        "tfdpclip" if module.startswith(_keras_marks.MODULES) else f"tfdpclip.{module}"
+    )
+    return _compat.saving.register_keras_serializable(package)(made)
 
 
 DPSGD = privatize(tf.keras.optimizers.SGD)

@@ -11,7 +11,7 @@ from tfdpclip._arguments import positive, shown
 from tfdpclip.keras import _compat
 
 
-@tf.keras.saving.register_keras_serializable("tfdpclip")
+@_compat.saving.register_keras_serializable("tfdpclip")
 class PerExampleLoss(tf.keras.losses.Loss):
     """Averages a loss over each example's own entries, and then over the batch.
 
@@ -123,7 +123,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
         if not isinstance(loss, tf.keras.losses.Loss):
             kept = tf.keras.losses.serialize(loss)
         else:
-            kept = tf.keras.saving.serialize_keras_object(loss)
+            kept = _compat.saving.serialize_keras_object(loss)
         return {"loss": kept, "length": self._length, "name": self.name}
 
     @classmethod
@@ -131,7 +131,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
         """Makes a loss of what `get_config` gave."""
         config = dict(config)
         if isinstance(config["loss"], dict):
-            config["loss"] = tf.keras.saving.deserialize_keras_object(config["loss"])
+            config["loss"] = _compat.saving.deserialize_keras_object(config["loss"])
         return cls(**config)
 
 

@@ -8,12 +8,15 @@ sums, the mechanism's release, the update. What the step is told is in
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
+from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.gradients import (
     ExampleIsolationError,
     PerExampleGradients,
@@ -24,12 +27,12 @@ from tfdpclip.gradients.engine import refuse_repeated
 from tfdpclip.gradients.origins import public_writes
 from tfdpclip.gradients.state import public_handles, reads
 from tfdpclip.gradients.whole import WholeGradient
-from tfdpclip.keras import private_state
+from tfdpclip.keras import _compat, private_state
 from tfdpclip.keras.optimizer_saving import OptimizerSaving
 from tfdpclip.keras.weight_watch import marked_updates, own_writes
 
 
-class PrivateOptimizer(OptimizerSaving):
+class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
     """What `privatize` adds to a Keras optimizer class. Not for use on its own."""
 
     @tf.autograph.experimental.do_not_convert
@@ -70,6 +73,7 @@ class PrivateOptimizer(OptimizerSaving):
                 f"{replicas} here): each would clip and add noise on its own."
                 + see("several-replicas")
             )
+        _compat.refuse_distribution()
         if callable(loss):
             tape = tf.GradientTape(persistent=True) if tape is None else tape
             with tape:
@@ -82,10 +86,11 @@ class PrivateOptimizer(OptimizerSaving):
                 "There is nothing to train: the model has no trainable variables."
             )
         refuse_repeated("var_list", var_list)
+        given, var_list = var_list, all_unwrapped(var_list)
         if not self._transient.built:
-            outside_of_functions(lambda: self.build(var_list), var_list)
+            outside_of_functions(lambda: self.build(given), var_list)
         else:
-            self.build(var_list)
+            self.build(given)
         self._check_public_norms()
         perturbation = None
         if self._perturbation > 0:
@@ -161,7 +166,7 @@ class PrivateOptimizer(OptimizerSaving):
 
     def _finish(self, gradients, sums, counts, shared):
         released = self._release(gradients, sums, counts, shared)
-        self.apply_gradients(released)
+        self._apply_released(released)
 
     def _release(self, gradients, sums, counts, shared):
         """The mechanism's release, and the terms that depend on no record."""
@@ -172,7 +177,7 @@ class PrivateOptimizer(OptimizerSaving):
             [part if known else None for part, known in connected],
             counts,
             self._noise,
-            self.iterations,
+            unwrapped(self.iterations),
             divided=True,
         )
         released = []
@@ -189,11 +194,11 @@ class PrivateOptimizer(OptimizerSaving):
         self._transient.issued = [g for g, _ in released if g is not None]
         return released
 
-    def apply_gradients(self, grads_and_vars, name=None, **kwargs):
-        """Applies gradients that this optimizer made private; refuses all others."""
-        grads_and_vars = list(grads_and_vars)
+    @contextlib.contextmanager
+    def _private_update(self, gradients):
+        """What applies gradients that this optimizer made private; refuses others."""
         issued = {id(gradient) for gradient in self._transient.issued}
-        if any(g is not None and id(g) not in issued for g, _ in grads_and_vars):
+        if any(g is not None and id(g) not in issued for g in gradients):
             raise ValueError(
                 f"{type(self).__name__}.apply_gradients got gradients that it did not "
                 "make private: they would be applied without clipping and noise. Call "
@@ -205,10 +210,11 @@ class PrivateOptimizer(OptimizerSaving):
             )
         self._transient.issued = []
         with marked_updates(self._step_history), public_writes():
-            return super().apply_gradients(grads_and_vars, name=name, **kwargs)
+            yield
 
     def finalize_variable_values(self, var_list):
         """Runs at the end of `fit`; raises if compiled steps found a broken batch."""
+        self._refuse_unapplied()
         constant = self._transient.constant
         if tf.executing_eagerly():
             constant.raise_if_changed()

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.state import PUBLIC_COPY
+from tfdpclip.keras import _compat
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _CALLS = (
@@ -87,7 +88,7 @@ def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
             if variable is None or variable.trainable or _is_metric(variable):
                 continue
             if any(_from_data(value, graph, seen) for value in values):
-                averaged = variable.aggregation == tf.VariableAggregation.MEAN
+                averaged = _compat.is_running_statistic(variable)
                 kind = statistics if averaged else others
                 kind[id(variable)] = variable
     return list(statistics.values()), list(others.values())

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
+from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.keras import _compat
@@ -65,7 +66,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
                 "PublicBatchStatistics has nothing to do."
             )
         for layer in layers:
-            for variable in (layer.moving_mean, layer.moving_variance):
+            for variable in all_unwrapped((layer.moving_mean, layer.moving_variance)):
                 if getattr(variable, PUBLIC_COPY, None) is None:
                     copy = tf.Variable(variable, trainable=False)
                     setattr(variable, PUBLIC_COPY, copy)
@@ -77,11 +78,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         layers = self._layers()
         totals = [[0.0, 0.0] for _ in layers]
         count = 0
-        before = [(layer.momentum, layer.fused) for layer in layers]
-        try:
-            for layer in layers:
-                layer.momentum = 0.0  # The averages become those of one batch.
-                layer.fused = False  # Fused variances are not those of the batch.
+        with _compat.batch_statistics(layers):
             for x, _, _ in _batches(self._data, self._batch_size):
                 size = len(tf.nest.flatten(x)[0])
                 if size == 0:
@@ -93,17 +90,14 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
                     variance = layer.moving_variance.numpy().astype(np.float64)
                     total[0] += size * mean
                     total[1] += size * (variance + mean**2)
-        finally:
-            for layer, (momentum, fused) in zip(layers, before, strict=True):
-                layer.momentum, layer.fused = momentum, fused
         if count == 0:
             raise ValueError("data of PublicBatchStatistics has no examples.")
         for (first, second), layer in zip(totals, layers, strict=True):
             mean = first / count
             variance = np.maximum(second / count - mean**2, 0.0)
             for variable, value in (
-                (layer.moving_mean, mean),
-                (layer.moving_variance, variance),
+                (unwrapped(layer.moving_mean), mean),
+                (unwrapped(layer.moving_variance), variance),
             ):
                 variable.assign(value.astype(variable.dtype.as_numpy_dtype))
                 getattr(variable, PUBLIC_COPY).assign(variable)
@@ -204,7 +198,7 @@ def public_gradient_norms(
     check_data("data", data)
     batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
     _build(model, data, batch_size)
-    layers = [layer_of(v.name) for v in model.trainable_variables]
+    layers = [layer_of(name) for name in _compat.names_of(model.trainable_variables)]
     names = list(dict.fromkeys(layers))
     meter = _NormMeter(model, [names.index(layer) for layer in layers])
     return dict(zip(names, meter(data, batch_size).tolist(), strict=True))

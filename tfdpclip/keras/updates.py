@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._variables import unwrapped
 from tfdpclip.keras import _compat
 
 
@@ -99,8 +100,10 @@ def fused_update_step(
     if fused is None:
         return None
 
-    def update_step(self: Any, gradient: Any, variable: tf.Variable) -> None:
+    def update_step(self: Any, gradient: Any, variable: Any, *rate: Any) -> None:
+        # Keras 3 gives the rate, too.
+        variable = unwrapped(variable)
         if not (_fits(gradient, variable) and fused(self, gradient, variable)):
-            optimizer_class.update_step(self, gradient, variable)
+            optimizer_class.update_step(self, gradient, variable, *rate)
 
     return update_step

@@ -12,6 +12,7 @@ import tensorflow as tf
 from scipy import optimize, stats
 
 from tfdpclip import _arguments
+from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.keras import _compat
 from tfdpclip.testing.probe import check_model
@@ -308,18 +309,16 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         del logs
         optimizer = check_model(self.model)
-        variables = self.model.trainable_variables
-        optimizer.build(variables)
+        variables = all_unwrapped(self.model.trainable_variables)
+        optimizer.build(self.model.trainable_variables)
         self._released = [tf.Variable(tf.zeros_like(v)) for v in variables]
         places = {id(v): i for i, v in enumerate(variables)}
 
         def watched(grads_and_vars):
-            grads_and_vars = list(grads_and_vars)
             for gradient, variable in grads_and_vars:
-                self._released[places[id(variable)]].assign_add(gradient)
-            return _compat.update(optimizer, grads_and_vars)
+                self._released[places[id(unwrapped(variable))]].assign_add(gradient)
 
-        _compat.update_by(optimizer, watched)
+        _compat.watch_updates(optimizer, watched)
         # A train function that was traced before would not be watched.
         self.model.train_function = None
         self.model.make_train_function()
@@ -327,7 +326,7 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         del logs
-        _compat.update_ordinarily(self.model.optimizer)
+        _compat.unwatch_updates(self.model.optimizer)
         self.model.train_function = None
 
     def _directions_graph(self, x, y):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._arguments import shown
+from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.noise import GaussianNoise
@@ -85,7 +86,7 @@ class Probe:
         optimizer = check_model(model)
         self._model = model
         self._optimizer = optimizer
-        self.variables = list(model.trainable_variables)
+        self.variables = all_unwrapped(model.trainable_variables)
         with tf.init_scope():
             self._caught = [
                 tf.Variable(tf.zeros(v.shape, tf.float32), trainable=False)
@@ -99,10 +100,9 @@ class Probe:
 
     def _catch(self, grads_and_vars):
         for gradient, variable in grads_and_vars:
-            self._caught[self._places[id(variable)]].assign(
+            self._caught[self._places[id(unwrapped(variable))]].assign(
                 tf.cast(gradient, tf.float32)
             )
-        return self._optimizer.iterations.assign_add(1)
 
     def __call__(self, batches: Sequence[Any]) -> Release:
         """One logical step on its physical batches, from the model's present state."""

@@ -278,7 +278,8 @@ class Batches(tf.data.Dataset):
             )
         if record_map.is_class_weights(map_func):
             # Keras multiplies each record's weight by a number for its label.
-            return self._derived(tf.data.Dataset.map(self._wrapped, map_func))
+            weighted = record_map.weighted_by_class(map_func)
+            return self._derived(tf.data.Dataset.map(self._wrapped, weighted))
         parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
         parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
         parts = self._parts_of(self.element_spec)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip._docs import see
 from tfdpclip.sampling.record_proof import RecordProof
 
@@ -132,9 +133,23 @@ def name_of(function: Callable) -> str:
 
 def is_class_weights(function: Callable) -> bool:
     """Whether this is Keras's own multiplication by `class_weight`."""
-    return getattr(function, "__qualname__", "") == (
-        "_make_class_weight_map_fn.<locals>._class_weights_map_fn"
-    ) and getattr(function, "__module__", "").startswith("keras.")
+    named = getattr(function, "__qualname__", "") in _keras_marks.CLASS_WEIGHTS
+    module = getattr(function, "__module__", "")
+    return named and module.startswith(_keras_marks.MODULES)
+
+
+def weighted_by_class(function: Callable) -> Callable:
+    """Keras's own multiplication by `class_weight`, of batches that have weights."""
+
+    @tf.autograph.experimental.do_not_convert
+    def on_element(x, y, weight):
+        # Keras 3 takes no weights besides.
+        x, y, by_class = function(x, y)
+        more = [1] * (by_class.shape.rank - 1)
+        weight = tf.reshape(weight, [-1, *more])
+        return x, y, weight * tf.cast(by_class, weight.dtype)
+
+    return on_element
 
 
 def as_parts(method: str, name: str, result: Any) -> tuple[Any, Any]:

@@ -433,6 +433,7 @@ def every_way():
 
 
 @pytest.mark.parametrize("name, way", list(every_way()))
+@pytest.mark.thinned(3)
 def test_moving_statistics_never_depend_on_private_data(name, way, tmp_path):
     """Two runs on other private data, from one start, with a learning rate of 0.
 

@@ -111,6 +111,7 @@ QUICK = [name for name in LOSSES if name not in ("huber", "log_cosh", "poisson")
 
 @pytest.mark.parametrize("static", mostly_slow([True], [True, False]))
 @pytest.mark.parametrize("name", mostly_slow(QUICK, LOSSES))
+@pytest.mark.thinned(3)
 def test_a_loss_by_name(name, static):
     units, activation, labels = LOSSES[name]
     x = 3 * numbers(3)
@@ -120,6 +121,7 @@ def test_a_loss_by_name(name, static):
 @both_shapes
 @pytest.mark.parametrize("reduction", ["none", "sum", "auto"])
 @pytest.mark.parametrize("weighted", mostly_slow([True], [True, False]))
+@pytest.mark.thinned(2)
 def test_every_reduction(reduction, weighted, static):
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     weight = np.linspace(0.2, 3, COUNT, dtype=np.float32) if weighted else None
@@ -265,6 +267,7 @@ class Penalised(tf.keras.Model):
 
 @both_shapes
 @pytest.mark.parametrize("kind", ["mean", "mean_scaled", "weights"])
+@pytest.mark.thinned(2)
 def test_add_loss(kind, static):
     model = Penalised(kind)
     model(numbers(3))
@@ -295,6 +298,7 @@ def test_sequence_losses(weighted, static):
 @both_shapes
 @pytest.mark.parametrize("binary", [True, False], ids=["0_1", "-1_1"])
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+@pytest.mark.thinned(3)
 def test_hinge_converts_each_label_by_itself(loss, binary, static):
     y = classes(1, of=2).astype("float32")
     check(mlp(), loss, 3 * numbers(3), y if binary else 2 * y - 1, static=static)

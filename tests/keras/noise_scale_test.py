@@ -74,6 +74,7 @@ def every_pair():
 
 
 @pytest.mark.parametrize("kind, rule", every_pair())
+@pytest.mark.thinned(2)
 def test_the_sum_gets_noise_of_z_g_times_the_sensitivity_and_then_the_clip_moves(
     kind, rule
 ):

@@ -35,6 +35,7 @@ def step_of(optimizer, variables):
 
 @adaptive
 @pytest.mark.parametrize("start", [0.01, 100.0])
+@pytest.mark.thinned(3)
 def test_no_groups_clip_norm_runs_away_from_the_median(make, start):
     """A bit of the wrong sign is positive feedback: to 0 or to infinity."""
     variables = two_scalars()
@@ -126,6 +127,7 @@ def test_an_empty_batch_is_a_step_of_noise(make):
 
 @adaptive
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+@pytest.mark.thinned(3)
 def test_one_example_broken_in_one_group_spoils_nothing_in_any(make, bad):
     """Not its own group, and not its share in the others."""
     found = []

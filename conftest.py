@@ -3,7 +3,9 @@
 docs/stacks.md has the stacks. The header of a run says what was left out, and why.
 """
 
+import importlib.metadata
 import importlib.util
+import os
 
 # Files and directories whose names match, by the package that they need.
 NEEDS = {
@@ -16,11 +18,19 @@ NEEDS = {
 }
 MISSING = [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
+# From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless it is told otherwise. (Not asked of
+# TensorFlow itself, whose import takes seconds.)
+MAJOR, MINOR = map(int, importlib.metadata.version("tensorflow").split(".")[:2])
+LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+KERAS_3 = (MAJOR, MINOR) >= (2, 16) and not LEGACY
+OTHER_KERAS = f"tfdpclip/keras/_keras{2 if KERAS_3 else 3}.py"
+
 collect_ignore_glob = [pattern for name in MISSING for pattern in NEEDS[name]]
+collect_ignore = [OTHER_KERAS]
 
 
 def pytest_report_header() -> list[str]:
     return [
         f"without {name}, which is not installed: {', '.join(NEEDS[name])}"
         for name in MISSING
-    ]
+    ] + [f"without {OTHER_KERAS}, which is of another Keras"]

@@ -126,7 +126,7 @@ def missing_imports(path: str) -> list[str]:
                 names += [
                     f"{node.module}.{alias.name}"
                     for alias in node.names
-                    if alias.name not in bound
+                    if alias.name not in {"*", *bound}
                 ]
         ours = [name for name in names if name.split(".")[0] in PACKAGES]
         found += [f"{path}:{node.lineno} {n}" for n in ours if n not in _packages()]

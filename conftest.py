@@ -18,8 +18,8 @@ NEEDS = {
 }
 MISSING = [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
-# From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless it is told otherwise. (Not asked of
-# TensorFlow itself, whose import takes seconds.)
+# From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless it is told otherwise. (Not asked
+# of TensorFlow itself, whose import takes seconds.)
 MAJOR, MINOR = map(int, importlib.metadata.version("tensorflow").split(".")[:2])
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
 KERAS_3 = (MAJOR, MINOR) >= (2, 16) and not LEGACY

@@ -168,8 +168,9 @@ def test_extras(setup_arguments):
 DISTRIBUTIONS = {
     "absl": "absl-py",
     "attr": "attrs",
-    # protobuf, of the version that TensorFlow brings.
+    # protobuf and Keras, of the versions that TensorFlow brings.
     "google": "tensorflow",
+    "keras": "tensorflow",
     "sklearn": "scikit-learn",
 }
 

@@ -13,6 +13,7 @@ from tests.keras.helpers import (
     gradients_one_at_a_time,
     mostly_slow,
 )
+from tests.keras.stack import KERAS3, MEAN
 from tfdpclip.clipping import FixedClip
 
 COUNT, EXPECTED = 7, 10
@@ -119,7 +120,7 @@ def test_a_loss_by_name(name, static):
 
 
 @both_shapes
-@pytest.mark.parametrize("reduction", ["none", "sum", "auto"])
+@pytest.mark.parametrize("reduction", ["none", "sum", MEAN])
 @pytest.mark.parametrize("weighted", mostly_slow([True], [True, False]))
 @pytest.mark.thinned(2)
 def test_every_reduction(reduction, weighted, static):
@@ -173,6 +174,8 @@ def test_sample_weights_for_several_outputs():
 def test_a_weight_of_zero_for_one_output_is_not_padding():
     y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
     weight = {"a": np.array([1, 0, 0, 1, 0, 1, 1], np.float32)}
+    if KERAS3:
+        weight["b"] = None
     model = two_outputs()
     optimizer = DPSGD(1.0, clip=1e6, noise_multiplier=0, expected_batch_size=COUNT)
     plain = tf.keras.models.clone_model(model)
@@ -239,6 +242,24 @@ def test_an_activity_regulariser_belongs_to_each_example(penalty, static):
         ]
     )
     check(model, "mse", numbers(3), numbers(1, seed=1), static=static)
+
+
+def test_padding_is_padding_for_an_activity_regulariser_as_well():
+    """Its term has no weights: the weights of the loss tell what is padding."""
+    moved = []
+    for padding in (0, 5):
+        tf.keras.utils.set_random_seed(4)
+        hidden = L.Dense(4, "tanh", activity_regularizer="l2")
+        model = tf.keras.Sequential([tf.keras.Input((3,)), hidden, L.Dense(1)])
+        optimizer = DPSGD(1.0, clip=RULE, noise_multiplier=0, expected_batch_size=1)
+        model.compile(optimizer, "mse")
+        weight = np.repeat([1.0, 0.0], [COUNT, padding]).astype("float32")
+        x, y = numbers(3, count=COUNT + padding), numbers(1, count=COUNT + padding)
+        x[:COUNT], y[:COUNT] = numbers(3), numbers(1, seed=1)
+        start = flat(model.trainable_variables)
+        model.train_on_batch(x, y, sample_weight=weight)
+        moved.append(flat(model.trainable_variables) - start)
+    np.testing.assert_allclose(*moved, rtol=1e-4, atol=1e-5)
 
 
 class Penalised(tf.keras.Model):

@@ -17,8 +17,9 @@ def weights_mask(
 ) -> Mask | None:
     """Which examples have a weight other than 0, if the term is weighted.
 
-    A term that Keras was given no weights for is weighted by the constant 1: all its
-    examples are real. A term without any weight (an activity regulariser) says nothing.
+    A term that Keras was given no weights for is weighted by the constant 1, or by
+    nothing (Keras 3): all its examples are real. Another term without any weight (an
+    activity regulariser) says nothing.
     """
     while True:
         op = tensor.op
@@ -28,12 +29,12 @@ def weights_mask(
             tensor = op.inputs[0]
             continue
         if op.type != "Mul":
-            return None
+            return _unweighted(op, batch_size)
         a, b = op.inputs
         if flows[a].trained:
             a, b = b, a
         if flows[a].trained:
-            return None
+            return _unweighted(op, batch_size)
         if flows[a].kind != DATA:
             if a.op.type == "Const" and a.shape.rank == 0 and _is_one(a):
                 return Mask(tf.ones([batch_size], tf.bool), True)
@@ -42,9 +43,9 @@ def weights_mask(
         if not flows[a].leads or flows[a].minor:
             return None
         nonzero = tf.reshape(tf.not_equal(a, tf.zeros([], a.dtype)), [batch_size, -1])
-        return Mask(
-            tf.reduce_any(nonzero, axis=1), _keras_marks.WEIGHTED_LOSS in op.name
-        )
+        scopes = (_keras_marks.WEIGHTED_LOSS, _keras_marks.COMPILED_LOSS)
+        from_keras = any(scope in op.name for scope in scopes)
+        return Mask(tf.reduce_any(nonzero, axis=1), from_keras)
 
 
 @dataclasses.dataclass
@@ -53,6 +54,13 @@ class Mask:
 
     present: tf.Tensor
     from_keras: bool
+
+
+def _unweighted(op: tf.Operation, batch_size: tf.Tensor) -> Mask | None:
+    """What a term without weights says: nothing, unless it is a compiled loss."""
+    if _keras_marks.COMPILED_LOSS not in op.name:
+        return None
+    return Mask(tf.ones([batch_size], tf.bool), True)
 
 
 def _is_one(tensor: tf.Tensor) -> bool:

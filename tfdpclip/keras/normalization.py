@@ -10,13 +10,12 @@ import tensorflow as tf
 from tfdpclip.keras import _compat
 
 _L = tf.keras.layers
-_BATCHNORM_BASE = _L.BatchNormalization.__mro__[1]
 # Fewer elements than this have no statistics worth dividing by: with one element in a
 # group every input is mapped to the offset, with two to plus or minus the scale.
 _LEAST_PER_GROUP = 16
 
 
-@tf.keras.saving.register_keras_serializable("tfdpclip")
+@_compat.saving.register_keras_serializable("tfdpclip")
 class FrozenBatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch normalisation by its moving statistics, also while training.
 
@@ -52,7 +51,7 @@ def check_built(model):
 def check_batchnorm(layer):
     """The kinds of batch normalisation that cannot be frozen from outside."""
     known = (_L.BatchNormalization, FrozenBatchNormalization)
-    if isinstance(layer, _BATCHNORM_BASE) and type(layer) not in known:
+    if isinstance(layer, _compat.BATCH_NORMALIZATION) and type(layer) not in known:
         raise ValueError(
             f"model has a layer {layer.name!r} of class {type(layer).__name__}, a "
             "variant of BatchNormalization whose statistics may depend on the batch, "
@@ -104,7 +103,7 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
 
 
 def _is_batchnorm(layer) -> bool:
-    return isinstance(layer, _BATCHNORM_BASE)
+    return isinstance(layer, _compat.BATCH_NORMALIZATION)
 
 
 def _convert(model, groups, seen):
@@ -127,7 +126,7 @@ def _convert(model, groups, seen):
         pairs.append((layer, new))
         return new
 
-    converted = tf.keras.models.clone_model(model, clone_function=clone)
+    converted = _compat.cloned(model, clone)
     if not converted.built and model.built:
         converted.build(model.input_shape)
     for old, new in pairs:
@@ -171,13 +170,14 @@ def _clone_layer(layer, groups, seen):
 
 def _group_normalization(layer, groups):
     axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
-    shape = layer.input_spec.ndim, layer.input_spec.axes
+    rank = layer.input_spec.ndim
+    sizes = {axis % rank: size for axis, size in layer.input_spec.axes.items()}
     if len(axes) != 1:
         raise ValueError(
             f"model: {layer.name!r} normalises over axes {axes}; only one is supported."
         )
-    axis = axes[0] % shape[0]
-    channels = int(shape[1][axis])
+    axis = axes[0] % rank
+    channels = int(sizes[axis])
     return _L.GroupNormalization(
         groups=_fitting_groups(channels, groups, _positions(layer, axis)),
         axis=axis,

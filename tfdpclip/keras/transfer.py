@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._arguments import shown
+from tfdpclip._variables import unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.normalization import (
     check_batchnorm,
@@ -196,7 +197,7 @@ def _freeze(layer, kept: set[int]):
 def _check_trainable(model, wanted):
     found = {id(v): v for v in model.trainable_variables}
     expected = {id(v): v for v in wanted}
-    extra = [v.name for key, v in found.items() if key not in expected]
+    extra = [unwrapped(v).name for key, v in found.items() if key not in expected]
     if extra:
         raise ValueError(
             f"model keeps variables where Keras cannot freeze them ({extra[0]!r} and "
@@ -320,7 +321,7 @@ def _last_weighted(head):
 
 
 def _check_can_be_zero(layer, layers):
-    if not isinstance(getattr(layer, "kernel", None), tf.Variable):
+    if not isinstance(unwrapped(getattr(layer, "kernel", None)), tf.Variable):
         raise ValueError(
             f"head: how to set {layer.name!r} (a {type(layer).__name__}) to zero is "
             "unknown, since it has no variable `kernel`. Pass zero_head=False and set "

@@ -38,7 +38,7 @@ class Trainer(tf.keras.Model):
         return tf.reduce_sum(tf.square(self(x) - y), 1)
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         self.before(x)
         loss = self.each(x, y) * self.read()
         self.optimizer.minimize(loss, self.dense.trainable_variables)

@@ -133,6 +133,11 @@ def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
 # Training.
 
 
+def compiled_loss_of(model: Any) -> Any:
+    """What a model was compiled with as its loss, or None."""
+    return getattr(model, "loss", None)
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether how many steps run at a time changes while they run."""
     return getattr(model, "_steps_per_execution_tuner", None) is not None

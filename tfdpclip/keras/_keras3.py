@@ -171,6 +171,12 @@ def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
 # Training.
 
 
+def compiled_loss_of(model: Any) -> Any:
+    """What a model was compiled with as its loss, or None."""
+    # Without one, a model has a method of that name.
+    return vars(model).get("loss")
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether how many steps run at a time changes while they run."""
     return not isinstance(model.steps_per_execution, int)

@@ -118,7 +118,7 @@ def check_model(model: Any) -> tf.keras.Model:
 
 
 def _loss_function(model, loss) -> Callable:
-    given = getattr(model, "loss", None) if loss is None else loss
+    given = _compat.compiled_loss_of(model) if loss is None else loss
     if given is None:
         raise ValueError(
             "loss is missing and the model is not compiled: pass "

@@ -139,7 +139,7 @@ class _NormMeter:
     """Mean per-example gradient norms of a compiled model."""
 
     def __init__(self, model: tf.keras.Model, assignment: list[int]):
-        if model.optimizer is None:
+        if getattr(model, "optimizer", None) is None:
             raise ValueError("Compile the model first: its loss is needed.")
         self._model = model
         self._assignment = assignment

@@ -44,8 +44,7 @@ setuptools.setup(
         ]
     ),
     package_data={"tfdpclip": ["py.typed"]},
-    # What the tests run: no other version is claimed.
-    # What the tests run, here and in `install_requires`: docs/stacks.md has the stacks.
+    # Here and in `install_requires`: docs/stacks.md has the stacks, and how far they are.
     python_requires=">=3.10,<3.14",
     install_requires=[
         "absl-py>=1.0",

@@ -35,6 +35,10 @@ def pytest_configure(config) -> None:
     )
     config.addinivalue_line(
         "markers",
+        "unchecked: about what becomes of sums; in `make test`, no step checks itself.",
+    )
+    config.addinivalue_line(
+        "markers",
         "thinned(n): says the same of many layers, ops or rules; every n-th of its "
         "cases is fast, the others are slow.",
     )
@@ -59,7 +63,9 @@ def _one_check_for_every_test(request, monkeypatch):
 
     The check of a step (`tfdpclip/gradients/verify.py`) is nine tenths of what tracing
     a small model costs, and many tests trace one a dozen times. Tests of the check are
-    marked `every_check`, and so is what needs it; `make test-all` checks all of them.
+    marked `every_check`, and so is what needs it; files on what is done with sums, on
+    noise, schedules, budgets or files, are marked `unchecked`. `make test-all` checks
+    all of them.
     """
     if request.config.option.markexpr != "not slow":
         return
@@ -67,7 +73,8 @@ def _one_check_for_every_test(request, monkeypatch):
     if engine is None or request.node.get_closest_marker("every_check"):
         return
     checked = engine.PerExampleGradients._checked
-    traced = []
+    # What was traced so far.
+    traced = ["nothing"] if request.node.get_closest_marker("unchecked") else []
 
     def once(self, when, groups):
         if when == "always" or not traced:

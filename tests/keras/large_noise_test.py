@@ -7,6 +7,8 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tfdpclip.noise import _COMPILED_FROM
 
+pytestmark = pytest.mark.unchecked
+
 INPUTS, OUTPUTS = 300, 230
 RATE, Z, CLIP, EXPECTED, STEPS = 0.5, 2.0, 3.0, 8, 4
 X = np.zeros((2 * STEPS * EXPECTED, INPUTS), np.float32)

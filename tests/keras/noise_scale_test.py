@@ -23,6 +23,8 @@ from tests.keras.helpers import (
 from tests.keras.stack import KERAS3, MEAN
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
+pytestmark = pytest.mark.unchecked
+
 WIDTH = 20_000
 BATCH = 64.0
 Z = 1.3

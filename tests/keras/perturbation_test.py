@@ -32,6 +32,8 @@ from tfdpclip.clipping import (
     ScaledClip,
 )
 
+pytestmark = pytest.mark.unchecked
+
 SLACK = 1 + 1e-4
 C = 0.5
 COUNT = 7

@@ -24,6 +24,8 @@ from tfdpclip.keras import (
     public_gradient_norms,
 )
 
+pytestmark = pytest.mark.unchecked
+
 PUBLIC = some_data(12, 3, seed=8)
 PRIVATE = some_data(24, 3, seed=9)
 schedules = tf.keras.optimizers.schedules

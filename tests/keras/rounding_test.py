@@ -8,6 +8,8 @@ from tests.keras.helpers import L, flat, mostly_slow
 from tfdpclip.clipping import AutomaticClip, FixedClip
 from tfdpclip.gradients import clipped_sum
 
+pytestmark = pytest.mark.unchecked
+
 # A record may exceed the bound by the rounding of a norm and of a product, no more.
 SLACK = 1 + 1e-3
 

@@ -11,6 +11,8 @@ from tests.keras.stack import keras2_only
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 from tfdpclip.keras import privatize
 
+pytestmark = pytest.mark.unchecked
+
 RULE = QuantileClip(0.3, 0.7, 0.4, count_stddev=2.0, update="linear", normalize=True)
 SETTINGS = {
     "clip": RULE,

@@ -18,6 +18,8 @@ from tfdpclip.accounting import Ledger
 from tfdpclip.clipping import FixedClip, LayerwiseClip, QuantileClip
 from tfdpclip.keras import PrivacyBudget
 
+pytestmark = pytest.mark.unchecked
+
 schedules = tf.keras.optimizers.schedules
 DELTA = 1e-5
 RATE = 0.2

@@ -24,6 +24,8 @@ from tests.keras.helpers import (
 from tests.keras.stack import MEAN
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
+pytestmark = pytest.mark.unchecked
+
 EXPECTED = 32
 COUNT = 6
 # Rounding: of a sum of a few clipped records in float32.

@@ -7,6 +7,8 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tfdpclip.keras.updates import fused_update_step
 
+pytestmark = pytest.mark.unchecked
+
 OPTIMIZERS = tf.keras.optimizers
 # Keras rounds 1 - beta in double precision, the framework in the variable's own.
 CLOSE = 2e-5

@@ -44,7 +44,7 @@ setuptools.setup(
         ]
     ),
     package_data={"tfdpclip": ["py.typed"]},
-    # Here and in `install_requires`: docs/stacks.md has the stacks, and how far they are.
+    # For this and `install_requires`, docs/stacks.md has the stacks.
     python_requires=">=3.10,<3.14",
     install_requires=[
         "absl-py>=1.0",

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
+from tfdpclip.keras import _compat
+from tfdpclip.keras.executions import refuse_overrun
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 
 pytestmark = pytest.mark.unchecked
@@ -604,3 +606,28 @@ def test_automatic_steps_per_execution_is_refused():
         model.fit(
             batches, verbose=0, callbacks=[PrivacyBudget(math.inf, _DELTA, batches)]
         )
+
+
+@pytest.mark.parametrize(
+    ("overruns", "steps", "size", "refused"),
+    [
+        (True, 7, 3, True),
+        (True, 6, 3, False),
+        (True, 10, 3, False),  # The data end there.
+        (True, 2, 3, True),
+        (True, None, 3, False),
+        (False, 7, 3, False),
+    ],
+)
+def test_executions_that_would_run_on_are_refused(
+    overruns, steps, size, refused, monkeypatch
+):
+    monkeypatch.setattr(_compat, "OVERRUNS_EPOCHS", overruns)
+    monkeypatch.setattr(_compat, "steps_per_execution", lambda model: size)
+    found = None
+    try:
+        refuse_overrun(None, {"steps": steps}, 10)
+    except PrivacyMismatchError as error:
+        found = str(error)
+    assert (found is not None) == refused
+    assert not refused or f"steps_per_epoch={6 if steps == 7 else 3}." in found

@@ -143,6 +143,10 @@ def tunes_steps_per_execution(model: Any) -> bool:
     return getattr(model, "_steps_per_execution_tuner", None) is not None
 
 
+#: Whether an execution goes on past the `steps_per_epoch` of `fit`.
+OVERRUNS_EPOCHS = False
+
+
 def steps_per_execution(model: Any) -> int:
     """How many steps run at a time, now."""
     variable = getattr(model, "_steps_per_execution", None)

@@ -182,6 +182,11 @@ def tunes_steps_per_execution(model: Any) -> bool:
     return not isinstance(model.steps_per_execution, int)
 
 
+#: Whether an execution goes on past the `steps_per_epoch` of `fit`: only the end of the
+#: data stops it.
+OVERRUNS_EPOCHS = True
+
+
 def steps_per_execution(model: Any) -> int:
     """How many steps run at a time, now."""
     return int(model.steps_per_execution)

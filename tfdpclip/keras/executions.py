@@ -94,3 +94,26 @@ class Executions:
         # Keras lowers the variable for the last, partial execution of an epoch.
         self._longest = max(value, self._longest)
         return self._longest
+
+
+def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -> None:
+    """Raises if an execution could run more batches than `fit` was asked for.
+
+    Args:
+      model: the model.
+      params: what Keras tells callbacks of the call.
+      length: the batches of the data in one epoch, after which they end.
+
+    Raises:
+      PrivacyMismatchError: if it could, so that a budget would not be kept.
+    """
+    steps, size = params.get("steps"), _compat.steps_per_execution(model)
+    if not _compat.OVERRUNS_EPOCHS or steps is None or steps == length:
+        return
+    if steps % size:
+        raise PrivacyMismatchError(
+            f"steps_per_epoch={steps} is no multiple of steps_per_execution={size}. "
+            "This Keras runs whole executions, so the last one of an epoch would train "
+            "on more batches than were asked for. Give "
+            f"steps_per_epoch={steps // size * size or size}."
+        )

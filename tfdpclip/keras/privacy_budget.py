@@ -17,7 +17,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.draw_check import DrawCheck
-from tfdpclip.keras.executions import Executions
+from tfdpclip.keras.executions import Executions, refuse_overrun
 from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
@@ -148,6 +148,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self.sampling, self._batches, optimizer, self._check_data
         )
         drawer, pieces = self._draws.drawer, int(optimizer.accumulation_steps)
+        if drawer is not None:
+            length = drawer.scheme.steps_per_epoch(drawer.source.size) * drawer.pieces
+            refuse_overrun(self.model, self.params, length)
         self._executions = Executions(
             self.model, self.params, pieces, self._draws.begin()
         )

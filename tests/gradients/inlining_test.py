@@ -74,7 +74,7 @@ class Scale(L.Layer):
     """Reads its weight inside the function."""
 
     def build(self, shape):
-        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
+        self.scale = self.add_weight(name="scale", shape=shape[-1:], initializer="ones")
 
     def call(self, x):
         return x * self.scale

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import mostly_slow
+from tests.stack import KERAS_3
 from tfdpclip.clipping import QuantileClip
 from tfdpclip.gradients import JacobianFallbackWarning, clipped_sum
 
@@ -181,13 +182,12 @@ LAYERS = {
     "time_distributed": ((4, 6, 6, 2), lambda: [L.TimeDistributed(L.Conv2D(3, 2))]),
     "pooling": (
         (8, 8, 2),
-        lambda: [L.Conv2D(3, 3), L.MaxPool2D(), L.Conv2D(3, 2), L.AvgPool2D()],
+        lambda: [L.Conv2D(3, 3), L.MaxPool2D(), L.Conv2D(3, 2), L.AvgPool2D(2)],
     ),
     "upsampling": (
         (3, 3, 2),
         lambda: [L.Conv2D(3, 2), L.UpSampling2D(), L.Conv2D(2, 2)],
     ),
-    "locally_connected": ((6, 2), lambda: [L.LocallyConnected1D(3, 2)]),
     "simple_rnn": ((4, 5), lambda: [L.SimpleRNN(3)]),
     "lstm_relu": ((4, 5), lambda: [L.LSTM(3, activation="relu")]),
     "gru_reset_before": ((4, 5), lambda: [L.GRU(3, reset_after=False)]),
@@ -225,6 +225,9 @@ LAYERS |= {
         lambda: [Masking(), L.Bidirectional(L.GRU(3, return_sequences=True))],
     ),
 }
+
+if not KERAS_3:  # Which has none.
+    LAYERS["locally_connected"] = ((6, 2), lambda: [L.LocallyConnected1D(3, 2)])
 
 
 def check_without_fallback(layers, x, y, **options):

@@ -17,6 +17,7 @@ from tests.gradients.sharing_test import (
     variable,
 )
 from tests.keras.helpers import mostly_slow
+from tests.stack import MEAN
 from tfdpclip.gradients import (
     ExampleIsolationError,
     JacobianFallbackWarning,
@@ -401,7 +402,7 @@ KERAS = {
     "CategoricalHinge": ("one_hot", {}),
     "SparseCategoricalCrossentropy": ("classes", {"from_logits": True}),
 }
-REDUCTIONS = ("none", "sum", "sum_over_batch_size", "auto")
+REDUCTIONS = sorted({"none", "sum", "sum_over_batch_size", MEAN})
 
 
 QUICK = (

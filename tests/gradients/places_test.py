@@ -89,8 +89,11 @@ def stateless(hidden, x):
     return tf.nn.experimental.stateless_dropout(hidden, 0.5, seed=[1, 2])
 
 
+DROPOUT = tf.keras.layers.Dropout(0.5)
+
+
 def keras_masks(hidden, x):
-    return tf.keras.layers.Dropout(0.5)(hidden, training=True)
+    return DROPOUT(hidden, training=True)
 
 
 def masks_in_a_loop(hidden, x):

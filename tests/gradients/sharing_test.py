@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.stack import KERAS_3
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     JacobianFallbackWarning,
@@ -657,7 +658,6 @@ LAYERS = {
     "cross_attention": (cross_attention, SEQUENCE),
     "transformer": (of(transformer), IDS),
     "frozen_normalisation": (of(L.BatchNormalization, training=False), IMAGE),
-    "locally_connected": (of(lambda: L.LocallyConnected2D(2, 2)), IMAGE),
     "one_layer_in_two_places": (
         of(
             lambda: tf.keras.Sequential(
@@ -667,16 +667,15 @@ LAYERS = {
         SEQUENCE,
     ),
 }
+LOCAL = []
+if not KERAS_3:  # Which has no such layers.
+    LAYERS["locally_connected"] = (of(lambda: L.LocallyConnected2D(2, 2)), IMAGE)
+    LOCAL = ["locally_connected"]
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "self_attention",
-        "frozen_normalisation",
-        "locally_connected",
-        "one_layer_in_two_places",
-    ],
+    ["self_attention", "frozen_normalisation", "one_layer_in_two_places", *LOCAL],
 )
 def test_a_static_batch_of_one(name):
     build, data = LAYERS[name]

@@ -321,8 +321,10 @@ COMPILED = [
 @pytest.mark.parametrize("name", mostly_slow(("fewer_steps_than_allowed",), COMPILED))
 def test_matches_when_compiled(name):
     per_example, variables, data = CASES[name]()
-    with no_fallback():
-        check_engine(per_example, variables, data, dynamic=False, jit=True)
+    with no_fallback():  # The hyperbolic tangent of XLA is its own.
+        check_engine(
+            per_example, variables, data, dynamic=False, jit=True, tolerance=5e-5
+        )
 
 
 def mixing_cell(mix):

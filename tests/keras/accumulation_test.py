@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, OPTIMIZERS, L, flat, mostly_slow, some_data
-from tests.keras.stack import keras2_only
+from tests.stack import keras2_only
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
 pytestmark = pytest.mark.unchecked

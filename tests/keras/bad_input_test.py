@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, OPTIMIZERS, L, flat, linear, some_data
-from tests.keras.stack import KERAS3, keras2_only
+from tests.stack import KERAS_3, keras2_only
 from tfdpclip.clipping import QuantileClip
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 from tfdpclip.keras import privatize
@@ -71,7 +71,7 @@ def test_a_count_that_is_too_precise_is_refused_with_what_would_work():
 @pytest.mark.parametrize(
     "thing",
     ["sgd", None, object, DPSGD, L.Dense]
-    + ([] if KERAS3 else [tf.keras.optimizers.legacy.SGD]),
+    + ([] if KERAS_3 else [tf.keras.optimizers.legacy.SGD]),
 )
 def test_privatize_takes_optimizer_classes_only(thing):
     with pytest.raises(ValueError, match="optimizer_class"):

@@ -23,7 +23,7 @@ from tests.keras.helpers import (
     mostly_slow,
     some_data,
 )
-from tests.keras.stack import KERAS3, MEAN, keras2_only
+from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.clipping import (
@@ -387,7 +387,7 @@ def statistics(model):
     return [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
 
 
-WEIGHTS_FILE = "its.weights.h5" if KERAS3 else "weights.h5"
+WEIGHTS_FILE = "its.weights.h5" if KERAS_3 else "weights.h5"
 
 
 class Watch(tf.keras.callbacks.Callback):

@@ -13,7 +13,7 @@ from tests.keras.helpers import (
     gradients_one_at_a_time,
     mostly_slow,
 )
-from tests.keras.stack import KERAS3, MEAN
+from tests.stack import KERAS_3, MEAN
 from tfdpclip.clipping import FixedClip
 
 COUNT, EXPECTED = 7, 10
@@ -174,7 +174,7 @@ def test_sample_weights_for_several_outputs():
 def test_a_weight_of_zero_for_one_output_is_not_padding():
     y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
     weight = {"a": np.array([1, 0, 0, 1, 0, 1, 1], np.float32)}
-    if KERAS3:
+    if KERAS_3:
         weight["b"] = None
     model = two_outputs()
     optimizer = DPSGD(1.0, clip=1e6, noise_multiplier=0, expected_batch_size=COUNT)

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, DPAdam, L, flat, mostly_slow
-from tests.keras.stack import place_of
+from tests.stack import place_of
 from tfdpclip.clipping import (
     AutomaticClip,
     FixedClip,

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import linear, some_data, weights_of
-from tests.keras.stack import KERAS3
+from tests.stack import KERAS_3
 
 pytestmark = pytest.mark.skipif(
-    not KERAS3, reason="Keras 2: its trainer calls minimize, and scales no loss."
+    not KERAS_3, reason="Keras 2: its trainer calls minimize, and scales no loss."
 )
 X, Y = some_data(8)
 

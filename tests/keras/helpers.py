@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras.stack import OwnOptimizer
+from tests.stack import OwnOptimizer
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 from tfdpclip.keras import (
     DPSGD,

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, L, Scatter, flat, mostly_slow, some_data
-from tests.keras.stack import MEAN
+from tests.stack import MEAN
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.keras import check_isolation
 

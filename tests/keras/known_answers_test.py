@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, L, flat, linear
-from tests.keras.stack import MEAN
+from tests.stack import MEAN
 
 
 def minimize(variables, loss_of, batches, clip, *, lr=1.0, count, k=1, eager=False):

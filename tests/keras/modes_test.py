@@ -18,7 +18,7 @@ from tests.keras.helpers import (
     mostly_slow,
     some_data,
 )
-from tests.keras.stack import keras2_only
+from tests.stack import keras2_only
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
 RULE = FixedClip(0.4)

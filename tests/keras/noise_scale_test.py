@@ -20,7 +20,7 @@ from tests.keras.helpers import (
     mostly_slow,
     private_gradients,
 )
-from tests.keras.stack import KERAS3, MEAN
+from tests.stack import KERAS_3, MEAN
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
 pytestmark = pytest.mark.unchecked
@@ -158,7 +158,7 @@ def test_noise_does_not_depend_on_how_many_examples_came():
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float32"])
 @pytest.mark.parametrize(
     "mode",
-    mostly_slow(["graph", "eager"], ["graph", "jit"] + ([] if KERAS3 else ["eager"])),
+    mostly_slow(["graph", "eager"], ["graph", "jit"] + ([] if KERAS_3 else ["eager"])),
 )
 def test_every_way_of_running_adds_the_same_noise(mode, policy):
     tf.keras.mixed_precision.set_global_policy(policy)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras.stack import MEAN
+from tests.stack import MEAN
 from tfdpclip import sampling
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.keras.compile_test import COUNT, check, classes, numbers, tokens
 from tests.keras.helpers import DPSGD, L, mostly_slow
-from tests.keras.stack import KERAS3
+from tests.stack import KERAS_3
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 from tfdpclip.keras import PerExampleLoss
 
@@ -98,7 +98,7 @@ def test_a_single_loss_for_each_example_is_what_it_was():
 
 def test_it_is_saved_with_a_model(tmp_path):
     # Keras 3 does not save a delta.
-    huber = tf.keras.losses.Huber() if KERAS3 else tf.keras.losses.Huber(delta=2.0)
+    huber = tf.keras.losses.Huber() if KERAS_3 else tf.keras.losses.Huber(delta=2.0)
     for inner in ("mse", huber, tf.keras.losses.mae):
         model = painter()
         model.compile("sgd", PerExampleLoss(inner, length=7))

@@ -16,7 +16,7 @@ from tests.keras.helpers import (
     mostly_slow,
     some_data,
 )
-from tests.keras.stack import MEAN, names_of
+from tests.stack import MEAN, names_of
 from tfdpclip.clipping import FixedClip, LayerwiseClip, PublicNormClip, ScaledClip
 from tfdpclip.keras import (
     PublicBatchStatistics,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, OPTIMIZERS, DPAdam, DPNadam, flat, some_data
-from tests.keras.stack import keras2_only
+from tests.stack import keras2_only
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 from tfdpclip.keras import privatize
 

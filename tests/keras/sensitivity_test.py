@@ -21,7 +21,7 @@ from tests.keras.helpers import (
     mostly_slow,
     private_gradients,
 )
-from tests.keras.stack import MEAN
+from tests.stack import MEAN
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
 pytestmark = pytest.mark.unchecked

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras.stack import keras2_only
+from tests.stack import keras2_only
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import Ledger
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget

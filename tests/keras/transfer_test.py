@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, DPAdam, L, gradients_one_at_a_time
-from tests.keras.stack import KERAS3, keras2_only
+from tests.stack import KERAS_3, keras2_only
 from tfdpclip._variables import unwrapped
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import PerExampleGradients, clipped_sum, per_example_norms
@@ -187,7 +187,7 @@ def test_variables_of_containers_freeze_around_a_trained_norm():
     assert counts.trainable == 2 * 8 + 4 * 2 + 2
     frozen = names_of(model.non_trainable_variables)
     assert any(name.endswith("gain") for name in frozen)
-    assert KERAS3 or "shift" in frozen  # Keras 3 trains no tf.Variable.
+    assert KERAS_3 or "shift" in frozen  # Keras 3 trains no tf.Variable.
     assert counts.heads == (model.head.name,)
     assert counts.total == sum(int(np.prod(v.shape)) for v in model.variables)
 

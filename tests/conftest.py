@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import zlib
 
 # Both must be set before the import of TensorFlow and of matplotlib.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -58,14 +59,15 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_check_for_every_test(request, monkeypatch):
-    """Has the engine check the first step that a test traces, and no other.
+def _few_checks(request, monkeypatch):
+    """Has the engine check one step of every third test.
 
-    The check of a step (`tfdpclip/gradients/verify.py`) is nine tenths of what tracing
-    a small model costs, and many tests trace one a dozen times. Tests of the check are
-    marked `every_check`, and so is what needs it; files on what is done with sums, on
-    noise, schedules, budgets or files, are marked `unchecked`. `make test-all` checks
-    all of them.
+    The check of a step (`tfdpclip/gradients/verify.py`) is up to nine tenths of what
+    tracing a small model costs, and many tests trace one a dozen times. Where a step is
+    checked it is the first that the test traces, and which tests are the third goes by
+    their names. Tests of the check are marked `every_check`, and so is what needs it;
+    files on what is done with sums, on noise, schedules, budgets or files, are marked
+    `unchecked`. `make test-all` checks every step of all of them.
     """
     if request.config.option.markexpr != "not slow":
         return
@@ -73,8 +75,10 @@ def _one_check_for_every_test(request, monkeypatch):
     if engine is None or request.node.get_closest_marker("every_check"):
         return
     checked = engine.PerExampleGradients._checked
+    unchecked = request.node.get_closest_marker("unchecked")
+    unchecked = unchecked or zlib.crc32(request.node.nodeid.encode()) % 3
     # What was traced so far.
-    traced = ["nothing"] if request.node.get_closest_marker("unchecked") else []
+    traced = ["nothing"] if unchecked else []
 
     def once(self, when, groups):
         if when == "always" or not traced:

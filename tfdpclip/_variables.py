@@ -7,6 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+# What Keras 3 calls a variable, layer by layer; the name of the `tf.Variable` in it may
+# lack layers, so that those of two layers have one name.
+_PATH = "_tfdpclip_path"
+
 
 def unwrapped(variable: Any) -> Any:
     """The `tf.Variable` within a variable of Keras 3; anything else as it is.
@@ -18,9 +22,19 @@ def unwrapped(variable: Any) -> Any:
     True
     """
     inner = getattr(variable, "value", None)
-    return inner if isinstance(inner, tf.Variable) else variable
+    if not isinstance(inner, tf.Variable):
+        return variable
+    if hasattr(variable, "path"):
+        setattr(inner, _PATH, variable.path)
+    return inner
 
 
 def all_unwrapped(variables: Iterable[Any]) -> list[tf.Variable]:
     """`unwrapped` of each."""
     return [unwrapped(variable) for variable in variables]
+
+
+def path_of(variable: Any) -> str:
+    """What Keras calls a variable, unwrapped or not; its name, if that is unknown."""
+    inner = unwrapped(variable)
+    return getattr(inner, _PATH, inner.name.removesuffix(":0"))

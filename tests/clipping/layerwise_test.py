@@ -340,9 +340,22 @@ def test_a_schedule_of_the_quantile_moves_by_the_step():
     np.testing.assert_allclose(rule.clip_norms(state), [1.0] * 3, rtol=1e-5)
 
 
+class Leaves(schedules.LearningRateSchedule):
+    """1 at step 0 and a value after it. (Piecewise, Keras 3 would multiply both.)"""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, step):
+        return tf.where(tf.cast(step, tf.int32) > 0, self.value, 1.0)
+
+    def get_config(self):
+        return {"value": self.value}
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 def test_a_schedule_that_leaves_the_range_still_clips(value):
-    schedule = schedules.PiecewiseConstantDecay([0], [1.0, value])
+    schedule = Leaves(value)
     for rule in (
         LayerwiseClip(FixedClip(schedule)),
         LayerwiseClip(FixedClip(schedule, normalize=True)),

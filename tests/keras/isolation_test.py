@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, L, Scatter, flat, mostly_slow, some_data
-from tests.stack import MEAN
+from tests.stack import MEAN, keras2_only
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.keras import check_isolation
 
@@ -267,6 +267,10 @@ def test_the_test_on_data_says_what_it_needs():
         check_isolation(model, X[:1], Y[:1], loss="mse")
 
 
+EAGER = keras2_only("run_eagerly=True is refused, see held_loss_test.py")
+
+
+@EAGER
 @pytest.mark.xfail(strict=True, reason="eager code leaves no graph to check")
 @pytest.mark.filterwarnings("ignore:Eager steps")
 def test_eager_code_that_mixes_is_refused():
@@ -275,6 +279,7 @@ def test_eager_code_that_mixes_is_refused():
     assert_refused(lambda: model.train_on_batch(X, Y))
 
 
+@EAGER
 def test_eager_code_warns_that_it_is_not_checked():
     loss = tf.keras.losses.MeanSquaredError(reduction="none")
     model = model_with(L.Dense(4), loss=loss, run_eagerly=True)

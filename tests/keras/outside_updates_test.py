@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.stack import MEAN
+from tests.stack import MEAN, keras2_only
 from tfdpclip import sampling
+from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
 
@@ -216,7 +217,9 @@ class TestInTheTrainingStep:
             _in_a_branch,
             pytest.param(_in_a_loop, marks=pytest.mark.slow),
             _in_a_function,
-            _parents_update,
+            pytest.param(
+                _parents_update, marks=keras2_only("refused, see held_loss_test.py")
+            ),
         ],
         ids=lambda after: getattr(after, "__name__", None),
     )
@@ -259,7 +262,7 @@ class TestInTheTrainingStep:
 
         model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
         model.compile(_private(), "mse")
-        with pytest.raises(PrivacyMismatchError, match="AssignAddVariableOp"):
+        with pytest.raises(PrivacyMismatchError, match="Assign(Add)?VariableOp"):
             model.fit(batches, verbose=0, callbacks=[budget, Keep()])
         assert len(budgets) == 1
         assert "something ran that is not counted" in str(budget.statement)
@@ -325,7 +328,8 @@ def _plain_step(model):
 
 
 def _one_number(model):
-    model.trainable_variables[0].scatter_nd_update([[1, 0]], [7.0])
+    kernel = unwrapped(model.trainable_variables[0])
+    kernel.scatter_nd_update([[1, 0]], [7.0])
 
 
 class TestBetweenSteps:
@@ -373,8 +377,7 @@ class TestBetweenSteps:
 
 def test_the_training_function_is_put_back():
     model, _ = _fit()
-    function = model.train_function
-    assert hasattr(function, "get_concrete_function")
+    assert not type(model.train_function).__module__.startswith("tfdpclip")
     # Without the callback nobody looks.
     x, y = _data()
     model.fit(x, y, verbose=0)

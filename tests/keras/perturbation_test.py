@@ -23,6 +23,7 @@ from tests.keras.helpers import (
     private_gradients,
     some_data,
 )
+from tests.stack import KERAS_3, keras2_only
 from tfdpclip.clipping import (
     AutomaticClip,
     FixedClip,
@@ -63,7 +64,9 @@ def embedding():
 class Tied(tf.keras.Model):
     def __init__(self):
         super().__init__()
-        self.table = self.add_weight("one/table", shape=(7, 3), initializer="normal")
+        self.table = self.add_weight(
+            name="table" if KERAS_3 else "one/table", shape=(7, 3), initializer="normal"
+        )
         self.dense = L.Dense(3, activation="tanh", name="two")
 
     def call(self, ids):
@@ -359,6 +362,7 @@ def test_steps_in_one_execution_are_perturbed_anew():
     assert norm == pytest.approx(2.0, abs=2 * 6 * 2 / math.sqrt(2000))
 
 
+@keras2_only("run_eagerly=True is refused, see held_loss_test.py")
 @pytest.mark.parametrize("rule", ["flat", "layerwise"])
 def test_eager_steps_are_perturbed_too(rule):
     x, y = some_data(COUNT, 5)

@@ -319,8 +319,9 @@ class TestNotPrivate:
         assert str(budget.statement).startswith("not private: a seed was fixed")
 
     def test_seeded_draws(self):
-        batches, optimizer = _batches(seed=7), _Optimizer()
-        budget = PrivacyBudget(math.inf, _DELTA, sampling.Poisson(0.1))
+        # A rate of its own: a scheme stands for all batches of it that there are.
+        batches, optimizer = _batches(0.11, seed=7), _Optimizer()
+        budget = PrivacyBudget(math.inf, _DELTA, sampling.Poisson(0.11))
         _model(optimizer).fit(batches, verbose=0, callbacks=[budget])
         assert str(budget.statement).startswith("not private: a seed was fixed")
 

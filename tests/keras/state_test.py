@@ -227,6 +227,10 @@ class Counter(Trainer):
 
 
 class OfTheWeights(Trainer):
+    def __init__(self):
+        super().__init__()
+        self(X)
+
     def before(self, x):
         self.state.assign(0.9 * self.state + tf.reduce_sum(self.dense.kernel))
 

@@ -17,7 +17,7 @@ from keras import saving  # noqa: F401
 from keras.src.models.functional import Functional
 
 from tfdpclip._docs import see
-from tfdpclip._variables import unwrapped
+from tfdpclip._variables import path_of, unwrapped
 from tfdpclip.keras.held_loss import HeldLoss
 
 if keras.config.backend() != "tensorflow":
@@ -46,7 +46,7 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
     Without the model's own, which Keras 3 puts before those of its layers, and numbers.
     """
-    names = [unwrapped(variable).name.removesuffix(":0") for variable in variables]
+    names = [path_of(variable) for variable in variables]
     models = {name.partition("/")[0] for name in names}
     if len(models) == 1 and all(name.count("/") > 1 for name in names):
         names = [name.partition("/")[2] for name in names]

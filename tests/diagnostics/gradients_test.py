@@ -17,6 +17,7 @@ from tfdpclip.diagnostics import GradientMeter, gradient_norms
 from tfdpclip.tuning import optimal_clip
 
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+EACH = tf.keras.losses.MeanSquaredError(reduction="none")
 
 
 def alone(model, x, y, variables=None):
@@ -61,7 +62,7 @@ def test_some_variables_and_groups():
     np.testing.assert_allclose(found.norms, np.linalg.norm(expected, axis=1), rtol=1e-5)
     assert found.groups == ("head/kernel", "head/bias")
     # The closed form of a linear head: |p - y| sqrt(|h|^2 + 1).
-    body = tf.keras.Model(model.input, model.layers[-2].output)
+    body = tf.keras.Model(model.inputs, model.layers[-2].output)
     h = body(x).numpy()
     residual = tf.nn.softmax(model(x)).numpy() - np.eye(10)[y]
     closed = np.linalg.norm(residual, axis=1) * np.sqrt((h**2).sum(1) + 1)
@@ -106,10 +107,10 @@ def test_targets_that_are_no_classes():
     model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     x = np.ones((4, 2), "float32")
     for y in (np.full((4, 1), 0.3), np.full((4, 1), 1.0)):
-        found = gradient_norms(model, (x, y), loss=tf.keras.losses.mean_squared_error)
+        found = gradient_norms(model, (x, y), loss=EACH)
         assert found.labels is None and found.correct is None
     y = np.ones((4, 1), "int32")
-    found = gradient_norms(model, (x, y), loss=tf.keras.losses.mean_squared_error)
+    found = gradient_norms(model, (x, y), loss=EACH)
     assert found.labels.tolist() == [1] * 4 and found.correct is None
 
 
@@ -118,7 +119,7 @@ def test_a_perfectly_fitted_example_counts():
     x = np.ones((3, 2), "float32")
     y = model(x).numpy()
     y[0] += 1
-    found = gradient_norms(model, (x, y), loss=tf.keras.losses.mean_squared_error)
+    found = gradient_norms(model, (x, y), loss=EACH)
     assert len(found) == 3 and (found.norms[1:] == 0).all() and found.norms[0] > 0
 
 
@@ -126,7 +127,9 @@ def test_measuring_leaves_everything_as_it_was():
     model, (x, y) = network(), images(16)
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(
-        optimizer, tf.keras.losses.SparseCategoricalCrossentropy(True), ["accuracy"]
+        optimizer,
+        tf.keras.losses.SparseCategoricalCrossentropy(True),
+        metrics=["accuracy"],
     )
     model.fit(x, y, batch_size=8, verbose=0)
     state = [

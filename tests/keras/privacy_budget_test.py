@@ -320,7 +320,7 @@ class TestNotPrivate:
 
     def test_seeded_draws(self):
         # A rate of its own: a scheme stands for all batches of it that there are.
-        batches, optimizer = _batches(0.11, seed=7), _Optimizer()
+        batches, optimizer = _batches(0.11, seed=7), _Optimizer(expected_batch_size=11)
         budget = PrivacyBudget(math.inf, _DELTA, sampling.Poisson(0.11))
         _model(optimizer).fit(batches, verbose=0, callbacks=[budget])
         assert str(budget.statement).startswith("not private: a seed was fixed")

@@ -244,7 +244,8 @@ class TestIdentity:
         assert clone.known() == {}
         assert other.releases == 0
         assert other.known().keys() == {history.identity}
-        copied = history_of(copy.copy(first.optimizer))
+        its_copy = copy.copy(first.optimizer)
+        copied = history_of(its_copy)
         # A copy of Keras 3 has variables of its own.
         assert (copied is history) != KERAS_3
         assert copied.known() == history.known()

@@ -106,7 +106,7 @@ class GradientMeter:
         groups: Any = None,
         training: bool = False,
     ):
-        if loss is None and getattr(model, "compiled_loss", None) is None:
+        if loss is None and not _compat.is_compiled(model):
             raise ValueError(
                 "loss is missing and the model is not compiled: pass "
                 "loss=lambda y, p: ..., giving one loss per example."
@@ -330,7 +330,7 @@ def gradient_norms(
     >>> model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(
     ...     1, use_bias=False, kernel_initializer="zeros")])
     >>> found = gradient_norms(model, ([[3.0, 4.0]], [[0.5]]),
-    ...                        loss=tf.keras.losses.mean_squared_error)
+    ...                        loss=tf.keras.losses.MeanSquaredError("none"))
     >>> found.norms.tolist()
     [5.0]
     """

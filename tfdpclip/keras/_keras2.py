@@ -138,6 +138,11 @@ def compiled_loss_of(model: Any) -> Any:
     return getattr(model, "loss", None)
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether a model has a loss of its own to compute."""
+    return getattr(model, "compiled_loss", None) is not None
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether how many steps run at a time changes while they run."""
     return getattr(model, "_steps_per_execution_tuner", None) is not None

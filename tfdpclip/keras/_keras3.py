@@ -177,6 +177,11 @@ def compiled_loss_of(model: Any) -> Any:
     return vars(model).get("loss")
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether a model has a loss of its own to compute."""
+    return bool(model.compiled)
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether how many steps run at a time changes while they run."""
     return not isinstance(model.steps_per_execution, int)

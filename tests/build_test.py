@@ -192,6 +192,7 @@ for name, module in list(sys.modules.items()):
 
 
 @pytest.mark.parametrize("library", source_tree.INSTALLED)
+@pytest.mark.thinned(3)
 def test_what_a_library_depends_on_suffices(library, tmp_path):
     if library in ("tfdpclip", "tff_tasks") and not stack.FEDERATED:
         pytest.skip("all of it is imported, and TensorFlow Federated is not there")

@@ -468,6 +468,7 @@ def test_streams_of_a_thousand_sources_are_unrelated():
 
 
 @pytest.mark.parametrize("compiled", [None, False, True])
+@pytest.mark.thinned(3)
 def test_no_two_draws_use_the_same_part_of_the_stream(compiled, monkeypatch):
     """Of odd, large and tiny draws, of both types, hardened and for perturbation."""
     plain, hardened = GaussianNoise(), GaussianNoise(hardened=True)

@@ -12,7 +12,10 @@ _SCHEMES = [
     sampling.Poisson(0.01),
     sampling.Poisson(0.01, 30, 1000),
     sampling.FixedSize(10, 1000),
-    sampling.FixedSize(10, 1000, replacement=True),
+    # Its divergence is a sum over how often a record is drawn: seconds each.
+    pytest.param(
+        sampling.FixedSize(10, 1000, replacement=True), marks=pytest.mark.slow
+    ),
     sampling.ShuffledEpochs(10, 1000),
     sampling.FullBatch(),
 ]

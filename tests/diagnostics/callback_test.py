@@ -107,6 +107,7 @@ def test_public_data_are_not_marked(tmp_path):
     [(FixedClip(0.5), 0.5), (AutomaticClip(), None), (LayerwiseClip(0.3), None)],
     ids=["fixed", "automatic", "layerwise"],
 )
+@pytest.mark.thinned(3)
 def test_clip_rules(clip, flat, tmp_path):
     watch = GradientDiagnostics(images(32), picture_dir=tmp_path)
     trained([watch], clip, epochs=1)

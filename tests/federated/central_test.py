@@ -31,6 +31,7 @@ SECURE = federated.SecureSettings(bits=32)
     ],
     ids=["plain", "secure32", "secure24", "inner sum", "inner mean", "rotation"],
 )
+@pytest.mark.thinned(3)
 def test_twenty_noiseless_rounds_equal_gaussian_adaptive(options):
     rng = np.random.default_rng(1)
     clients = 8
@@ -270,6 +271,7 @@ def test_log_normal_norms_are_tracked_by_one_layerwise_clip():
 
 
 @pytest.mark.parametrize("mean,stddev", _POPULATIONS)
+@pytest.mark.thinned(3)
 def test_log_normal_medians_are_tracked_by_a_flat_clip(mean, stddev):
     # The three cases of the paper, one of them through secure sums.
     factory = federated.clipped_mean(0.1, 100, secure=mean > 0)

@@ -42,6 +42,7 @@ def answer():
     [("pass", False, 0), ("pass", True, 0), ("raise SystemExit(3)", False, 3)],
     ids=["ends", "ends in the background", "gives up"],
 )
+@pytest.mark.thinned(3)
 def test_a_script_behind_a_pipe_ends(then, ignore, code):
     # A shell's background jobs ignore interrupts, and so would their workers.
     before = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignore else None

@@ -97,6 +97,7 @@ def processes():
 @pytest.mark.parametrize(
     "way", ["plain", "secure", "secure 8 bits", "inner", "distributed"]
 )
+@pytest.mark.thinned(2)
 def test_one_client_moves_sums_by_no_more_than_the_guarantee(processes, rule, way):
     clip, bound = RULES[rule]
     process = processes(clip, way)

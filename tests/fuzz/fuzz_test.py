@@ -147,6 +147,7 @@ def test_every_word_of_the_grammar_is_used():
     assert used == set(BLOCKS)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_small_model_that_repeats_the_failure(monkeypatch, capsys):
     class Fake(Worker):
         def __call__(self, spec):

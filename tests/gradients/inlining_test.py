@@ -187,6 +187,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, INLINED))
+@pytest.mark.thinned(3)
 def test_called_functions_match_one_example_at_a_time(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)

@@ -143,7 +143,7 @@ HIDDEN = pytest.mark.xfail(strict=True, reason="constants hide a static batch si
 
 
 @pytest.mark.parametrize("name", list(MEANS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_mean_gives_each_example_its_own_loss(name):
     assert_scaled(MEANS[name], vector, X)
 
@@ -199,7 +199,7 @@ def test_a_sum_over_steps_is_no_mean_over_the_batch():
 
 
 @pytest.mark.parametrize("name", [*MEANS, *SUMS])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_scale_does_not_depend_on_how_many_examples_there_are(name):
     """Otherwise one more example would change everybody's gradient before the clip."""
     loss = MEANS[name] if name in MEANS else SUMS[name][0]
@@ -487,6 +487,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("per_example", [False, True], ids=["scalar", "vector"])
+@pytest.mark.thinned(3)
 def test_a_regulariser_is_nobodys_and_comes_back_exactly_once(name, per_example):
     penalty = PENALTIES[name]
 

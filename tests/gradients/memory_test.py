@@ -142,7 +142,7 @@ def references():
 
 @pytest.mark.parametrize("examples", [0, 2])
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_chunks_of_any_size_give_the_same(references, name, examples):
     """Chunks of one; of two, the last one partial or larger than the batch."""
     per_example, variables, data, expected = references(name)
@@ -167,7 +167,7 @@ def test_chunks_of_any_size_give_the_same(references, name, examples):
         "of_every_rank",
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_chunks_compile(references, name):
     per_example, variables, data, expected = references(name)
     step = traced(per_example, variables, [data], dynamic=False, jit=True, memory=1)

@@ -327,6 +327,7 @@ NEW = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", NEW)
+@pytest.mark.thinned(3)
 def test_a_new_rule_takes_the_place_of_the_jacobian(name, dynamic, table):
     rule, *case = NEW[name]
     with pytest.raises(JacobianFallbackWarning):

@@ -63,7 +63,7 @@ BEFORE = {
 
 @both_shapes
 @pytest.mark.parametrize("name", BEFORE)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_ops_without_a_gradient_before_the_first_variable(name, dynamic):
     per_example, variables, data = BEFORE[name]()
     options = {"dynamic": dynamic, "check_isolation": "always"}
@@ -140,7 +140,7 @@ VIEWS = {
 
 @both_shapes
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_views_of_the_batch(name, dynamic):
     per_example, variables, data = VIEWS[name]
     options = {"dynamic": dynamic, "check_isolation": "always"}

@@ -115,13 +115,13 @@ def check_doubles(name, **options):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_double_precision_matches_one_example_at_a_time(name):
     check_doubles(name)
 
 
 @pytest.mark.parametrize("name", ["gram", "filter", "lookup", "tied", "loop"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_double_precision_in_chunks(name):
     check_doubles(name, memory=1)
 
@@ -145,7 +145,7 @@ def assert_exact_sums(step, variables, data):
 
 
 @pytest.mark.parametrize("name", list(FORMS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_coarse_activations_have_exact_norms_and_sums(name):
     per_example, variables, data = typed(name, tf.bfloat16)
     data = tf.concat([data] * 3, 0)
@@ -252,6 +252,7 @@ def linear(name):
 
 
 @pytest.mark.parametrize("name", SPREADS)
+@pytest.mark.thinned(3)
 def test_gradients_of_any_size_in_one_batch_keep_their_own_norms(name):
     """Neither an enormous neighbour nor a tiny one matters."""
     per_example, variables, data = linear(name)
@@ -265,7 +266,7 @@ def test_gradients_of_any_size_in_one_batch_keep_their_own_norms(name):
 
 @pytest.mark.parametrize("name", SPREADS)
 @pytest.mark.parametrize("exponent", [-19, -15, 15, 18])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_norms_of_extreme_factors_are_never_too_small(name, exponent):
     """Huge data with a tiny gradient at the output: squares underflow or overflow."""
     per_example, variables, data = linear(name)
@@ -294,6 +295,7 @@ def clipped(per_example, variables, data, rule):
 
 @pytest.mark.parametrize("rule", [FixedClip(1.0), AutomaticClip(0.01)], ids=str)
 @pytest.mark.parametrize("gap", [1e-2, 1e-3, 1e-4, 1e-6, 0.0])
+@pytest.mark.thinned(3)
 def test_terms_that_cancel_never_let_an_example_through(gap, rule):
     """The Gram form of a nearly vanishing sum of large terms."""
     v = tf.Variable(tf.zeros([8, 64]))
@@ -344,7 +346,7 @@ MODELS = {
 
 @pytest.mark.parametrize("nasty", NASTY)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_an_example_that_is_not_finite_is_dropped_and_nobody_else_moves(name, nasty):
     per_example, shapes, data = MODELS[name]
     variables = [variable(*shape) for shape in shapes]

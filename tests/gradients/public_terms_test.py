@@ -133,6 +133,7 @@ NUMBER = tf.constant(0.1)
 
 
 @pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.thinned(3)
 def test_terms_of_the_trained_variables_and_numbers_are(name):
     norms, shared = run(lambda x: tf.reduce_mean(own(x)) + PUBLIC[name](), S)
     expected = one_at_a_time(own, [W, S], X)

@@ -121,7 +121,7 @@ def penalised(model, x, y):
 @pytest.mark.parametrize("layer", mostly_slow(["lstm"], {"lstm": L.LSTM, "gru": L.GRU}))
 @pytest.mark.parametrize("count", [3, 5])
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_a_gradient_penalty_matches_one_example_at_a_time(layer, count):
     # A batch of as many as there are units, too.
     x, y = images(3, 4, batch=count)

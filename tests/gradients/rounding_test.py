@@ -171,6 +171,7 @@ FIRST = [
 
 
 @pytest.mark.parametrize("name", mostly_slow(FIRST, CASES))
+@pytest.mark.thinned(3)
 def test_one_example_moves_the_sums_by_at_most_the_clip_norm(name):
     check(name)
 

@@ -148,6 +148,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.thinned(3)
 def test_a_wrong_engine_is_found_by_the_step_itself(name):
     target, attribute, bug, options = PLANTED[name]
     sums_of(**options)
@@ -405,6 +406,7 @@ RARE = {
 
 @pytest.mark.parametrize("size", [6, 5], ids=["even", "odd"])
 @pytest.mark.parametrize("name", RARE)
+@pytest.mark.thinned(3)
 def test_what_one_example_does_to_the_others_is_found(name, size):
     per_example, x = RARE[name]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):

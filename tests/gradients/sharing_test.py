@@ -390,7 +390,7 @@ def check(case, no_fallback=True, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_sharing_matches_one_example_at_a_time(name):
     check(CASES[name])
 
@@ -443,6 +443,7 @@ EINSUMS = {
 
 
 @pytest.mark.parametrize("equation", EINSUMS)
+@pytest.mark.thinned(3)
 def test_any_einsum_of_data_and_a_parameter_has_a_rule(equation):
     check((einsum(equation), [EINSUMS[equation]], SEQUENCE))
 
@@ -508,6 +509,7 @@ FALLBACKS = {
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
+@pytest.mark.thinned(3)
 def test_what_has_no_rule_falls_back_and_warns(name):
     with pytest.warns(JacobianFallbackWarning, match="Jacobian"):
         check(FALLBACKS[name], no_fallback=False)
@@ -555,6 +557,7 @@ TIME_MAJOR = {
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.parametrize("name", TIME_MAJOR)
+@pytest.mark.thinned(3)
 def test_time_major_elementwise_parameters_are_right_or_refused(name, steps):
     assert_right_or_refused((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
 

@@ -100,6 +100,7 @@ def step_of(model, hidden, rule):
     ],
     ids="product squared positive normalised dense twice sum mean sqrtn".split(),
 )
+@pytest.mark.thinned(3)
 def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
     model, x = Model(), data()
     width = x.dense_shape[1]

@@ -114,6 +114,7 @@ def losses(function, x, count):
     "name",
     mostly_slow(["matvec", "kernel first", "table", "normalisation"], list(CASES)),
 )
+@pytest.mark.thinned(3)
 def test_each_example_is_clipped_by_itself(name, dynamic):
     data, make, *covered = CASES[name]
     x = data()

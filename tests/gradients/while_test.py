@@ -291,6 +291,7 @@ QUICK = ("simple", "masked", "custom_cell", "tied_inside_and_outside", "folded_b
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, CASES))
+@pytest.mark.thinned(2)
 def test_matches_one_example_at_a_time(name):
     per_example, variables, data = CASES[name]()
     with no_fallback():

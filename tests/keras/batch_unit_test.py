@@ -850,6 +850,7 @@ def digits():
 
 
 @pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.thinned(2)
 def test_batch_clipping_learns_digits_with_batch_normalisation(k):
     """Chance is 10%; the noise on a mean of 64 examples is that of z = 0.2."""
     x, y = digits()

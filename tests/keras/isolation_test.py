@@ -103,6 +103,7 @@ def assert_refused(act):
 @pytest.mark.parametrize("when", mostly_slow(["first"], ["first", "always"]))
 @pytest.mark.parametrize("reduction", mostly_slow([MEAN], [MEAN, "none"]))
 @pytest.mark.parametrize("kind", MIXING.values(), ids=MIXING)
+@pytest.mark.thinned(2)
 def test_a_mixing_layer_is_refused_and_nothing_moves(kind, reduction, when):
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     model = model_with(kind(), loss=loss, settings={"check_isolation": when})
@@ -226,6 +227,7 @@ ISOLATED = {
 @pytest.mark.parametrize(
     "name", mostly_slow(["dropout", "group_norm", "attention"], ISOLATED)
 )
+@pytest.mark.thinned(3)
 def test_a_model_that_keeps_examples_apart_passes(name):
     model = model_with(ISOLATED[name](), settings={"check_isolation": "always"})
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)

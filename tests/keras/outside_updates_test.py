@@ -240,6 +240,7 @@ class TestInTheTrainingStep:
         ],
         ids=str,
     )
+    @pytest.mark.thinned(3)
     def test_is_found_however_it_runs(self, after, options):
         with pytest.raises(PrivacyMismatchError, match="(kernel|bias):0 was updated"):
             _fit(after, **options)

@@ -111,6 +111,7 @@ MODELS = {"dense": dense_model, "conv": conv_model, "embedding": lookup_model}
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.thinned(3)
 def test_an_empty_batch_is_a_step_of_noise(make, static, jit):
     model = make()
     rule = QuantileClip(0.5, 0.5, 0.2, count_stddev=1.0)
@@ -137,6 +138,7 @@ def test_an_empty_batch_is_a_step_of_noise(make, static, jit):
 
 @pytest.mark.parametrize("rule", mostly_slow(["quantile", "automatic"], RULES))
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
+@pytest.mark.thinned(3)
 def test_one_example_that_is_not_finite_spoils_nothing(rule, bad):
     x, y = some_data(8)
     x[3] = bad

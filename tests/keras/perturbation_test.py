@@ -249,6 +249,7 @@ def test_every_group_is_clipped_by_the_norm_of_its_own_noise(rule, name, chunk):
     "name", mostly_slow(["dense"], [m for m in MODELS if m != "frozen"])
 )
 @pytest.mark.parametrize("rule", ["fixed", "layerwise", "scaled"])
+@pytest.mark.thinned(3)
 def test_an_example_moves_the_sum_by_at_most_the_sensitivity(rule, name, chunk):
     """The same seed gives the same perturbations with the example and without it."""
     made = {
@@ -284,6 +285,7 @@ def test_padding_contributes_nothing(rule, chunk):
 
 
 @pytest.mark.parametrize("chunk", [None, 3, 1])
+@pytest.mark.thinned(3)
 def test_perturbations_are_fresh_for_every_example_and_step(chunk):
     """Directions of 400 entries; correlations allow 6 / sqrt(400): 2e-9 each."""
     variables = [tf.Variable(tf.zeros([100])), tf.Variable(tf.zeros([30, 10]))]

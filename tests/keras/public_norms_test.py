@@ -171,6 +171,7 @@ def expected_clips(rule, e):
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.thinned(3)
 def test_every_epoch_clips_by_the_norms_at_its_start(rule, k, jit):
     model = dense(private(RULES[rule](), k), jit_compile=jit)
     watch = Watch()
@@ -399,6 +400,7 @@ def digits():
     ],
     ids=["layerwise", "public", "scaled", "layerwise_quantile"],
 )
+@pytest.mark.thinned(4)
 def test_layerwise_clipping_learns_digits(rule):
     """Chance is 10%; ten seconds at most. Noise: z = 1 for 128 of 1200 examples."""
     x, y = digits()

@@ -289,6 +289,7 @@ def adapted():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.thinned(3)
 def test_ordinary_layers_need_no_declaration(name, jit):
     if jit and name in ("adapted", "frozen_table", "dropout"):
         pytest.skip("nothing that the others do not show")

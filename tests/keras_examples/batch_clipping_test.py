@@ -155,6 +155,7 @@ def test_batch_clipping_from_mnist_files(tmp_path):
     ],
     ids=lambda arguments: " ".join(arguments),
 )
+@pytest.mark.thinned(3)
 def test_every_way_to_clip(tmp_path, arguments):
     rows, report, _ = launch(
         tmp_path,

@@ -66,6 +66,7 @@ def longer(tmp_path_factory) -> Output:
     return Output(tmp_path_factory.mktemp("longer"), "--epochs=12")
 
 
+@pytest.mark.thinned(3)
 def test_writes_all_files_and_a_picture(short):
     names = {path.name for path in short.directory.iterdir()}
     assert names == {"report.txt", "digits.png", "config.json", "history.csv"}

@@ -24,6 +24,7 @@ RULES = {
 
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.thinned(4)
 def test_some_record_uses_up_the_whole_sensitivity(rule, accumulation_steps):
     model = model_of(clip=RULES[rule], accumulation_steps=accumulation_steps)
     report = testing.assert_sensitivity(model, data())
@@ -34,6 +35,7 @@ def test_some_record_uses_up_the_whole_sensitivity(rule, accumulation_steps):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.slow
 def test_under_adam_and_xla(jit_compile):
     model = model_of()
     optimizer = dpc.keras.DPAdam(

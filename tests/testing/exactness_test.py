@@ -19,6 +19,7 @@ CLIPS = {"fixed": {}, "quantile": QUANTILE, "layerwise": LAYERWISE}
 
 @pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.thinned(3)
 def test_sound_code_is_exact(name, shared):
     model = model_of(shared=shared, **CLIPS[name])
     before = [v.numpy() for v in model.variables]

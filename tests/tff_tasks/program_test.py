@@ -140,6 +140,7 @@ def without_times(rows):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.thinned(3)
 def test_stopped_run_continues_exactly(tmp_path, monkeypatch, stop):
     settings = {"seed": 5, "log_cohorts": True, "rounds": 5}
     whole = program.run(digits(tmp_path / "whole", **settings))

@@ -122,6 +122,7 @@ def swept(tmp_path_factory):
     return config, sweep.run(config)
 
 
+@pytest.mark.slow
 def test_sweep_runs_every_setting_once(swept):
     config, _ = swept
     rows = studies.read_rows(sweep.Sweep(config).directory)

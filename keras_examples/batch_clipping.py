@@ -206,7 +206,9 @@ def _by_layer(used) -> bool:
 def layers_and_sigma(used: Settings, model: tf.keras.Model):
     """The layers' names, and sigma after --equal_privacy."""
     spec = "variable" if used.layers == "tensor" else "layer"
-    layers = make_groups(spec, [v.name for v in model.trainable_variables]).names
+    # Keras 3 names a variable's layers in its path.
+    names = [getattr(v, "path", v.name) for v in model.trainable_variables]
+    layers = make_groups(spec, names).names
     sigma = used.sigma
     if used.equal_privacy and not _by_layer(used):
         sigma /= math.sqrt(len(layers))

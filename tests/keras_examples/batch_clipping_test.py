@@ -12,6 +12,7 @@ import tfdpclip as dpc
 from keras_examples import batch_accounts, batch_clipping, batch_networks
 from tests.keras_examples import image_files as files
 from tests.output_files import rows_of, words_of
+from tests.stack import names_of
 from tfdpclip.clipping import make_groups
 
 
@@ -34,8 +35,7 @@ def test_networks_are_the_papers(
     trainable = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     assert trainable == count
     assert len(model.trainable_variables) == tensors
-    names = [v.name for v in model.trainable_variables]
-    assert len(make_groups("layer", names)) == modules
+    assert len(make_groups("layer", names_of(model.trainable_variables))) == modules
 
 
 def accounts(*arguments, **options):

@@ -86,10 +86,12 @@ class Tokens(_L.Layer):
     """Puts the class token in front and adds the position embedding."""
 
     def build(self, shape):
-        self.cls = self.add_weight("cls", (1, 1, shape[-1]), initializer="zeros")
+        self.cls = self.add_weight(
+            name="cls", shape=(1, 1, shape[-1]), initializer="zeros"
+        )
         self.positions = self.add_weight(
-            "pos_embedding",
-            (1, shape[1] + 1, shape[-1]),
+            name="pos_embedding",
+            shape=(1, shape[1] + 1, shape[-1]),
             initializer=tf.keras.initializers.RandomNormal(stddev=0.02),
         )
         super().build(shape)
@@ -214,17 +216,17 @@ def vit_keys(model: tf.keras.Model, config: ViT, newer: bool = False) -> dict:
     }
 
     def add(prefix, layer, first="kernel", second="bias"):
-        variables = {v.name.split("/")[-1].split(":")[0]: v for v in layer.weights}
         names = {"scale": "gamma", "bias": "beta" if first == "scale" else "bias"}
         for key in (first, second):
-            found[f"{prefix}/{key}"] = variables[names.get(key, key)]
+            found[f"{prefix}/{key}"] = getattr(layer, names.get(key, key))
 
     for k in range(config.depth):
         block = f"Transformer/encoderblock_{k}"
         add(f"{block}/LayerNorm_0", model.get_layer(f"block{k}_norm1"), "scale")
         add(f"{block}/{norm2}", model.get_layer(f"block{k}_norm2"), "scale")
+        # Keras 3 names a variable's layers in its path.
         variables = {
-            tuple(v.name.split(":")[0].split("/")[-2:]): v
+            tuple(getattr(v, "path", v.name).split(":")[0].split("/")[-2:]): v
             for v in model.get_layer(f"block{k}_attention").weights
         }
         for part in ("query", "key", "value", "out"):

@@ -74,7 +74,7 @@ def convnet(size: int = 32) -> Task:
         for filters in (32, 64, 64, 128):
             layers.append(L.Conv2D(filters, 3, padding="same", activation="relu"))
             last = filters == 128
-            layers.append(L.GlobalAveragePooling2D() if last else L.AvgPool2D())
+            layers.append(L.GlobalAveragePooling2D() if last else L.AvgPool2D(2))
         return tf.keras.Sequential([*layers, L.Dense(10)])
 
     return Task(build, _images(size, size, 3))

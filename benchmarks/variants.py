@@ -104,8 +104,13 @@ def _keras_step(task, optimizer, jit: bool, reduction="sum_over_batch_size"):
     @tf.function(jit_compile=jit, reduce_retracing=True)
     def step(x, y):
         with tf.GradientTape() as tape:
-            value = model.compiled_loss(y, model(x, training=True))
-        optimizer.minimize(value, model.trainable_variables, tape=tape)
+            value = model.compute_loss(x, y, model(x, training=True))
+        variables = model.trainable_variables
+        if hasattr(optimizer, "minimize"):
+            optimizer.minimize(value, variables, tape=tape)
+        else:  # Of Keras 3's own optimizers.
+            gradients = tape.gradient(value, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return value
 
     return step

@@ -26,6 +26,7 @@ from benchmarks import (
     timing,
 )
 from benchmarks.peers import installed
+from tests import stack
 
 TINY = ["--models=mlp", "--batch_sizes=16", "--repeats=2", "--seconds_per_cell=5"]
 
@@ -357,6 +358,7 @@ def test_peers_run_where_they_are_installed(peer, model):
     assert [cell["status"] for cell in found.values()] == ["ok", "ok"], found
 
 
+@pytest.mark.skipif(not stack.FEDERATED, reason="TensorFlow Federated is not installed")
 @pytest.mark.slow
 def test_federated_rounds_run(tmp_path):
     federated_round.main(

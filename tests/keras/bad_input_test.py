@@ -177,6 +177,7 @@ COUPLED = {
 
 @pytest.mark.parametrize("signature", [8, None], ids=["static", "any"])
 @pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.every_check
 def test_a_loss_that_combines_examples_is_refused(name, signature):
     model = linear(kernel="ones")
     optimizer = DPSGD(0.1, **SETTINGS)

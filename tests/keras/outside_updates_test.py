@@ -12,7 +12,7 @@ from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
 
-pytestmark = pytest.mark.every_check
+pytestmark = pytest.mark.unchecked
 
 _RECORDS = 50
 _DELTA = 1e-5

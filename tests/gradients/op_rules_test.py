@@ -336,6 +336,7 @@ def test_a_new_rule_takes_the_place_of_the_jacobian(name, dynamic, table):
     check_op(name, *case, dynamic, None)
 
 
+@pytest.mark.every_check
 def test_a_rule_is_not_asked_about_a_row_for_each_example(table):
     """The variable takes the Jacobian, and the step finds that places matter."""
     op_rule("MulNoNan")(mul_no_nan)

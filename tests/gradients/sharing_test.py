@@ -558,11 +558,13 @@ TIME_MAJOR = {
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.parametrize("name", TIME_MAJOR)
 @pytest.mark.thinned(3)
+@pytest.mark.every_check
 def test_time_major_elementwise_parameters_are_right_or_refused(name, steps):
     assert_right_or_refused((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
 
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.every_check
 def test_time_major_lookups_are_right_or_refused():
     def per_example(i, v):
         return tf.reduce_sum(tf.tanh(tf.gather(v, tf.transpose(i))), [0, 2])
@@ -571,6 +573,7 @@ def test_time_major_lookups_are_right_or_refused():
 
 
 @pytest.mark.parametrize("steps", [1, BATCH, 2 * BATCH])
+@pytest.mark.every_check
 def test_time_major_matrix_products_are_right_or_refused(steps):
     dense = L.Dense(4)
     data = randoms(BATCH, steps, 3)
@@ -587,6 +590,7 @@ def test_time_major_matrix_products_are_right_or_refused(steps):
 
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.every_check
 def test_a_parameter_before_the_batch_axis_is_right_or_refused():
     per_example = lambda x, v: tf.reduce_sum(tf.tanh(x * v), [0, 1])  # noqa: E731
     assert_right_or_refused((per_example, [(1, BATCH, 1)], randoms(BATCH)))

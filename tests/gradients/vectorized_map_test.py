@@ -150,6 +150,7 @@ def test_each_example_is_clipped_by_itself(name, dynamic):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.every_check
 def test_examples_that_meet_in_between_are_refused(dynamic):
     """The variable's examples may be on any axis; mixed they are on none."""
     kernel, other = variable(N, D), variable(D, D)
@@ -181,6 +182,7 @@ def test_examples_that_meet_in_between_are_refused(dynamic):
     ],
     ids=["fewer", "all the first one", "reversed"],
 )
+@pytest.mark.every_check
 def test_rows_in_another_order_are_not_taken_for_every_row(rows):
     kernel = variable(D, N)
 

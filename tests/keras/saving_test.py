@@ -177,7 +177,7 @@ def test_a_saved_model_directory_warns_that_it_loses_the_step_count(tmp_path):
         model.save(str(tmp_path / "model"))
 
 
-@keras2_only("save_weights writes .weights.h5 files, without the optimizer")
+@keras2_only("save_weights writes .weights.h5 files, see step_history_test.py")
 def test_save_weights_in_the_checkpoint_format_keeps_the_clip(tmp_path):
     model = trained(adaptive())
     model.save_weights(str(tmp_path / "weights"))

@@ -37,5 +37,7 @@ class OptimizerSaving(OptimizerVariables):
         """Loads the state, and which steps are behind it."""
         names = [name for name in store.keys() if name != "step_history"]
         super().load_own_variables({name: store[name] for name in names})
-        if len(names) == len(self.variables) and "step_history" in store.keys():
+        # Also where Keras left the variables as they were, with a warning (an optimizer
+        # that is not built, or another one): the model's weights are the file's.
+        if "step_history" in store.keys():
             self._step_history.from_array(store["step_history"])

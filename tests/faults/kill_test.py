@@ -209,7 +209,9 @@ def check_killed_runs(zygote, kind, root: pathlib.Path, kills: int, seed: int) -
 KINDS = pytest.mark.parametrize("kind", [KerasRun, FederatedRun])
 
 
-@KINDS
+@pytest.mark.parametrize(
+    "kind", [KerasRun, pytest.param(FederatedRun, marks=pytest.mark.slow)]
+)
 def test_killed_runs_resume(zygote, kind, tmp_path):
     check_killed_runs(zygote, kind, tmp_path, kills=2, seed=1)
 

@@ -23,6 +23,7 @@ def launch(tmp_path, *arguments):
     return functools.partial(rows_of, out), words_of(out), out
 
 
+@pytest.mark.slow
 def test_film_on_cifar100_files_with_a_checkpoint(tmp_path):
     files.cifar100_pickles(tmp_path, 200)
     micro_checkpoint(tmp_path / "ti.npz")

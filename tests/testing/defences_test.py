@@ -18,7 +18,7 @@ def test_nothing_but_the_defences_finds_it(finding):
 
 @pytest.mark.parametrize("name", DEFENCES)
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda f: f.name.replace(" ", "_"))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_a_defence_alone_finds_what_the_page_says(finding, name):
     assert is_refused(finding, frozenset({name})) == (name in finding.found)
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.every_check
 
 
 @pytest.mark.parametrize("mutation", cases(MUTATIONS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 def test_planted_bug_is_found(mutation):
     assert found(mutation) is not None
 

@@ -140,6 +140,7 @@ def test_sweep_runs_every_setting_once(swept):
     assert all(row.rounds == 15 for row in rows)
 
 
+@pytest.mark.slow
 def test_sweep_resumes_without_running_again(swept, monkeypatch):
     from tff_tasks import program
 
@@ -152,6 +153,7 @@ def test_sweep_resumes_without_running_again(swept, monkeypatch):
     assert sweep.run(config) == text
 
 
+@pytest.mark.slow
 def test_sweep_states_what_it_chose(swept):
     config, text = swept
     content = json.loads((sweep.Sweep(config).directory / studies.SETTINGS).read_text())
@@ -163,6 +165,7 @@ def test_sweep_states_what_it_chose(swept):
     assert "adaptive to the median" in text
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(swept, tmp_path):
     config, _ = swept
     text = plots.draw(plots.PlotConfig(config.output_dir, str(tmp_path)))
@@ -257,6 +260,7 @@ def test_recipe_end_to_end(tmp_path, monkeypatch):
     assert result.noise_multiplier == 0.1 and len(result.levels) == 2
 
 
+@pytest.mark.slow
 def test_recipe_says_when_the_population_is_too_small(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "measure", lambda c: 0.5)
     config = recipe.RecipeConfig(

@@ -9,7 +9,7 @@ from tff_tasks.config import RunConfig
 
 
 @pytest.mark.parametrize("name", ["emnist_character", "stackoverflow_tag"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_tasks_run_from_files_with_federated_processes(data_dir, tmp_path, name):
     config = RunConfig(
         name,
@@ -32,7 +32,7 @@ def test_tasks_run_from_files_with_federated_processes(data_dir, tmp_path, name)
 
 
 @pytest.mark.parametrize("name", fixtures.FITTING)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_tasks_run_from_files(data_dir, tmp_path, name):
     if name == "cifar100_image":
         pytest.skip("takes half a minute: see the slow tests")

@@ -6,18 +6,21 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from driver_kit import reports
 from tests.faults import federated_run, keras_run
+from tests.stack import KERAS_3
 from tfdpclip import files
 from tfdpclip.accounting import Ledger
 from tff_tasks import records
@@ -92,6 +95,55 @@ def count(path: pathlib.Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+class Backup:
+    """What Keras 3 backs up: a file of weights, and then one with the epoch."""
+
+    def __init__(self, directory: pathlib.Path):
+        self._weights = directory / "latest.weights.h5"
+        self._epoch = directory / "training_metadata.json"
+
+    def mend(self) -> None:
+        """Puts the files before in the place of what a kill left in pieces.
+
+        They were written in place; Keras itself goes back only if HDF5 says OSError.
+        """
+        if self._weights.exists() and self.steps() is None:
+            self._go_back(self._weights)
+            self._go_back(self._epoch)
+        elif self._epoch.exists() and not self._epoch.read_bytes():
+            self._go_back(self._epoch)
+
+    @staticmethod
+    def _go_back(path: pathlib.Path):
+        before = path.with_name(f"{path.name}.bkp")
+        if before.exists():
+            shutil.copyfile(before, path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def steps(self) -> int | None:
+        """Steps behind the weights; None unless the whole file can be read."""
+
+        def read(name, part):
+            if isinstance(part, h5py.Dataset):
+                part[()]
+
+        try:
+            with h5py.File(self._weights) as file:
+                file.visititems(read)
+                return int(file["optimizer/vars/0"][()])
+        except FileNotFoundError:
+            return 0
+        except (OSError, RuntimeError, KeyError):
+            return None
+
+    def epoch(self) -> int:
+        """The epoch that is next."""
+        if not self._epoch.exists():
+            return 0
+        return json.loads(self._epoch.read_text())["epoch"]
+
+
 class KerasRun:
     """What must hold of the Keras run's files."""
 
@@ -106,6 +158,8 @@ class KerasRun:
     @staticmethod
     def restored(directory):
         """Steps in the checkpoint that the next process continues from."""
+        if KERAS_3:
+            return KerasRun._restored_by_keras3(directory)
         latest = tf.train.latest_checkpoint(directory / "backup" / "chief")
         if latest is None:
             return 0
@@ -115,6 +169,16 @@ class KerasRun:
             reader.get_tensor(name)
         name = "model/optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"
         return int(reader.get_tensor(name))
+
+    @staticmethod
+    def _restored_by_keras3(directory):
+        backup = Backup(directory / "backup")
+        backup.mend()
+        steps = backup.epoch() * keras_run.STEPS_PER_EPOCH
+        # After a kill between the two files, an epoch runs again on its own weights.
+        assert steps <= backup.steps() <= KerasRun.ran(directory)
+        assert backup.steps() % keras_run.STEPS_PER_EPOCH == 0
+        return steps
 
     @staticmethod
     def table(directory):

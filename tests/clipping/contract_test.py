@@ -104,7 +104,6 @@ def test_every_rule_of_the_library_has_a_public_name():
 
 
 @pytest.mark.parametrize("rule", cases())
-@pytest.mark.thinned(2)
 def test_a_rule_of_the_library_keeps_the_contract(rule):
     report = assert_clip_rule(rule, names=NAMES)
     # A bound that no record reaches would mean noise for nothing.

@@ -154,6 +154,7 @@ class Trainer:
         self.model.fit(
             self._batches,
             epochs=self._epochs,
+            shuffle=False,
             verbose=0,
             callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=measure)],
         )

@@ -232,6 +232,7 @@ def train(used: Settings) -> digits_report.Run:
         batches,
         epochs=used.epochs,
         callbacks=[budget, tracker, progress],
+        shuffle=False,  # Batches are drawn; Keras 3 warns that it will not shuffle.
         verbose=0,
     )
     private_seconds = time.monotonic() - started

@@ -125,7 +125,7 @@ def fit(
 
     Args:
       model: the model; its optimizer is private if `delta` is given.
-      batches: drawn by a scheme, or any data that `fit` takes without privacy.
+      batches: drawn by a scheme, or, without privacy, any dataset of batches.
       epochs: how many.
       test: images and labels.
       delta: for the privacy statement; None for training without privacy.
@@ -178,6 +178,7 @@ def fit(
     model.fit(
         data,
         epochs=epochs,
+        shuffle=False,  # Datasets do it; Keras 3 warns that it will not.
         verbose=0,
         callbacks=[
             *([] if budget is None else [budget]),

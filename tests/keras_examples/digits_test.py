@@ -276,7 +276,7 @@ def test_tracker_measures_the_true_quantile():
     for x, y in zip(images, labels, strict=True):
         with tf.GradientTape() as tape:
             loss = tf.keras.losses.sparse_categorical_crossentropy(
-                [y], model(x[np.newaxis]), from_logits=True
+                y[np.newaxis], model(x[np.newaxis]), from_logits=True
             )
         norms.append(tf.linalg.global_norm(tape.gradient(loss, model.weights)).numpy())
     row = tracker.rows[0]

@@ -202,8 +202,16 @@ def test_called_functions_match_in_a_batch_of_static_size(name):
     check_exactly(layers, x, y, dynamic=False, sizes=[len(y)])
 
 
+# XLA does not know how many steps a fused layer takes that the check differentiates
+# within a function: it says so, and nothing is trained.
+UNCOMPILED = pytest.mark.xfail(
+    raises=tf.errors.InvalidArgumentError, reason="XLA needs the number of steps"
+)
+COMPILED = [n for n in INLINED if n not in ("branch", "loop", "lstm")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in INLINED if n not in ("branch", "loop")])
+@pytest.mark.parametrize("name", [*COMPILED, pytest.param("lstm", marks=UNCOMPILED)])
 def test_called_functions_match_when_compiled(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)

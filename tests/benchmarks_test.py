@@ -370,6 +370,7 @@ def test_federated_rounds_run(tmp_path):
     assert {row["status"] for row in rows} == {"ok"}
 
 
+@pytest.mark.slow
 def test_operations_of_a_step_are_told_apart(tmp_path):
     op_times.main(["--cells=mlp:16", f"--output_dir={tmp_path}"])
     rows = rows_of(tmp_path / "op_times.csv")

@@ -150,6 +150,7 @@ def check_distribution(x, bins):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_values_are_normal(kind):
     check_distribution(draw(kind), 1000)
 
@@ -384,6 +385,7 @@ def halves(x, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_both_halves_are_normal_and_independent(kind):
     cosine, sine = halves(draw(kind), kind)
     for part in (cosine, sine):

@@ -97,6 +97,7 @@ AGGREGATORS = {
     "kind",
     [pytest.param("plain", marks=pytest.mark.slow), "secure", "distributed"],
 )
+@pytest.mark.thinned(2)
 def test_digits_train(kind, digits):
     clients, images, labels = digits
     cohorts = FixedSize(COHORT, CLIENTS).cohorts(list(range(CLIENTS)), seed=1)

@@ -97,7 +97,7 @@ def processes():
 @pytest.mark.parametrize(
     "way", ["plain", "secure", "secure 8 bits", "inner", "distributed"]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_one_client_moves_sums_by_no_more_than_the_guarantee(processes, rule, way):
     clip, bound = RULES[rule]
     process = processes(clip, way)
@@ -155,6 +155,7 @@ def test_a_record_with_a_nan_in_one_group_is_absent_from_all():
     ids=["per layer", "joint", "scaled", "public"],
 )
 @pytest.mark.parametrize("secure", [False, federated.SecureSettings(bits=10)])
+@pytest.mark.thinned(4)
 def test_groups_stay_within_their_joint_bound(rule, secure):
     value_type = tff.to_type([(np.float32, [n]) for n in (5, 20, 1)])
     process = federated.clipped_mean(0.0, 1, rule, secure=secure).create(value_type)

@@ -45,6 +45,7 @@ def test_network_has_the_parameters_that_it_says():
     assert compare.build_network().count_params() == 2778
 
 
+@pytest.mark.slow
 def test_results_have_intervals_and_choices(directory):
     rows = {row["rule"]: row for row in rows_of(directory, "results")}
     assert set(rows) == {"fixed 1", "fixed", "automatic", "scaled"}

@@ -77,7 +77,7 @@ def test_writes_all_files_and_a_picture(short):
     assert str(short.directory) in short.printed
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_history_has_a_row_per_epoch(short):
     assert short.columns == COLUMNS + UNPROTECTED
     assert short.history["epoch"] == [0, 1, 2]

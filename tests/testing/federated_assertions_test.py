@@ -74,7 +74,7 @@ def factory_of(rule="quantile", way="central", z=0.5, clients=12, **options):
 
 
 @pytest.mark.parametrize(("rule", "way"), PRODUCT)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_some_client_uses_up_the_whole_sensitivity(rule, way):
     report = testing.assert_aggregator_sensitivity(factory_of(rule, way), SMALL)
     # A bound that nobody reaches would mean noise for nothing; 8 bits leave room for

@@ -18,13 +18,13 @@ def _secure_context():
 
 
 @pytest.mark.parametrize("mutation", cases(MUTATIONS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_planted_bug_is_found(mutation):
     assert found(mutation) is not None
 
 
 @pytest.mark.parametrize(("check", "options"), distinct_checks(MUTATIONS))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_sound_code_passes(check, options):
     check(**options)
 

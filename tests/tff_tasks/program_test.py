@@ -201,6 +201,7 @@ def test_budget_ends_the_run(tmp_path):
     assert result.epsilon <= 6
 
 
+@pytest.mark.slow
 def test_poisson_cohorts_vary_in_size(tmp_path):
     config = digits(tmp_path, seed=2, log_cohorts=True, rounds=8)
     program.run(config)

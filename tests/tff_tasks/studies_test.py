@@ -234,6 +234,7 @@ def test_diverged_runs_are_the_worst():
 # The recipe.
 
 
+@pytest.mark.slow
 def test_recipe_end_to_end(tmp_path, monkeypatch):
     config = recipe.RecipeConfig(
         output_dir=str(tmp_path),

@@ -28,7 +28,7 @@ def _convention(case):
 
 
 @pytest.mark.parametrize("case", ORACLE, ids=lambda case: case["name"])
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_oracle(case):
     inputs, expected = case["inputs"], case["expected"]
     (found,) = batch_size_noise(

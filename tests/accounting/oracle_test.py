@@ -120,7 +120,7 @@ def test_figure_2(case):
 
 
 @_cases("002/sigma/")
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_calibration_of_transfer_learning_runs(case):
     inputs, expected = case["inputs"], case["expected"]
     z = accounting.noise_multiplier(

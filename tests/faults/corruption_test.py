@@ -168,6 +168,7 @@ def test_two_arrays_of_one_name_and_missing_ones(tmp_path):
         files.read_npz(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_says_which_file_is_damaged_and_goes_on_without_it(tmp_path):
     program.run(federated(tmp_path, rounds=3))
     latest = tmp_path / "checkpoints" / "round_000003.npz"

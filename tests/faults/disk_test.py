@@ -292,6 +292,7 @@ def test_a_federated_run_whose_directory_vanishes_stops(tmp_path):
     assert not directory.exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_its_ledger_is_not_continued(tmp_path):
     program.run(federated(tmp_path, rounds=1))
     path = tmp_path / "privacy.json"

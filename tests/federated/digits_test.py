@@ -169,6 +169,7 @@ def test_training_resumes_from_a_checkpoint(digits, tmp_path):
     assert measured["clip_norm"] == state.aggregator["clip"][0]
 
 
+@pytest.mark.slow
 def test_a_round_budget_ends_training(digits):
     clients, _, _ = digits
     cohorts = FixedSize(COHORT, CLIENTS).cohorts(clients_ids := list(range(CLIENTS)))

@@ -109,6 +109,7 @@ def launch(tmp_path, *arguments):
     return rows_of(out, "history"), words_of(out), out
 
 
+@pytest.mark.slow
 def test_batch_clipping_from_mnist_files(tmp_path):
     files.mnist_idx(tmp_path, 100)
     rows, report, out = launch(

@@ -31,6 +31,7 @@ def directory(tmp_path_factory):
     return path / "out"
 
 
+@pytest.mark.slow
 def test_summary_has_a_row_per_epoch(directory):
     rows = rows_of(directory, "summary")
     assert [row["epoch"] for row in rows] == ["0", "1", "2"]

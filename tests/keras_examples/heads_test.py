@@ -92,6 +92,7 @@ def test_trainer_starts_afresh_and_learns():
     assert trainer.norms().shape == (1437,)
 
 
+@pytest.mark.slow
 def test_norms_and_weights_from_a_file(tmp_path):
     out = tmp_path / "out"
     norms_and_weights.main(

@@ -74,6 +74,7 @@ def test_film_learns_new_digits(tmp_path):
     assert "not private: " in report  # It had a seed.
 
 
+@pytest.mark.slow
 def test_full_batch_head_only(tmp_path):
     read, report, _ = launch(
         tmp_path,

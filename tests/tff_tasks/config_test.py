@@ -172,6 +172,7 @@ def test_nothing_is_imagined_without_noise_or_rounds():
     assert privacy.imagine(0.1, 100, 0, 10**6) is None
 
 
+@pytest.mark.slow
 def test_spending_without_seed_counts_what_was_begun(tmp_path):
     config = RunConfig("digits", clients_per_round=20)
     ids = [str(i) for i in range(100)]

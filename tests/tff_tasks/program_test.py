@@ -252,6 +252,7 @@ def test_streams_are_functions_of_their_names():
     assert streams.stream(None, "a").random() != streams.stream(None, "a").random()
 
 
+@pytest.mark.slow
 def test_engines_agree(tmp_path):
     """Without noise, both do the same arithmetic: adaptive and layerwise."""
     for layerwise in (False, True):
@@ -301,6 +302,7 @@ def test_noise_has_the_stated_deviation(tmp_path, engine):
     assert np.std(moved) * 10 == pytest.approx(stddev, rel=0.15)
 
 
+@pytest.mark.slow
 def test_secure_and_distributed_runs(tmp_path):
     secure = program.run(
         digits(tmp_path / "secure", engine="tff", rounds=2, secure=True)

@@ -278,6 +278,7 @@ def test_recipe_says_when_the_population_is_too_small(tmp_path, monkeypatch):
     assert "too small" in recipe.report(config, result)
 
 
+@pytest.mark.slow
 def test_recipe_for_a_loss_goes_the_other_way(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe, "measure", lambda c: 1 + c.noise_multiplier)
     config = recipe.RecipeConfig(

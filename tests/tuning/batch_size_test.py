@@ -69,6 +69,7 @@ FIGURE_7 = {
 }
 
 
+@pytest.mark.slow
 def test_cumulative_noise_of_figure_7():
     for k, epsilon in enumerate(EPSILONS):
         found = batch_size_noise(50_000, epsilon, DELTA, FIGURE_7, epochs=8)

@@ -79,25 +79,29 @@ demo: $(READY)
 	@$(PY) -m keras_examples.digits $(ARGS)
 
 # TensorFlow never frees what XLA compiled, and this suite compiles hundreds of steps.
-# So the tests run in three parts, each in processes of its own; the last part is
-# whatever the others leave. (What is traced only, `tests/conftest.py` frees.)
-TEST_PARTS := 'tests/keras tests/clipping tests/testing' 'tests/gradients' \
-    'tests tfdpclip driver_kit --ignore=tests/keras --ignore=tests/clipping \
+# So the tests run in parts, each in processes of its own; the last part is whatever the
+# others leave. (What is traced only, `tests/conftest.py` frees.)
+TEST_PARTS = 'tests/keras tests/clipping tests/testing' 'tests/gradients' $(OTHER_TESTS)
+ALL_TEST_PARTS = 'tests/keras/[a-d]*_test.py' 'tests/keras/e*_test.py' \
+    'tests/keras/[f-r]*_test.py' 'tests/keras/[s-z]*_test.py' \
+    'tests/clipping tests/testing' 'tests/gradients/[a-o]*_test.py' \
+    'tests/gradients/[p-z]*_test.py' $(OTHER_TESTS)
+OTHER_TESTS = 'tests tfdpclip driver_kit --ignore=tests/keras --ignore=tests/clipping \
     --ignore=tests/testing --ignore=tests/gradients'
 
 define run_tests
 failed=; \
-for part in $(if $(ARGS),'',$(TEST_PARTS)); do \
+for part in $(if $(ARGS),'',$(2)); do \
   $(PY) -m pytest -n 2 $(1) $$part $(ARGS) || failed=yes; \
 done; \
 [ -z "$$failed" ]
 endef
 
 test: lint
-	@$(call run_tests,-m 'not slow')
+	@$(call run_tests,-m 'not slow',$(TEST_PARTS))
 
 test-all: lint
-	@$(call run_tests,)
+	@$(call run_tests,,$(ALL_TEST_PARTS))
 
 # `make fuzz ARGS="--models=1000 --seed=7"`; the seed is today's date unless given.
 fuzz: $(READY)

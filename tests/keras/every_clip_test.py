@@ -1,7 +1,7 @@
 """Every way to clip, in every combination: one step is one Gaussian mechanism.
 
-For each combination of clip, rule, normalisation, optimizer, accumulation and way of
-compiling, on whole steps of a real optimizer:
+For each combination of clip, rule, normalisation, optimizer and accumulation, half of
+them compiled as well, on whole steps of a real optimizer:
 
 (a) with noise off, the released sum, every group divided by its noise scale, moves by
     at most 1 when a record comes or goes, and each sum of indicators by 1/2;
@@ -118,6 +118,10 @@ def combinations(both=True):
     for combination in itertools.product(*AXES):
         clip, rule, normalize, kind, k, jit = combination
         if normalize and not both and combination not in QUICK:
+            continue
+        # XLA never frees what it compiled, 100 MB each time: SGD with one batch a step,
+        # Adam with three.
+        if jit and (kind == "adam") != (k == 3) and combination not in QUICK:
             continue
         name = "-".join(
             [clip, rule, kind, str(k)] + ["normalize"] * normalize + ["jit"] * jit
@@ -316,7 +320,6 @@ def check_accountant(optimizer):
 
 
 @every_combination
-@pytest.mark.thinned(4)
 def test_a_step_is_a_gaussian_mechanism_of_the_accountants_z(
     clip, rule, normalize, kind, k, jit
 ):

@@ -329,7 +329,7 @@ def test_philox_is_the_frameworks_generator():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_sines_and_cosines_are_right_to_the_last_bit_or_so(jit):
     # Angles are odd multiples of 2^-24; ends, quarters and their neighbours included.
     odd = np.arange(-(2**24) + 1, 2**24, 2, dtype=np.int64)

@@ -69,6 +69,7 @@ def test_without_its_bound_it_is_refused_everywhere():
     ],
     ids=["flat", "layerwise", "public", "scaled"],
 )
+@pytest.mark.thinned(3)
 def test_a_step_has_its_sensitivity(rule):
     report = dpc.testing.assert_sensitivity(model_of(clip=rule), data())
     assert 0.5 * report.limit < report.distance <= 1.02 * report.limit

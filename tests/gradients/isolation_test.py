@@ -131,7 +131,7 @@ IN_PAIRS = MIXING["in_pairs"]
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_mixing_of_any_kind_is_refused(name, dynamic):
     assert_refused(MIXING[name], [W], X, dynamic=dynamic)
 
@@ -279,7 +279,7 @@ _VARIANTS = ("lstm_unrolled_1", "gru_unrolled_1", "lstm_stacked", "gru_sequences
 
 
 @pytest.mark.parametrize("name", [n for n in ORDINARY if n not in _VARIANTS])
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(20)
 def test_ordinary_layers_pass(name):
     """For batches of several sizes, of one and of none, with an example of NaN."""
     shape, layers = ORDINARY[name]
@@ -355,7 +355,7 @@ class Dropped(L.Layer):
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(20)
 def test_random_and_odd_layers_pass(name, dynamic):
     tf.keras.utils.set_random_seed(2)
     data = randoms(8, 4, 3)

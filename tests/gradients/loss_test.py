@@ -185,6 +185,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.thinned(2)
 def test_a_sum_is_scaled_by_the_public_batch_size(name):
     loss, factor = SUMS[name]
     assert_scaled(loss, vector, X, lambda batch: batch * factor)
@@ -414,6 +415,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, KERAS))
+@pytest.mark.thinned(2)
 def test_a_keras_loss_with_any_reduction(name):
     kind, options = KERAS[name]
     make = getattr(LOSSES, name)
@@ -560,6 +562,7 @@ REAL = [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "sum_over_batch_size"])
+@pytest.mark.thinned(3)
 def test_weight_zero_is_padding(reduction):
     loss = LOSSES.MeanSquaredError(reduction=reduction)
     present, mask = present_of(

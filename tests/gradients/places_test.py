@@ -45,6 +45,7 @@ def by_place_behind_a_mask(hidden, x):
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("change", [by_place, every_other, by_place_behind_a_mask])
+@pytest.mark.thinned(3)
 def test_a_loss_that_depends_on_the_place_is_refused(change, static):
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
         norms(change, static)
@@ -130,7 +131,7 @@ def of_a_padded_sequence(hidden, x):
         of_a_padded_sequence,
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_random_numbers_and_rows_by_number_pass(change, static, jit):
     if jit and change is masks_in_a_loop:
         pytest.skip("XLA does not compile random numbers in a list of tensors")

@@ -148,7 +148,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_wrong_engine_is_found_by_the_step_itself(name):
     target, attribute, bug, options = PLANTED[name]
     sums_of(**options)

@@ -86,6 +86,7 @@ def test_accumulation_is_the_same_in_eager_code():
 
 
 @pytest.mark.parametrize("cuts", [(10, 2), (2, 10), (0, 12)])
+@pytest.mark.thinned(3)
 def test_physical_batches_need_not_be_equal(cuts):
     model = mlp()
     optimizer = DPSGD(

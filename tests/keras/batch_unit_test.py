@@ -126,6 +126,7 @@ def neighbours(kind):
 @pytest.mark.parametrize(
     "rule", mostly_slow(["fixed", "layerwise_quantile", "scaled"], RULES)
 )
+@pytest.mark.thinned(3)
 def test_one_example_moves_a_step_by_at_most_twice_the_noise_scale(rule, k):
     steps = Steps(RULES[rule], k)
     rest = [some_data(5, 3, seed=i) for i in range(1, k)]
@@ -168,6 +169,7 @@ def plain_gradient(model, x, y, loss):
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("reduction", [MEAN, "none", "sum"])
+@pytest.mark.thinned(3)
 def test_a_huge_clip_without_noise_is_plain_training(reduction, k):
     """The mean of the plain gradients of the groups, which is also the divisor."""
     tf.keras.utils.set_random_seed(1)
@@ -532,6 +534,7 @@ def test_training_without_public_statistics_is_refused_and_leaves_none():
 
 @pytest.mark.parametrize("name", ["nested", "subclassed", "decorated"])
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}], ids=str)
+@pytest.mark.thinned(2)
 def test_hidden_normalisation_is_refused_as_well(name, options):
     model = MODELS[name]()
     # Keras 3 builds where nothing is written, and a tf.function keeps that trace.
@@ -604,6 +607,7 @@ class Keeps(L.Layer):
 
 @pytest.mark.parametrize("read", [False, True])
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
+@pytest.mark.thinned(2)
 def test_another_layers_state_is_warned_about(read, options):
     model = tf.keras.Sequential([tf.keras.Input((3,)), Keeps(read), L.Dense(1)])
     optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")
@@ -788,6 +792,7 @@ def test_every_record_goes_to_a_group_of_its_own_choice():
     assert np.all(np.abs(off - steps * p) < 6 * sd)
 
 
+@pytest.mark.slow
 def test_group_sizes_are_binomial():
     """Filled one after the other they would be equal, or the last one short."""
     count, k, steps = 40, 4, 2000

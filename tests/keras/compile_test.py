@@ -158,6 +158,7 @@ def two_outputs():
 
 @both_shapes
 @pytest.mark.parametrize("loss_weights", [None, {"a": 0.3, "b": 2.0}])
+@pytest.mark.thinned(3)
 def test_several_outputs(loss_weights, static):
     y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
     loss = {"a": "mse", "b": "mae"}
@@ -288,7 +289,7 @@ class Penalised(tf.keras.Model):
 
 @both_shapes
 @pytest.mark.parametrize("kind", ["mean", "mean_scaled", "weights"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_add_loss(kind, static):
     model = Penalised(kind)
     model(numbers(3))

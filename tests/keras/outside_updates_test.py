@@ -141,6 +141,7 @@ class TestTheOptimizersOwn:
 
     @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("after", [_the_learning_rate, _the_momentum, _the_counter])
+    @pytest.mark.thinned(2)
     def test_is_written_by_nothing_else(self, after, jit):
         optimizer = _private(momentum=0.5)
         with pytest.raises(PrivacyMismatchError, match="was updated by the training"):
@@ -198,6 +199,7 @@ class TestOtherData:
 
     @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
     @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
+    @pytest.mark.thinned(3)
     def test_is_found(self, make, options):
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
             self._fit(make(), **options)
@@ -223,6 +225,7 @@ class TestInTheTrainingStep:
         ],
         ids=lambda after: getattr(after, "__name__", None),
     )
+    @pytest.mark.thinned(2)
     def test_is_found(self, after):
         with pytest.raises(PrivacyMismatchError, match="(kernel|bias):0 was updated"):
             _fit(after)
@@ -296,6 +299,7 @@ class TestInTheTrainingStep:
         ],
         ids=lambda options: "-".join(options),
     )
+    @pytest.mark.thinned(2)
     def test_what_the_optimizer_does_is_its_own(self, options):
         options = {k: v() if callable(v) else v for k, v in options.items()}
         _, budget = _fit(epochs=2, **options)

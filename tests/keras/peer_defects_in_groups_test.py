@@ -149,6 +149,7 @@ def test_one_example_broken_in_one_group_spoils_nothing_in_any(make, bad):
 
 
 @adaptive
+@pytest.mark.thinned(3)
 def test_the_fraction_is_of_the_expected_number_of_records(make):
     """Three of ten came: dividing by three would tell how many there were."""
     variables = two_scalars()

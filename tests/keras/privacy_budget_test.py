@@ -101,6 +101,7 @@ def test_a_calibrated_run_is_not_cut_short(capsys):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4, 7])
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
+@pytest.mark.thinned(2)
 def test_stops_before_the_budget_is_exceeded(steps_per_execution, accumulation_steps):
     batches = _batches(accumulation_steps=accumulation_steps)
     optimizer = _Optimizer(accumulation_steps=accumulation_steps)

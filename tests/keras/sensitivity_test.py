@@ -309,6 +309,7 @@ def update(reduction, count, jit=False):
 
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("reduction", ["none", MEAN, "sum"])
+@pytest.mark.thinned(3)
 def test_a_records_share_does_not_depend_on_how_many_others_came(reduction, jit):
     sums = [update(reduction, count, jit) for count in (8, 9, 11)]
     assert abs(sums[1] - sums[0]) <= SLACK

@@ -252,6 +252,7 @@ class Schedule(Trainer):
 
 
 @pytest.mark.parametrize("kind", [Counter, OfTheWeights, Unread, Schedule, Trainer])
+@pytest.mark.thinned(2)
 def test_public_state_is_none_of_that(kind):
     assert_trains(kind())
 
@@ -289,7 +290,7 @@ def adapted():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_ordinary_layers_need_no_declaration(name, jit):
     if jit and name in ("adapted", "frozen_table", "dropout"):
         pytest.skip("nothing that the others do not show")

@@ -128,6 +128,7 @@ _TINY = [
 
 
 @pytest.mark.parametrize(("classes", "trainable", "total", "percent"), _TINY)
+@pytest.mark.thinned(3)
 def test_counts_of_vit_tiny(classes, trainable, total, percent):
     counts = film(vision_transformer(224, 16, 192, 12, 3, classes))
     assert (counts.trainable, counts.total) == (trainable, total)
@@ -165,6 +166,7 @@ def test_head_is_zero_and_the_first_step_moves_the_head_alone():
     assert names_of(head.weights) == names_of(moved)
 
 
+@pytest.mark.slow
 def test_frozen_weights_keep_their_values_while_training():
     model = small_vit()
     film(model, zero_head=False)

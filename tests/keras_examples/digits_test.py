@@ -145,6 +145,7 @@ def test_config_has_all_flags_and_versions(short):
     assert short.config["versions"]["tensorflow"].startswith("2.")
 
 
+@pytest.mark.slow
 def test_learns_with_privacy(longer):
     assert longer.config["flags"]["epsilon"] == 3
     assert longer.history["epsilon"][-1] <= 3

@@ -179,7 +179,7 @@ def compiled_loss_of(model: Any) -> Any:
 
 def is_compiled(model: Any) -> bool:
     """Whether a model has a loss of its own to compute."""
-    return bool(model.compiled)
+    return bool(getattr(model, "compiled", False))
 
 
 def tunes_steps_per_execution(model: Any) -> bool:

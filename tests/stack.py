@@ -11,6 +11,8 @@ from tfdpclip.keras import _compat
 
 #: Whether `tf.keras` is Keras 3.
 KERAS_3 = hasattr(tf.keras, "ops")
+#: Whether TensorFlow is the pinned one.
+TF_PINNED = tf.__version__.startswith("2.14.")
 #: Whether there is TensorFlow Federated.
 FEDERATED = importlib.util.find_spec("tensorflow_federated") is not None
 #: What a loss does with a batch unless it is told.

@@ -25,6 +25,7 @@ from tests.gradients.sharing_test import (
     variable,
 )
 from tests.keras.helpers import mostly_slow
+from tests.stack import TF_PINNED
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     JacobianFallbackWarning,
@@ -322,9 +323,11 @@ COMPILED = [
 @pytest.mark.parametrize("name", mostly_slow(("fewer_steps_than_allowed",), COMPILED))
 def test_matches_when_compiled(name):
     per_example, variables, data = CASES[name]()
-    with no_fallback():  # The hyperbolic tangent of XLA is its own.
+    # The hyperbolic tangent of a newer XLA is its own: 1.2e-5 was seen.
+    allowed = 1e-5 if TF_PINNED else 2e-5
+    with no_fallback():
         check_engine(
-            per_example, variables, data, dynamic=False, jit=True, tolerance=5e-5
+            per_example, variables, data, dynamic=False, jit=True, tolerance=allowed
         )
 
 

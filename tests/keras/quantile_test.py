@@ -34,9 +34,9 @@ QUICK = [
 
 # The bound of the file knows nothing of the clamping of fractions to [0, 1]. This case
 # climbs for 165 steps with no record within, where clamped noise slows it: 200,000
-# simulated runs err by 0.351 on average with a standard deviation of 0.060, at most by
-# 0.64. Eight deviations.
-BOUNDS = {"fig2/N(log10,1)/gamma=0.1": 0.83}
+# simulated runs end 0.351 below on average with a standard deviation of 0.060, at most
+# 0.64 below. Where they end, and eight deviations.
+CLAMPED = {"fig2/N(log10,1)/gamma=0.1": (-0.351, 0.48)}
 
 
 class Datum(tf.keras.Model):
@@ -81,8 +81,9 @@ def test_the_estimate_tracks_a_log_normal_quantile(name):
         inputs["gamma"], inputs["C0"], inputs["eta"], count_stddev=inputs["sigma_b"]
     )
     found = fit(rule, data, batch=inputs["m"], steps_per_execution=20)
-    error = abs(math.log(found / expected["true_quantile"]))
-    assert error < BOUNDS.get(name, expected["abs_bound_1e9"])
+    error = math.log(found / expected["true_quantile"])
+    usual, bound = CLAMPED.get(name, (0.0, expected["abs_bound_1e9"]))
+    assert abs(error - usual) < bound
 
 
 # With noise of stddev 5 in 100 on the counts, the stationary error of ln C has a

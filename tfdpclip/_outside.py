@@ -35,10 +35,13 @@ def outside_of_functions(
             build()
             return
     errors: list[BaseException] = []
+    device = None if in_strategy else _own_device()
 
     def run():
         try:
-            build()
+            # A replica's own variables are where it runs.
+            with tf.device(device):
+                build()
         except BaseException as error:
             errors.append(error)
 
@@ -47,3 +50,16 @@ def outside_of_functions(
     thread.join()
     if errors:
         raise errors[0]
+
+
+def _own_device() -> str | None:
+    """Where this replica runs, if it is one of several."""
+    strategy, context = (
+        tf.distribute.get_strategy(),
+        tf.distribute.get_replica_context(),
+    )
+    if context is None or strategy.num_replicas_in_sync == 1:
+        return None
+    local = strategy.extended.worker_devices
+    place = tf.get_static_value(context.replica_id_in_sync_group)
+    return local[int(place) % len(local)]

@@ -8,6 +8,7 @@ to another version of TensorFlow reads this file.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -74,10 +75,49 @@ def watched_variables(graph: Any) -> Sequence[tf.Variable]:
 
 @contextlib.contextmanager
 def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
-    """Writes an attribute to every op that is made within, in this graph."""
+    """Writes an attribute to every op that is made within, in this graph.
+
+    Replicas of a strategy take turns in one graph, each in a thread of its own, and
+    what they merge is made in another while all of them wait. So, with a strategy, ops
+    of this thread are meant, and what is merged.
+    """
     value = attr_value_pb2.AttrValue(s=text.encode())
-    with tf.compat.v1.get_default_graph()._attr_scope({name: value}):
+    graph = tf.compat.v1.get_default_graph()
+    if not tf.distribute.has_strategy():
+        with graph._attr_scope({name: value}):
+            yield
+        return
+    by_thread = graph._attr_scope_map.setdefault(name, _ByThread())
+    own = by_thread.values.setdefault(threading.get_ident(), [])
+    own.append(value)
+    try:
         yield
+    finally:
+        own.pop()
+        if not any(by_thread.values.values()):
+            graph._attr_scope_map.pop(name, None)
+
+
+class _ByThread:
+    """The attribute that ops get by the thread that makes them."""
+
+    def __init__(self):
+        self.values: dict[int, list] = {}
+
+    def __call__(self, node_def: Any) -> Any:
+        del node_def
+        own = self.values.get(threading.get_ident())
+        if not own and tf.distribute.in_cross_replica_context():
+            own = next(filter(None, self.values.values()), None)
+        return own[-1] if own else None
+
+
+def text_attribute(op: tf.Operation, name: str) -> bytes | None:
+    """An attribute that was written to an op, or None."""
+    try:
+        return op.get_attr(name)
+    except ValueError:
+        return None
 
 
 # Functions.
@@ -241,9 +281,12 @@ def write_loop_again(
 # Data sets.
 
 
-def data_set_of(iterator: Any) -> Any:
-    """The data set that an iterator goes through, or None."""
-    return getattr(iterator, "_dataset", None)
+def data_sets_of(iterator: Any) -> list[tf.data.Dataset]:
+    """The data sets that an iterator, or a strategy's, goes through."""
+    parts = getattr(iterator, "_iterators", None) or [iterator]
+    found = [getattr(part, "_dataset", None) for part in parts]
+    known = all(isinstance(dataset, tf.data.Dataset) for dataset in found)
+    return found if known else []
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:

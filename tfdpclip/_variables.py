@@ -38,3 +38,9 @@ def path_of(variable: Any) -> str:
     """What Keras calls a variable, unwrapped or not; its name, if that is unknown."""
     inner = unwrapped(variable)
     return getattr(inner, _PATH, inner.name.removesuffix(":0"))
+
+
+def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """The variable itself, or its parts on the devices of a strategy."""
+    parts = getattr(variable, "values", None)
+    return parts if isinstance(parts, tuple) else (variable,)

@@ -228,15 +228,45 @@ class Mechanism:
           divided: whether every weight has been divided by `records` already: there
             are fewer weights than coordinates.
         """
-        noised = self._add_noise(state, sums, counts, noise, step, divided)
+        noised = self.add_noise(state, sums, counts, noise, step, divided=divided)
         return self.finish(state, *noised, step=step, divided=divided)
 
-    def _add_noise(self, state, sums, counts, noise, step, divided):
-        """The noised sums and counts."""
+    @tf.autograph.experimental.do_not_convert
+    def add_noise(
+        self,
+        state: Any,
+        sums: Sequence[tf.Tensor | None],
+        counts: tf.Tensor,
+        noise: NoiseSource,
+        step: Any = 0,
+        *,
+        divided: bool = False,
+        shares: int = 1,
+    ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
+        """Noise with C_t: the first half of `release`, for sums in several places.
+
+        *Formal guarantees*: the sum over `shares` places of what this returns there,
+        each with noise of its own, has the noise of one release: variances of
+        independent Gaussians add up. What one place gives away before that has too
+        little.
+
+        Args:
+          state: C_t.
+          sums: a place's part of the sums, see `release`.
+          counts: its part of the counts.
+          noise: draws the noise, independent of that of the other places.
+          step: t.
+          divided: see `release`.
+          shares: how many places there are.
+
+        Returns:
+          The sums and the counts, each with 1 / `shares` of the noise's variance.
+        """
+        part_of_stddev = shares**-0.5
         if not self.scheduled and self._split == 0:
             columns: list[Any] = [0.0] * self.groups
         else:
-            unit = self.records if divided else 1.0
+            unit = (self.records if divided else 1.0) / part_of_stddev
             columns = tf.unstack(self._stddevs(state, step, unit), self.groups)
         assignment = self.rule.assignment
         of = (0,) * len(sums) if assignment is None else assignment
@@ -250,17 +280,18 @@ class Mechanism:
             raise ValueError(
                 f"counts has shape {counts.shape}, but the clip rule counts {known}."
             )
-        places = [i for i, part in enumerate(sums) if part is not None]
+        parts = {i: part for i, part in enumerate(sums) if part is not None}
         *drawn, count_noise = noise.sample_all(
-            [*(sums[i].shape for i in places), [known]],
-            [*(columns[of[i]] for i in places), 1.0],
-            [*(sums[i].dtype for i in places), tf.float32],
+            [*(part.shape for part in parts.values()), [known]],
+            [*(columns[of[i]] for i in parts), 1.0],
+            [*(part.dtype for part in parts.values()), tf.float32],
         )
         noised = list(sums)
-        for i, part in zip(places, drawn, strict=True):
-            noised[i] = sums[i] + part
+        for (i, part), added in zip(parts.items(), drawn, strict=True):
+            noised[i] = part + added
         if self.count_stddevs:
-            counts += count_noise * tf.constant(self.count_stddevs, tf.float32)
+            stddevs = [part_of_stddev * stddev for stddev in self.count_stddevs]
+            counts += count_noise * tf.constant(stddevs, tf.float32)
         return noised, counts
 
     @tf.autograph.experimental.do_not_convert

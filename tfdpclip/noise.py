@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdpclip import _philox
 from tfdpclip._arguments import boolean, non_negative
 from tfdpclip._devices import on_cpus
+from tfdpclip._outside import outside_of_functions
 
 # A draw of this many is worth the quarter of a second that compiling it takes. Beyond
 # the other number, blocks of one draw could not be told apart by 32 bits.
@@ -53,17 +54,26 @@ class GaussianNoise:
         a seed is not private.
       hardened: whether to sum four samples into one.
 
+      replica: one of several places that draw shares of the same noise; with a seed,
+        every place has a stream of its own. `of_replica` makes them.
+
     Raises:
       ValueError: if `seed` is neither None nor an integer, 0 or above.
     """
 
-    def __init__(self, seed: int | None = None, hardened: bool = False):
+    def __init__(
+        self,
+        seed: int | None = None,
+        hardened: bool = False,
+        replica: int | None = None,
+    ):
         self.hardened = boolean("hardened", hardened)
         if seed is not None:
             if isinstance(seed, bool) or not isinstance(seed, int):
                 raise ValueError(f"seed must be an integer or None, got {seed!r}.")
             non_negative("seed", seed)
         self.seed = seed
+        place = () if replica is None else (replica,)
         with tf.init_scope():
             if seed is None:
                 # The framework's own non-deterministic state comes from a generator
@@ -72,11 +82,28 @@ class GaussianNoise:
             else:
                 # The framework would take the seed for the counter, so that the
                 # streams of neighbouring seeds are the same but for one block.
-                words = np.random.SeedSequence(seed).generate_state(3, np.uint64)
+                words = np.random.SeedSequence(seed, spawn_key=place).generate_state(
+                    3, np.uint64
+                )
                 state = words.view(np.int64)
             self._generator = tf.random.Generator.from_state(
                 tf.constant(state), alg="philox"
             )
+
+    def of_replica(self, place: int) -> GaussianNoise:
+        """A source for one of several replicas, independent of all others.
+
+        Args:
+          place: which replica. With a seed, every place has a stream of its own.
+        """
+        made: list[GaussianNoise] = []
+
+        def make():
+            made.append(GaussianNoise(self.seed, self.hardened, place))
+
+        # A strategy would give all replicas the state of the first.
+        outside_of_functions(make, [], in_strategy=False)
+        return made[0]
 
     def __deepcopy__(self, memo):
         # A copy of the state would draw the same noise again.

@@ -316,6 +316,7 @@ def test_a_loss_scale_optimizer_around_a_private_one_is_refused(dynamic):
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
 
 
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 trains on several replicas")
 def test_several_replicas_are_refused():
     """In a process of its own: the number of devices is fixed at the start."""
     code = """

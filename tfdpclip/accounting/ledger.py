@@ -179,6 +179,13 @@ class Ledger(Spending):
         self._holder = holder
         self.save()
 
+    def note_seed(self) -> None:
+        """Says of the current phase that noise or draws come from a fixed seed."""
+        phase = self._current()
+        if not phase.seeded:
+            phase.seeded = True
+            self.save()
+
     def reserve(self, steps: int = 1) -> None:
         """Counts steps that are about to run, before they do."""
         self._current()

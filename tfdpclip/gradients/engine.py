@@ -11,9 +11,8 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, fraction, items, positive, shown
 from tfdpclip._devices import in_xla
-from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import _copies, state
+from tfdpclip.gradients import _copies, loss_checks, state
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.evidence import Evidence
@@ -66,6 +65,7 @@ class PerExampleGradients(RecordGradients):
       perturbation: k, and a seed `[2]` for this step: k * N(0, I) is added to every
         example's gradient before clipping. None for none.
       public_variables: other variables whose values are public, or their names.
+      replicas: over how many replicas the gradients are added up; see `take_apart`.
 
     Attributes:
       loss: the losses, `[B]`.
@@ -91,6 +91,7 @@ class PerExampleGradients(RecordGradients):
         groups: Sequence[int] | None = None,
         perturbation: tuple[float, tf.Tensor] | None = None,
         public_variables: Sequence[tf.Variable | str] | PublicVariables = (),
+        replicas: int = 1,
     ):
         choice("check_isolation", check_isolation, ("first", "always", "never"))
         recheck_rate = fraction("recheck_rate", recheck_rate)
@@ -119,13 +120,15 @@ class PerExampleGradients(RecordGradients):
                 f"The loss {loss.name!r} does not depend on any of the variables: "
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )
-        self.parts: LossParts = take_apart(loss, flows, nominal_batch_size)
+        self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
         self.loss = self.parts.per_example
         self.flows = Dataflow([self.loss], handles, flows.batch_size, public)
         self.state_reads = state.reads(loss, flows)
-        self._refuse_float16()
+        loss_checks.refuse_float16(self.flows)
+        loss_checks.refuse_collectives(self.flows)
         context = Context(self.flows, self.parts.batch_size)
-        planned = self.flows.batch_size or nominal_batch_size or _ASSUMED_BATCH
+        planned = (nominal_batch_size or 0) / replicas or _ASSUMED_BATCH
+        planned = self.flows.batch_size or planned
         self._budget = Budget(memory, int(planned))
         self.handles = handles
         self._found = find_gradients(
@@ -155,18 +158,6 @@ class PerExampleGradients(RecordGradients):
         # What one trace checks, the graph keeps alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
         self.isolated = self._checked(check_isolation, groups)
-
-    def _refuse_float16(self):
-        for op in self.flows.ops:
-            for output in op.outputs:
-                if output.dtype == tf.float16 and self.flows[output].trained:
-                    raise ValueError(
-                        "The model computes in float16 (mixed_float16), whose "
-                        "gradients need loss scaling: whether a step is skipped and "
-                        "how the scale moves are decided on un-noised data. Use "
-                        "tf.keras.mixed_precision.set_global_policy('mixed_bfloat16') "
-                        "or 'float32'." + see("float16")
-                    )
 
     @property
     def connected(self) -> list[bool]:

@@ -44,7 +44,10 @@ class LossParts:
 
 
 def take_apart(
-    loss: tf.Tensor, flows: Dataflow, nominal_batch_size: float | None = None
+    loss: tf.Tensor,
+    flows: Dataflow,
+    nominal_batch_size: float | None = None,
+    replicas: int = 1,
 ) -> LossParts:
     """Takes `loss` apart.
 
@@ -54,6 +57,8 @@ def take_apart(
       flows: the analysis of `loss`.
       nominal_batch_size: the public number of examples in a physical batch, used to
         scale a loss that was summed, not averaged, over a batch of unknown size.
+      replicas: over how many equal parts of a batch losses are added up. A term that is
+        a mean over one part counts as 1 / `replicas` of the mean over the batch.
 
     Raises:
       LossStructureError: if that cannot be done with certainty.
@@ -64,7 +69,7 @@ def take_apart(
             f"The loss {loss.name!r} has no known rank. " + FIX,
         )
     if loss.shape.rank:
-        return _from_vector(loss, flows)
+        return _from_vector(loss, flows, replicas)
     walker = _Walker(flows)
     walker.visit(loss, Scale())
     if not walker.terms:
@@ -76,8 +81,8 @@ def take_apart(
     total, masks = None, []
     for tensor, scale in walker.terms:
         entries = _rows_by_example(tensor, flows, batch_size)
-        first = batch_size
-        power = scale.power + _constant_power(tensor, scale, flows)
+        first = batch_size if replicas == 1 else batch_size * replicas
+        power = scale.power + _constant_power(tensor, scale, flows, replicas)
         if power not in (0, -1):
             raise LossStructureError(
                 f"The term {tensor.name!r} of the loss is scaled with the batch size "
@@ -96,7 +101,7 @@ def take_apart(
     return LossParts(total, any_present(masks), walker.shared(), batch_size)
 
 
-def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
+def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
     shared = []
     while loss.op.type in ("AddV2", "Add") and loss.shape.rank:
         # A regulariser that was added to each example's loss is no example's own.
@@ -136,12 +141,10 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow) -> LossParts:
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
     per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
     mask = weights_mask(loss, flows, batch_size) if flow.leads else None
-    return LossParts(
-        per_example,
-        any_present([mask]),
-        tf.add_n(shared) if shared else None,
-        batch_size,
-    )
+    once = None
+    if shared:
+        once = tf.add_n(shared) if replicas == 1 else tf.add_n(shared) / replicas
+    return LossParts(per_example, any_present([mask]), once, batch_size)
 
 
 class _Walker:
@@ -309,11 +312,14 @@ class _Walker:
         )
 
 
-def _constant_power(tensor: tf.Tensor, scale: Scale, flows: Dataflow) -> int:
+def _constant_power(
+    tensor: tf.Tensor, scale: Scale, flows: Dataflow, replicas: int
+) -> int:
     """The power of B that has become constants, where B is static."""
     if flows.batch_size in (None, 0, 1):
         return 0
     counts = {float(flows.batch_size), float(tensor.shape.num_elements() or 0)}
+    counts |= {replicas * size for size in counts}
 
     def is_count(factor, inverse=False):
         value = static_number(factor) if flows[factor].kind == PUBLIC else None

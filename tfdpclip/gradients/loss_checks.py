@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip._docs import see
+from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
@@ -73,3 +74,37 @@ def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
             f"{' or '.join(str(size) for size in sorted(sizes))} examples: an entry is "
             "not an example. Reshape it to [batch, entries per example]."
         )
+
+
+def refuse_float16(flows: Dataflow) -> None:
+    """Raises if gradients are computed in float16."""
+    for op in flows.ops:
+        for output in op.outputs:
+            if output.dtype == tf.float16 and flows[output].trained:
+                raise ValueError(
+                    "The model computes in float16 (mixed_float16), whose "
+                    "gradients need loss scaling: whether a step is skipped and "
+                    "how the scale moves are decided on un-noised data. Use "
+                    "tf.keras.mixed_precision.set_global_policy('mixed_bfloat16') "
+                    "or 'float32'." + see("float16")
+                )
+
+
+def refuse_collectives(flows: Dataflow) -> None:
+    """Raises if a loss depends on what other replicas or machines computed."""
+    for op in flows.ops:
+        kinds = [op.type]
+        for name in origins.functions_of(op):
+            for definition in origins.definitions(flows.graph, name):
+                kinds += (
+                    [] if definition is None else [n.op for n in definition.node_def]
+                )
+        found = next((k for k in kinds if k.startswith(ops.COLLECTIVES)), None)
+        if found is not None:
+            raise ExampleIsolationError(
+                f"The loss depends on {op.name!r}, in which replicas exchange what "
+                f"they computed ({found}): examples of one replica would reach the "
+                "gradients of another's. Combine nothing of the replicas in the model "
+                "(synchronised batch normalisation does: use "
+                "dpc.keras.convert_batchnorm(model))." + see("several-replicas")
+            )

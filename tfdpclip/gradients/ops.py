@@ -80,6 +80,9 @@ PUBLIC_LEAVES = frozenset(
     AnonymousSeedGenerator""".split()
 )
 
+# How the names of ops begin by which replicas and machines exchange tensors.
+COLLECTIVES = ("Collective", "Nccl")
+
 #: Not marked as stateful, and yet more than a function of their inputs' values.
 FROM_OUTSIDE = frozenset(
     """PyFuncStateless ReadFile MatchingFiles TensorArrayReadV3 GetSessionTensor

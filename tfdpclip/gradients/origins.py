@@ -25,6 +25,8 @@ _HARMLESS = (
         CudnnRNN CudnnRNNV2 CudnnRNNV3 VarHandleOp""".split()
     )
 )
+# The attribute of ops that write what is released with noise.
+_PUBLIC = "_tfdpclip_public"
 # The longest list of integers that is still a shape, an order of axes or the like.
 _AXES = 8
 
@@ -105,16 +107,16 @@ def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
 @contextlib.contextmanager
 def public_writes() -> Iterator[None]:
     """Declares that what is written within, in this graph, is released with noise."""
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    yield
-    for op in graph.get_operations()[before:]:
-        op._tfdpclip_public = True
+    if tf.executing_eagerly():
+        yield
+        return
+    with _tf_private.attribute_of_new_ops(_PUBLIC, "released"):
+        yield
 
 
 def writes_publicly(op: tf.Operation) -> bool:
     """Whether the op was made within `public_writes`."""
-    return getattr(op, "_tfdpclip_public", False)
+    return _tf_private.text_attribute(op, _PUBLIC) is not None
 
 
 def is_number(op: tf.Operation) -> bool:

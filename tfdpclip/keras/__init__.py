@@ -19,6 +19,7 @@ from tfdpclip.keras.public_data import (
     public_gradient_norms,
 )
 from tfdpclip.keras.transfer import TrainableCounts, film
+from tfdpclip.keras.workers import WorkerLostError, multi_worker_strategy
 
 __all__ = [
     "DPSGD",
@@ -33,9 +34,11 @@ __all__ = [
     "PublicBatchStatistics",
     "PublicGradientNorms",
     "TrainableCounts",
+    "WorkerLostError",
     "check_isolation",
     "convert_batchnorm",
     "film",
+    "multi_worker_strategy",
     "privatize",
     "public_gradient_norms",
 ]

@@ -177,6 +177,8 @@ class TrainerEntry:
     def apply_gradients(self, grads_and_vars, name=None, **kwargs):
         """Applies gradients that this optimizer made private; refuses all others."""
         grads_and_vars = list(grads_and_vars)
+        kwargs.pop("experimental_aggregate_gradients", None)
+        kwargs["skip_gradients_aggregation"] = True  # They are what all replicas have.
         with self._private_update([gradient for gradient, _ in grads_and_vars]):
             return super().apply_gradients(grads_and_vars, name=name, **kwargs)
 
@@ -189,6 +191,10 @@ class TrainerEntry:
 
 def refuse_distribution() -> None:
     """Keras 2 has no distribution but TensorFlow's."""
+
+
+def refuse_replicas(name: str) -> None:
+    """Several replicas of TensorFlow's strategies are what Keras 2 trains on."""
 
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[tf.Variable]:

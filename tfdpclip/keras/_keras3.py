@@ -323,6 +323,14 @@ def refuse_distribution() -> None:
         )
 
 
+def refuse_replicas(name: str) -> None:
+    """Raises NotImplementedError: what Keras 3 does there was not tried."""
+    raise NotImplementedError(
+        f"{name} supports several replicas with Keras 2 only: install tf_keras and set "
+        "TF_USE_LEGACY_KERAS=1." + see("several-replicas")
+    )
+
+
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[Any]:
     """Gives an optimizer variables that are saved with it, after its others."""
     made = []

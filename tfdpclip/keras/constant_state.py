@@ -16,6 +16,7 @@ from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
+from tfdpclip._variables import components
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.state import TRAINED_PRIVATELY, Read
 
@@ -29,7 +30,7 @@ _ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
 
 def trained_privately(variables: Iterable[tf.Variable]) -> None:
     """Says that a private optimizer changes these: another one's loss may read them."""
-    for variable in variables:
+    for variable in (part for whole in variables for part in components(whole)):
         setattr(variable, TRAINED_PRIVATELY, True)
         for state in list(_ALL):
             state._exempt(variable)

@@ -39,7 +39,7 @@ class DrawCheck:
         observed: bool,
     ):
         self._sampling = sampling
-        self._wanted = None if batches is None else batches._drawer
+        self._wanted = None if batches is None else batches._drawer.last
         self._optimizer = optimizer
         self._pieces = int(optimizer.accumulation_steps)
         self._observer = DrawObserver() if observed else None
@@ -50,8 +50,20 @@ class DrawCheck:
             self._refuse_misfit(self.drawer)
 
     def begin(self) -> int:
-        """Begins the draws; returns the batches of the first step drawn before."""
-        return 0 if self.drawer is None else self.drawer.begin(self._optimizer)
+        """Begins the draws; returns the batches of the first step drawn before.
+
+        What the optimizer has of a step, and the rest of its draw, go together: if they
+        do not (an error cut a step short), both are dropped.
+        """
+        if self.drawer is None:
+            return 0
+        begun = self.drawer.begin(self._optimizer)
+        pending = getattr(self._optimizer, "pending_batches", begun)
+        if begun == pending:
+            return begun
+        self._optimizer.drop_pending_batches()
+        self.drawer.align()
+        return 0
 
     @property
     def in_an_epoch(self) -> bool:
@@ -59,7 +71,7 @@ class DrawCheck:
         if self.scheme.independent_steps or self.drawer is None:
             return False
         drawer = self.drawer
-        epoch = self.scheme.steps_per_epoch(drawer.source.size)
+        epoch = self.scheme.steps_per_epoch(drawer.population)
         return bool((drawer.position // drawer.pieces - drawer._first_step) % epoch)
 
     def check(self, fed: int) -> None:
@@ -112,7 +124,8 @@ class DrawCheck:
                 "Several batches of this rate exist, of different capacity or "
                 "population. Pass the ones given to fit as `sampling`."
             )
-        return candidates[0]
+        # Which of them delivers shows later; a seed is then noted.
+        return min(candidates, key=lambda drawer: drawer.seed is not None)
 
     def _candidates(self) -> list:
         return [
@@ -149,13 +162,13 @@ class DrawCheck:
                 f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
                 f"{self._pieces}: a step would not be one draw."
             )
-        expected = drawer.scheme.expected_batch_size(drawer.source.size)
+        expected = drawer.scheme.expected_batch_size(drawer.population)
         stated = self._optimizer.expected_batch_size
         if stated is None:
             return
         if not abs(float(stated) - expected) <= 0.5 + 0.01 * expected:
             raise PrivacyMismatchError(
                 f"The optimizer's expected_batch_size is {stated}, but "
-                f"{drawer.scheme.describe()} of {drawer.source.size} records expects "
+                f"{drawer.scheme.describe()} of {drawer.population} records expects "
                 f"{expected:.6g} per step." + see("the-actual-batch-size")
             )

@@ -14,6 +14,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
+from tfdpclip.keras.workers import lost_workers_named
 from tfdpclip.sampling import provenance
 
 UNSEEN_DATA = (
@@ -50,6 +51,8 @@ class FitWatch:
       drawer: what must draw the data; None if that is not checked.
       exact: whether another drawer of the same scheme will not do.
       check_updates: whether to look for other updates of the weights.
+      fed_by: told of the drawer of the data, before the first execution on them.
+      several_workers: whether other processes take part in every step.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class FitWatch:
         drawer: Any,
         exact: bool,
         check_updates: bool,
+        fed_by: Callable[[Any], None] = lambda drawer: None,
+        several_workers: bool = False,
     ):
         self._model = model
         self._optimizer = model.optimizer
@@ -66,6 +71,8 @@ class FitWatch:
         self._drawer = drawer
         self._exact = exact
         self._check_updates = check_updates
+        self._fed_by = fed_by
+        self._several_workers = several_workers
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._traced: set[int] = set()
@@ -115,7 +122,8 @@ class FitWatch:
             self._before()
         done = self._history.releases
         try:
-            logs = function(iterator)
+            with lost_workers_named(self._several_workers):
+                logs = function(iterator)
         finally:
             ran = self._history.releases - done
             self._ran += ran
@@ -133,10 +141,13 @@ class FitWatch:
     def _check_data(self, iterator: Any) -> None:
         if self._drawer is None:
             return
-        dataset = _tf_private.data_set_of(iterator)
-        if not isinstance(dataset, tf.data.Dataset):
+        data = _tf_private.data_sets_of(iterator)
+        if not data:
             self._assume(UNSEEN_DATA)
-            return
+        for dataset in data:
+            self._check_origin(dataset)
+
+    def _check_origin(self, dataset: tf.data.Dataset) -> None:
         source = provenance.origin(dataset)
         if source is None:
             drawers = provenance.drawers_of(dataset)
@@ -160,6 +171,7 @@ class FitWatch:
                 f"is accounted for are other batches, of "
                 f"{self._drawer.scheme.describe()}." + see("batches-drawn-another-way")
             )
+        self._fed_by(source._drawer)
         for text in source.assumptions:
             self._assume(text)
 

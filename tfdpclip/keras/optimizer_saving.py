@@ -15,7 +15,7 @@ class OptimizerSaving(OptimizerVariables):
     """Saves and restores a private optimizer, with the steps behind its state."""
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        if save_type == "savedmodel" and int(self.iterations) > 0:
+        if save_type == "savedmodel" and int(self.iterations.numpy()) > 0:
             warnings.warn(
                 "Keras does not read an optimizer's state back from a SavedModel: the "
                 "clip norm would start afresh, and the number of steps from 0, so that "

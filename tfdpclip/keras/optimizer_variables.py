@@ -9,29 +9,61 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import CheckStatus
-from tfdpclip.keras import _compat
+from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.step_sums import StepSums
 from tfdpclip.mechanism import Mechanism
+from tfdpclip.noise import GaussianNoise
+
+
+class _Local:
+    """What a replica has for itself, in plain variables of no strategy.
+
+    Args:
+      noise: what draws its noise, or its share of it.
+    """
+
+    def __init__(self, noise: GaussianNoise):
+        self.noise = noise
+        self.issued: list = []
+        self.sums: StepSums | None = None
+        # What the self-checks of losses found in code that cannot raise.
+        self.statuses: list[CheckStatus] = []
+        self.constant = ConstantState()
 
 
 class _Transient:
     """What must not be saved: plain attributes here are invisible to checkpoints."""
 
-    def __init__(self):
-        self.issued: list = []
-        self.sums: StepSums | None = None
+    def __init__(self, noise: GaussianNoise):
         self.built = False
-        # What the self-checks of losses found in code that cannot raise.
-        self.statuses: list[CheckStatus] = []
-        self.constant = ConstantState()
+        self.data = replicas.SharedData()
+        self._noise = noise
+        self._local: dict[int, _Local] = {}
+
+    @property
+    def here(self) -> _Local:
+        """What this replica has; the first, outside of replicas."""
+        place = replicas.index()
+        if place not in self._local:
+            noise = self._noise
+            if replicas.count() > 1:
+                noise = noise.of_replica(place)
+            self._local[place] = _Local(noise)
+        return self._local[place]
+
+    @property
+    def all(self) -> list[_Local]:
+        """What the replicas of this process have."""
+        return list(self._local.values())
 
 
 class OptimizerVariables(OptimizerSettings):
@@ -39,7 +71,8 @@ class OptimizerVariables(OptimizerSettings):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._transient = _Transient()
+        self._transient = _Transient(self._noise)
+        self._made_in = tf.distribute.get_strategy()
         self._step_history = StepHistory(self)
         if not self._rule.has_groups:
             self._bind(self._rule)
@@ -66,11 +99,17 @@ class OptimizerVariables(OptimizerSettings):
         if kept.built:
             return
         kept.built = True
-        if self._accumulation_steps == 1:
-            return
-        with tf.init_scope():
-            counts = len(self._bound_mechanism.count_stddevs)
-            kept.sums = StepSums(var_list, counts)
+        if self._accumulation_steps > 1 and replicas.count() == 1:
+            self._make_sums(kept.here, var_list)
+
+    def _make_sums(self, local: _Local, var_list: list[tf.Variable]) -> None:
+        """Makes the sums of a replica: values of its own, so no strategy's."""
+        counts = len(self._mechanism.count_stddevs)
+
+        def make():
+            local.sums = StepSums(var_list, counts)
+
+        outside_of_functions(make, [], in_strategy=False)
 
     def _check_names(self, names: list[str]) -> None:
         members = tuple(name.split(":")[0] for name in names)
@@ -80,6 +119,18 @@ class OptimizerVariables(OptimizerSettings):
                 "of when the optimizer was built. Use a new optimizer."
             )
 
+    @property
+    def pending_batches(self) -> int:
+        """How many physical batches the step that was begun has."""
+        filled = [part.sums.filled for part in self._transient.all if part.sums]
+        return min(filled, default=0)
+
+    def drop_pending_batches(self) -> None:
+        """Begins a step: what was summed of the last one is not released."""
+        for part in self._transient.all:
+            if part.sums is not None:
+                part.sums.clear()
+
     def written_by_steps(self) -> list[tf.Variable]:
         """What nothing but the optimizer's own steps may write to, in a traced step.
 
@@ -87,7 +138,7 @@ class OptimizerVariables(OptimizerSettings):
         training step computes them.
         """
         kept = self._transient
-        sums = kept.sums.variables if kept.sums is not None else []
+        sums = [v for part in kept.all if part.sums for v in part.sums.variables]
         rate = _compat.own_rate(self)
         rates = [rate] if isinstance(rate, tf.Variable) else []
         found = all_unwrapped([*self.variables, *self._clip_state, *rates, *sums])
@@ -103,8 +154,7 @@ class OptimizerVariables(OptimizerSettings):
         flat = [tf.convert_to_tensor(part) for part in self._clip_state]
         return tf.nest.pack_sequence_as(self._mechanism.rule.initial_state(), flat)
 
-    def _set_clip_state(self, state: Any) -> None:
-        values = tf.nest.flatten(state)
+    def _assign_clip_state(self, values: list) -> None:
         for variable, value in zip(self._clip_state, values, strict=True):
             variable.assign(value)
 
@@ -153,7 +203,8 @@ class OptimizerVariables(OptimizerSettings):
           ValueError: if they do not fit the clip rule's groups.
         """
         numbers = by_group("norms", norms, self.public_layout)
-        self._set_clip_state(self.clip.with_public_norms(self.clip_state, numbers))
+        state = self.clip.with_public_norms(self.clip_state, numbers)
+        self._assign_clip_state(tf.nest.flatten(state))
 
     def _check_public_norms(self) -> None:
         rule = self._mechanism.rule

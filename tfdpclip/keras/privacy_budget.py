@@ -6,12 +6,11 @@ import math
 import os
 from typing import Any
 
-import dp_accounting
 import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting import accountants, search
+from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
@@ -19,7 +18,9 @@ from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.executions import Executions, refuse_overrun
 from tfdpclip.keras.noise_plan import NoisePlan
+from tfdpclip.keras.room import Room
 from tfdpclip.keras.step_history import history_of
+from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 
@@ -113,7 +114,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 'accountant="gdp" approximates sampling and cannot keep a budget; use '
                 '"pld".'
             )
-        self.ledger = Ledger.open(ledger, self.delta, accountant)
+        # What the chief of several machines counts, is counted.
+        self._keeps_books = is_chief()
+        self._ledger = Ledger.open(
+            ledger if self._keeps_books else None, self.delta, accountant
+        )
         self._check_data = _arguments.boolean("check_data", check_data)
         self._allow_change = _arguments.boolean("allow_change", allow_change)
         self._allow_outside_updates = _arguments.boolean(
@@ -127,12 +132,34 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._done = 0
 
     @property
+    def ledger(self) -> Ledger:
+        """What was spent.
+
+        Raises:
+          ValueError: in a process that is not the chief of several machines.
+        """
+        if not self._keeps_books:
+            raise ValueError(
+                "This process is not the chief of the run on several machines, which "
+                "keeps the ledger: ask there for the ledger and its statement."
+                + see("several-replicas")
+            )
+        return self._ledger
+
+    @property
     def statement(self) -> PrivacyStatement:
         """What was spent, with everything the number means nothing without."""
         return self.ledger.statement()
 
     def on_train_begin(self, logs=None):
         del logs
+        self._workers = Workers(self.model)
+        with self._workers.together():
+            self._begin()
+        (self._allowed,) = self._workers.told(self._allowed)
+
+    def _begin(self) -> None:
+        """Looks at everything before the first step, which it may refuse."""
         optimizer = _private_optimizer(self.model.optimizer)
         if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
@@ -149,7 +176,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         drawer, pieces = self._draws.drawer, int(optimizer.accumulation_steps)
         if drawer is not None:
-            length = drawer.scheme.steps_per_epoch(drawer.source.size) * drawer.pieces
+            length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
             refuse_overrun(self.model, self.params, length)
         self._executions = Executions(
             self.model, self.params, pieces, self._draws.begin()
@@ -165,35 +192,53 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         }
         iterations = int(optimizer.iterations.numpy())
         self._z = self._noise.least(iterations, 1)
-        if self._noise.scheduled and self.ledger.phases:
-            self._z = self.ledger.phases[-1].noise_multiplier
-        self.ledger.begin(
+        if self._noise.scheduled and self._ledger.phases:
+            self._z = self._ledger.phases[-1].noise_multiplier
+        self._ledger.begin(
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         if self._allow_outside_updates:
-            self.ledger.assume(fit_watch.OUTSIDE_UPDATES)
+            self._ledger.assume(fit_watch.OUTSIDE_UPDATES)
         self._watch = fit_watch.FitWatch(
             self.model,
             self._history,
             drawer if self._check_data else None,
             self._batches is not None,
             not self._allow_outside_updates,
+            self._fed_by,
+            self._workers.several,
         )
         if self._draws.in_an_epoch:
             # The rest of a shuffled epoch that something else has begun.
-            self.ledger.phases[-1].runs.insert(-1, 1)
+            self._ledger.phases[-1].runs.insert(-1, 1)
+        self._room = Room(
+            self._ledger,
+            self._noise,
+            self._draws.scheme,
+            self._phase["unit"],
+            self.epsilon,
+        )
         self._count_unseen()
         self._plan()
 
     def on_train_batch_begin(self, batch, logs=None):
         del logs
-        counted = self.ledger.counted.get(self._history.identity, 0)
+        counted = self._ledger.counted.get(self._history.identity, 0)
         if self._look_for_unseen or self._history.releases != counted:
             # Another callback may have restored a checkpoint, or trained.
-            self._look_for_unseen = False
+            at_an_epoch, self._look_for_unseen = self._look_for_unseen, False
             if self._count_unseen():
+                if self._workers.several and not at_an_epoch:
+                    raise PrivacyMismatchError(
+                        "The optimizer took steps in the middle of an epoch that this "
+                        "callback did not see; on several machines the others cannot "
+                        "be told then. Train with the callback only."
+                        + see("steps-that-are-not-counted")
+                    )
                 self._plan(self._done)
                 self._watch.forget_values()
+            if at_an_epoch:
+                (self._allowed,) = self._workers.told(self._allowed)
         if not self._noise.scheduled and (
             float(self._optimizer.noise_multiplier) != self._z
         ):
@@ -216,19 +261,19 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._done += ran
         self._record(ran)
         for text in self._watch.assumptions:
-            self.ledger.assume(text)
+            self._ledger.assume(text)
         if self._watch.problem:
-            self.ledger.assume(
+            self._ledger.assume(
                 f"something ran that is not counted: {self._watch.problem}"
             )
-            self.ledger.save()
+            self._ledger.save()
             raise PrivacyMismatchError(self._watch.problem)
         if self._planned is not None and self._done >= self._planned:
             return  # Keras stops by itself, and everything planned was allowed.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
             self.model.stop_training = True
             print(
-                f"\nPrivacyBudget: stopping after {self.ledger.steps} steps; one more "
+                f"\nPrivacyBudget: stopping after {self._ledger.steps} steps; one more "
                 f"would exceed epsilon = {self.epsilon:g}."
             )
 
@@ -238,14 +283,21 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch
+        spent = self._ledger.epsilon() if self._workers.chief else 0.0
+        (spent,) = self._workers.told(spent)
         if logs is not None:
-            logs["epsilon"] = self.ledger.epsilon()
+            logs["epsilon"] = spent
 
     def on_train_end(self, logs=None):
         del logs
         self._watch.end()
         self._settle(self._optimizer)
         self._count_unseen()
+
+    def _fed_by(self, drawer: Any) -> None:
+        """The facts of the statement are those of the drawer that delivers."""
+        if drawer.seed is not None:
+            self._ledger.note_seed()
 
     def _record(self, ran: int) -> None:
         """Counts an execution: as what it should have been, if it was that."""
@@ -254,98 +306,50 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._executions.check(self._done)
         except PrivacyMismatchError:
             # How its records were drawn is not known.
-            self.ledger.add_unseen(ran, holder=self._history.identity)
+            self._ledger.add_unseen(ran, holder=self._history.identity)
             raise
-        self.ledger.record(ran, save=False)
+        self._ledger.record(ran, save=False)
         # What was drawn for another purpose moves the run along its shuffle.
-        current = self.ledger.phases[-1]
+        current = self._ledger.phases[-1]
         for steps in self._draws.shuffled_steps():
             current.runs[-1] += max(0, steps - current.runs[-1])
-
-    # How many steps, when.
 
     def _plan(self, done: int = 0) -> None:
         """Works out how many steps this call of fit may run, with those done."""
         self._done = done
         self._planned = self._executions.planned
         planned = None if self._planned is None else self._planned - done
-        if self.epsilon == math.inf:
-            left = math.inf
-        elif planned and self._epsilon_after(planned) <= self.epsilon:
-            left = planned
-        elif self._noise.scheduled:
-            left = search.most_steps(self._epsilon_after, self.epsilon)
-        else:
-            left = self.ledger.steps_left(self.epsilon)
         first = max(1, self._executions.steps_from(0))
-        if left < first:
-            raise ValueError(self._nothing_fits(left, first))
+        left = math.inf
+        if self._workers.chief:
+            start = int(self._optimizer.iterations.numpy())
+            left = self._room.steps(planned, start, max(1, self._executions.widest))
+            if left < first:
+                words = self._room.refusal(left, first, self._unseen, self._z)
+                raise ValueError(words)
         self._allowed = done + left
-
-    def _epsilon_after(self, more: int, coarseness: float = 1.0) -> float:
-        """Epsilon after `more` steps, each with the noise planned for it."""
-        if not self._noise.scheduled:
-            return self.ledger.epsilon(more=more)
-        start = int(self._optimizer.iterations.numpy())
-        # Where an execution begins is not known; its least noise is what counts.
-        width = max(1, self._executions.widest)
-        event = dp_accounting.ComposedDpEvent(
-            [
-                self.ledger.event(),
-                *(
-                    self._draws.scheme.event(z, steps, unit=self._phase["unit"])
-                    for z, steps in self._noise.segments(start, more, width)
-                ),
-            ]
-        )
-        return accountants.epsilon(
-            event, self.delta, self.ledger.accountant, coarseness
-        )
 
     def _follow(self, z: float) -> None:
         """Opens a phase where the noise schedule has moved."""
         if z == self._z:
             return
         self._z = z
-        self.ledger.begin(noise_multiplier=z, change=True, **self._phase)
-
-    def _nothing_fits(self, left: float, wanted: int) -> str:
-        spent = self.ledger.epsilon()
-        message = (
-            f"The privacy budget epsilon = {self.epsilon:g} at delta = "
-            f"{self.delta:g} leaves room for {left} steps, and the first "
-            f"execution needs {wanted}. Spent so far: {spent:.4g} in "
-            f"{self.ledger.steps} steps."
-        )
-        if self._unseen:
-            message += (
-                f" {self._unseen} of them ran where the ledger did not see them, and "
-                "count as full batches: keep one ledger for all calls of fit, "
-                "PrivacyBudget(..., ledger=path), and train with the callback only."
-                + see("steps-that-are-not-counted")
-            )
-        if self._z == 0:
-            return f"{message} noise_multiplier is 0, which is not private."
-        if left:
-            return f"{message} Lower steps_per_execution."
-        return f"{message} Raise noise_multiplier ({self._z:g}) or the budget." + see(
-            "a-spent-budget"
-        )
+        self._ledger.begin(noise_multiplier=z, change=True, **self._phase)
 
     def _reserve(self, needed: int) -> None:
-        missing = needed - self.ledger.reserved
+        missing = needed - self._ledger.reserved
         if missing <= 0:
             return
         # A hundredth of the run at a time: few writes, little lost in a crash.
         ahead = missing
         if not self._noise.scheduled:
             ahead = max(missing, (self._planned or 0) // 100)
-        room = self._allowed - self._done - self.ledger.reserved
-        self.ledger.reserve(int(max(missing, min(ahead, room))))
+        room = self._allowed - self._done - self._ledger.reserved
+        self._ledger.reserve(int(max(missing, min(ahead, room))))
 
     def _count_unseen(self) -> int:
         """Counts the steps behind the optimizer that the ledger does not know."""
-        total, counted = 0, self.ledger.counted
+        total, counted = 0, self._ledger.counted
         for name, part in self._history.known().items():
             unseen = part.steps - counted.get(name, 0)
             z = part.noise_multiplier
@@ -353,7 +357,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 if z is None:
                     iterations = int(self._optimizer.iterations.numpy())
                     z = self._noise.least(0, max(1, iterations))
-                self.ledger.add_unseen(
+                self._ledger.add_unseen(
                     unseen, noise_multiplier=z, unit=part.unit, holder=name
                 )
                 total += unseen
@@ -371,11 +375,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if (
             running is optimizer
             and self._watch is not None
-            and self.ledger.holder == history_of(optimizer).identity
+            and self._ledger.holder == history_of(optimizer).identity
         ):
             # An execution that an error ended, after it ran.
-            self.ledger.record(self._watch.take(), save=False)
-            self.ledger.release()
+            self._ledger.record(self._watch.take(), save=False)
+            self._ledger.release()
         self._watch = None
 
 

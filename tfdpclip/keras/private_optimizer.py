@@ -9,6 +9,7 @@ sums, the mechanism's release, the update. What the step is told is in
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,7 +28,7 @@ from tfdpclip.gradients.engine import refuse_repeated
 from tfdpclip.gradients.origins import public_writes
 from tfdpclip.gradients.state import public_handles, reads
 from tfdpclip.gradients.whole import WholeGradient
-from tfdpclip.keras import _compat, private_state
+from tfdpclip.keras import _compat, private_state, replicas
 from tfdpclip.keras.optimizer_saving import OptimizerSaving
 from tfdpclip.keras.weight_watch import marked_updates, own_writes
 
@@ -66,13 +67,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
 
     def _records(self, loss, var_list, tape):
         """The gradients of the records, of which a clip rule sees norms and sums."""
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas > 1:
-            raise NotImplementedError(
-                f"{type(self).__name__} does not support several replicas ("
-                f"{replicas} here): each would clip and add noise on its own."
-                + see("several-replicas")
-            )
+        replicas.refuse_others(self, self._made_in)
         _compat.refuse_distribution()
         if callable(loss):
             tape = tf.GradientTape(persistent=True) if tape is None else tape
@@ -91,10 +86,14 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             outside_of_functions(lambda: self.build(given), var_list)
         else:
             self.build(given)
+        here = self._transient.here
+        if self._accumulation_steps > 1 and here.sums is None:
+            self._make_sums(here, var_list)
         self._check_public_norms()
         perturbation = None
         if self._perturbation > 0:
-            perturbation = (self._perturbation, self._noise.seed_pair())
+            perturbation = (self._perturbation, here.noise.seed_pair())
+        replicas.refuse_unsupported_graph(loss, in_xla())
         if _tf_private.is_eager(loss):
             if self._unit == "batch":
                 raise ValueError(
@@ -104,13 +103,18 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
                 )
             return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
+        with replicas.marked():
+            return self._records_in_graph(loss, var_list, perturbation)
+
+    def _records_in_graph(self, loss, var_list, perturbation):
+        here = self._transient.here
         if self._unit == "batch":
             private_state.keep_public(loss)
             handles = [loss.graph.capture(v.handle) for v in var_list]
             public = public_handles(loss.graph, handles, self._public())
             found = reads(loss, Dataflow([loss], handles, public=public))
             records = WholeGradient(loss, var_list, perturbation)
-            records.isolated = self._transient.constant.check(found)
+            records.isolated = here.constant.check(found)
             return records
         records = PerExampleGradients(
             loss,
@@ -122,13 +126,15 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             groups=self._mechanism.rule.assignment,
             perturbation=perturbation,
             public_variables=self._public(),
+            replicas=replicas.count(),
         )
+        self._transient.data.claim(loss.graph, records.flows.sources)
         records.isolated = tf.logical_and(
-            records.isolated, self._transient.constant.check(records.state_reads)
+            records.isolated, here.constant.check(records.state_reads)
         )
         if in_xla():
             # Elsewhere the step itself raises.
-            self._transient.statuses.append(records.status)
+            here.statuses.append(records.status)
         private_state.keep_public(loss)
         return records
 
@@ -138,18 +144,26 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         if self._accumulation_steps == 1:
             self._finish(gradients, sums, counts, shared)
             return
-        variables, kept = gradients.variables, self._transient.sums
-        filled = kept.add(variables, sums, counts)
+        variables = gradients.variables
+        filled = self._transient.here.sums.add(variables, sums, counts)
+        known = [i for i, extra in enumerate(shared) if extra is not None]
 
-        def finish():
-            self._finish(gradients, *kept.totals(variables), shared)
+        def finish(*extras):
+            kept = self._transient.here.sums
+            terms: list = [None] * len(variables)
+            for i, extra in zip(known, extras, strict=True):
+                terms[i] = extra
+            self._finish(gradients, *kept.totals(variables), terms)
             kept.clear()
-            return tf.constant(True)
 
-        with public_writes():
-            tf.cond(
-                filled >= self._accumulation_steps, finish, lambda: tf.constant(False)
-            )
+        replicas.when(
+            self._step_history,
+            filled >= self._accumulation_steps,
+            finish,
+            [tf.convert_to_tensor(shared[i]) for i in known],
+            # An error cut the step short on one of the replicas.
+            astray=lambda: self._transient.here.sums.clear(),
+        )
 
     def _clipped(self, records):
         """The clipped sums over the divisor, sums of indicators, shared gradients."""
@@ -170,34 +184,41 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
 
     def _release(self, gradients, sums, counts, shared):
         """The mechanism's release, and the terms that depend on no record."""
-        self._step_history.count()
+        history, mechanism, here = (
+            self._step_history,
+            self._mechanism,
+            self._transient.here,
+        )
+        replicas.once(history, lambda _: history.count())
+        state, step = self.clip_state, unwrapped(self.iterations)
         connected = zip(sums, gradients.connected, strict=True)
-        release = self._mechanism.release(
-            self.clip_state,
+        parts, counts = mechanism.add_noise(
+            state,
             [part if known else None for part, known in connected],
             counts,
-            self._noise,
-            unwrapped(self.iterations),
+            here.noise,
+            step,
             divided=True,
+            shares=replicas.count(),
         )
-        released = []
-        for private, variable, extra in zip(
-            release.means, gradients.variables, shared, strict=True
-        ):
-            if private is not None:
-                private = tf.cast(private, variable.dtype)
-            if extra is not None:
-                extra = tf.convert_to_tensor(extra)
-                private = extra if private is None else private + extra
-            released.append((private, variable))
-        self._set_clip_state(release.next_state)
-        self._transient.issued = [g for g, _ in released if g is not None]
+        parts = [_plus(*both) for both in zip(parts, shared, strict=True)]
+        places = [i for i, part in enumerate(parts) if part is not None]
+        # All that leaves a replica, and with its share of the noise.
+        *totals, counts = replicas.summed([*(parts[i] for i in places), counts])
+        for i, total in zip(places, totals, strict=True):
+            parts[i] = tf.cast(total, gradients.variables[i].dtype)
+        release = mechanism.finish(state, parts, counts, step=step, divided=True)
+        replicas.once(
+            history, self._assign_clip_state, tf.nest.flatten(release.next_state)
+        )
+        released = list(zip(release.means, gradients.variables, strict=True))
+        here.issued = [g for g, _ in released if g is not None]
         return released
 
     @contextlib.contextmanager
     def _private_update(self, gradients):
         """What applies gradients that this optimizer made private; refuses others."""
-        issued = {id(gradient) for gradient in self._transient.issued}
+        issued = {id(gradient) for gradient in self._transient.here.issued}
         if any(g is not None and id(g) not in issued for g in gradients):
             raise ValueError(
                 f"{type(self).__name__}.apply_gradients got gradients that it did not "
@@ -208,19 +229,21 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
                 "use mixed_bfloat16, which needs none.)"
                 + see("gradients-made-elsewhere")
             )
-        self._transient.issued = []
+        self._transient.here.issued = []
         with marked_updates(self._step_history), public_writes():
             yield
 
     def finalize_variable_values(self, var_list):
         """Runs at the end of `fit`; raises if compiled steps found a broken batch."""
         self._refuse_unapplied()
-        constant = self._transient.constant
-        if tf.executing_eagerly():
-            constant.raise_if_changed()
-            constant.reset()
-        statuses = self._transient.statuses
-        if tf.executing_eagerly() and any(status.failed for status in statuses):
+        if not tf.executing_eagerly():
+            return super().finalize_variable_values(var_list)
+        statuses = []
+        for local in self._transient.all:
+            local.constant.raise_if_changed()
+            local.constant.reset()
+            statuses += local.statuses
+        if any(status.failed for status in statuses):
             raise ExampleIsolationError(
                 "An example's gradient depends on other examples, or is not what it "
                 "is taken for (found by the check of a step, inside code compiled by "
@@ -230,3 +253,10 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
                 "to blame." + see("mixed-examples")
             )
         return super().finalize_variable_values(var_list)
+
+
+def _plus(private: Any, public: Any) -> Any:
+    """A noised part with a term that depends on no record; either may be None."""
+    if private is None or public is None:
+        return private if public is None else tf.convert_to_tensor(public)
+    return private + tf.cast(public, private.dtype)

@@ -10,7 +10,11 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat
+from tfdpclip.keras.weight_watch import UPDATE_MARK
 
+# The attribute of ops that the optimizer made of a loss: they may stand in the graph
+# before the loss of another replica.
+MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _CALLS = (
     "If",
@@ -83,6 +87,8 @@ def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
             values = [t for t in op.inputs if t.dtype != tf.resource]
         else:
             continue
+        if _made_of_a_loss(op):
+            continue
         for handle in handles:
             variable = owners.get(handle.ref())
             if variable is None or variable.trainable or _is_metric(variable):
@@ -92,6 +98,11 @@ def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
                 kind = statistics if averaged else others
                 kind[id(variable)] = variable
     return list(statistics.values()), list(others.values())
+
+
+def _made_of_a_loss(op: tf.Operation) -> bool:
+    marks = (MADE_OF_A_LOSS, UPDATE_MARK)
+    return any(_tf_private.text_attribute(op, mark) is not None for mark in marks)
 
 
 def _owners(graph) -> dict:

@@ -10,8 +10,12 @@ import tensorflow as tf
 class StepSums:
     """Adds up the clipped gradients and the counts of physical batches.
 
-    *Formal guarantees*: what is summed is private data. No checkpoint and no file has
-    it: Keras and TensorFlow do not look into plain objects.
+    *Formal guarantees*
+
+    * What is summed is private data. No checkpoint and no file has it: Keras and
+      TensorFlow do not look into plain objects.
+    * A batch that an error cut short while it was added takes all of its step with it:
+      the next batch begins a step. So no step has batches of two draws in it.
 
     Args:
       variables: what is trained.
@@ -28,12 +32,14 @@ class StepSums:
         ]
         self._places = {id(v): i for i, v in enumerate(variables)}
         self._counts = tf.Variable(tf.zeros([counts], tf.float32), trainable=False)
+        # Batches that began to be added, and those that were.
+        self._begun = tf.Variable(0, trainable=False)
         self._filled = tf.Variable(0, trainable=False)
 
     @property
     def variables(self) -> list[tf.Variable]:
         """What the sums are kept in."""
-        return [*self._sums, self._counts, self._filled]
+        return [*self._sums, self._counts, self._begun, self._filled]
 
     def add(
         self,
@@ -48,10 +54,17 @@ class StepSums:
           sums: the batch's clipped sum for each of them.
           counts: its sums of indicators.
         """
-        for total, part in zip(self._of(variables), sums, strict=True):
-            total.assign_add(tf.cast(part, total.dtype))
-        self._counts.assign_add(counts)
-        return self._filled.assign_add(1, read_value=True)
+        tf.cond(
+            tf.equal(self._begun, self._filled), lambda: tf.no_op(), self._clear_all
+        )
+        with tf.control_dependencies([self._begun.assign_add(1, read_value=True)]):
+            added = [
+                total.assign_add(tf.cast(part, total.dtype), read_value=False)
+                for total, part in zip(self._of(variables), sums, strict=True)
+            ]
+            added.append(self._counts.assign_add(counts, read_value=False))
+        with tf.control_dependencies(added):
+            return self._filled.assign_add(1, read_value=True)
 
     def totals(
         self, variables: Sequence[tf.Variable]
@@ -64,6 +77,16 @@ class StepSums:
         """Begins the next logical step."""
         for total in self.variables:
             total.assign(tf.zeros_like(total))
+
+    def _clear_all(self) -> tf.Operation:
+        self.clear()
+        return tf.no_op()
+
+    @property
+    def filled(self) -> int:
+        """How many batches there are now. Not for use in graphs."""
+        whole = int(self._begun) == int(self._filled)
+        return int(self._filled) if whole else 0
 
     def _of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         return [self._sums[self._places[id(v)]] for v in variables]

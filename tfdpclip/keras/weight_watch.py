@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._variables import components
 
 # The attribute of operations that a private optimizer updates variables with.
-_MARK = "_tfdpclip_update"
+UPDATE_MARK = "_tfdpclip_update"
 # How many inputs of a call are none of its functions' arguments.
 _SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
 _READS = frozenset(
@@ -55,7 +56,7 @@ def own_writes(history: Any) -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with _tf_private.attribute_of_new_ops(_MARK, history.identity):
+    with _tf_private.attribute_of_new_ops(UPDATE_MARK, history.identity):
         yield
 
 
@@ -71,8 +72,9 @@ class WeightWatch:
 
     def __init__(self, variables: Sequence[tf.Variable]):
         self.variables = list(variables)
-        parts = [_component(variable) for variable in self.variables]
-        self._resources = [(part.handle, part.dtype) for part in parts]
+        owners = [(v, part) for v in self.variables for part in components(v)]
+        self._owners = [variable for variable, _ in owners]
+        self._resources = [(part.handle, part.dtype) for _, part in owners]
         self._held: list[tf.Tensor] | None = None
         #: How many updates announced themselves.
         self.updates = 0
@@ -92,7 +94,7 @@ class WeightWatch:
         if self._held is not None and self.changed is None:
             for i, resource in enumerate(self._resources):
                 if _differ(self._held[i], _read(*resource)):
-                    self.changed = self.variables[i]
+                    self.changed = self._owners[i]
                     break
         return self.changed
 
@@ -106,12 +108,6 @@ class WeightWatch:
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     # Five times as fast as read_value().
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
-def _component(variable: tf.Variable) -> tf.Variable:
-    """The variable itself, or its part on the first device of a strategy."""
-    parts = getattr(variable, "values", None)
-    return parts[0] if isinstance(parts, tuple) else variable
 
 
 def _differ(old: tf.Tensor, new: tf.Tensor) -> bool:
@@ -137,7 +133,11 @@ def other_updates(
     Returns:
       Each variable that is written to, and by what.
     """
-    by_handle = {id(_component(variable).handle): variable for variable in variables}
+    by_handle = {
+        id(part.handle): variable
+        for variable in variables
+        for part in components(variable)
+    }
     roots = {
         inside.op.name: by_handle[id(outside)]
         for outside, inside in concrete.graph.captures
@@ -184,7 +184,7 @@ class _Search:
             variables = [known.get(name) for name in inputs]
             if not any(variable is not None for variable in variables):
                 continue
-            if node.attr[_MARK].s == self._identity or node.op in _READS:
+            if node.attr[UPDATE_MARK].s == self._identity or node.op in _READS:
                 continue
             if node.op == "Identity":
                 known[node.name] = next(v for v in variables if v is not None)

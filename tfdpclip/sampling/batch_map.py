@@ -11,6 +11,17 @@ from tfdpclip import _tf_private
 from tfdpclip.sampling import record_map
 
 
+def on_elements(function: Callable[..., Any]) -> Callable:
+    """The function of elements that applies `function` to their batches."""
+
+    def on_element(*element):
+        parts, weight = record_map.parts_of(element), element[-1]
+        x, y = apply_to_batch(function, parts, weight.shape[0])
+        return x, y, weight
+
+    return on_element
+
+
 def apply_to_batch(
     function: Callable[..., Any], parts: tuple, rows: int
 ) -> tuple[Any, Any]:

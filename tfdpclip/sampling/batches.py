@@ -8,10 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _arguments, _tf_private
-from tfdpclip.sampling import batch_map, record_map, sources
+from tfdpclip.sampling import batch_map, distributed, record_map, sources
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, room_for
-from tfdpclip.sampling.drawer import Drawer, Passes
+from tfdpclip.sampling.drawer import Drawer
+from tfdpclip.sampling.elements import REFUSED as _REFUSED
+from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
 
@@ -132,35 +134,65 @@ class Batches(tf.data.Dataset):
             seed,
             by_group,
         )
+        self._asked = (scheme, physical_batch_size)
         self._steps = steps
-        dataset = tf.data.Dataset.from_generator(
-            Passes(self._drawer, steps * accumulation_steps),
-            output_signature=self._drawer.signature,
-        ).apply(tf.data.experimental.assert_cardinality(steps * accumulation_steps))
-        # Otherwise tf.data gathers ahead on its own, and an element gathered but not
-        # used shifts what follows.
-        dataset = dataset.with_options(_options())
-        if not self._drawer.has_labels:
-            dataset = dataset.map(lambda x, weight: (x, None, weight))
-        if prefetch:
-            dataset = dataset.prefetch(prefetch)
         self._assumptions: tuple[str, ...] = ()
-        self._wrap(dataset)
+        self._recipe: tuple[Callable, ...] = ()
+        dataset = drawn_elements(self._drawer, steps)
+        self._wrap(dataset.prefetch(prefetch) if prefetch else dataset)
 
     def _wrap(self, dataset: tf.data.Dataset) -> None:
         self._wrapped = dataset
         super().__init__(_tf_private.variant_of(dataset))
 
     def _derived(
-        self, dataset: tf.data.Dataset, *assumptions: str, steps: int | None = None
+        self, change: Callable, *assumptions: str, steps: int | None = None
     ) -> Batches:
-        """The same draws in another form."""
+        """The same draws in another form; `change` makes it of the data set."""
         derived = object.__new__(Batches)
-        derived._drawer = self._drawer
+        derived.__dict__.update(vars(self))
         derived._steps = self._steps if steps is None else steps
         derived._assumptions = tuple(dict.fromkeys((*self._assumptions, *assumptions)))
-        derived._wrap(dataset)
+        derived._recipe = (*self._recipe, change)
+        derived._wrap(change(self._wrapped))
         return derived
+
+    def _drawn_by(self, drawer: Drawer, dataset: Any, *assumptions: str) -> Batches:
+        """A data set of what another drawer drew."""
+        derived = self._derived(lambda data: dataset, *assumptions)
+        derived._drawer = drawer
+        return derived
+
+    def distribute(self, strategy: tf.distribute.Strategy) -> Any:
+        """These draws for the replicas of a strategy, on one machine or several.
+
+            with strategy.scope():
+                model.compile(dpc.keras.DPSGD(...), ...)
+            steps = batches.steps_per_epoch * batches.accumulation_steps
+            model.fit(batches.distribute(strategy), steps_per_epoch=steps, ...)
+
+        The rows of an element are dealt to the replicas of a machine in turn, with
+        rows of weight 0 added where they do not go round. It has no end: give
+        `steps_per_epoch`.
+
+        *Formal guarantees*: on one machine the draws are these batches'. Several
+        machines have a part of the records each (of W, the one of index w has records
+        w, w + W, ...) and draw from it independently, at the same rate: together that
+        is Poisson sampling of all records. Given what the others draw, a record is in
+        a step as by the scheme of its own part, which is what is accounted for.
+
+        Args:
+          strategy: a `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
+
+        Returns:
+          What `fit` takes, and `iter` for `strategy.run`. Of several machines, these
+          batches themselves draw no more.
+
+        Raises:
+          ValueError: for another strategy, or, on several machines, for a scheme whose
+            parts are not drawn independently: all but `Poisson` and `FullBatch`.
+        """
+        return distributed.distribute(self, strategy)
 
     def _inputs(self):
         return [self._wrapped]
@@ -171,11 +203,11 @@ class Batches(tf.data.Dataset):
 
     @property
     def scheme(self) -> SamplingScheme:
-        return self._drawer.scheme
+        return self._drawer.last.scheme
 
     @property
     def population(self) -> int:
-        return self._drawer.source.size
+        return self._drawer.population
 
     @property
     def expected_batch_size(self) -> float:
@@ -276,28 +308,10 @@ class Batches(tf.data.Dataset):
                 "map_func must be a function of one record, got "
                 f"{_arguments.shown(map_func)}."
             )
-        if record_map.is_class_weights(map_func):
-            # Keras multiplies each record's weight by a number for its label.
-            weighted = record_map.weighted_by_class(map_func)
-            return self._derived(tf.data.Dataset.map(self._wrapped, weighted))
-        parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
-        parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
-        parts = self._parts_of(self.element_spec)
-        function = record_map.RecordFunction(
-            map_func,
-            [tf.nest.map_structure(_record_spec, part) for part in parts],
-            self.population,
-            public,
+        on_element = record_map.on_elements(
+            map_func, self.element_spec, self.population, num_parallel_calls, public
         )
-
-        @tf.autograph.experimental.do_not_convert
-        def on_element(*element):
-            x, y = record_map.apply_to_records(
-                function, self._parts_of(element), element[-1], parallel
-            )
-            return x, y, element[-1]
-
-        return self._derived(tf.data.Dataset.map(self._wrapped, on_element))
+        return self._derived(lambda data: tf.data.Dataset.map(data, on_element))
 
     def map_batches(self, function: Callable[..., Any]) -> Batches:
         """Batches of the same draws, with a function applied to whole batches.
@@ -319,48 +333,37 @@ class Batches(tf.data.Dataset):
                 "function must be a function of a batch, got "
                 f"{_arguments.shown(function)}."
             )
-        name = record_map.name_of(function)
-
-        def on_element(*element):
-            x, y = batch_map.apply_to_batch(
-                function, self._parts_of(element), self.physical_batch_size
-            )
-            return x, y, element[-1]
-
+        name, on_element = record_map.name_of(function), batch_map.on_elements(function)
         return self._derived(
-            tf.data.Dataset.map(self._wrapped, on_element),
+            lambda data: tf.data.Dataset.map(data, on_element),
             f"batches were transformed by {name}, which is believed to keep the "
             "records of a batch apart and to hold none itself",
         )
 
-    def _parts_of(self, element: tuple) -> tuple:
-        """(x, y) of an element, or (x,) where there are no labels."""
-        labels = element[1]
-        missing = labels is None or type(labels).__name__ == "NoneTensorSpec"
-        return element[:1] if missing else element[:2]
-
     def repeat(self, count: int | None = None, name: str | None = None) -> Batches:
         """Goes on with new draws after the last; never the same ones again."""
-        return self._derived(tf.data.Dataset.repeat(self._wrapped, count, name))
+        return self._derived(lambda data: tf.data.Dataset.repeat(data, count, name))
 
     def take(self, count: int, name: str | None = None) -> Batches:
         """The first `count` elements of each iteration."""
-        dataset = tf.data.Dataset.take(self._wrapped, count, name)
-        taken = int(dataset.cardinality())
+        taken = int(tf.data.Dataset.take(self._wrapped, count).cardinality())
         steps = -(-taken // self.accumulation_steps) if taken >= 0 else None
-        return self._derived(dataset, steps=steps)
+        return self._derived(
+            lambda data: tf.data.Dataset.take(data, count, name), steps=steps
+        )
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:
         """Gathers ahead; not with accumulation or shuffled epochs."""
         if self.accumulation_steps > 1 or not self.scheme.independent_steps:
             raise ValueError(NO_PREFETCH)
-        return self._derived(tf.data.Dataset.prefetch(self._wrapped, buffer_size, name))
+        return self._derived(
+            lambda data: tf.data.Dataset.prefetch(data, buffer_size, name)
+        )
 
     def with_options(
         self, options: tf.data.Options, name: str | None = None
     ) -> Batches:
         """With other options; those that keep elements in their order stay."""
-        dataset = tf.data.Dataset.with_options(self._wrapped, options, name)
         optimization = options.experimental_optimization
         if (
             optimization.inject_prefetch
@@ -372,7 +375,17 @@ class Batches(tf.data.Dataset):
                 "map_parallelization=True reorder elements or run ahead, so that steps "
                 "would not be what was drawn. Leave them out."
             )
-        return self._derived(dataset)
+        sharding = options.experimental_distribute.auto_shard_policy
+        if sharding not in (tf.data.experimental.AutoShardPolicy.AUTO, _REFUSED):
+            raise ValueError(
+                "options: auto_shard_policy would give every machine a part of each "
+                "draw, or another draw. Use batches.distribute(strategy)."
+            )
+        options = tf.data.Options().merge(options)
+        options.experimental_distribute.auto_shard_policy = _REFUSED
+        return self._derived(
+            lambda data: tf.data.Dataset.with_options(data, options, name)
+        )
 
     def apply(self, transformation_func: Callable[[Batches], Batches]) -> Batches:
         """Applies a function of data sets that uses the methods above only."""
@@ -383,15 +396,3 @@ class Batches(tf.data.Dataset):
 
 
 refuse_the_rest(Batches)
-
-
-def _options() -> tf.data.Options:
-    options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False
-    # A function without randomness would run on elements to come.
-    options.experimental_optimization.map_parallelization = False
-    return options
-
-
-def _record_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape[1:], spec.dtype)

@@ -17,10 +17,13 @@ class DrawKey:
       words: How many words of entropy a stream is made from. NumPy mixes whatever it
         is given into 4 of them unless told otherwise; with the 8 that the generator
         takes, no two entropies of 256 bits are taken for one.
+      shard: Which part of the records is drawn from, where several machines draw from
+        a part each; None for all records.
     """
 
     entropy: int
     words: int = 4
+    shard: int | None = None
 
     @classmethod
     def fresh(cls) -> DrawKey:
@@ -30,6 +33,8 @@ class DrawKey:
     def sequence(self, step: int, purpose: int | None = None) -> np.random.SeedSequence:
         """Returns what that generator is made of."""
         place = (step,) if purpose is None else (step, purpose)
+        if self.shard is not None:
+            place = (step, purpose or 0, self.shard)
         return np.random.SeedSequence(
             self.entropy, spawn_key=place, pool_size=self.words
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterator
 from typing import cast
@@ -21,8 +22,23 @@ class Drawer:
     """Hands out physical batches one after the other, whoever asks."""
 
     def __init__(
-        self, scheme, source, rows, pieces, initial_step, seed, by_group=False
+        self,
+        scheme,
+        source,
+        rows,
+        pieces,
+        initial_step,
+        seed,
+        by_group=False,
+        *,
+        population=None,
+        shard=None,
     ):
+        # All records, of which `source` may have a part.
+        self.population = source.size if population is None else population
+        self.successor: Drawer | None = None
+        # Whether who iterates gathers ahead, so that where it stopped is not known.
+        self.runs_ahead = False
         self.by_group = by_group
         self.scheme = scheme
         self.source = source
@@ -33,11 +49,22 @@ class Drawer:
         self.delivered = 0
         # A shuffle begun by an earlier process cannot be continued, only begun anew.
         self._first_step = initial_step if seed is None else 0
-        self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
+        key = DrawKey.fresh() if seed is None else DrawKey(seed)
+        self._key = dataclasses.replace(key, shard=shard)
         self._consumer: weakref.ref | None = None
         self._drawn: tuple[int, list[np.ndarray]] | None = None
         self.has_labels = len(source.row_spec) > 1
         DRAWERS.add(self)
+
+    def give_way(self, successor: Drawer) -> None:
+        """Leaves all further draws to another drawer, of a part of the records."""
+        self.successor = successor
+        DRAWERS.discard(self)
+
+    @property
+    def last(self) -> Drawer:
+        """The drawer that draws for this one: itself, or its successor."""
+        return self if self.successor is None else self.successor.last
 
     @property
     def independent_groups(self) -> bool:
@@ -78,14 +105,20 @@ class Drawer:
         """Returns how much of a logical step `consumer` has had already.
 
         It is 0 unless the last run of the same consumer stopped within a step: then the
-        rest of that draw is still to come. For anyone else, the rest is skipped.
+        rest of that draw is still to come. For anyone else, the rest is skipped, and
+        for batches that are gathered ahead.
         """
         within = self.position % self.pieces
-        if within and (self._consumer is None or self._consumer() is not consumer):
-            self.position += self.pieces - within
+        same = self._consumer is not None and self._consumer() is consumer
+        if not same or self.runs_ahead:
+            self.align()
             within = 0
         self._consumer = weakref.ref(consumer)
         return within
+
+    def align(self) -> None:
+        """Skips the rest of a step that was begun."""
+        self.position += -self.position % self.pieces
 
     def _divided(self, indices, step) -> list[np.ndarray]:
         """The records of each element of a step."""
@@ -98,6 +131,11 @@ class Drawer:
         return [indices[group == piece][: self.rows] for piece in range(self.pieces)]
 
     def next_element(self):
+        if self.successor is not None:
+            raise ValueError(
+                "These batches were distributed over several machines, each of which "
+                "draws from its part of the records: they draw no more themselves."
+            )
         step, piece = divmod(self.position, self.pieces)
         if self._drawn is None or self._drawn[0] != step:
             indices = self.scheme._draw(
@@ -127,6 +165,10 @@ class Passes:
         self._length = length
 
     def __call__(self) -> Iterator:
+        drawer = cast(Drawer, self._drawer())
+        if drawer.runs_ahead:
+            drawer.align()
+        del drawer
         for _ in range(self._length):
             yield cast(Drawer, self._drawer()).next_element()
 

@@ -99,6 +99,45 @@ class RecordFunction:
             )
 
 
+def parts_of(element: tuple) -> tuple:
+    """(x, y) of an element (x, y, weight), or (x,) where there are no labels."""
+    labels = element[1]
+    missing = labels is None or type(labels).__name__ == "NoneTensorSpec"
+    return element[:1] if missing else element[:2]
+
+
+def on_elements(
+    map_func: Callable,
+    spec: tuple,
+    population: int,
+    num_parallel_calls: int | None,
+    public: Sequence[Any],
+) -> Callable:
+    """The function of elements that applies `map_func` to each of their records.
+
+    Args:
+      map_func: of one record.
+      spec: what the elements are.
+      population: see `RecordFunction`.
+      num_parallel_calls: records at a time.
+      public: see `RecordFunction`.
+    """
+    if is_class_weights(map_func):
+        # Keras multiplies each record's weight by a number for its label.
+        return weighted_by_class(map_func)
+    parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
+    parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
+    specs = [tf.nest.map_structure(_record_spec, part) for part in parts_of(spec)]
+    function = RecordFunction(map_func, specs, population, public)
+
+    @tf.autograph.experimental.do_not_convert
+    def on_element(*element):
+        x, y = apply_to_records(function, parts_of(element), element[-1], parallel)
+        return x, y, element[-1]
+
+    return on_element
+
+
 def apply_to_records(
     function: RecordFunction, parts: tuple, weight: tf.Tensor, parallel: int
 ) -> tuple[Any, Any]:
@@ -175,3 +214,7 @@ def as_parts(method: str, name: str, result: Any) -> tuple[Any, Any]:
 
 def _bytes_of(spec: tf.TensorSpec) -> int:
     return int(np.prod(spec.shape.as_list(), dtype=np.int64)) * max(spec.dtype.size, 1)
+
+
+def _record_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape[1:], spec.dtype)

@@ -12,7 +12,8 @@ from tfdpclip._docs import see
 REFUSAL = (
     "This would change which records meet in a step, and the accounting would no "
     "longer be about what is drawn. Transform the data before sampling, or use map() "
-    "on single records." + see("batches-that-are-transformed")
+    "on single records. Several devices take batches.distribute(strategy)."
+    + see("batches-that-are-transformed")
 )
 NO_PREFETCH = (
     "prefetch must be 0 with accumulation or shuffled epochs: an element gathered but "

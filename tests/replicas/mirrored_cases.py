@@ -1,0 +1,626 @@
+"""What one process trains on several replicas. Run by `mirrored_test.py`, on its own.
+
+TensorFlow has as many CPUs as replicas here, and a second strategy in one process, or
+another number of replicas, collides with the first: so REPLICAS says how many, once.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+
+REPLICAS = int(os.environ["REPLICAS"])
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * REPLICAS,
+)
+L = tf.keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(90, 6)).astype(np.float32)
+Y = RNG.integers(0, 3, 90)
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+ONE = tf.distribute.get_strategy()
+
+
+@pytest.fixture(scope="module")
+def mirrored():
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
+
+
+def dense(**options):
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((6,)),
+            L.Dense(8, activation="tanh", kernel_regularizer="l2", **options),
+            L.Dense(3),
+        ]
+    )
+
+
+def private(kind=dpc.keras.DPSGD, *, rate=0.5, z=0.0, size=18.0, **options):
+    options = {"clip": 0.3, "check_isolation": "always"} | options
+    return kind(rate, noise_multiplier=z, expected_batch_size=size, **options)
+
+
+def compiled(strategy, make=dense, loss=LOSS, optimizer=private, **options):
+    tf.keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = make()
+        model.compile(optimizer(), loss, **options)
+    return model
+
+
+def fitted(strategy, data=(X, Y), accumulation=1, epochs=1, callbacks=(), **options):
+    """A model trained on the same draws, whatever the strategy."""
+    model = compiled(strategy, **options)
+    batches = dpc.sampling.Poisson(0.2).batches(
+        data, seed=3, accumulation_steps=accumulation
+    )
+    steps = batches.steps_per_epoch * accumulation
+    several = strategy.num_replicas_in_sync > 1
+    given = batches.distribute(strategy) if several else batches.repeat()
+    model.fit(
+        given,
+        steps_per_epoch=steps,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[make(batches) for make in callbacks],
+    )
+    return model
+
+
+def assert_alike(model, other, tolerance=1e-6):
+    """The same weights and clip; and every replica has the same to the last bit."""
+    assert model.optimizer.iterations.numpy() == other.optimizer.iterations.numpy() > 0
+    for got, expected in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
+    assert_same_everywhere([*model.trainable_variables, *model.optimizer.variables])
+    for got, expected in zip(
+        tf.nest.flatten(model.optimizer.clip_state),
+        tf.nest.flatten(other.optimizer.clip_state),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def assert_same_everywhere(variables):
+    several = 0
+    for variable in variables:
+        first, *rest = (
+            part.numpy() for part in getattr(variable, "values", [variable])
+        )
+        several += bool(rest)
+        for part in rest:
+            assert part.tobytes() == first.tobytes(), variable.name
+    assert several >= 4
+
+
+# The sum is that of one device.
+
+CLIPS = {
+    "fixed": lambda: 0.3,
+    "quantile": lambda: dpc.QuantileClip(initial_norm=0.3),
+    "normalized": lambda: dpc.FixedClip(0.3, normalize=True),
+    "automatic": lambda: dpc.AutomaticClip(0.3),
+    "layers": lambda: dpc.LayerwiseClip(dpc.QuantileClip(initial_norm=0.3)),
+}
+MODES = {
+    "plain": {},
+    "accumulation": {"accumulation": 3},
+    "executions": {"steps_per_execution": 2, "epochs": 2},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("clip", CLIPS)
+def test_replicas_release_what_one_device_does(mirrored, clip, mode):
+    options = dict(MODES[mode])
+    count = options.get("accumulation", 1)
+
+    def optimizer():
+        return private(
+            dpc.keras.DPAdam,
+            rate=0.01,
+            clip=CLIPS[clip](),
+            accumulation_steps=count,
+            use_ema=True,
+        )
+
+    models = [fitted(s, optimizer=optimizer, **options) for s in (mirrored, ONE)]
+    # Adam divides by what can be small.
+    assert_alike(*models, tolerance=2e-5)
+
+
+def masked():
+    return tf.keras.Sequential(
+        [tf.keras.Input((5,)), L.Embedding(9, 4, mask_zero=True), L.LSTM(3), L.Dense(3)]
+    )
+
+
+def convolutional():
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((6, 6, 1)),
+            L.Conv2D(4, 3, padding="same"),
+            L.GroupNormalization(2),
+            L.ReLU(),
+            L.Flatten(),
+            L.Dense(3),
+        ]
+    )
+
+
+NETWORKS = {
+    "masked": (masked, RNG.integers(0, 9, (90, 5))),
+    "convolutional": (
+        convolutional,
+        RNG.normal(size=(90, 6, 6, 1)).astype(np.float32),
+    ),
+    "bfloat16": (lambda: dense(dtype="mixed_bfloat16"), X),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_trained_as_on_one_device(mirrored, name):
+    make, x = NETWORKS[name]
+    models = [fitted(s, (x, Y), make=make) for s in (mirrored, ONE)]
+    assert_alike(*models, tolerance=1e-3 if name == "bfloat16" else 1e-6)
+
+
+def scaled_losses():
+    """How loops of one's own scale a loss, over a global batch of 18."""
+    vector = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+    average = tf.nn.compute_average_loss
+    return {
+        "vector": lambda y, p: vector(y, p),
+        "average": lambda y, p: average(vector(y, p), global_batch_size=18),
+        "average of what is there": lambda y, p: average(vector(y, p)),
+        "mean over R": lambda y, p: tf.reduce_mean(vector(y, p)) / REPLICAS,
+        "sum over B": lambda y, p: tf.reduce_sum(vector(y, p)) / 18,
+    }
+
+
+@pytest.mark.parametrize("name", scaled_losses())
+def test_a_loop_of_ones_own_is_scaled_as_on_one_device(mirrored, name):
+    scaled = scaled_losses()[name]
+    x, y = X[:18], Y[:18]
+
+    def trained(strategy, loss, parts):
+        model = compiled(strategy)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                found = loss(y, model(x, training=True))
+            model.optimizer.minimize(found, model.trainable_variables, tape=tape)
+
+        run = tf.function(lambda *batch: strategy.run(step, args=batch))
+        for _ in range(3):
+            run(*parts)
+        return model
+
+    def part(array):
+        return mirrored.experimental_distribute_values_from_function(
+            lambda context: tf.constant(
+                array[context.replica_id_in_sync_group :: REPLICAS]
+            )
+        )
+
+    model = trained(mirrored, scaled, (part(x), part(y)))
+    vector = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+    other = trained(ONE, vector, (tf.constant(x), tf.constant(y)))
+    assert_alike(model, other)
+
+
+def test_ragged_and_empty_replicas(mirrored):
+    """One drawn record, or none, leaves replicas with padding alone."""
+    x, y = X[:4], Y[:4]
+
+    def trained(strategy):
+        return fitted(strategy, (x, y), optimizer=lambda: private(size=0.8), epochs=4)
+
+    assert_alike(trained(mirrored), trained(ONE))
+
+
+# The noise.
+
+
+def wide():
+    return tf.keras.Sequential([tf.keras.Input((6,)), L.Dense(6000), L.Dense(3)])
+
+
+class NoLoss(tf.keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return 1e-30 * tf.reduce_mean(y_pred, axis=-1)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_noise_of_a_step_has_the_stddev_of_one(mirrored, accumulation, seed):
+    def optimizer():
+        return private(
+            rate=1.0, z=3.0, clip=0.5, seed=seed, accumulation_steps=accumulation
+        )
+
+    model = compiled(mirrored, wide, NoLoss(), optimizer)
+    before = model.get_weights()
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y), accumulation_steps=accumulation)
+    model.fit(batches.distribute(mirrored), steps_per_epoch=accumulation, verbose=0)
+    moved = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
+    noise = np.concatenate([part.ravel() for part in moved]) * 18 / (3.0 * 0.5)
+    # 60,000 numbers: their stddev is within 5.2 / sqrt(120,000) but for 2e-7.
+    assert noise.size > 60_000
+    assert np.std(noise) == pytest.approx(1, abs=0.015)
+    halves = np.split(noise[: noise.size // 2 * 2], 2)
+    assert abs(np.corrcoef(*halves)[0, 1]) < 5.2 / np.sqrt(halves[0].size)
+    assert_same_everywhere(model.trainable_variables)
+
+
+def test_counts_are_noised_once(mirrored):
+    steps, rate, stddev = 600, 0.01, 2.0
+    norms = []
+
+    class Norms(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            norms.append(float(self.model.optimizer.clip_norm))
+
+    def optimizer():
+        return private(
+            z=1.0,
+            clip=dpc.QuantileClip(0.5, 1.0, learning_rate=rate, count_stddev=stddev),
+            check_isolation="never",
+        )
+
+    model = compiled(mirrored, dense, NoLoss(), optimizer)
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y))
+    model.fit(
+        batches.distribute(mirrored),
+        steps_per_epoch=steps,
+        verbose=0,
+        callbacks=[Norms()],
+    )
+    # Nobody is clipped: the count is that of who is there, of variance 90 * .2 * .8 / 4
+    # in units of a half, and the fraction is clamped above 1.
+    assert len(norms) == steps
+    moves = -np.diff(np.log(norms)) / rate + 0.5
+    there = RNG.binomial(90, 0.2, 400_000) / 2 + RNG.normal(size=400_000) * stddev
+    simulated = np.clip(there / 18 + 0.5, 0, 1)
+    # The mean of 599: within 5.2 of its own deviations but for 2e-7. With the noise of
+    # each replica whole, or none, the clamp moves it by more.
+    error = 5.2 * simulated.std() / np.sqrt(moves.size)
+    assert abs(moves.mean() - simulated.mean()) < error
+    spread = simulated.var() * 5.2 * np.sqrt(3 / moves.size)
+    assert abs(moves.var() - simulated.var()) < spread
+
+
+def test_replicas_have_streams_of_their_own():
+    for seed in (None, 4):
+        source = dpc.noise.GaussianNoise(seed)
+        draws = [source.of_replica(i).sample([500], 1.0).numpy() for i in range(3)]
+        draws.append(source.sample([500], 1.0).numpy())
+        found = np.abs(np.corrcoef(draws) - np.eye(4))
+        assert found.max() < 5.5 / np.sqrt(500)
+
+
+# What mixes examples stops all replicas, and nothing moves.
+
+
+class MixesAbove(L.Layer):
+    """Adds the neighbour's gradient where an example is large: on one replica only."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def identity(x):
+            def back(dy):
+                large = tf.reduce_max(tf.abs(x)) > 50
+                return dy + tf.where(large, tf.roll(dy, 1, axis=0), 0)
+
+            return tf.identity(x), back
+
+        return identity(x)
+
+
+def test_a_failure_on_one_replica_stops_all(mirrored):
+    x = X.copy()
+    x[:, 0] = 0
+    model = compiled(
+        mirrored,
+        lambda: tf.keras.Sequential(
+            [
+                tf.keras.Input((6,)),
+                MixesAbove(),
+                L.Dense(4, activation="tanh"),
+                L.Dense(3),
+            ]
+        ),
+    )
+    batches = dpc.sampling.FullBatch().batches((x, Y))
+    model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+    # All but the step counter, which may count a step that was not released.
+    kept = [v for v in model.optimizer.variables if v.dtype != tf.int64]
+    before = [*model.get_weights(), *(v.numpy() for v in kept)]
+    x[REPLICAS - 1, 0] = 100  # A record of the last replica.
+    batches = dpc.sampling.FullBatch().batches((x, Y))
+    seen = (tf.errors.InvalidArgumentError, dpc.gradients.ExampleIsolationError)
+    with pytest.raises(seen, match="depend"):
+        model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+    after = [*model.get_weights(), *(v.numpy() for v in kept)]
+    assert len(after) > len(model.get_weights())
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Exchanges(L.Layer):
+    def call(self, x):
+        context = tf.distribute.get_replica_context()
+        if context is None or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return x
+        return x + context.all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+
+class Merges(L.Layer):
+    """As a collective, without an op that says so."""
+
+    def call(self, x):
+        def swap(strategy, value):
+            parts = strategy.experimental_local_results(value)
+            return tf.add_n(parts)
+
+        context = tf.distribute.get_replica_context()
+        if context is None or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return x
+        return x + context.merge_call(swap, args=(x,))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Exchanges, Merges, lambda: L.BatchNormalization(synchronized=True)],
+    ids=["collective", "merge", "synchronized"],
+)
+def test_replicas_that_exchange_something_are_refused(mirrored, layer):
+    model = compiled(
+        mirrored,
+        lambda: tf.keras.Sequential([tf.keras.Input((6,)), layer(), L.Dense(3)]),
+    )
+    batches = dpc.sampling.FullBatch().batches((X, Y))
+    before = model.get_weights()
+    with pytest.raises(Exception, match="replica|public statistics|batch") as caught:
+        model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+    assert isinstance(caught.value, (ValueError, dpc.gradients.ExampleIsolationError))
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_batch_for_all_replicas_is_refused(mirrored):
+    model = compiled(mirrored)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x))
+        model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    run = tf.function(lambda *batch: mirrored.run(step, args=batch))
+    with pytest.raises(dpc.gradients.ExampleIsolationError, match="its own batch"):
+        run(tf.constant(X), tf.constant(Y))
+
+
+class Remembers(L.Layer):
+    """Keeps a batch's mean and adds it later, to what other examples get."""
+
+    def build(self, shape):
+        self.kept = self.add_weight(
+            name="kept", shape=(shape[-1],), initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        read = x + self.kept
+        self.kept.assign(tf.reduce_mean(x, axis=0))
+        return read
+
+
+def test_what_a_layer_of_a_later_replica_writes_is_no_write_of_the_optimizer(mirrored):
+    """Replicas take turns in one graph: marks of one must not fall on another's ops."""
+    model = compiled(
+        mirrored,
+        lambda: tf.keras.Sequential([tf.keras.Input((6,)), Remembers(), L.Dense(3)]),
+    )
+    batches = dpc.sampling.FullBatch().batches((X, Y))
+    with pytest.raises(Exception, match="kept"):
+        model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+
+
+# The budget.
+
+
+def budget(epsilon, **options):
+    return lambda batches: dpc.keras.PrivacyBudget(epsilon, 1e-5, batches, **options)
+
+
+def noisy():
+    return private(z=1.0, clip=dpc.QuantileClip(initial_norm=0.3))
+
+
+def test_the_budget_counts_and_stops_as_on_one_device(mirrored):
+    stated = []
+    for strategy in (mirrored, ONE):
+        made = []
+
+        def keep(batches, made=made):
+            made.append(budget(4.0)(batches))
+            return made[-1]
+
+        model = fitted(strategy, optimizer=noisy, epochs=9, callbacks=[keep])
+        stated.append((made[0].ledger.steps, made[0].statement.epsilon))
+        assert model.optimizer.iterations.numpy() == stated[-1][0]
+    assert stated[0] == stated[1] and 0 < stated[0][0] < 45
+
+
+class Twice(tf.keras.Sequential):
+    """Writes to a weight beside the optimizer."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        weight = self.trainable_variables[0]
+        weight.assign_sub(0.01 * weight)
+        return logs
+
+
+def test_another_write_to_the_weights_is_found(mirrored):
+    def make():
+        return Twice([tf.keras.Input((6,)), L.Dense(3)])
+
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="was updated by"):
+        fitted(mirrored, make=make, optimizer=noisy, callbacks=[budget(50.0)])
+
+
+def test_weight_decay_and_constraints_are_the_optimizers_own(mirrored):
+    def make():
+        return dense(kernel_constraint=tf.keras.constraints.MaxNorm(0.5))
+
+    def optimizer():
+        return private(dpc.keras.DPAdamW, rate=0.01, z=1.0, weight_decay=0.01, seed=2)
+
+    model = fitted(
+        mirrored, make=make, optimizer=optimizer, callbacks=[budget(50.0)], epochs=2
+    )
+    assert model.optimizer.iterations.numpy() == 10
+    assert_same_everywhere(model.trainable_variables)
+
+
+# Data.
+
+
+def test_draws_are_those_of_one_device(mirrored):
+    def draws():
+        return dpc.sampling.Poisson(0.2).batches((X, np.arange(90)), seed=8)
+
+    alone, dealt = draws(), iter(draws().distribute(mirrored))
+    for _, labels, weights in alone.take(5):
+        _, parts, present = next(dealt)
+        shares = [
+            part.numpy()[weight.numpy() > 0]
+            for part, weight in zip(parts.values, present.values, strict=True)
+        ]
+        expected = labels.numpy()[weights.numpy() > 0]
+        assert sorted(np.concatenate(shares)) == sorted(expected)
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert len({part.shape for part in parts.values}) == 1
+
+
+def test_tensorflows_own_ways_to_divide_batches_are_refused(mirrored):
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y))
+    model = compiled(mirrored, optimizer=noisy)
+    with pytest.raises(Exception, match="distribute"):
+        model.fit(batches, verbose=0)
+    with pytest.raises(Exception, match="distribute"):
+        mirrored.experimental_distribute_dataset(batches)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    with pytest.raises(ValueError, match="distribute"):
+        batches.with_options(options)
+
+
+@pytest.mark.parametrize("strategy", ["x", ONE, None])
+def test_other_strategies_are_refused_by_the_data(strategy):
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y))
+    with pytest.raises(ValueError, match="strategy must be"):
+        batches.distribute(strategy)
+
+
+def test_schemes_whose_elements_must_not_be_lost_are_refused(mirrored):
+    batches = dpc.sampling.ShuffledEpochs(10, 90).batches((X, Y))
+    with pytest.raises(ValueError, match="gathers elements ahead"):
+        batches.distribute(mirrored)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    "make, compiling, named",
+    [
+        (lambda: private(unit="batch"), {}, "unit="),
+        (private, {"run_eagerly": True}, "run_eagerly"),
+        (private, {"jit_compile": True}, "jit_compile"),
+    ],
+    ids=["unit", "eager", "xla"],
+)
+def test_what_replicas_cannot_do_is_refused(mirrored, make, compiling, named):
+    model = compiled(mirrored, optimizer=make, **compiling)
+    batches = dpc.sampling.FullBatch().batches((X, Y))
+    with pytest.raises(NotImplementedError, match=named):
+        model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+
+
+def test_an_optimizer_of_another_scope_is_refused(mirrored):
+    outside = private()
+    model = compiled(mirrored, optimizer=lambda: outside)
+    batches = dpc.sampling.FullBatch().batches((X, Y))
+    with pytest.raises(ValueError, match=r"strategy.scope\(\)"):
+        model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+    model = compiled(mirrored)
+    step = tf.function(
+        lambda: model.optimizer.minimize(LOSS(Y, model(X)), model.trainable_variables)
+    )
+    with pytest.raises(ValueError, match=r"strategy.scope\(\)"):
+        step()
+    with mirrored.scope(), pytest.raises(ValueError, match=r"strategy.run"):
+        tf.function(
+            lambda: model.optimizer.minimize(
+                LOSS(Y, model(X)), model.trainable_variables
+            )
+        )()
+
+
+def test_other_strategies_are_refused():
+    strategy = tf.distribute.experimental.CentralStorageStrategy()
+    model = compiled(strategy)
+    with pytest.raises(NotImplementedError, match="MirroredStrategy"):
+        model.fit(X, Y, verbose=0)
+
+
+# Files.
+
+
+def test_checkpoints_hold_no_noise_and_move_between_devices(mirrored, tmp_path):
+    """From several replicas to one, and back, with the clip and the steps behind it."""
+
+    def optimizer():
+        return private(
+            dpc.keras.DPAdam,
+            rate=0.01,
+            z=1.0,
+            clip=dpc.QuantileClip(initial_norm=0.3),
+            accumulation_steps=2,
+        )
+
+    def saved(model, name):
+        path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(
+            str(tmp_path / name)
+        )
+        for key, shape in tf.train.list_variables(path):
+            assert not any(w in key for w in ("noise", "generator", "sums")), key
+            del shape
+        return path
+
+    def restored(strategy, path):
+        model = compiled(strategy, optimizer=optimizer)
+        model.optimizer.build(model.trainable_variables)
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(
+            path
+        ).assert_existing_objects_matched()
+        return model
+
+    first = fitted(mirrored, optimizer=optimizer, accumulation=2)
+    path = saved(first, "several")
+    second = restored(ONE, path)
+    assert_alike(first, second, tolerance=0)
+    third = restored(mirrored, saved(second, "one"))
+    assert_alike(third, first, tolerance=0)
+    known = third.optimizer._step_history.known()
+    assert sum(part.steps for part in known.values()) == 5

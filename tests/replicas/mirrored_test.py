@@ -1,0 +1,44 @@
+"""Several replicas in one process: every number of them in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import source_tree
+from tests.stack import keras2_only
+
+pytestmark = keras2_only("several replicas are refused")
+CASES = "tests/replicas/mirrored_cases.py"
+# One of each kind: what `make test` has time for.
+QUICK = (
+    "quantile-accumulation or fixed-plain or noise_of_a_step and None or counts_are "
+    "or streams or failure_on or exchange or one_batch or later_replica or "
+    "another_write or draws_are or ways_to or refused or loop and average"
+)
+
+
+def run(replicas, *options):
+    environment = dict(os.environ, REPLICAS=str(replicas))
+    command = [sys.executable, "-m", "pytest", CASES, "-q", "--tb=short", *options]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "-p", "no:xdist"],
+        cwd=source_tree.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+    return done.stdout
+
+
+def test_two_replicas_do_what_one_device_does():
+    assert " passed" in run(2, "-k", QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_any_number_of_replicas(replicas):
+    said = run(replicas)
+    assert " passed" in said and "skipped" not in said

@@ -1,0 +1,145 @@
+"""Draws for the replicas of a strategy, on one machine or on several."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import _arguments
+from tfdpclip._docs import see
+from tfdpclip.sampling.capacity import room_for
+from tfdpclip.sampling.drawer import Drawer
+from tfdpclip.sampling.elements import drawn_elements
+from tfdpclip.sampling.schemes import FullBatch, Poisson
+from tfdpclip.sampling.sources import Source
+
+_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
+_PARTS = (
+    "each of {shards} machines drew from a part of the records that is its own, "
+    "independently of the others; records per step are of one part"
+)
+
+
+class Part(Source):
+    """Every W-th record of a source: the part of one machine of W."""
+
+    def __init__(self, whole: Source, shard: int, shards: int):
+        self._whole = whole
+        self._shard = shard
+        self._shards = shards
+        self.size = len(range(shard, whole.size, shards))
+        self.row_spec = whole.row_spec
+
+    def take(self, indices, rows):
+        places = np.asarray(indices) * self._shards + self._shard
+        return self._whole.take(places, rows)
+
+
+def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
+    """See `Batches.distribute`."""
+    if not isinstance(strategy, _STRATEGIES):
+        raise ValueError(
+            "strategy must be a tf.distribute.MirroredStrategy or "
+            f"MultiWorkerMirroredStrategy, got {_arguments.shown(strategy)}."
+            + see("several-replicas")
+        )
+
+    if not batches.scheme.independent_steps:
+        raise ValueError(
+            f"{batches.scheme.describe()}: a strategy gathers elements ahead, and "
+            "those that nobody trains on would be missing from their epoch. Use "
+            "sampling.Poisson(rate)." + see("several-replicas")
+        )
+
+    def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        shards = context.num_input_pipelines
+        replicas = context.num_replicas_in_sync // shards
+        drawer = batches._drawer
+        if shards > 1:
+            drawer = _drawer_of_part(batches, context.input_pipeline_id, shards)
+        # TensorFlow fetches some elements ahead: every iterator begins a step.
+        drawer.runs_ahead = True
+        said = (_PARTS.format(shards=shards),) if shards > 1 else ()
+        return batches._drawn_by(drawer, _dealt(batches, drawer, replicas), *said)
+
+    return strategy.distribute_datasets_from_function(share)
+
+
+def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
+    before = batches._drawer
+    if not isinstance(before.scheme, (Poisson, FullBatch)):
+        raise ValueError(
+            f"{before.scheme.describe()}: several machines would have to draw "
+            "together. Use sampling.Poisson(rate), or FullBatch(), whose draws of each "
+            "machine's part of the records are independent." + see("several-replicas")
+        )
+    if before.by_group:
+        raise ValueError(
+            "independent_groups is for clipping per group, which one device does."
+        )
+    if before.source.size < shards:
+        raise ValueError(
+            f"{before.source.size} records are fewer than the {shards} machines."
+        )
+    if before.successor is not None:
+        raise ValueError(
+            "These batches were distributed before. Make new ones with "
+            "scheme.batches(data): each has draws of its own."
+        )
+    source = Part(before.source, shard, shards)
+    scheme, rows = batches._asked
+    # As for the largest part: rows are public, and the same on every machine.
+    scheme, rows = room_for(
+        _of_part(scheme, shards),
+        math.ceil(before.source.size / shards),
+        None if rows is None else math.ceil(rows / shards),
+        before.pieces,
+        False,
+    )
+    drawer = Drawer(
+        scheme,
+        source,
+        rows,
+        before.pieces,
+        before.position // before.pieces,
+        before.seed,
+        population=before.population,
+        shard=shard,
+    )
+    before.give_way(drawer)
+    return drawer
+
+
+def _of_part(scheme: Any, shards: int) -> Any:
+    if getattr(scheme, "capacity", None) is None:
+        return scheme
+    capacity = math.ceil(scheme.capacity / shards)
+    return Poisson(scheme.rate, capacity, math.ceil(scheme.population / shards))
+
+
+def _dealt(batches: Any, drawer: Drawer, replicas: int) -> tf.data.Dataset:
+    """The elements for each replica of a machine, one after the other, without end."""
+    dataset = drawn_elements(drawer, batches._steps)
+    for change in batches._recipe:
+        dataset = change(dataset)
+    rows = math.ceil(drawer.rows / replicas)
+
+    def deal(*element):
+        return tf.nest.map_structure(split, element)
+
+    def split(tensor):
+        # Row i goes to replica i modulo their number: drawn records come first.
+        missing = rows * replicas - drawer.rows
+        padding = [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]
+        padded = tf.pad(tensor, padding) if missing else tensor
+        parts = tf.reshape(padded, [rows, replicas, *tensor.shape[1:]])
+        return tf.transpose(parts, [1, 0, *range(2, parts.shape.rank)])
+
+    deal = tf.autograph.experimental.do_not_convert(deal)
+    return tf.data.Dataset.map(dataset, deal).unbatch().repeat()

@@ -1,0 +1,34 @@
+"""The data set of what a drawer hands out, one physical batch after the other."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpclip.sampling.drawer import Drawer, Passes
+
+# With this policy, TensorFlow itself cannot divide batches between machines: its own
+# ways would split a draw, or pair parts of different ones. (There are no files.)
+REFUSED = tf.data.experimental.AutoShardPolicy.FILE
+
+
+def drawn_elements(drawer: Drawer, steps: int) -> tf.data.Dataset:
+    """The elements of `steps` logical steps in each iteration, (x, y, weight)."""
+    count = steps * drawer.pieces
+    dataset = tf.data.Dataset.from_generator(
+        Passes(drawer, count), output_signature=drawer.signature
+    ).apply(tf.data.experimental.assert_cardinality(count))
+    # Otherwise tf.data gathers ahead on its own, and an element gathered but not
+    # used shifts what follows.
+    dataset = dataset.with_options(_options())
+    if not drawer.has_labels:
+        dataset = dataset.map(lambda x, weight: (x, None, weight))
+    return dataset
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    # A function without randomness would run on elements to come.
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_distribute.auto_shard_policy = REFUSED
+    return options

@@ -11,6 +11,9 @@ digits.png, history.csv and config.json.
 The defaults suit epsilon 3. Stronger privacy wants fewer and smaller steps, for example
 --epsilon=1 --epochs=20 --learning_rate=0.05.
 
+With --replicas=2 or --workers=2 the same training runs on two devices, or in two
+processes that stand for two machines; docs/devices.md has the rest.
+
 Not everything that a run shows is private; the report says what is. In particular the
 default settings were found by trying several on this very data set, which is no privacy
 loss here, since the data are public, but would be one with private data.
@@ -27,7 +30,7 @@ from sklearn import datasets, model_selection
 
 import driver_kit
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import devices, programs, settings
 from keras_examples import digits_report, tracking
 
 # Learning rates that work with the other defaults.
@@ -115,6 +118,16 @@ class Settings:
         False,
         "Whether to compile steps with XLA. Takes seconds, and pays off in long runs.",
     )
+    replicas: int = settings.count(
+        1,
+        "On how many devices of this machine to train: GPUs if there are so many, else "
+        "parts of the CPU, which are no faster.",
+    )
+    workers: int = settings.count(
+        1,
+        "In how many processes of this machine to train, as if each were a machine; "
+        "all but this one are started, and write to worker_1.txt and so on.",
+    )
     seed: int | None = settings.seed()
     baseline_epochs: int = settings.count(
         20,
@@ -187,6 +200,16 @@ def train(used: Settings) -> digits_report.Run:
     Raises:
       UsageError: if the settings do not go together.
     """
+    if devices.cluster_size() == 1 and used.workers > 1:
+        with devices.local_workers(
+            used.workers, "keras_examples.digits", used, used.output_dir
+        ):
+            run = train(dataclasses.replace(used, workers=1))
+        return dataclasses.replace(run, flags=dataclasses.asdict(used))
+    # First: TensorFlow divides devices before it computes anything.
+    strategy = devices.strategy(used.replicas)
+    alone = strategy.num_replicas_in_sync == 1
+    # All workers begin with the same weights, which strategies see to.
     if used.seed is not None:
         tf.keras.utils.set_random_seed(used.seed)
     training, test = load_data()
@@ -201,11 +224,15 @@ def train(used: Settings) -> digits_report.Run:
     batches = dpc.sampling.Poisson(used.batch_size / size).batches(
         training, accumulation_steps=used.accumulation_steps, seed=used.seed
     )
+    given = batches if alone else batches.distribute(strategy)
     steps = used.epochs * batches.steps_per_epoch
     noise_multiplier = dpc.accounting.noise_multiplier(
         used.epsilon, used.delta, steps, batches
     )
-    optimizer = _private_optimizer(used, noise_multiplier, batches.expected_batch_size)
+    with strategy.scope():
+        optimizer = _private_optimizer(
+            used, noise_multiplier, batches.expected_batch_size
+        )
     print(
         f"{size} training and {len(test[0])} test images. {steps} steps of "
         f"{batches.expected_batch_size:g} images on average, noise multiplier "
@@ -213,13 +240,14 @@ def train(used: Settings) -> digits_report.Run:
         flush=True,
     )
 
-    model = build_network()
-    model.compile(
-        optimizer=optimizer,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        weighted_metrics=["accuracy"],
-        jit_compile=used.jit_compile,
-    )
+    with strategy.scope():
+        model = build_network()
+        model.compile(
+            optimizer=optimizer,
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=["accuracy"],
+            jit_compile=used.jit_compile,
+        )
     budget = dpc.keras.PrivacyBudget(used.epsilon, used.delta, batches)
     tracker = tracking.Tracker(
         test,
@@ -227,15 +255,22 @@ def train(used: Settings) -> digits_report.Run:
         quantile=used.target_quantile,
     )
     progress = tracking.Progress("training", steps, tracker, used.accumulation_steps)
+    # What a strategy divides has no end.
+    per_epoch = None
+    if not alone:
+        per_epoch = batches.steps_per_epoch * used.accumulation_steps
     started = time.monotonic()
     model.fit(
-        batches,
+        given,
         epochs=used.epochs,
+        steps_per_epoch=per_epoch,
         callbacks=[budget, tracker, progress],
         shuffle=False,  # Batches are drawn; Keras 3 warns that it will not shuffle.
         verbose=0,
     )
     private_seconds = time.monotonic() - started
+    if not devices.is_chief():
+        raise SystemExit(0)  # The chief writes what came of it.
 
     started = time.monotonic()
     baseline = _train_baseline(used, training, test) if used.baseline_epochs else None

@@ -34,7 +34,7 @@ def compiled(settings):
     optimizer = dpc.keras.DPSGD(
         settings.get("rate", 0.5),
         momentum=0.9,
-        clip=dpc.QuantileClip(initial_norm=0.3),
+        clip=0.3 if settings.get("fixed") else dpc.QuantileClip(initial_norm=0.3),
         noise_multiplier=settings.get("z", 0.0),
         expected_batch_size=61 * settings.get("sampling", 1.0),
         accumulation_steps=settings.get("accumulation", 1),

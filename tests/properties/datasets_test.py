@@ -88,7 +88,9 @@ def check_batches(data, size, kind, draw_size, pieces, seed):
     for x, y, weight in batches:
         seen += 1
         weight = weight.numpy()
-        assert weight.shape == (rows,) and weight.dtype == np.float32
+        # Labels of more axes have weights of as many, of length 1.
+        assert weight.size == len(weight) == rows and weight.dtype == np.float32
+        weight = weight.ravel()
         expected = 0.5 if isinstance(data, tuple) and len(data) == 3 else 1.0
         assert set(weight.tolist()) <= {0.0, expected}
         there = weight > 0

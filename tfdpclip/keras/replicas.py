@@ -162,10 +162,12 @@ class SharedData:
 
 def summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Adds up what each replica has, in one all-reduce."""
-    context = tf.distribute.get_replica_context()
     if count() == 1:
         return list(tensors)
-    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
+    context = tf.distribute.get_replica_context()
+    # Made here, on this replica's device, by which TensorFlow says where sums go.
+    own = [tf.identity(tensor) for tensor in tensors]
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, own))
 
 
 def once(

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _philox
-from tfdpclip._arguments import boolean, non_negative
+from tfdpclip._arguments import boolean, integer, non_negative
 from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
 
@@ -58,7 +58,7 @@ class GaussianNoise:
         every place has a stream of its own. `of_replica` makes them.
 
     Raises:
-      ValueError: if `seed` is neither None nor an integer, 0 or above.
+      ValueError: if `seed` or `replica` is neither None nor an integer, 0 or above.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class GaussianNoise:
             if isinstance(seed, bool) or not isinstance(seed, int):
                 raise ValueError(f"seed must be an integer or None, got {seed!r}.")
             non_negative("seed", seed)
+        if replica is not None:
+            integer("replica", replica)
         self.seed = seed
+        self.replica = replica
         place = () if replica is None else (replica,)
         with tf.init_scope():
             if seed is None:
@@ -107,10 +110,10 @@ class GaussianNoise:
 
     def __deepcopy__(self, memo):
         # A copy of the state would draw the same noise again.
-        return GaussianNoise(self.seed, self.hardened)
+        return GaussianNoise(self.seed, self.hardened, self.replica)
 
     def __reduce__(self):
-        return GaussianNoise, (self.seed, self.hardened)
+        return GaussianNoise, (self.seed, self.hardened, self.replica)
 
     def sample(self, shape, stddev, dtype=tf.float32) -> tf.Tensor:
         """N(0, stddev^2), independent entries, of `shape`.

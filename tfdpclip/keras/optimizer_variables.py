@@ -72,7 +72,7 @@ class OptimizerVariables(OptimizerSettings):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._transient = _Transient(self._noise)
-        self._made_in = tf.distribute.get_strategy()
+        self._scope = replicas.Scope()
         self._step_history = StepHistory(self)
         if not self._rule.has_groups:
             self._bind(self._rule)

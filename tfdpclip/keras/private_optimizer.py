@@ -67,7 +67,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
 
     def _records(self, loss, var_list, tape):
         """The gradients of the records, of which a clip rule sees norms and sums."""
-        replicas.refuse_others(self, self._made_in)
+        replicas.refuse_others(self, self._scope.strategy)
         _compat.refuse_distribution()
         if callable(loss):
             tape = tf.GradientTape(persistent=True) if tape is None else tape

@@ -40,6 +40,16 @@ def index() -> int:
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
+class Scope:
+    """The strategy that an object was made under; a copy is made where it is copied."""
+
+    def __init__(self) -> None:
+        self.strategy = tf.distribute.get_strategy()
+
+    def __deepcopy__(self, memo: Any) -> Scope:
+        return Scope()
+
+
 def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
     """Raises where a step could not be what one device would release.
 

@@ -107,6 +107,7 @@ def test_calibration_is_the_inverse_of_epsilon(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @MANY
 @given(schemes(), st.floats(0.05, 50.0), STEPS, DELTA, ACCOUNTANT)
 def test_calibration_is_the_inverse_in_many_cases(

@@ -67,6 +67,9 @@ SLOW = DATA | {"costly": True}
 
 KERAS: dict[str, Any] = {
     "PrivateStateWarning": None,
+    "WorkerLostError": None,
+    # Makes collectives, once in a process; its arguments: tests/replicas.
+    "multi_worker_strategy": None,
     "TrainableCounts": None,
     # Keras's own arguments, and no others.
     "FrozenBatchNormalization": None,

@@ -25,14 +25,11 @@ from tfdpclip.noise import GaussianNoise
 
 
 class _Local:
-    """What a replica has for itself, in plain variables of no strategy.
+    """What a replica has for itself, in plain variables of no strategy."""
 
-    Args:
-      noise: what draws its noise, or its share of it.
-    """
-
-    def __init__(self, noise: GaussianNoise):
-        self.noise = noise
+    def __init__(self):
+        # Of its own; None where there is one replica: the optimizer's.
+        self.noise: GaussianNoise | None = None
         self.issued: list = []
         self.sums: StepSums | None = None
         # What the self-checks of losses found in code that cannot raise.
@@ -43,10 +40,9 @@ class _Local:
 class _Transient:
     """What must not be saved: plain attributes here are invisible to checkpoints."""
 
-    def __init__(self, noise: GaussianNoise):
+    def __init__(self):
         self.built = False
         self.data = replicas.SharedData()
-        self._noise = noise
         self._local: dict[int, _Local] = {}
 
     @property
@@ -54,10 +50,7 @@ class _Transient:
         """What this replica has; the first, outside of replicas."""
         place = replicas.index()
         if place not in self._local:
-            noise = self._noise
-            if replicas.count() > 1:
-                noise = noise.of_replica(place)
-            self._local[place] = _Local(noise)
+            self._local[place] = _Local()
         return self._local[place]
 
     @property
@@ -71,7 +64,7 @@ class OptimizerVariables(OptimizerSettings):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._transient = _Transient(self._noise)
+        self._transient = _Transient()
         self._scope = replicas.Scope()
         self._step_history = StepHistory(self)
         if not self._rule.has_groups:
@@ -110,6 +103,15 @@ class OptimizerVariables(OptimizerSettings):
             local.sums = StepSums(var_list, counts)
 
         outside_of_functions(make, [], in_strategy=False)
+
+    def _noise_here(self) -> GaussianNoise:
+        """What draws the noise of this replica, or its share of it."""
+        if replicas.count() == 1:
+            return self._noise
+        here = self._transient.here
+        if here.noise is None:
+            here.noise = self._noise.of_replica(replicas.index())
+        return here.noise
 
     def _check_names(self, names: list[str]) -> None:
         members = tuple(name.split(":")[0] for name in names)

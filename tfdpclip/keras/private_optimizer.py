@@ -92,7 +92,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         self._check_public_norms()
         perturbation = None
         if self._perturbation > 0:
-            perturbation = (self._perturbation, here.noise.seed_pair())
+            perturbation = (self._perturbation, self._noise_here().seed_pair())
         replicas.refuse_unsupported_graph(loss, in_xla())
         if _tf_private.is_eager(loss):
             if self._unit == "batch":
@@ -196,7 +196,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             state,
             [part if known else None for part, known in connected],
             counts,
-            here.noise,
+            self._noise_here(),
             step,
             divided=True,
             shares=replicas.count(),

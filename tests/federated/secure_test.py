@@ -1,5 +1,6 @@
 """Secure sums: what leaves a client, where they can run, what production needs."""
 
+import asyncio
 import collections
 
 import numpy as np
@@ -83,6 +84,46 @@ def test_a_context_without_secure_sums_is_refused_with_the_fix():
         process = federated.clipped_mean(1.0, 100, secure=elsewhere).create(NESTED)
         _assert_only_secure_sums(process.next)
         federated.clipped_mean(1.0, 100).create(NESTED)
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_contexts_of_programs_are_tried_out(simulated):
+    """Wherever it is asked, in a running program too."""
+    factory = federated.clipped_mean(1.0, 100, secure=True)
+
+    async def program():
+        return factory.create(NESTED)
+
+    with federated.local_context(simulate_secure_sums=simulated, asynchronous=True):
+        for create in (lambda: asyncio.run(program()), lambda: factory.create(NESTED)):
+            if simulated:
+                _assert_only_secure_sums(create().next)
+                continue
+            with pytest.raises(RuntimeError, match="cannot run secure sums"):
+                create()
+
+
+def test_contexts_that_compute_nothing_are_refused():
+    factory = federated.clipped_mean(1.0, 100, secure=True)
+
+    class Other(tff.framework.SyncContext):
+        def __init__(self, answer):
+            self.answer = answer
+
+        def invoke(self, comp, arg):
+            return self.answer
+
+    for answer in (None, 1, np.int32(3), "2", [1, 1]):
+        with tff.framework.get_context_stack().install(Other(answer)):
+            with pytest.raises(RuntimeError, match="cannot run secure sums"):
+                factory.create(NESTED)
+
+    def traced():
+        factory.create(NESTED)
+        return tff.federated_value(1, tff.SERVER)
+
+    with pytest.raises(RuntimeError, match="cannot run secure sums"):
+        tff.federated_computation(traced)
 
 
 def test_plain_and_secure_rounds_agree():

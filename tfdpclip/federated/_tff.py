@@ -6,6 +6,9 @@ that a port begins and, it is hoped, ends here.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +58,7 @@ build_sgdm = tff.learning.optimizers.build_sgdm
 FederatedDataSource = tff.program.FederatedDataSource
 FederatedDataSourceIterator = tff.program.FederatedDataSourceIterator
 
-SyncExecutionContext = tff.framework.SyncExecutionContext
+ProgramContext = tff.program.NativeFederatedContext
 
 
 def is_plain_sum(factory: Any) -> bool:
@@ -160,6 +163,27 @@ def install(context: Any) -> Any:
     return tff.framework.get_context_stack().install(context)
 
 
+def computed_now(context: Any, computation: Any, argument: Any) -> Any:
+    """What `context` makes of a computation, awaited if that is its way.
+
+    Args:
+      context: any execution context. One that only traces returns no number.
+      computation: what to compute.
+      argument: its argument.
+    """
+
+    async def compute():
+        with install(context):
+            result = computation(argument)
+        if inspect.isawaitable(result):
+            result = await result
+        return await tff.program.materialize_value(result)
+
+    # A thread may have a running loop already, as programs do.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, compute()).result()
+
+
 def new_local_context(
     simulate_secure_sums: bool, asynchronous: bool
 ) -> tuple[Any, Callable[[], None]]:
@@ -195,5 +219,5 @@ def new_local_context(
             process.wait()
 
     if asynchronous:
-        context = tff.program.NativeFederatedContext(context)
+        context = ProgramContext(context)
     return context, end_worker

@@ -173,15 +173,13 @@ class CountEncoding:
 def check_context() -> None:
     """Raises if the current execution context cannot run secure sums.
 
-    It is tried out on one number. Contexts that do not execute at once (asynchronous
-    ones, and those that only trace) are taken on trust.
+    It is tried out on two clients, whatever it is: what does not add them up is taken
+    to fail in the first round.
 
     Raises:
       RuntimeError: if it cannot.
     """
     context = _tff.current_context()
-    if not isinstance(context, _tff.SyncExecutionContext):
-        return
     # Contexts are few and live long.
     if getattr(context, "_tfdpclip_runs_secure_sums", False):
         return
@@ -190,15 +188,20 @@ def check_context() -> None:
     def try_out(value):
         return _tff.secure_sum_bitwidth(value, 1)
 
+    error = None
     try:
-        try_out([1, 1])
-    except Exception as error:
-        raise RuntimeError(
-            "The current execution context of TensorFlow Federated cannot run secure "
-            "sums, so secure=True would fail in the first round. For simulation, which "
-            "computes the same sums without the cryptography, build and run the "
-            "process inside dpc.federated.local_context(simulate_secure_sums=True). "
-            "For a process that is built here to run elsewhere, pass "
-            "secure=SecureSettings(check_context=False)."
-        ) from error
-    context._tfdpclip_runs_secure_sums = True
+        total = _tff.computed_now(context, try_out, [1, 1])
+    except Exception as raised:
+        error = raised
+    else:
+        if isinstance(total, (int, np.integer)) and total == 2:
+            context._tfdpclip_runs_secure_sums = True
+            return
+    raise RuntimeError(
+        "The current execution context of TensorFlow Federated cannot run secure "
+        "sums, so secure=True would fail in the first round. For simulation, which "
+        "computes the same sums without the cryptography, build and run the "
+        "process inside dpc.federated.local_context(simulate_secure_sums=True), or "
+        "remote_context with the same argument. For a process that is built here to "
+        "run elsewhere, pass secure=SecureSettings(check_context=False)."
+    ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -323,6 +324,7 @@ def federated() -> dict[str, Any]:
     import tensorflow_federated as tff
 
     from tfdpclip import federated as library
+    from tfdpclip.federated import _workers
 
     def mean(noise):
         return case(
@@ -342,6 +344,25 @@ def federated() -> dict[str, Any]:
         # Its worker starts with the first computation.
         with library.local_context(**arguments):
             pass
+
+    class Idle(tff.framework.AsyncContext):
+        """A worker that is asked nothing."""
+
+        def __init__(self, *arguments):
+            del arguments
+
+        async def invoke(self, comp, arg):
+            raise NotImplementedError
+
+        def try_out(self):
+            pass
+
+        close = try_out
+
+    def entered_remote(**arguments):
+        with mock.patch.object(_workers, "Worker", Idle):
+            with library.remote_context(**arguments):
+                pass
 
     budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, 2.0, accountant="rdp")
     one = library.clipped_mean(1.0, 100)
@@ -366,6 +387,15 @@ def federated() -> dict[str, Any]:
         "SecureSettings": case(library.SecureSettings, bits=24, check_context=False),
         "ZeroConcentratedDpEvent": case(library.ZeroConcentratedDpEvent, rho=1.0),
         "local_context": case(entered, simulate_secure_sums=False, asynchronous=False),
+        "remote_context": case(
+            entered_remote,
+            workers=["127.0.0.1:10000"],
+            simulate_secure_sums=False,
+            asynchronous=False,
+            ready_seconds=1.0,
+            round_seconds=1.0,
+            subrounds=2,
+        ),
         "server_momentum": case(
             library.server_momentum, learning_rate=1.0, momentum=0.9, damped=False
         ),

@@ -13,6 +13,7 @@ from tfdpclip.federated.contexts import local_context
 from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
 from tfdpclip.federated.optimizers import server_momentum
 from tfdpclip.federated.programs import CohortDataSource
+from tfdpclip.federated.remote import remote_context
 from tfdpclip.federated.secure import SecureSettings
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "ZeroConcentratedDpEvent",
     "clipped_mean",
     "local_context",
+    "remote_context",
     "server_momentum",
 ]

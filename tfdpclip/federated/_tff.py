@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import functools
 import inspect
+import os
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import tensorflow as tf
 
 from tfdpclip._arguments import shown
@@ -58,6 +64,7 @@ build_sgdm = tff.learning.optimizers.build_sgdm
 FederatedDataSource = tff.program.FederatedDataSource
 FederatedDataSourceIterator = tff.program.FederatedDataSourceIterator
 
+AsyncContext = tff.framework.AsyncContext
 ProgramContext = tff.program.NativeFederatedContext
 
 
@@ -221,3 +228,161 @@ def new_local_context(
     if asynchronous:
         context = ProgramContext(context)
     return context, end_worker
+
+
+def worker_binary() -> str:
+    """The path of the worker that TensorFlow Federated's wheel has in it.
+
+    Raises:
+      RuntimeError: if there is none.
+    """
+    path = os.path.join(os.path.dirname(tff.__file__), "data", "worker_binary")
+    if not os.access(path, os.X_OK):
+        raise RuntimeError(
+            f"TensorFlow Federated {tff.__version__} has no worker at {path}, where "
+            "its wheel for Linux has one. Use the version of requirements.txt."
+        )
+    return path
+
+
+class WorkerStub(tff.framework.RemoteExecutorGrpcStub):
+    """Calls of a worker. That it forgets a value can fail: it is gone, or will be."""
+
+    def dispose(self, request: Any) -> None:
+        """Forgets values."""
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            super().dispose(request)
+
+    def dispose_executor(self, request: Any) -> None:
+        """Forgets an executor with all its values."""
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            super().dispose_executor(request)
+
+
+class _RemoteExecutor(tff.framework.RemoteExecutor):
+    """Forgotten by its worker when nothing refers to it here.
+
+    Executors are made for each number of clients and dropped unclosed when there were
+    too many numbers. A worker would keep what they hold.
+    """
+
+    def __del__(self):
+        self.close()
+
+
+class WorkerContext(tff.framework.AsyncExecutionContext):
+    """Runs what one worker has to do, as often as it needs to be done.
+
+    Args:
+      connected: gives the worker's stub, once the worker answers.
+      compiler: what the computations are compiled by.
+    """
+
+    def __init__(self, connected: Callable[[], WorkerStub], compiler: Any):
+        self._connected = connected
+        self._executors: weakref.WeakSet = weakref.WeakSet()
+        super().__init__(
+            executor_fn=tff.framework.ResourceManagingExecutorFactory(self._executor),
+            compiler_fn=compiler,
+            transform_args=tff.tensorflow.transform_args,
+            transform_result=tff.tensorflow.transform_result,
+        )
+
+    def _executor(self, cardinalities):
+        executor = _RemoteExecutor(self._connected())
+        executor.set_cardinalities({CLIENTS: 0, **cardinalities})
+        self._executors.add(executor)
+        return executor
+
+    def try_out(self) -> None:
+        """Has the worker make something and forget it."""
+        self._executor({}).close()
+
+    def has_given(self) -> bool:
+        """Whether the worker was given anything that it may still hold."""
+        return bool(self._executors)
+
+    def forget(self) -> None:
+        """Has the worker forget all that it was given."""
+        for executor in list(self._executors):
+            executor.close()
+
+
+def worker_compiler(simulate_secure_sums: bool) -> Callable[[Any], Any]:
+    """Compiles for several workers, each computation once."""
+    lock = threading.Lock()
+
+    @functools.lru_cache(maxsize=64)
+    def compile_once(computation):
+        if simulate_secure_sums:
+            replace = tff.backends.test.replace_secure_intrinsics_with_bodies
+            computation = replace(computation)
+        return tff.backends.native.desugar_and_transform_to_native(computation)
+
+    def compile_for_workers(computation):
+        with lock:
+            return compile_once(computation)
+
+    return compile_for_workers
+
+
+class MergingContext(tff.framework.MergeableCompExecutionContext):
+    """Gives each context a part of the clients, and merges the partial results.
+
+    Args:
+      contexts: asynchronous ones.
+      simulate_secure_sums: whether secure sums are computed without cryptography.
+      subrounds: the number of parts.
+    """
+
+    def __init__(self, contexts: list[Any], simulate_secure_sums: bool, subrounds: int):
+        self._several = subrounds > 1
+
+        def compile_in_parts(computation):
+            if simulate_secure_sums:
+                replace = tff.backends.test.replace_secure_intrinsics_with_bodies
+                computation = replace(computation)
+            return tff.backends.native.compile_to_mergeable_comp_form(computation)
+
+        super().__init__(contexts, compile_in_parts, num_subrounds=subrounds)
+
+    def invoke(self, comp: Any, arg: Any = None) -> Any:
+        """Runs a computation.
+
+        Raises:
+          ValueError: if part of its result would be computed more than once.
+        """
+        result_type = comp.type_signature.result
+        if self._several and _has_single_clients(result_type):
+            # What follows the merge would run for each part, and draw noise again.
+            raise ValueError(
+                "The computation returns a value of each client (...@CLIENTS). On "
+                "several workers its part after the sum would run once for each, with "
+                "fresh noise on the same sum. Return values at the server only, or "
+                "run it in dpc.federated.local_context()."
+            )
+        result = super().invoke(comp, arg)
+        # Merging loses the containers.
+        return tff.types.type_to_py_container(
+            _as_structs(result, result_type), result_type
+        )
+
+
+def _has_single_clients(value_type):
+    return tff.types.contains(
+        value_type, lambda t: isinstance(t, FederatedType) and not t.all_equal
+    )
+
+
+def _as_structs(value, value_type):
+    if isinstance(value_type, FederatedType):
+        if value_type.all_equal:
+            return _as_structs(value, value_type.member)
+        return [_as_structs(one, value_type.member) for one in value]
+    if not isinstance(value_type, StructType):
+        return value
+    parts = [part for _, part in elements(tff.structure.from_container(value))]
+    return tff.structure.Struct(
+        (name, _as_structs(part, part_type))
+        for part, (name, part_type) in zip(parts, elements(value_type), strict=True)
+    )

@@ -170,6 +170,13 @@ class RunConfig:
         "What runs the rounds: TensorFlow Federated, or a loop in this process, which "
         "is faster for small networks.",
     )
+    workers: str | None = settings.words(
+        None,
+        "Addresses of workers that run the rounds, separated by commas, each started "
+        "by python -m tfdpclip.federated.worker --port=... Default: one on this "
+        "machine, started and ended by this program.",
+        good="10.0.0.1:10000,10.0.0.2:10000",
+    )
     train_metrics: bool = settings.switch(
         False,
         "Whether to record the clients' own loss and metrics. They have no noise: this "
@@ -235,6 +242,8 @@ class RunConfig:
             )
         if self.engine == "local" and self.secure:
             raise ValueError("engine=local has no secure sums; use --engine=tff.")
+        if self.engine == "local" and self.workers is not None:
+            raise ValueError("engine=local has no workers; use --engine=tff.")
         if self.noise == "distributed" and not self.secure:
             raise ValueError("noise=distributed needs --secure.")
         if self.noise == "distributed" and self.minimum_clients is None:
@@ -299,6 +308,12 @@ class RunConfig:
             return sampling.Poisson(m / population)
         return sampling.FixedSize(m, population)
 
+    def worker_addresses(self) -> list[str]:
+        """Where the workers are; nothing for one on this machine."""
+        if self.workers is None:
+            return []
+        return [address.strip() for address in self.workers.split(",")]
+
     def to_dict(self) -> dict[str, Any]:
         """All settings, ready for JSON."""
         return dataclasses.asdict(self)
@@ -306,5 +321,13 @@ class RunConfig:
 
 #: What a run may change when it is resumed: nothing of it changes results.
 FREE_ON_RESUME = frozenset(
-    {"rounds", "output_dir", "data_dir", "quiet", "tensorboard", "epsilon_budget"}
+    {
+        "rounds",
+        "output_dir",
+        "data_dir",
+        "quiet",
+        "tensorboard",
+        "epsilon_budget",
+        "workers",
+    }
 )

@@ -32,8 +32,8 @@ def allow_deep_messages() -> None:
 class TffEngine:
     """Runs rounds as a learning process of TensorFlow Federated.
 
-    To be made and used in `dpc.federated.local_context`. (What TensorFlow Federated has
-    for secure sums is a simulation of them.)
+    To be made and used in `dpc.federated.local_context` or `remote_context`. (What
+    TensorFlow Federated has for secure sums is a simulation of them.)
 
     Args:
       task: the benchmark.

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -241,10 +241,12 @@ def summary_window(rounds: int) -> int:
     return max(1, min(100, rounds // 5))
 
 
-def _context(config: RunConfig) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def _context(config: RunConfig) -> Iterator[None]:
     """Where the engine's computations run."""
     if config.engine == "local":
-        return contextlib.nullcontext()
+        yield
+        return
     try:
         with warnings.catch_warnings():
             # From a package of the federated library; nobody can act on it.
@@ -252,7 +254,18 @@ def _context(config: RunConfig) -> contextlib.AbstractContextManager:
             from tfdpclip import federated
     except ImportError as error:
         raise SettingsError(f"{error} Or use --engine=local.") from error
-    return federated.local_context(simulate_secure_sums=config.secure)
+    if config.workers is None:
+        context = federated.local_context(simulate_secure_sums=config.secure)
+    else:
+        context = federated.remote_context(
+            config.worker_addresses(), simulate_secure_sums=config.secure
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(context)
+        except ValueError as error:
+            raise SettingsError(f"--{error}") from error
+        yield
 
 
 def _engine(config: RunConfig):

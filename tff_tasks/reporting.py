@@ -117,6 +117,7 @@ def report(
             f" ({'damped' if config.momentum_damping else 'undamped'})",
         ),
         _row("network", f"{derived['parameters']} parameters"),
+        *_workers_rows(config),
         _row("time", _time_text(result.rows)),
         "",
         f"Privacy, with the {derived['population']} clients that there are: "
@@ -137,6 +138,11 @@ def report(
 
 def _row(name: str, text: str) -> str:
     return textwrap.fill(f"{name:<16} {text}", 88, subsequent_indent=" " * 17)
+
+
+def _workers_rows(config: RunConfig) -> list[str]:
+    addresses = config.worker_addresses()
+    return [_row("workers", ", ".join(addresses))] if addresses else []
 
 
 def _clip_text(result: RunResult) -> str:
@@ -215,6 +221,10 @@ def _coverage(result: RunResult, spending: Spending) -> list[str]:
     if config.secure:
         texts.append(
             "Secure aggregation is simulated: TensorFlow Federated sums in the clear."
+        )
+    if config.workers is not None:
+        texts.append(
+            "Workers are trusted: they are sent clients' data, without encryption."
         )
     seconds = time.monotonic() - driver_kit.STARTED
     texts.append(f"Written {seconds:.0f} s after this process began.")

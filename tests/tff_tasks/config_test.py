@@ -110,6 +110,7 @@ def test_unclipped_means_no_noise():
         (["--noise=distributed", "--secure"], "minimum_clients", "=80"),
         (["--minimum_clients=3"], "minimum_clients", "distributed"),
         (["--engine=local", "--secure"], "engine=local", "--engine=tff"),
+        (["--engine=local", "--workers=a:1"], "engine=local", "--engine=tff"),
         (["--clipping=none", "--noise_multiplier=1"], "noise_multiplier=1", "adaptive"),
         (["--clipping=none", "--secure"], "clipping=none", "adaptive"),
         (["--log_cohorts"], "log_cohorts", "--seed"),

@@ -289,7 +289,8 @@ class WorkerContext(tff.framework.AsyncExecutionContext):
         )
 
     def _executor(self, cardinalities):
-        executor = _RemoteExecutor(self._connected())
+        # Values are forgotten one by one: a batch of them can be all clients' data.
+        executor = _RemoteExecutor(self._connected(), dispose_batch_size=1)
         executor.set_cardinalities({CLIENTS: 0, **cardinalities})
         self._executors.add(executor)
         return executor

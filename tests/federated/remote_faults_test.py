@@ -90,6 +90,23 @@ def test_a_worker_that_stays_away_is_named(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_worker_that_freezes_in_the_round_is_named(tmp_path):
+    """It was asked, and will never answer."""
+    with running(2) as workers:
+        with federated.remote_context([w.address for w in workers], round_seconds=10):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError) as caught:
+                in_the_middle(
+                    tmp_path,
+                    gated_sum(tmp_path),
+                    lambda: workers[1].send(signal.SIGSTOP),
+                )
+            # The deadline, then a question to each worker; the machine may be busy.
+            assert 9.9 < time.monotonic() - began < 30
+    assert f"No answer from {workers[1].address}." in str(caught.value)
+
+
+@pytest.mark.slow
 def test_training_goes_on_with_the_survivor_and_then_with_a_new_worker(tmp_path):
     manager = tff.program.FileProgramStateManager(tmp_path)
     clip = dpc.QuantileClip(initial_norm=0.5)

@@ -132,15 +132,21 @@ def test_workers_compute_at_the_same_time(addresses, tmp_path):
         assert meetings([1, 2]) == 4
 
 
-def test_results_keep_their_containers(addresses):
+@pytest.mark.parametrize("simulated", [False, True])
+def test_results_keep_their_containers(addresses, simulated):
     Pair = collections.namedtuple("Pair", "left right")
 
     @tff.tensorflow.computation(np.int32)
     def pair(x):
         return Pair(x, [x + 1, collections.OrderedDict(b=x, a=x)])
 
-    with federated.remote_context(addresses):
+    with federated.remote_context(addresses, simulate_secure_sums=simulated):
         found = pair(3)
+        process = federated.clipped_mean(0.0, 9, 0.5).create(NESTED)
+        output = process.next(process.initialize(), CLIENTS)
+    assert isinstance(output, tff.templates.MeasuredProcessOutput)
+    assert isinstance(output.result, collections.OrderedDict)
+    assert isinstance(output.result["rest"], list)
     assert found == Pair(3, [4, collections.OrderedDict(b=3, a=3)])
     assert isinstance(found, Pair) and isinstance(found.right, list)
 

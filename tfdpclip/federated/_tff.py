@@ -363,7 +363,7 @@ class MergingContext(tff.framework.MergeableCompExecutionContext):
                 "run it in dpc.federated.local_context()."
             )
         result = super().invoke(comp, arg)
-        # Merging loses the containers.
+        # Replacing secure sums loses the containers.
         return tff.types.type_to_py_container(
             _as_structs(result, result_type), result_type
         )

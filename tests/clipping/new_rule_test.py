@@ -99,6 +99,7 @@ def test_it_trains_and_is_saved_and_loaded(tmp_path):
     loaded.fit(*images(16), batch_size=16, verbose=0)
 
 
+@pytest.mark.slow
 def test_who_does_not_know_it_is_told_how_to(tmp_path):
     path = tmp_path / "model.keras"
     trained(PowerClip(0.7)).save(path)
@@ -118,6 +119,7 @@ def test_who_does_not_know_it_is_told_how_to(tmp_path):
     assert "@dpc.clipping.register_rule" in done.stderr
 
 
+@pytest.mark.slow
 def test_diagnostics_know_what_it_clips():
     watch = dpc.diagnostics.GradientDiagnostics(images(32))
     trained(PowerClip(0.7), callbacks=[watch])

@@ -146,6 +146,7 @@ def test_event_is_one_gaussian_per_round():
         assert accounting.event_epsilon(factory.event(), 1e-6) == float("inf")
 
 
+@pytest.mark.slow
 def test_a_round_budget_runs_a_training_program(tmp_path):
     clients = list(range(200))
     cohorts = Poisson(0.1).cohorts(clients)

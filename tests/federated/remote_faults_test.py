@@ -40,6 +40,7 @@ def in_the_middle(directory, total, act):
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_back_computes_its_part_again(tmp_path):
     with running(2) as workers:
 

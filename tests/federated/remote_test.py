@@ -84,6 +84,7 @@ def test_results_do_not_depend_on_the_workers(addresses, mode, workers, subround
 
 
 @pytest.mark.parametrize("noise", ["central", "distributed"])
+@pytest.mark.thinned(2)
 def test_noise_is_drawn_once(addresses, noise):
     options = {**MODES["distributed"], "minimum_clients": 4}
     drawn_once = drawn(addresses, **(options if noise == "distributed" else {}))
@@ -92,6 +93,7 @@ def test_noise_is_drawn_once(addresses, noise):
     assert np.std(drawn_once) == pytest.approx(1.0, rel=error)
 
 
+@pytest.mark.slow
 def test_seeded_noise_is_that_of_one_machine(addresses):
     expected, norms = rounds(1.0, 0.5, seed=3)
     with federated.remote_context(addresses):
@@ -100,6 +102,7 @@ def test_seeded_noise_is_that_of_one_machine(addresses):
     np.testing.assert_array_equal(found_norms, norms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1])
 def test_rounds_of_nobody_and_of_one(addresses, count):
     with federated.remote_context(addresses):
@@ -110,6 +113,7 @@ def test_rounds_of_nobody_and_of_one(addresses, count):
     np.testing.assert_allclose(flat(output.result), expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_workers_compute_at_the_same_time(addresses, tmp_path):
     """Each client waits until the other one has begun."""
     pattern = str(tmp_path / "began*")
@@ -132,6 +136,7 @@ def test_workers_compute_at_the_same_time(addresses, tmp_path):
         assert meetings([1, 2]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulated", [False, True])
 def test_results_keep_their_containers(addresses, simulated):
     Pair = collections.namedtuple("Pair", "left right")
@@ -163,6 +168,7 @@ def test_noise_for_each_part_is_refused(addresses):
         assert same([1, 2, 3]) == ([1, 2, 3], 6)
 
 
+@pytest.mark.slow
 def test_programs_can_await(addresses):
     async def one_round(process):
         output = process.next(process.initialize(), [np.ones(4, np.float32)] * 3)
@@ -217,6 +223,7 @@ def test_the_context_ends_and_workers_stay(addresses):
         rounds(0.0, 0.5)
 
 
+@pytest.mark.slow
 def test_workers_forget_what_they_were_given(addresses, monkeypatch):
     given, forgotten = [], []
     stub = _tff.WorkerStub

@@ -35,6 +35,7 @@ def worker():
         yield one
 
 
+@pytest.mark.slow
 def test_models_of_the_day(worker):
     """Repeat a failure with the seed that is printed."""
     seed, start = daily_seed(), time.monotonic()

@@ -171,6 +171,7 @@ def test_batch_normalisation_in_training_is_refused_by_name(rank):
         norms_of(per_example, [W, *layer.trainable_variables], X)
 
 
+@pytest.mark.slow
 def test_sequences_whose_batch_is_elsewhere_are_refused():
     data = randoms(4, 6, 3)
     attend = Attend()

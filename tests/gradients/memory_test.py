@@ -332,6 +332,7 @@ PEAK = """
 """
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_step_stays_far_below_the_batchs_gradients():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PEAK)],

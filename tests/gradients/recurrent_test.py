@@ -85,6 +85,7 @@ def test_all_rows_of_an_example_are_one_gradient_when_compiled(name):
     )
 
 
+@pytest.mark.slow
 def test_norms_then_sums_of_one_loss():
     """The second pass meets what TensorFlow made of the call in the first."""
     x, y = images(4, 5)

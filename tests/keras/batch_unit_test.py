@@ -809,6 +809,7 @@ def test_group_sizes_are_binomial():
     assert abs(found - expected) < 6 / math.sqrt(steps)
 
 
+@pytest.mark.slow
 def test_a_record_more_leaves_the_others_where_they_are():
     """The coupling behind the accounting, by the conditional distribution.
 

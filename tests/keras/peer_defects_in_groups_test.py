@@ -209,6 +209,7 @@ def test_gradients_made_by_hand_are_refused_for_groups_and_batches_too(unit):
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
+@pytest.mark.slow
 def test_other_variables_than_the_groups_were_made_of_are_refused():
     """Left out or added in silence, they would be in no group."""
     model = tf.keras.Sequential(

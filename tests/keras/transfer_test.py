@@ -361,6 +361,7 @@ def test_variables_that_keras_cannot_freeze_are_an_error():
 # Batch normalisation under FiLM.
 
 
+@pytest.mark.slow
 def test_batch_statistics_are_frozen_and_examples_apart(tmp_path):
     model = batchnorm_model()
     mean = np.linspace(-1, 1, 32)
@@ -412,6 +413,7 @@ def test_engine_agrees_with_gradients_one_at_a_time_after_film():
 # What it costs.
 
 
+@pytest.mark.slow
 def test_frozen_variables_are_unknown_to_the_engine(monkeypatch, recwarn):
     seen = []
     original = PerExampleGradients.__init__

@@ -96,6 +96,7 @@ def test_cifar10_from_small_files_in_pieces(tmp_path):
     assert "delta = 1e-05 is not small" not in report
 
 
+@pytest.mark.slow
 def test_mnist_network_learns_in_private(tmp_path):
     out = tmp_path / "out"
     mnist_cnn.main(

@@ -95,6 +95,7 @@ def test_full_batch_head_only(tmp_path):
     assert "165 of" in report
 
 
+@pytest.mark.slow
 def test_first_step_moves_the_head_alone():
     # With a zero head nothing reaches the norms; noise would.
     model = transfer_models.build("vit_micro", 5)

@@ -13,9 +13,8 @@ pytestmark = keras2_only("several replicas are refused")
 CASES = "tests/replicas/mirrored_cases.py"
 # One of each kind: what `make test` has time for.
 QUICK = (
-    "quantile-accumulation or fixed-plain or noise_of_a_step and None or counts_are "
-    "or streams or failure_on or exchange or one_batch or later_replica or "
-    "another_write or draws_are or ways_to or refused or loop and average"
+    "quantile-accumulation or noise_of_a_step and 1-None or streams or failure_on or "
+    "one_batch or later_replica or draws_are or another_scope"
 )
 
 

@@ -172,7 +172,7 @@ FAULTS = {
 @pytest.mark.parametrize(
     "what, place",
     [
-        pytest.param("SIGKILL", 1),
+        pytest.param("SIGKILL", 1, marks=pytest.mark.slow),
         pytest.param("SIGKILL", 0, marks=pytest.mark.slow),
         pytest.param("SIGSTOP", 1, marks=pytest.mark.slow),
         pytest.param("SIGSTOP", 0, marks=pytest.mark.slow),

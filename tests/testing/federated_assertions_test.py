@@ -244,6 +244,7 @@ for call in (testing.assert_aggregator_sensitivity, testing.assert_aggregator_no
 """
 
 
+@pytest.mark.slow
 def test_without_tensorflow_federated_the_error_says_what_to_install():
     # The import of the assertions works, so that it does not need it either.
     done = subprocess.run(

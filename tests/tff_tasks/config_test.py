@@ -162,6 +162,7 @@ def test_table_1_reads_as_published(row):
     assert reading.epsilon < reading.paper_epsilon
 
 
+@pytest.mark.slow
 def test_scaling_finds_table_1():
     reading = privacy.imagine(0.1, 100, 1500, 10**6, accountant="rdp")
     assert abs(reading.clients_per_round - 513) <= 2
@@ -195,6 +196,7 @@ def test_spending_without_seed_counts_what_was_begun(tmp_path):
     assert "differential privacy" in second.statement()
 
 
+@pytest.mark.slow
 def test_spending_with_seed_repeats_rounds_and_is_not_private(tmp_path):
     config = RunConfig("digits", clients_per_round=3, seed=1, noise_multiplier=0.1)
     spending = privacy.Spending(config, list("0123456789"), tmp_path)

@@ -42,6 +42,7 @@ def test_errors_are_sentences(tmp_path, task, arguments, message):
         command.main(task, [*filled, f"--output_dir={tmp_path / 'out'}"])
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_same_directory_are_a_sentence(tmp_path, capsys):
     arguments = [
         f"--output_dir={tmp_path}",

@@ -120,6 +120,7 @@ def test_tensorboard_has_the_metrics(private):
     assert {"eval_accuracy", "clip_norm", "epsilon"} <= tags
 
 
+@pytest.mark.slow
 def test_seed_repeats_the_run_and_forfeits_privacy(tmp_path):
     one, two, other = (
         program.run(digits(tmp_path / name, seed=seed))
@@ -210,6 +211,7 @@ def test_poisson_cohorts_vary_in_size(tmp_path):
     assert len(set(sizes)) > 1 and len(sizes) == 8
 
 
+@pytest.mark.slow
 def test_train_metrics_only_on_demand_and_named_so(tmp_path):
     config = digits(tmp_path, engine="tff", rounds=1, train_metrics=True)
     result = program.run(config)

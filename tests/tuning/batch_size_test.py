@@ -145,6 +145,7 @@ def test_recommendations_at_other_epochs(epochs, expected):
     assert tuple(found) == expected
 
 
+@pytest.mark.slow
 def test_recommendations_for_a_small_set():
     sizes = [64, 128, 256, 512, "full"]
     found = [

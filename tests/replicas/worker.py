@@ -44,12 +44,13 @@ def compiled(settings):
     return model
 
 
-def batches_of(settings):
+def batches_of(settings, place=0):
     rate = settings.get("sampling", 1.0)
     scheme = dpc.sampling.FullBatch() if rate == 1 else dpc.sampling.Poisson(rate)
-    return scheme.batches(
-        some_records(), accumulation_steps=settings.get("accumulation", 1)
-    )
+    x, y = some_records()
+    if settings.get("other_order") and place:
+        x, y = x[::-1], y[::-1]
+    return scheme.batches((x, y), accumulation_steps=settings.get("accumulation", 1))
 
 
 class Fault(tf.keras.callbacks.Callback):
@@ -75,7 +76,7 @@ def main(settings):
     )
     with strategy.scope():
         model = compiled(settings)
-    batches = batches_of(settings)
+    batches = batches_of(settings, place)
     distributed = batches.distribute(strategy)
     callbacks, told = [], {}
     if settings.get("backup"):

@@ -277,6 +277,16 @@ def test_schemes_whose_parts_depend_on_each_other_are_refused():
         distributed._drawer_of_part(batches, 0, 2)
 
 
+@pytest.mark.slow
+def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
+    settings = {"z": 1.0, "sampling": 0.2, "epsilon": 50.0, "other_order": True}
+    with Run(tmp_path, settings) as run:
+        run.ended()
+        said = [run.said(i)["error"] for i in range(2)]
+    assert {kind for kind, _ in said} == {"PrivacyMismatchError"}
+    assert "Another worker" in said[0][1] and "in another order" in said[1][1]
+
+
 # Who keeps the books.
 
 

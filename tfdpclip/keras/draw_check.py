@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdpclip._docs import see
@@ -64,6 +64,23 @@ class DrawCheck:
         self._optimizer.drop_pending_batches()
         self.drawer.align()
         return 0
+
+    def check_parts(self, told: Callable[..., list[float]]) -> None:
+        """Raises if several machines were given other records, or in another order.
+
+        The parts that they draw from would overlap then.
+
+        Args:
+          told: what the chief says, see `Workers`.
+        """
+        own = getattr(getattr(self.drawer, "source", None), "fingerprint", lambda: 0)()
+        (chiefs,) = told(float(own))
+        if chiefs != own:
+            raise PrivacyMismatchError(
+                "The chief was given other records than this worker, or in another "
+                "order, so that a record may be in the parts of both. Give every "
+                "worker all records, in the same order." + see("several-replicas")
+            )
 
     @property
     def in_an_epoch(self) -> bool:

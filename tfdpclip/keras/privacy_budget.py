@@ -114,7 +114,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 'accountant="gdp" approximates sampling and cannot keep a budget; use '
                 '"pld".'
             )
-        # What the chief of several machines counts, is counted.
         self._keeps_books = is_chief()
         self._ledger = Ledger.open(
             ledger if self._keeps_books else None, self.delta, accountant
@@ -156,6 +155,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._workers = Workers(self.model)
         with self._workers.together():
             self._begin()
+        with self._workers.together():
+            self._draws.check_parts(self._workers.told)
         (self._allowed,) = self._workers.told(self._allowed)
 
     def _begin(self) -> None:

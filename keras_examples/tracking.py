@@ -72,7 +72,13 @@ class Tracker(tf.keras.callbacks.Callback):
         loss = tf.keras.losses.sparse_categorical_crossentropy(
             labels, self.model(images, training=True), from_logits=True
         )
-        return dpc.gradients.per_example_norms(loss, self.model.trainable_variables)
+        # Of a strategy's variables, those on the first device, which this reads.
+        strategy = self.model.distribute_strategy
+        variables = [
+            strategy.experimental_local_results(variable)[0]
+            for variable in self.model.trainable_variables
+        ]
+        return dpc.gradients.per_example_norms(loss, variables)
 
 
 class Progress(tf.keras.callbacks.Callback):

@@ -82,7 +82,8 @@ demo: $(READY)
 # So the tests run in parts, each in processes of its own; the last part is whatever the
 # others leave. (What is traced only, `tests/conftest.py` frees.)
 TEST_PARTS = 'tests/keras tests/clipping tests/testing' 'tests/gradients' $(OTHER_TESTS)
-ALL_TEST_PARTS = 'tests/keras/[a-d]*_test.py' 'tests/keras/e*_test.py' \
+ALL_TEST_PARTS = 'tests/keras/[a-d]*_test.py' \
+    'tests/keras/e*_test.py -k adam' 'tests/keras/e*_test.py -k not(adam)' \
     'tests/keras/[f-r]*_test.py' 'tests/keras/[s-z]*_test.py' \
     'tests/clipping tests/testing' 'tests/gradients/[a-o]*_test.py' \
     'tests/gradients/[p-z]*_test.py' $(OTHER_TESTS)

@@ -62,7 +62,7 @@ setuptools.setup(
         # requires exactly jaxlib 0.4.14, which is no longer published. Install
         # requirements.txt with `pip install --no-deps --require-hashes` instead, as
         # the Makefile does. The extra states what the federated half needs.
-        "tff": ["tensorflow-federated>=0.87.0,<0.88"],
+        "tff": ["tensorflow-federated>=0.87.0,<0.88", "grpcio"],
         "plots": PLOTS,
         "examples": EXAMPLES,
         "benchmarks": BENCHMARKS,

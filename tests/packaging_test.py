@@ -170,6 +170,7 @@ DISTRIBUTIONS = {
     "attr": "attrs",
     # protobuf and Keras, of the versions that TensorFlow brings.
     "google": "tensorflow",
+    "grpc": "grpcio",
     "keras": "tensorflow",
     "sklearn": "scikit-learn",
 }

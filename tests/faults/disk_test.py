@@ -266,6 +266,7 @@ def failing_in_round(number, what):
     return mock.patch.object(LocalEngine, "run_round", run)
 
 
+@pytest.mark.slow
 def test_a_federated_run_continues_when_there_is_room_again(tmp_path):
     directory = tmp_path / "run"
     full = mock.patch.object(os, "fsync", side_effect=os_error(errno.ENOSPC))

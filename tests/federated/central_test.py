@@ -271,7 +271,7 @@ def test_log_normal_norms_are_tracked_by_one_layerwise_clip():
 
 
 @pytest.mark.parametrize("mean,stddev", _POPULATIONS)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_log_normal_medians_are_tracked_by_a_flat_clip(mean, stddev):
     # The three cases of the paper, one of them through secure sums.
     factory = federated.clipped_mean(0.1, 100, secure=mean > 0)

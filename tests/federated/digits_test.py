@@ -151,6 +151,7 @@ def test_groups_of_a_model_by_the_names_of_its_variables():
     assert measured["clip_norm"].shape == (2,)
 
 
+@pytest.mark.slow
 def test_training_resumes_from_a_checkpoint(digits, tmp_path):
     import asyncio
 

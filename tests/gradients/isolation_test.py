@@ -415,7 +415,7 @@ UNIFORM = pytest.mark.xfail(
         for n in SQUARES
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_batch_as_long_as_the_other_axes_passes(name):
     """B = T = D, static: nothing tells the axes apart but the graph."""
     data, v = randoms(4, 4, 4), variable(4, 4)

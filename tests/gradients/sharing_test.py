@@ -732,7 +732,7 @@ def in_three_places(kind, first):
 
 @pytest.mark.parametrize("make", [encoder_decoder, in_three_places])
 @pytest.mark.parametrize("kind", RECURRENT)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_fused_recurrent_layers_share_weights_and_states(kind, make):
     first = variable(1, 3)
     per_example, layers = make(RECURRENT[kind], first)

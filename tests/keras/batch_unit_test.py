@@ -767,6 +767,7 @@ def numbered(count, rate, k, **options):
     )
 
 
+@pytest.mark.slow
 def test_every_record_goes_to_a_group_of_its_own_choice():
     """Each of (record, group) and of (pair of records, same group) by a binomial.
 

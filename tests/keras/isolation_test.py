@@ -136,6 +136,7 @@ def test_never_is_never():
 
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("start", ["padding", "one", "one_real"])
+@pytest.mark.thinned(4)
 def test_a_first_batch_that_proves_nothing_does_not_settle_it(start, jit):
     model = model_with(OnTheWayBack(), jit_compile=jit)
     weight = np.ones(8, np.float32)

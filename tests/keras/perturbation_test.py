@@ -222,6 +222,7 @@ LAYERWISE = {
 @pytest.mark.parametrize("chunk", mostly_slow([3], [None, 3]))
 @pytest.mark.parametrize("name", mostly_slow(["dense"], ["dense", "rnn"]))
 @pytest.mark.parametrize("rule", LAYERWISE)
+@pytest.mark.thinned(5)
 def test_every_group_is_clipped_by_the_norm_of_its_own_noise(rule, name, chunk):
     if name == "rnn" and rule in ("public", "scaled"):
         names = {"one": 1.0, "two": 0.3}
@@ -249,7 +250,7 @@ def test_every_group_is_clipped_by_the_norm_of_its_own_noise(rule, name, chunk):
     "name", mostly_slow(["dense"], [m for m in MODELS if m != "frozen"])
 )
 @pytest.mark.parametrize("rule", ["fixed", "layerwise", "scaled"])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_an_example_moves_the_sum_by_at_most_the_sensitivity(rule, name, chunk):
     """The same seed gives the same perturbations with the example and without it."""
     made = {

@@ -74,6 +74,7 @@ def test_mnist_from_small_files(tmp_path, model):
     assert (out / "history.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_cifar10_from_small_files_in_pieces(tmp_path):
     files.cifar10_pickles(tmp_path, 20, 2)
     out = tmp_path / "out"

@@ -9,6 +9,8 @@ import tfdpclip as dpc
 from keras_examples import compare, digits_data
 from tests.output_files import rows_of, words_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

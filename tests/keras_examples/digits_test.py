@@ -85,6 +85,7 @@ def test_history_has_a_row_per_epoch(short):
     assert short.config["derived"]["steps"] == 12
 
 
+@pytest.mark.thinned(3)
 def test_epsilon_rises_and_stays_within_the_budget(short):
     epsilon = short.history["epsilon"]
     assert epsilon[0] == 0
@@ -153,6 +154,7 @@ def test_learns_with_privacy(longer):
     assert longer.history["test_accuracy"][0] < 0.35
 
 
+@pytest.mark.slow
 def test_comparison_without_privacy_learns_more(longer):
     baseline = longer.config["result"]["non_private_test_accuracy"]
     assert baseline > 0.93

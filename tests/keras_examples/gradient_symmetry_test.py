@@ -8,6 +8,8 @@ from keras_examples import gradient_symmetry
 from tests.keras_examples import image_files as files
 from tests.output_files import rows_of, words_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

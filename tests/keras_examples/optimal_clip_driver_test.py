@@ -61,7 +61,7 @@ def rows(directory):
 
 
 @pytest.mark.parametrize("step", [0, 100, 300])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_reference_numbers(rows, step):
     mine = [r for r in rows if int(r["step"]) == step]
     found = [float(r["clip_norm"]) for r in mine]

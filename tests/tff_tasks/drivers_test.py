@@ -137,7 +137,7 @@ def test_a_program_ends_its_workers_and_its_output(data_dir, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["local", "tff"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_a_round_without_clients_is_a_round(tmp_path, engine):
     """Poisson sampling of one client among thirty often draws nobody."""
     config = RunConfig(

@@ -187,6 +187,7 @@ def test_unseeded_run_counts_rounds_that_were_lost(tmp_path, monkeypatch):
     assert sum(ledger["phases"][0]["runs"]) == 6
 
 
+@pytest.mark.slow
 def test_finished_run_can_be_prolonged_and_not_changed(tmp_path):
     program.run(digits(tmp_path, seed=1, rounds=2))
     longer = program.run(digits(tmp_path, seed=1, rounds=3))

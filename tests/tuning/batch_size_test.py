@@ -104,6 +104,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("settings", "expected"), ANSWERS.items())
+@pytest.mark.slow
 def test_recommendations(settings, expected):
     tolerance, steps = settings
     found = [

@@ -20,6 +20,9 @@ from collections.abc import Sequence
 from tfdpclip.federated import _tff
 
 
+_HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
+
+
 def _port(text):
     port = int(text)
     if not 1 <= port <= 65535:
@@ -43,7 +46,9 @@ def _parser():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    parser.add_argument(*_HELP, action="help", help="Show this.")
     parser.add_argument(
         "--port", type=_port, required=True, help="where to listen, as in --port=10000"
     )

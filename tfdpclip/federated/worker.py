@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 from tfdpclip.federated import _tff
 
-
 _HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
 
 

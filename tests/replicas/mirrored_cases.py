@@ -134,6 +134,26 @@ def test_replicas_release_what_one_device_does(mirrored, clip, mode):
     assert_alike(*models, tolerance=2e-5)
 
 
+def test_norms_of_public_data_reach_every_replica(mirrored):
+    def trained(strategy):
+        def optimizer():
+            return private(clip=dpc.PublicNormClip(0.3))
+
+        model = compiled(strategy, optimizer=optimizer)
+        model.optimizer.build(model.trainable_variables)
+        batches = dpc.sampling.Poisson(0.2).batches((X, Y), seed=3)
+        several = strategy.num_replicas_in_sync > 1
+        model.fit(
+            batches.distribute(strategy) if several else batches.repeat(),
+            steps_per_epoch=5,
+            verbose=0,
+            callbacks=[Public()],
+        )
+        return model
+
+    assert_alike(trained(mirrored), trained(ONE))
+
+
 def masked():
     return tf.keras.Sequential(
         [tf.keras.Input((5,)), L.Embedding(9, 4, mask_zero=True), L.LSTM(3), L.Dense(3)]
@@ -231,6 +251,15 @@ def wide():
     return tf.keras.Sequential([tf.keras.Input((6,)), L.Dense(6000), L.Dense(3)])
 
 
+class Public(tf.keras.callbacks.Callback):
+    """Gives the rule the norms of public data when training begins."""
+
+    def on_train_begin(self, logs=None):
+        layout = self.model.optimizer.public_layout
+        norms = {name: 1.0 + i for i, name in enumerate(layout.names)}
+        self.model.optimizer.set_public_norms(norms)
+
+
 class NoLoss(tf.keras.losses.Loss):
     def call(self, y_true, y_pred):
         return 1e-30 * tf.reduce_mean(y_pred, axis=-1)
@@ -255,6 +284,28 @@ def test_the_noise_of_a_step_has_the_stddev_of_one(mirrored, accumulation, seed)
     assert np.std(noise) == pytest.approx(1, abs=0.015)
     halves = np.split(noise[: noise.size // 2 * 2], 2)
     assert abs(np.corrcoef(*halves)[0, 1]) < 5.2 / np.sqrt(halves[0].size)
+    assert_same_everywhere(model.trainable_variables)
+
+
+def test_every_record_is_perturbed_by_itself(mirrored):
+    """Without gradients, a record is its perturbation: clipped to C, and independent.
+
+    The squared norm of the sum of n such vectors in d dimensions is n C^2, give or take
+    n C^2 sqrt(2 / d): 0.6 %. Were those of two replicas the same, it would be twice as
+    much.
+    """
+
+    def optimizer():
+        return private(rate=1.0, clip=0.5, size=90.0, perturbation=1.0)
+
+    model = compiled(mirrored, wide, NoLoss(), optimizer)
+    before = model.get_weights()
+    batches = dpc.sampling.FullBatch().batches((X, Y))
+    model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+    pairs = zip(model.get_weights(), before, strict=True)
+    square = sum(float(((a - b) ** 2).sum()) for a, b in pairs)
+    # 5.2 deviations: once in 5 million.
+    assert square * 90**2 / (90 * 0.5**2) == pytest.approx(1, abs=5.2 * 0.006)
     assert_same_everywhere(model.trainable_variables)
 
 

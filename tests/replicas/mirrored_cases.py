@@ -576,6 +576,18 @@ def test_tensorflows_own_ways_to_divide_batches_are_refused(mirrored):
         batches.with_options(options)
 
 
+def test_a_draw_for_each_replica_is_refused(mirrored):
+    """A record could be in the draws of two: twice in the sum, and counted once."""
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y))
+    model = compiled(mirrored, optimizer=noisy)
+    undealt = mirrored.distribute_datasets_from_function(lambda _: batches.repeat())
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="several draws"):
+        model.fit(
+            undealt, steps_per_epoch=2, verbose=0, callbacks=[budget(50.0)(batches)]
+        )
+    assert model.optimizer.iterations.numpy() == 0
+
+
 @pytest.mark.parametrize("strategy", ["x", ONE, None])
 def test_other_strategies_are_refused_by_the_data(strategy):
     batches = dpc.sampling.Poisson(0.2).batches((X, Y))

@@ -171,6 +171,15 @@ class FitWatch:
                 f"is accounted for are other batches, of "
                 f"{self._drawer.scheme.describe()}." + see("batches-drawn-another-way")
             )
+        strategy = getattr(self._model, "distribute_strategy", None)
+        replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        if source._replicas != replicas:
+            raise PrivacyMismatchError(
+                f"The data of fit are draws for {source._replicas} replicas, and "
+                f"{replicas} take part in each step: it would be made of parts of "
+                "several draws, in which a record can be more than once. Give fit "
+                "batches.distribute(strategy)." + see("several-replicas")
+            )
         self._fed_by(source._drawer)
         for text in source.assumptions:
             self._assume(text)

@@ -138,6 +138,8 @@ class Batches(tf.data.Dataset):
         self._steps = steps
         self._assumptions: tuple[str, ...] = ()
         self._recipe: tuple[Callable, ...] = ()
+        # Of how many replicas' parts a draw is made.
+        self._replicas = 1
         dataset = drawn_elements(self._drawer, steps)
         self._wrap(dataset.prefetch(prefetch) if prefetch else dataset)
 
@@ -155,12 +157,6 @@ class Batches(tf.data.Dataset):
         derived._assumptions = tuple(dict.fromkeys((*self._assumptions, *assumptions)))
         derived._recipe = (*self._recipe, change)
         derived._wrap(change(self._wrapped))
-        return derived
-
-    def _drawn_by(self, drawer: Drawer, dataset: Any, *assumptions: str) -> Batches:
-        """A data set of what another drawer drew."""
-        derived = self._derived(lambda data: dataset, *assumptions)
-        derived._drawer = drawer
         return derived
 
     def distribute(self, strategy: tf.distribute.Strategy) -> Any:

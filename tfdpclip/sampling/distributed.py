@@ -81,7 +81,10 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
         # TensorFlow fetches some elements ahead: every iterator begins a step.
         drawer.runs_ahead = True
         said = (_PARTS.format(shards=shards),) if shards > 1 else ()
-        return batches._drawn_by(drawer, _dealt(batches, drawer, replicas), *said)
+        dealt = _dealt(batches, drawer, replicas)
+        derived = batches._derived(lambda data: dealt, *said)
+        derived._drawer, derived._replicas = drawer, context.num_replicas_in_sync
+        return derived
 
     return strategy.distribute_datasets_from_function(share)
 

@@ -233,7 +233,7 @@ def _first_only(self, batch_size):
 
 _release = PrivateOptimizer._release
 _clipped = PrivateOptimizer._clipped
-_mechanism_release = Mechanism.release
+_add_noise = Mechanism.add_noise
 _sample_all = GaussianNoise.sample_all
 _init_noise = GaussianNoise.__init__
 _record_norms = RecordGradients.record_norms
@@ -283,8 +283,7 @@ def _divided_twice(self, gradients, sums, counts, shared):
 
 def _adapt_first(self, state, sums, counts, *rest, **options):
     moved = self.rule.next_state(state, self.fractions(counts))
-    found = _mechanism_release(self, moved, sums, counts, *rest, **options)
-    return found._replace(next_state=moved)
+    return _add_noise(self, moved, sums, counts, *rest, **options)
 
 
 class _CountsLeftOut:
@@ -312,8 +311,8 @@ def _last_batch_counts(self, gradients, sums, counts, shared):
     return _release(self, gradients, sums, counts, shared)
 
 
-def _fixed_entropy(self, seed=None, hardened=False):
-    _init_noise(self, 1234, hardened)
+def _fixed_entropy(self, seed=None, hardened=False, replica=None):
+    _init_noise(self, 1234, hardened, replica)
     self.seed = seed
 
 
@@ -427,7 +426,7 @@ MUTATIONS = [
     Mutation(
         "clip moves before noise is scaled",
         Mechanism,
-        "release",
+        "add_noise",
         _adapt_first,
         sensitivity,
         QUANTILE,

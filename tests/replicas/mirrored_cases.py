@@ -399,9 +399,11 @@ def test_a_failure_on_one_replica_stops_all(mirrored):
     before = [*model.get_weights(), *(v.numpy() for v in kept)]
     x[REPLICAS - 1, 0] = 100  # A record of the last replica.
     batches = dpc.sampling.FullBatch().batches((x, Y))
+    # TensorFlow reports what failed, or that others were stopped by it: a race.
     seen = (tf.errors.InvalidArgumentError, dpc.gradients.ExampleIsolationError)
-    with pytest.raises(seen, match="depend"):
+    with pytest.raises((*seen, tf.errors.CancelledError)) as caught:
         model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
+    assert "depend" in str(caught.value) or "cancelled" in str(caught.value)
     after = [*model.get_weights(), *(v.numpy() for v in kept)]
     assert len(after) > len(model.get_weights())
     for a, b in zip(before, after, strict=True):

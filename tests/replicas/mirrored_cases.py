@@ -595,6 +595,37 @@ def test_a_draw_for_each_replica_is_refused(mirrored):
     assert model.optimizer.iterations.numpy() == 0
 
 
+def test_data_that_cannot_be_traced_are_refused(mirrored, monkeypatch):
+    from tfdpclip import _tf_private
+
+    monkeypatch.setattr(_tf_private, "data_sets_of", lambda iterator: [])
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="cannot be seen"):
+        fitted(mirrored, optimizer=noisy, callbacks=[budget(50.0)])
+
+
+def test_a_step_that_was_cut_short_on_one_replica_begins_afresh(mirrored):
+    def optimizer():
+        return private(z=1.0, accumulation_steps=3)
+
+    model = compiled(mirrored, optimizer=optimizer)
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y), accumulation_steps=3)
+    data, own = batches.distribute(mirrored), model.optimizer
+    callbacks = [budget(50.0)(batches)]
+    model.fit(data, steps_per_epoch=3, verbose=0, callbacks=callbacks)
+    assert own.pending_batches == 0
+    # As if an error had stopped all but the first.
+    first = own._transient.all[0].sums
+    first._begun.assign(1)
+    first._filled.assign(1)
+    first._sums[0].assign_add(1e6 * tf.ones_like(first._sums[0]))
+    assert own.pending_batches == -1
+    before = model.get_weights()
+    model.fit(data, steps_per_epoch=3, verbose=0, callbacks=callbacks)
+    assert own.iterations.numpy() == 2 and own.pending_batches == 0
+    for a, b in zip(model.get_weights(), before, strict=True):
+        assert np.abs(a - b).max() < 10
+
+
 @pytest.mark.parametrize("strategy", ["x", ONE, None])
 def test_other_strategies_are_refused_by_the_data(strategy):
     batches = dpc.sampling.Poisson(0.2).batches((X, Y))

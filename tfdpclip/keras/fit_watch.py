@@ -73,6 +73,8 @@ class FitWatch:
         self._check_updates = check_updates
         self._fed_by = fed_by
         self._several_workers = several_workers
+        strategy = getattr(model, "distribute_strategy", None)
+        self._replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._traced: set[int] = set()
@@ -142,6 +144,12 @@ class FitWatch:
         if self._drawer is None:
             return
         data = _tf_private.data_sets_of(iterator)
+        if not data and self._replicas > 1:
+            raise PrivacyMismatchError(
+                f"Where the data of {self._replicas} replicas come from cannot be "
+                "seen: a record may be given to several of them. Give fit "
+                "batches.distribute(strategy)." + see("several-replicas")
+            )
         if not data:
             self._assume(UNSEEN_DATA)
         for dataset in data:
@@ -171,13 +179,11 @@ class FitWatch:
                 f"is accounted for are other batches, of "
                 f"{self._drawer.scheme.describe()}." + see("batches-drawn-another-way")
             )
-        strategy = getattr(self._model, "distribute_strategy", None)
-        replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        if source._replicas != replicas:
+        if source._replicas != self._replicas:
             raise PrivacyMismatchError(
                 f"The data of fit are draws for {source._replicas} replicas, and "
-                f"{replicas} take part in each step: it would be made of parts of "
-                "several draws, in which a record can be more than once. Give fit "
+                f"{self._replicas} take part in each step: it would be made of parts "
+                "of several draws, in which a record can be more than once. Give fit "
                 "batches.distribute(strategy)." + see("several-replicas")
             )
         self._fed_by(source._drawer)

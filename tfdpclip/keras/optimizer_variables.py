@@ -123,9 +123,12 @@ class OptimizerVariables(OptimizerSettings):
 
     @property
     def pending_batches(self) -> int:
-        """How many physical batches the step that was begun has."""
-        filled = [part.sums.filled for part in self._transient.all if part.sums]
-        return min(filled, default=0)
+        """How many physical batches the step that was begun has.
+
+        -1 if replicas have summed different numbers of them: an error cut it short.
+        """
+        filled = {part.sums.filled for part in self._transient.all if part.sums}
+        return -1 if len(filled) > 1 else next(iter(filled), 0)
 
     def drop_pending_batches(self) -> None:
         """Begins a step: what was summed of the last one is not released."""

@@ -311,6 +311,40 @@ def test_only_the_chief_opens_the_ledger(monkeypatch, tmp_path):
         model.fit(worker.batches_of({}), verbose=0, callbacks=[other])
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{cluster",
+        "7",
+        '{"cluster": 3}',
+        '{"cluster": {"worker": "host1:1"}}',
+        '{"cluster": {"worker": ["a:1", "b:1"]}}',
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"'
+        ', "index": 2}}',
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"'
+        ', "index": "x"}}',
+    ],
+)
+def test_a_budget_of_unreadable_tf_config_is_refused(config, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ValueError, match="TF_CONFIG is not what .* For example"):
+        dpc.keras.PrivacyBudget(1.0, 1e-5, dpc.sampling.Poisson(0.1))
+
+
+def test_a_step_that_is_only_called_cancelled_says_how_that_comes():
+    error = tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
+    with (
+        pytest.raises(RuntimeError, match="One of 2 .*RecvAsync.* train on one device"),
+        workers.cancelled_replicas_named(2),
+    ):
+        raise error
+    with (
+        pytest.raises(tf.errors.CancelledError),
+        workers.cancelled_replicas_named(1),
+    ):
+        raise error
+
+
 def test_a_strategy_without_a_timeout_is_not_what_is_made():
     with pytest.raises(ValueError, match="timeout_seconds"):
         dpc.keras.multi_worker_strategy(timeout_seconds=0)

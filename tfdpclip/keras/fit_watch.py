@@ -14,7 +14,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
-from tfdpclip.keras.workers import lost_workers_named
+from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
 
 UNSEEN_DATA = (
@@ -124,7 +124,11 @@ class FitWatch:
             self._before()
         done = self._history.releases
         try:
-            with lost_workers_named(self._several_workers):
+            several = self._several_workers
+            with (
+                lost_workers_named(several),
+                cancelled_replicas_named(1 if several else self._replicas),
+            ):
                 logs = function(iterator)
         finally:
             ran = self._history.releases - done

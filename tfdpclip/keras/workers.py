@@ -27,6 +27,11 @@ _LOST = (
 )
 # What lines of errors begin with that say where in a graph, and not what.
 _PLACES = ("Graph execution error", "Detected at node", "File ", "Node:", "[[", "^")
+_UNREADABLE = (
+    "TF_CONFIG is not what TensorFlow reads: {}. For example, for the first of two "
+    'machines, TF_CONFIG=\'{{"cluster": {{"worker": ["host1:2222", "host2:2222"]}}, '
+    '"task": {{"type": "worker", "index": 0}}}}\'.'
+)
 
 
 class WorkerLostError(RuntimeError):
@@ -70,15 +75,26 @@ def is_chief(resolver: Any = None) -> bool:
 
     Args:
       resolver: a strategy's cluster resolver; by default what `TF_CONFIG` says.
+
+    Raises:
+      ValueError: if `TF_CONFIG` cannot be read, or does not say which of several this
+        is: nobody might keep the books then.
     """
     if resolver is None:
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    spec = resolver.cluster_spec()
+    try:
+        spec = resolver.cluster_spec()
+        kind, place = resolver.task_type, resolver.task_id or 0
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(_UNREADABLE.format(str(error).rstrip("."))) from error
     tasks = spec.as_dict() if spec else {}
     if sum(len(tasks.get(kind, ())) for kind in ("chief", "worker")) < 2:
         return True
-    first = "chief" if tasks.get("chief") else "worker"
-    return (resolver.task_type, resolver.task_id or 0) == (first, 0)
+    if not kind or (kind in tasks and not 0 <= place < len(tasks[kind])):
+        raise ValueError(
+            _UNREADABLE.format("its task is none of those that the cluster has")
+        )
+    return (kind, place) == ("chief" if tasks.get("chief") else "worker", 0)
 
 
 class Workers:
@@ -170,6 +186,28 @@ def lost_workers_named(several: bool) -> Iterator[None]:
             "whether it was released or not. See what that worker printed, then start "
             "all of them again: with BackupAndRestore they go on from the last backup, "
             "and nothing that was spent is forgotten." + see("several-replicas")
+        ) from error
+
+
+@contextlib.contextmanager
+def cancelled_replicas_named(replicas: int) -> Iterator[None]:
+    """Says of a step that TensorFlow only calls cancelled how that comes.
+
+    Args:
+      replicas: how many this process has.
+    """
+    if replicas == 1:
+        yield
+        return
+    try:
+        yield
+    except tf.errors.CancelledError as error:
+        raise RuntimeError(
+            f"One of {replicas} replicas failed, and TensorFlow reports only that the "
+            f"others were stopped by it: {_first_line(error)} The step is in the "
+            "ledger. Examples that are mixed on a replica end a step like this; train "
+            "on one device, with the same data, to see the cause."
+            + see("several-replicas")
         ) from error
 
 

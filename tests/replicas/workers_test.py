@@ -19,6 +19,7 @@ import tfdpclip as dpc
 from tests import source_tree
 from tests.replicas import worker
 from tests.stack import keras2_only
+from tfdpclip.keras import workers
 
 pytestmark = keras2_only("several workers are refused")
 

@@ -59,7 +59,7 @@ def strategy(replicas: int, timeout_seconds: float = 60.0) -> tf.distribute.Stra
       The default strategy for one device and one worker.
 
     Raises:
-      UsageError: if there are several of both.
+      UsageError: if there are several of both, or Keras trains on no several workers.
     """
     workers = cluster_size()
     if workers > 1 and replicas > 1:
@@ -68,7 +68,10 @@ def strategy(replicas: int, timeout_seconds: float = 60.0) -> tf.distribute.Stra
             "machine; for example --replicas=1."
         )
     if workers > 1:
-        return dpc.keras.multi_worker_strategy(timeout_seconds=timeout_seconds)
+        try:
+            return dpc.keras.multi_worker_strategy(timeout_seconds=timeout_seconds)
+        except NotImplementedError as error:
+            raise UsageError(f"flag --workers: {error}") from error
     if replicas == 1:
         return tf.distribute.get_strategy()
     graphics = tf.config.list_physical_devices("GPU")

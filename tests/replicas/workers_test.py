@@ -21,7 +21,7 @@ from tests.replicas import worker
 from tests.stack import keras2_only
 from tfdpclip.keras import workers
 
-pytestmark = keras2_only("several workers are refused")
+pytestmark = keras2_only("its fit fails on several workers")
 
 
 def ports(count):

@@ -193,8 +193,8 @@ def refuse_distribution() -> None:
     """Keras 2 has no distribution but TensorFlow's."""
 
 
-def refuse_replicas(name: str) -> None:
-    """Several replicas of TensorFlow's strategies are what Keras 2 trains on."""
+def refuse_workers() -> None:
+    """Several workers are what Keras 2 trains on."""
 
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[tf.Variable]:

@@ -309,6 +309,10 @@ class TrainerEntry:
                 )
         super().build(list(var_list))
 
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        """The gradients of a release are sums over all replicas already."""
+        return list(grads_and_vars)
+
     def _refuse_unapplied(self):
         self._held_loss.refuse_unapplied()
 
@@ -323,11 +327,13 @@ def refuse_distribution() -> None:
         )
 
 
-def refuse_replicas(name: str) -> None:
-    """Raises NotImplementedError: what Keras 3 does there was not tried."""
+def refuse_workers() -> None:
+    """Raises NotImplementedError: Keras 3 fails there, whatever it trains."""
     raise NotImplementedError(
-        f"{name} supports several replicas with Keras 2 only: install tf_keras and set "
-        "TF_USE_LEGACY_KERAS=1." + see("several-replicas")
+        f"Keras {keras.__version__} does not train on several workers: its fit fails "
+        "under MultiWorkerMirroredStrategy with any optimizer. Install tf_keras and "
+        "set TF_USE_LEGACY_KERAS=1, or train on the devices of one machine, "
+        "tf.distribute.MirroredStrategy." + see("several-replicas")
     )
 
 

@@ -87,7 +87,8 @@ def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
             + see("several-replicas")
         )
     if strategy.num_replicas_in_sync > 1:
-        _compat.refuse_replicas(name)
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            _compat.refuse_workers()
         if optimizer.unit != "example":
             raise NotImplementedError(
                 'unit="batch" is not supported on several replicas: each would clip '

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.keras import _compat
 
 # How a step ends in one process if another one is gone.
 _LOST = (
@@ -55,8 +56,10 @@ def multi_worker_strategy(
         `cluster_resolver`; `TF_CONFIG` in the environment says who takes part.
 
     Raises:
+      NotImplementedError: on Keras 3, whose `fit` does not train on several workers.
       ValueError: if an argument is out of range.
     """
+    _compat.refuse_workers()
     timeout = _arguments.positive("timeout_seconds", timeout_seconds)
     if "communication_options" in options:
         raise ValueError(

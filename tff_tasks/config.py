@@ -177,6 +177,15 @@ class RunConfig:
         "machine, started and ended by this program.",
         good="10.0.0.1:10000,10.0.0.2:10000",
     )
+    worker_ready_seconds: float = settings.number(
+        60.0, "How long workers that do not answer are waited for.", above=0
+    )
+    worker_round_seconds: float = settings.number(
+        3600.0,
+        "How long a round on workers may take; a frozen worker is noticed by nothing "
+        "else. A few times what a round takes.",
+        above=0,
+    )
     train_metrics: bool = settings.switch(
         False,
         "Whether to record the clients' own loss and metrics. They have no noise: this "
@@ -329,5 +338,7 @@ FREE_ON_RESUME = frozenset(
         "tensorboard",
         "epsilon_budget",
         "workers",
+        "worker_ready_seconds",
+        "worker_round_seconds",
     }
 )

@@ -258,7 +258,10 @@ def _context(config: RunConfig) -> Iterator[None]:
         context = federated.local_context(simulate_secure_sums=config.secure)
     else:
         context = federated.remote_context(
-            config.worker_addresses(), simulate_secure_sums=config.secure
+            config.worker_addresses(),
+            simulate_secure_sums=config.secure,
+            ready_seconds=config.worker_ready_seconds,
+            round_seconds=config.worker_round_seconds,
         )
     with contextlib.ExitStack() as stack:
         try:

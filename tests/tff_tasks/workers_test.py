@@ -55,6 +55,13 @@ def test_a_run_goes_on_with_other_workers(tmp_path):
     assert_same(resumed, whole)
 
 
+def test_waiting_for_workers_has_the_end_that_a_flag_sets(tmp_path):
+    nobody = "localhost:1"
+    settings = {"worker_ready_seconds": 2.0, "worker_round_seconds": 40.0}
+    with pytest.raises(TimeoutError, match=r"localhost:1.* ready_seconds=2\b"):
+        program.run(seeded(tmp_path, workers=nobody, **settings))
+
+
 @pytest.mark.parametrize(
     "workers, message",
     [

@@ -116,7 +116,7 @@ def local_workers(
             f"flag --workers={count}: TF_CONFIG is set, so that workers are started by "
             "hand; for example --workers=1 in each of them."
         )
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    tasks = local_cluster(count)
     started: list[subprocess.Popen] = []
     try:
         for i in range(1, count):
@@ -126,13 +126,13 @@ def local_workers(
                 started.append(
                     subprocess.Popen(
                         [sys.executable, "-m", module, *as_arguments(own)],
-                        env=dict(os.environ, **_task(addresses, i)),
+                        env=os.environ | tasks[i],
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=subprocess.STDOUT,
                     )
                 )
-        os.environ.update(_task(addresses, 0))
+        os.environ.update(tasks[0])
         yield
         for process in started:
             process.wait(_PATIENCE)
@@ -142,6 +142,16 @@ def local_workers(
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+def local_cluster(count: int) -> list[dict[str, str]]:
+    """What to put into the environment of each of several workers of this machine."""
+    workers = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    tasks = [{"type": "worker", "index": i} for i in range(count)]
+    return [
+        {_CLUSTER: json.dumps({"cluster": {"worker": workers}, "task": task})}
+        for task in tasks
+    ]
 
 
 def as_arguments(used: Any) -> list[str]:
@@ -164,11 +174,6 @@ def as_arguments(used: Any) -> list[str]:
         elif value is not None:
             found.append(f"--{name}={value}")
     return found
-
-
-def _task(addresses: list[str], index: int) -> dict[str, str]:
-    task = {"type": "worker", "index": index}
-    return {_CLUSTER: json.dumps({"cluster": {"worker": addresses}, "task": task})}
 
 
 def _free_ports(count: int) -> list[int]:

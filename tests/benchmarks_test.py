@@ -19,6 +19,7 @@ from benchmarks import (
     growth,
     memory,
     op_times,
+    replicas,
     scaling,
     sections,
     smoke,
@@ -400,3 +401,17 @@ def test_a_cell_that_fails_says_why(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="mlp, B=2, plain failed: TypeError: no"):
         op_times.main(["--cells=mlp:2", f"--output_dir={tmp_path}"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_steps_are_timed_on_replicas_and_on_workers(tmp_path):
+    workers = "" if stack.KERAS_3 else "2"
+    arguments = ["--replicas=2", f"--workers={workers}", "--seconds_per_cell=0.1"]
+    assert replicas.main([*arguments, f"--output_dir={tmp_path}"]) == 0
+    rows = rows_of(tmp_path / "replicas.csv")
+    assert [row["kind"] for row in rows] == ["replicas", "workers"][: len(rows)]
+    assert len(rows) == 1 + bool(workers)
+    for row in rows:
+        assert float(row["private_ms"]) > 0 and float(row["ratio"]) > 0.2
+        # 784 x 512 x 512 x 10 with biases, and one count.
+        assert int(row["bytes_reduced"]) == 4 * (401_920 + 262_656 + 5_130 + 1)

@@ -161,6 +161,34 @@ def test_norms_of_public_data_reach_every_replica(mirrored):
     assert_alike(trained(mirrored), trained(ONE))
 
 
+def test_norms_are_measured_as_on_one_device(mirrored):
+    """By the callback, by diagnostics, and by the function."""
+
+    def trained(strategy):
+        public = dpc.keras.PublicGradientNorms((X[:20], Y[:20]))
+        seen = dpc.diagnostics.GradientDiagnostics((X[:20], Y[:20]))
+        model = fitted(
+            strategy,
+            optimizer=lambda: private(clip=dpc.PublicNormClip(0.3)),
+            callbacks=[lambda batches: public, lambda batches: seen],
+            epochs=2,
+            metrics=["accuracy"],
+        )
+        found = [
+            list(public.norms.values()),
+            list(dpc.keras.public_gradient_norms(model, (X, Y)).values()),
+            dpc.diagnostics.gradient_norms(model, (X, Y)).norms,
+            dpc.diagnostics.GradientMeter(model).gradients((X, Y)),
+        ]
+        return model, found
+
+    (model, found), (other, expected) = trained(mirrored), trained(ONE)
+    assert_alike(model, other)
+    assert min(np.min(part) for part in expected[:3]) > 0
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
 def masked():
     return tf.keras.Sequential(
         [tf.keras.Input((5,)), L.Embedding(9, 4, mask_zero=True), L.LSTM(3), L.Dense(3)]

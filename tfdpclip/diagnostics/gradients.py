@@ -16,7 +16,7 @@ from tfdpclip.clipping import as_rule, bound_rule, make_groups
 from tfdpclip.clipping.groups import normalized
 from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
 from tfdpclip.gradients import PerExampleGradients
-from tfdpclip.keras import _compat
+from tfdpclip.keras import _compat, replicas
 
 PRIVATE = (
     "Measured without noise: on private data this is private, too, and must not be "
@@ -125,8 +125,8 @@ class GradientMeter:
         self._model, self._loss = model, loss
         self._given, self._spec = variables, normalized(groups)
         self._sum_graph: tuple | None = None
-        self._norm_graph = tf.function(self._norms)
-        self._gradient_graph = tf.function(self._gradients)
+        self._norm_graph = replicas.in_replicas(model, self._norms)
+        self._gradient_graph = replicas.in_replicas(model, self._gradients)
 
     @property
     def model(self) -> tf.keras.Model:
@@ -213,7 +213,9 @@ class GradientMeter:
         state = rule.initial_state() if state is None else state
         groups = make_groups(self._spec, names)
         if self._sum_graph is None or self._sum_graph[0] != rule:
-            graph = tf.function(functools.partial(self._sums, rule=rule))
+            graph = replicas.in_replicas(
+                self._model, functools.partial(self._sums, rule=rule)
+            )
             self._sum_graph = rule, graph
         scales = np.asarray(rule.noise_scales(state))
         variances = np.zeros(len(groups))
@@ -275,7 +277,11 @@ class GradientMeter:
             if weight is not None:
                 weight = tf.reshape(tf.cast(weight, loss.dtype), [-1])
                 loss = loss * weight
-        return PerExampleGradients(loss, self.variables), predicted
+        with replicas.marked():
+            engine = PerExampleGradients(
+                loss, self.variables, replicas=replicas.count()
+            )
+        return engine, predicted
 
     def _norms(self, x, y, weight):
         engine, predicted = self._engine(x, y, weight)

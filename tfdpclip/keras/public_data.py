@@ -13,7 +13,7 @@ from tfdpclip._data import as_batches, check_data
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
-from tfdpclip.keras import _compat
+from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.private_state import PUBLIC_COPY
 
@@ -143,13 +143,15 @@ class _NormMeter:
             raise ValueError("Compile the model first: its loss is needed.")
         self._model = model
         self._assignment = assignment
-        self._measure = tf.function(self._graph, reduce_retracing=True)
+        self._measure = replicas.in_replicas(model, self._graph)
 
     def _graph(self, x, y, sample_weight):
         # Inference mode: in training mode batch normalisation mixes examples.
         predicted = self._model(x, training=False)
         loss = self._model.compute_loss(x, y, predicted, sample_weight)
-        gradients = PerExampleGradients(loss, self._model.trainable_variables)
+        variables = all_unwrapped(self._model.trainable_variables)
+        with replicas.marked():
+            gradients = PerExampleGradients(loss, variables, replicas=replicas.count())
         norms = gradients.record_norms(self._assignment)
         counted = tf.cast(gradients.present, norms.dtype)[:, tf.newaxis]
         return tf.reduce_sum(norms * counted, 0), tf.reduce_sum(counted)
@@ -207,7 +209,8 @@ def public_gradient_norms(
 def _build(model: tf.keras.Model, data: Any, batch_size: int) -> None:
     if not model.built:
         x, _, _ = next(_batches(data, batch_size))
-        model(x, training=False)
+        with replicas.scope_of(model):
+            model(x, training=False)
 
 
 class PublicGradientNorms(tf.keras.callbacks.Callback):
@@ -251,7 +254,8 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
                 "clip=dpc.PublicNormClip() or clip=dpc.ScaledClip()."
             )
         _build(model, self._data, self._batch_size)
-        optimizer.build(model.trainable_variables)
+        with replicas.scope_of(model):
+            optimizer.build(model.trainable_variables)
         layout = optimizer.public_layout
         self._names = layout.names
         self._meter = _NormMeter(model, list(layout.assignment))

@@ -171,6 +171,39 @@ class SharedData:
                 )
 
 
+def scope_of(model: Any) -> contextlib.AbstractContextManager:
+    """Where a model's variables, and its optimizer's, are made."""
+    strategy = getattr(model, "distribute_strategy", None)
+    several = strategy is not None and strategy.num_replicas_in_sync > 1
+    return strategy.scope() if several else contextlib.nullcontext()
+
+
+def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A `tf.function` of one batch, which runs where the model's replicas are.
+
+    On several, each does the same with the whole batch: nothing of it is a step, and
+    what a compiled loss adds to the model's metrics belongs there.
+
+    Args:
+      model: a Keras model.
+      function: of tensors; returns tensors.
+
+    Returns:
+      The function, of which the first replica's results are kept.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return tf.function(function, reduce_retracing=True)
+
+    def graph(*tensors):
+        found = strategy.run(function, args=tensors)
+        return tf.nest.map_structure(
+            lambda value: strategy.experimental_local_results(value)[0], found
+        )
+
+    return tf.function(graph, reduce_retracing=True)
+
+
 def summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Adds up what each replica has, in one all-reduce."""
     if count() == 1:

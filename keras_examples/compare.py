@@ -20,17 +20,14 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from scipy import stats
 
 import tfdpclip as dpc
 from driver_kit import programs, settings
-from keras_examples.digits_data import CLASSES, VARIANTS, Data, load_data
+from keras_examples import trials
+from keras_examples.digits_data import CLASSES, VARIANTS, load_data
 from tfdpclip import pictures
-from tfdpclip.diagnostics import GradientMeter, class_accuracy
 
 
 def _fixed(norm: float) -> dpc.FixedClip:
@@ -93,162 +90,22 @@ def build_network() -> tf.keras.Model:
     )
 
 
-class Trainer:
-    """Trains one network many times over, so that its graphs are made once."""
-
-    def __init__(self, rule: dpc.ClipRule, data: Data, epsilon: float, used: Settings):
-        size = len(data.train[0])
-        if used.batch_size > size:
-            raise settings.UsageError(
-                f"flag --batch_size={used.batch_size}: there are only {size} private "
-                "images, for example --batch_size=128."
-            )
-        self.data, self._epochs = data, used.epochs
-        scheme = dpc.sampling.Poisson(used.batch_size / size)
-        self._batches = scheme.batches(data.train)
-        self.steps = used.epochs * self._batches.steps_per_epoch
-        self.noise_multiplier = dpc.accounting.noise_multiplier(
-            epsilon, used.delta, self.steps, self._batches
-        )
-        self.model = build_network()
-        try:
-            optimizer = dpc.keras.DPSGD(
-                1.0,
-                momentum=0.9,
-                clip=rule,
-                noise_multiplier=self.noise_multiplier,
-                expected_batch_size=self._batches.expected_batch_size,
-            )
-            optimizer.build(self.model.trainable_variables)
-        except ValueError as error:
-            raise settings.UsageError(
-                f"flag --batch_size={used.batch_size}: {rule} cannot do with so few "
-                f"examples per step; for example --batch_size=256. {error}"
-            ) from error
-        self.model.compile(
-            optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        )
-        self._fresh = [v.numpy() for v in optimizer.variables]
-        self._meter = None
-        if rule.takes_public_norms:
-            self._meter = GradientMeter(self.model)
-        self._predict = tf.function(lambda x: self.model(x, training=False))
-
-    def __call__(self, learning_rate: float) -> float:
-        """Trains from new weights and returns the macro accuracy."""
-        optimizer = self.model.optimizer
-        for variable in self.model.trainable_variables:
-            initial = np.zeros(variable.shape, np.float32)
-            if len(variable.shape) == 2:
-                initial = tf.keras.initializers.GlorotUniform()(variable.shape)
-            variable.assign(initial)
-        for variable, value in zip(optimizer.variables, self._fresh, strict=True):
-            variable.assign(value)
-        optimizer.learning_rate = learning_rate
-
-        def measure(epoch, logs=None):
-            if self._meter is not None:
-                norms = self._meter.norms(self.data.public).by_group.mean(axis=0)
-                optimizer.set_public_norms(norms)
-
-        self.model.fit(
-            self._batches,
-            epochs=self._epochs,
-            shuffle=False,
-            verbose=0,
-            callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=measure)],
-        )
-        x, y = self.data.test
-        return class_accuracy(y, np.argmax(self._predict(x), axis=1) == y).macro
-
-
-def statement(trainer: Trainer, used: Settings, data: Data) -> Any:
-    """What one run of a trainer spends."""
-    ledger = dpc.accounting.Ledger(used.delta)
-    ledger.begin(
-        noise_multiplier=trainer.noise_multiplier,
-        sampling=dpc.sampling.Poisson(used.batch_size / len(data.train[0])),
+def problem(variant: str, used: Settings) -> trials.Problem:
+    """What a variant trains."""
+    return trials.Problem(
+        variant,
+        load_data(variant),
+        build_network,
+        used.batch_size,
+        used.epochs,
+        used.delta,
     )
-    ledger.record(trainer.steps)
-    return ledger.statement()
 
 
-def compare(variant: str, epsilon: float, used: Settings, say=print) -> tuple:
-    """All rules at one epsilon: rows of the choice, of the results, the statement."""
-    data = load_data(variant)
-    tuning, results, spent = [], [], None
-    for name in used.rules:
-        make, has_norm = RULES[name]
-        started = time.monotonic()
-        best = None
-        for norm in used.clip_norms if has_norm else (math.nan,):
-            trainer = Trainer(make(norm), data, epsilon, used)
-            spent = spent or statement(trainer, used, data)
-            mine = []
-            for rate in used.learning_rates:
-                scores = [trainer(rate) for _ in range(used.tuning_repeats)]
-                mine.append((float(np.mean(scores)), norm, rate, trainer))
-                tuning.append(
-                    {
-                        "variant": variant,
-                        "epsilon": epsilon,
-                        "rule": name,
-                        "clip_norm": norm,
-                        "learning_rate": rate,
-                        "macro_accuracy": float(np.mean(scores)),
-                        "runs": used.tuning_repeats,
-                    }
-                )
-            top = max(mine, key=lambda m: m[0])
-            if best is None or top[0] > best[0]:
-                best = top
-            if name == "fixed":
-                results.append(
-                    _measured(variant, epsilon, f"fixed {norm:g}", top, used)
-                )
-        results.append(_measured(variant, epsilon, name, best, used))
-        say(
-            f"{variant}, epsilon {epsilon:g}, {name}: "
-            f"{results[-1]['macro_accuracy']:.3f} ({time.monotonic() - started:.0f} s)",
-            flush=True,
-        )
-    return tuning, results, spent
-
-
-def _measured(variant, epsilon, name, chosen, used) -> dict[str, Any]:
-    _, norm, rate, trainer = chosen
-    scores = np.array([trainer(rate) for _ in range(used.repeats)])
-    deviation = scores.std(ddof=1) / math.sqrt(len(scores))
-    half = stats.t.ppf(0.975, len(scores) - 1) * deviation
-    return {
-        "variant": variant,
-        "epsilon": epsilon,
-        "rule": name,
-        "clip_norm": norm,
-        "learning_rate": rate,
-        "macro_accuracy": float(scores.mean()),
-        "low": float(scores.mean() - half),
-        "high": float(scores.mean() + half),
-        "worst": float(scores.min()),
-        "runs": len(scores),
-        "standard_error": float(deviation),
-    }
-
-
-def verdict(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float, str]:
-    """How much better `one` is: difference, half a 95 % interval (Welch), in words."""
-    difference = one["macro_accuracy"] - other["macro_accuracy"]
-    parts = [r["standard_error"] ** 2 for r in (one, other)]
-    freedom = sum(parts) ** 2 / max(
-        sum(p**2 / (r["runs"] - 1) for p, r in zip(parts, (one, other), strict=True)),
-        1e-300,
-    )
-    half = float(stats.t.ppf(0.975, max(freedom, 1.0)) * math.sqrt(sum(parts)))
-    if difference > half:
-        return difference, half, "better"
-    if difference < -half:
-        return difference, half, "worse"
-    return difference, half, "not told apart"
+def _candidate(name: str, used: Settings) -> trials.Candidate:
+    make, has_norm = RULES[name]
+    norms = used.clip_norms if has_norm else (math.nan,)
+    return trials.Candidate(name, make, norms, each=name == "fixed")
 
 
 def _findings(used, results) -> list[str]:
@@ -262,7 +119,7 @@ def _findings(used, results) -> list[str]:
                 pair = [found.get((variant, epsilon, n)) for n in (one, other)]
                 if None in pair:
                     continue
-                difference, half, words = verdict(*pair)
+                difference, half, words = trials.verdict(*pair)
                 parts.append(
                     f"{variant} at epsilon {epsilon:g}: {difference:+.3f} "
                     f"+- {half:.3f}, {words}"
@@ -282,7 +139,7 @@ def _findings(used, results) -> list[str]:
             if len(swept) < 2:
                 continue
             best, second, *_ = sorted(swept, key=lambda r: -r["macro_accuracy"])
-            words = verdict(best, second)[2]
+            words = trials.verdict(best, second)[2]
             tops.append(
                 f"epsilon {epsilon:g}: {best['clip_norm']:g} ("
                 f"{best['macro_accuracy']:.3f}; next {second['clip_norm']:g} with "
@@ -315,9 +172,18 @@ def run(used: Settings) -> programs.Outcome:
     started = time.monotonic()
     for variant in used.variants:
         for epsilon in used.epsilons:
-            tried, measured, spent = compare(variant, epsilon, used)
+            here = problem(variant, used)
+            tried, measured = trials.compared(
+                here,
+                epsilon,
+                [_candidate(name, used) for name in used.rules],
+                used.learning_rates,
+                tuning_repeats=used.tuning_repeats,
+                repeats=used.repeats,
+            )
             tuning += tried
             results += measured
+            spent = trials.statement(here, epsilon)
             statements.append(f"{variant}, each run: {spent}")
     shown = [
         {k: v for k, v in r.items() if k not in ("runs", "standard_error")}

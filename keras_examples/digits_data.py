@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from sklearn import datasets, model_selection
 
+from keras_examples.trials import Data
+
 VARIANTS = ("plain", "hard", "imbalanced")
 CLASSES = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Private training data, public data (their stand-in) and test data."""
-
-    train: tuple[np.ndarray, np.ndarray]
-    public: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
 
 
 def load_data(variant: str) -> Data:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tfdpclip as dpc
-from keras_examples import compare, digits_data
+from keras_examples import compare, digits_data, trials
 from tests.output_files import rows_of, words_of
 
 pytestmark = pytest.mark.slow
@@ -75,14 +75,17 @@ def test_report_states_privacy_and_what_is_not_counted(directory):
 
 def test_all_rules_get_the_same_noise_multiplier():
     used = compare.Settings(epochs=1, batch_size=256)
-    data = digits_data.load_data("plain")
+    problem = compare.problem("plain", used)
     noises = {
-        compare.Trainer(make(1.0), data, 4.0, used).noise_multiplier
+        trials.Trainer(make(1.0), problem, 4.0).noise_multiplier
         for make, _ in compare.RULES.values()
     }
     assert len(noises) == 1
     spent = dpc.accounting.epsilon(
-        noises.pop(), 5, dpc.sampling.Poisson(256 / len(data.train[0])), used.delta
+        noises.pop(),
+        5,
+        dpc.sampling.Poisson(256 / len(problem.data.train[0])),
+        used.delta,
     )
     assert spent == pytest.approx(4.0, rel=1e-3)
 
@@ -100,7 +103,7 @@ def row(mean, error, runs=5):
     ],
 )
 def test_verdict_is_by_the_interval(one, other, words):
-    difference, half, said = compare.verdict(one, other)
+    difference, half, said = trials.verdict(one, other)
     assert said == words
     # Welch with equal errors: 8 degrees of freedom, sqrt(2) times the error.
     assert half == pytest.approx(2.306 * np.sqrt(2) * 0.01, rel=1e-3)

@@ -661,6 +661,55 @@ def test_a_step_that_was_cut_short_on_one_replica_begins_afresh(mirrored):
         assert np.abs(a - b).max() < 10
 
 
+class Evaluates(tf.keras.callbacks.Callback):
+    """Looks at the same batches between two of a step, and keeps what steps moved."""
+
+    def __init__(self, data):
+        super().__init__()
+        self._data, self.weights = data, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.weights.append(self.model.get_weights()[0].ravel())
+        self.model.evaluate(self._data, steps=1, verbose=0)
+
+
+def steep():
+    """Every record is a coordinate of its own, and moves it by C."""
+    return tf.keras.Sequential(
+        [tf.keras.Input((6,)), L.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
+
+
+class Steep(tf.keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return -1000.0 * tf.squeeze(y_pred, -1)
+
+
+def test_looking_at_the_batches_within_a_step_gives_no_record_twice(mirrored):
+    def optimizer():
+        return private(rate=1.0, clip=1.0, size=6.0, accumulation_steps=3)
+
+    model = compiled(mirrored, steep, Steep(), optimizer)
+    data = np.eye(6, dtype=np.float32), np.zeros(6)
+    batches = dpc.sampling.FullBatch().batches(data, accumulation_steps=3)
+    looked = Evaluates(batches.distribute(mirrored))
+    model.fit(
+        batches.distribute(mirrored), steps_per_epoch=12, verbose=0, callbacks=[looked]
+    )
+    steps = np.diff(np.stack([np.zeros(6), *looked.weights[2::3]]), axis=0)
+    np.testing.assert_allclose(steps * 6, np.ones((4, 6)), atol=1e-5)
+
+
+def test_batches_that_end_within_a_step_are_refused(mirrored):
+    """The next iteration begins a draw: a record could be in a step twice."""
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y), accumulation_steps=3)
+    for taken in (batches.take(2), batches.take(2).repeat(), batches.repeat().take(4)):
+        with pytest.raises(ValueError, match="middle of a step"):
+            taken.distribute(mirrored)
+    batches.take(3).repeat().distribute(mirrored)
+    batches.repeat().take(-1).distribute(mirrored)
+
+
 @pytest.mark.parametrize("strategy", ["x", ONE, None])
 def test_other_strategies_are_refused_by_the_data(strategy):
     batches = dpc.sampling.Poisson(0.2).batches((X, Y))

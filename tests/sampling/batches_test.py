@@ -1,6 +1,8 @@
 """Batches: fixed shapes, honest draws, at home in `model.fit`."""
 
 import gc
+import threading
+import time
 import weakref
 
 import numpy as np
@@ -9,7 +11,7 @@ import tensorflow as tf
 
 from tests import stack
 from tfdpclip import accounting, sampling
-from tfdpclip.sampling.drawer import DrawObserver
+from tfdpclip.sampling.drawer import DrawObserver, Taker
 from tfdpclip.sampling.sources import open_source
 
 _RECORDS = 60
@@ -148,6 +150,89 @@ class TestAccumulation:
         assert sorted(begun + _drawn(next(rest)) + _drawn(next(rest))) == list(
             range(60)
         )
+
+    def test_a_step_that_another_iterator_took_from_is_not_finished(self):
+        """What is left of it would be filled up with the next draw."""
+        batches = sampling.FullBatch().batches(_numbered(), accumulation_steps=3)
+        stream, other = iter(batches.repeat()), iter(batches.repeat())
+        for _ in range(4):
+            next(stream)
+        for _ in range(2):
+            next(other)
+        with pytest.raises(Exception, match="iterated elsewhere in the middle"):
+            next(stream)
+
+    def test_another_iterator_between_two_steps_takes_steps_of_its_own(self):
+        batches = sampling.FullBatch().batches(_numbered(), accumulation_steps=3)
+        stream, other = iter(batches.repeat()), iter(batches.repeat())
+        for _ in range(3):
+            next(stream)
+        next(other)
+        step = [record for _ in range(3) for record in _drawn(next(stream))]
+        assert sorted(step) == list(range(60))
+        with pytest.raises(Exception, match="iterated elsewhere in the middle"):
+            next(other)
+
+    def test_iterators_that_gather_ahead_take_whole_steps(self):
+        batches = sampling.FullBatch().batches(_numbered(), accumulation_steps=3)
+        batches._drawer.runs_ahead = True
+        streams = [iter(batches.repeat()) for _ in range(2)]
+        taken = [[], []]
+        for which in (0, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 1):
+            taken[which] += _drawn(next(streams[which]))
+        for records in taken:
+            assert sorted(records) == sorted([*range(60), *range(60)])
+
+    def test_iterators_in_threads_never_get_the_same_element(self):
+        class Slow:
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                time.sleep(0.001)
+                return np.array([index], np.float32)
+
+        batches = sampling.FullBatch().batches(Slow(), accumulation_steps=8)
+        drawer, seen = batches._drawer, []
+        drawer.runs_ahead = True
+
+        def take(taker):
+            seen.extend(float(drawer.next_element(taker)[0]) for _ in range(24))
+
+        threads = [threading.Thread(target=take, args=(Taker(),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # Six whole steps, of all eight records.
+        assert sorted(seen) == sorted(list(range(8)) * 6)
+        assert batches.next_step == 6
+
+    def test_what_could_not_be_read_is_not_skipped(self):
+        class Fails:
+            broken = False
+
+            def __len__(self):
+                return 6
+
+            def __getitem__(self, index):
+                if self.broken:
+                    raise OSError("gone")
+                return np.array([index], np.float32)
+
+        def read(stream):
+            return next(stream)[0].numpy().ravel().tolist()
+
+        source = Fails()
+        batches = sampling.FullBatch().batches(source, accumulation_steps=3)
+        seen = read(iter(batches))
+        source.broken = True
+        with pytest.raises(Exception, match="gone"):
+            next(iter(batches))
+        source.broken = False
+        stream = iter(batches)
+        seen += read(stream) + read(stream)
+        assert sorted(seen) == list(range(6))
 
     def test_nothing_is_gathered_ahead(self):
         batches = sampling.Poisson(0.4).batches(_numbered(), accumulation_steps=2)

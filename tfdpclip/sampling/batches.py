@@ -138,6 +138,8 @@ class Batches(tf.data.Dataset):
         self._steps = steps
         self._assumptions: tuple[str, ...] = ()
         self._recipe: tuple[Callable, ...] = ()
+        # Whether an iteration may end in the middle of a step.
+        self._cut = False
         # Of how many replicas' parts a draw is made.
         self._replicas = 1
         dataset = drawn_elements(self._drawer, steps)
@@ -344,9 +346,12 @@ class Batches(tf.data.Dataset):
         """The first `count` elements of each iteration."""
         taken = int(tf.data.Dataset.take(self._wrapped, count).cardinality())
         steps = -(-taken // self.accumulation_steps) if taken >= 0 else None
-        return self._derived(
+        derived = self._derived(
             lambda data: tf.data.Dataset.take(data, count, name), steps=steps
         )
+        whole = taken < 0 or taken % self.accumulation_steps == 0
+        derived._cut = self._cut or not whole
+        return derived
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:
         """Gathers ahead; not with accumulation or shuffled epochs."""

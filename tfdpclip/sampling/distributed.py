@@ -71,6 +71,13 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
             "those that nobody trains on would be missing from their epoch. Use "
             "sampling.Poisson(rate)." + see("several-replicas")
         )
+    if batches._cut:
+        raise ValueError(
+            "take: an iteration of these batches ends in the middle of a step, and "
+            "the next one begins a new draw, so that a step would be made of two. "
+            f"Take a multiple of accumulation_steps={batches.accumulation_steps}."
+            + see("several-replicas")
+        )
 
     def share(context: tf.distribute.InputContext) -> tf.data.Dataset:
         shards = context.num_input_pipelines

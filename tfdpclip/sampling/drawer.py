@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.sampling import sources
 from tfdpclip.sampling.base import NeighboringRelation
 from tfdpclip.sampling.draw_key import DrawKey
@@ -18,8 +20,28 @@ from tfdpclip.sampling.draw_key import DrawKey
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
 
 
+class Taker:
+    """Who iterates: the place of one iterator in the steps of a drawer.
+
+    Attributes:
+      step: the step that it has begun, where it takes whole steps for itself.
+      piece: the next element of that.
+      after: where the drawer stood after its last element; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.piece = 0
+        self.after: int | None = None
+
+
 class Drawer:
-    """Hands out physical batches one after the other, whoever asks."""
+    """Hands out physical batches one after the other, whoever asks.
+
+    *Formal guarantees*: the elements that one iterator gets, of batches that it begins
+    to iterate at a step's beginning, are whole steps, whoever else iterates: others get
+    other steps, or one of them raises. No two elements are the same part of a step.
+    """
 
     def __init__(
         self,
@@ -52,6 +74,13 @@ class Drawer:
         key = DrawKey.fresh() if seed is None else DrawKey(seed)
         self._key = dataclasses.replace(key, shard=shard)
         self._consumer: weakref.ref | None = None
+        # Iterators of one data set may gather in threads of their own.
+        self._lock = threading.Lock()
+        self._own = Taker()
+        # Of the iterators since a consumer began: the first, and whether another one
+        # took the rest of a step.
+        self._first: Taker | None = None
+        self._shared = False
         self._drawn: tuple[int, list[np.ndarray]] | None = None
         self.has_labels = len(source.row_spec) > 1
         DRAWERS.add(self)
@@ -106,14 +135,15 @@ class Drawer:
 
         It is 0 unless the last run of the same consumer stopped within a step: then the
         rest of that draw is still to come. For anyone else, the rest is skipped, and
-        for batches that are gathered ahead.
+        for batches that are gathered ahead, or that others have taken from.
         """
         within = self.position % self.pieces
         same = self._consumer is not None and self._consumer() is consumer
-        if not same or self.runs_ahead:
+        if not same or self.runs_ahead or self._shared:
             self.align()
             within = 0
         self._consumer = weakref.ref(consumer)
+        self._first, self._shared = None, False
         return within
 
     def align(self) -> None:
@@ -130,13 +160,44 @@ class Drawer:
         group = rng.integers(0, self.pieces, len(indices))
         return [indices[group == piece][: self.rows] for piece in range(self.pieces)]
 
-    def next_element(self):
-        if self.successor is not None:
+    def _place_for(self, taker: Taker) -> tuple[int, int]:
+        """The step and the part of it that an iterator gets next."""
+        fresh = taker.after is None
+        if not fresh and taker.after != self.position and taker.after % self.pieces:
             raise ValueError(
-                "These batches were distributed over several machines, each of which "
-                "draws from its part of the records: they draw no more themselves."
+                "These batches were iterated elsewhere in the middle of a step, so "
+                "that it would be made of parts of two draws, with a record in it more "
+                "than once. Do not evaluate on them, or look at them, while a step of "
+                "several batches is under way: make other ones for that."
+                + see("batches-drawn-another-way")
             )
+        if not fresh and taker.after != self.position:
+            self.align()
+        if self._first is None:
+            self._first = taker
+        elif taker is not self._first and self.position % self.pieces and fresh:
+            self._shared = True
         step, piece = divmod(self.position, self.pieces)
+        self.position += 1
+        taker.after = self.position
+        return step, piece
+
+    def _whole_step_for(self, taker: Taker) -> tuple[int, int]:
+        """The same for iterators that gather ahead: steps are each one's own."""
+        if not taker.piece:
+            if taker.after is not None and taker.after % self.pieces:
+                return self._place_for(taker)
+            self.align()
+            taker.step = self.position // self.pieces
+            self.position += self.pieces
+        step, piece = cast(int, taker.step), taker.piece
+        taker.piece = (piece + 1) % self.pieces
+        return step, piece
+
+    def _taken(self, taker: Taker) -> tuple[np.ndarray, tuple]:
+        """The records that an iterator gets next: which, and what they are."""
+        place_for = self._whole_step_for if self.runs_ahead else self._place_for
+        step, piece = place_for(taker)
         if self._drawn is None or self._drawn[0] != step:
             indices = self.scheme._draw(
                 self._key, self.source.size, step - self._first_step
@@ -144,12 +205,38 @@ class Drawer:
             self._drawn = (step, self._divided(indices, step))
         indices = self._drawn[1][piece]
         parts = self.source.take(indices, self.rows)
+        self.delivered += 1
+        return indices, parts
+
+    def next_element(self, taker: Taker | None = None):
+        """The next physical batch for an iterator.
+
+        Args:
+          taker: whose it is; by default, whoever iterates the drawer itself.
+
+        Raises:
+          ValueError: if other drawers draw for this one, or the iterator's step cannot
+            be of one draw any more.
+        """
+        if self.successor is not None:
+            raise ValueError(
+                "These batches were distributed over several machines, each of which "
+                "draws from its part of the records: they draw no more themselves."
+            )
+        taker = self._own if taker is None else taker
+        with self._lock:
+            before = self.position, vars(taker).copy()
+            try:
+                indices, parts = self._taken(taker)
+            except BaseException:
+                # Whoever asks next gets what could not be read.
+                self.position = before[0]
+                vars(taker).update(before[1])
+                raise
         weight = np.zeros(self.rows, np.float32)
         weight[: len(indices)] = 1.0
         if len(parts) == 3:
             weight[: len(indices)] = np.reshape(parts[2][: len(indices)], -1)
-        self.position += 1
-        self.delivered += 1
         return (*parts[:2], np.reshape(weight, self._weight_shape))
 
 
@@ -165,12 +252,9 @@ class Passes:
         self._length = length
 
     def __call__(self) -> Iterator:
-        drawer = cast(Drawer, self._drawer())
-        if drawer.runs_ahead:
-            drawer.align()
-        del drawer
+        taker = Taker()
         for _ in range(self._length):
-            yield cast(Drawer, self._drawer()).next_element()
+            yield cast(Drawer, self._drawer()).next_element(taker)
 
 
 class DrawObserver:

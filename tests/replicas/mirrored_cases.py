@@ -499,6 +499,24 @@ def test_one_batch_for_all_replicas_is_refused(mirrored):
         run(tf.constant(X), tf.constant(Y))
 
 
+@pytest.mark.parametrize("kept", [np.asarray, tf.constant, lambda x: x.tolist()])
+def test_a_batch_that_the_step_closes_over_is_refused(mirrored, kept):
+    """Every replica makes a constant of it: the same examples, R times."""
+    model, x, y = compiled(mirrored), kept(X[:18]), kept(Y[:18])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(tf.convert_to_tensor(x)))
+        model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+    run = tf.function(lambda: mirrored.run(step))
+    if REPLICAS == 1:
+        run()
+        return
+    with pytest.raises(dpc.gradients.ExampleIsolationError, match="its own batch"):
+        run()
+
+
 class Remembers(L.Layer):
     """Keeps a batch's mean and adds it later, to what other examples get."""
 

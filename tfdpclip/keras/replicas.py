@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.origins import public_writes
+from tfdpclip.gradients.origins import is_number, public_writes
 from tfdpclip.keras import _compat, private_state
 from tfdpclip.keras.weight_watch import own_writes
 
@@ -139,7 +139,8 @@ class SharedData:
     *Formal guarantees*: a tensor that brings data, of rank 1 or more, is behind the
     loss of one replica in a graph, or the step is refused. What reached two of them
     (a batch that was given to both, a statistic of all batches) would be in two
-    gradients, each clipped to C.
+    gradients, each clipped to C. Constants that hold the same are the same: a batch
+    that the step closes over becomes one in every replica.
     """
 
     def __init__(self) -> None:
@@ -160,7 +161,10 @@ class SharedData:
         for tensor in sources:
             if tensor.shape.rank == 0:
                 continue
-            owner = self._owner.setdefault(tensor.ref(), here)
+            key: Any = tensor.ref()
+            if tensor.op.type == "Const" and not is_number(tensor.op):
+                key = tensor.op.get_attr("value").SerializeToString()
+            owner = self._owner.setdefault(key, here)
             if owner != here:
                 raise ExampleIsolationError(
                     f"{tensor.name!r} is behind the losses of the replicas {owner} and "

@@ -600,6 +600,28 @@ def test_weight_decay_and_constraints_are_the_optimizers_own(mirrored):
     assert_same_everywhere(model.trainable_variables)
 
 
+class Langevin(tf.keras.optimizers.SGD):
+    """Draws numbers in its update: each replica its own."""
+
+    def update_step(self, gradient, variable):
+        variable.assign_sub(0.1 * gradient + 0.01 * tf.random.normal(variable.shape))
+
+
+def test_replicas_that_come_apart_are_found(mirrored):
+    def optimizer():
+        kind = dpc.keras.privatize(Langevin)
+        return private(kind, z=1.0)
+
+    def trained():
+        return fitted(mirrored, optimizer=optimizer, callbacks=[budget(50.0)])
+
+    if REPLICAS == 1:
+        trained()
+        return
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="on every replica"):
+        trained()
+
+
 # Data.
 
 

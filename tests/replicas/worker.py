@@ -31,10 +31,11 @@ def compiled(settings):
         tf.keras.layers.Dense(3),
     ]
     model = tf.keras.Sequential(layers)
+    norm = settings.get("norm", 0.3)
     optimizer = dpc.keras.DPSGD(
         settings.get("rate", 0.5),
         momentum=0.9,
-        clip=0.3 if settings.get("fixed") else dpc.QuantileClip(initial_norm=0.3),
+        clip=norm if settings.get("fixed") else dpc.QuantileClip(initial_norm=norm),
         noise_multiplier=settings.get("z", 0.0),
         expected_batch_size=61 * settings.get("sampling", 1.0),
         accumulation_steps=settings.get("accumulation", 1),
@@ -50,7 +51,11 @@ def batches_of(settings, place=0):
     x, y = some_records()
     if settings.get("other_order") and place:
         x, y = x[::-1], y[::-1]
-    return scheme.batches((x, y), accumulation_steps=settings.get("accumulation", 1))
+    return scheme.batches(
+        (x, y),
+        accumulation_steps=settings.get("accumulation", 1),
+        seed=settings.get("draws"),
+    )
 
 
 class Fault(tf.keras.callbacks.Callback):
@@ -69,8 +74,18 @@ class Fault(tf.keras.callbacks.Callback):
         os.kill(os.getpid(), getattr(signal, self._what))
 
 
+class Rates(tf.keras.callbacks.Callback):
+    """Another learning rate in the second epoch of every process."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch:
+            self.model.optimizer.learning_rate = 1 / (1 + os.getpid())
+
+
 def main(settings):
     place = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    if place:
+        settings = settings | settings.get("elsewhere", {})
     strategy = dpc.keras.multi_worker_strategy(
         timeout_seconds=settings.get("timeout_seconds", 60)
     )
@@ -85,6 +100,10 @@ def main(settings):
                 settings["backup"], save_freq=settings.get("save_freq", "epoch")
             )
         )
+    if settings.get("rates"):
+        callbacks.append(Rates())
+    if settings.get("moved"):
+        model.set_weights([w + 1 for w in model.get_weights()])
     if settings.get("z"):
         budget = dpc.keras.PrivacyBudget(
             settings["epsilon"], 1e-5, batches, ledger=settings.get("ledger")

@@ -288,6 +288,44 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
     assert "Another worker" in said[0][1] and "in another order" in said[1][1]
 
 
+@pytest.mark.parametrize(
+    "elsewhere, named",
+    [
+        ({"z": 0.1}, "settings of noise_multiplier"),
+        pytest.param({"norm": 9.0}, "settings of clip", marks=pytest.mark.slow),
+        pytest.param(
+            {"sampling": 0.5}, "settings of the sampling", marks=pytest.mark.slow
+        ),
+        pytest.param({"draws": 3}, "settings of the sampling", marks=pytest.mark.slow),
+        pytest.param(
+            {"rate": 0.1}, "settings of the optimizer", marks=pytest.mark.slow
+        ),
+        pytest.param({"steps": 7}, "settings of fit", marks=pytest.mark.slow),
+        pytest.param({"epsilon": 9.0}, "of PrivacyBudget", marks=pytest.mark.slow),
+        pytest.param({"moved": True}, "not the chief's", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_were_told_something_else_are_refused(tmp_path, elsewhere, named):
+    """What the chief states would be true of the chief alone."""
+    settings = {"z": 1.0, "sampling": 0.2, "epsilon": 50.0, "elsewhere": elsewhere}
+    with Run(tmp_path, settings | {"ledger": str(tmp_path / "l.json")}) as run:
+        run.ended()
+        said = [run.said(i)["error"] for i in range(2)]
+    assert {kind for kind, _ in said} == {"PrivacyMismatchError"}, said
+    assert "Another worker" in said[0][1] and named in said[1][1]
+    assert dpc.accounting.Ledger.load(tmp_path / "l.json").steps == 0
+
+
+@pytest.mark.slow
+def test_weights_that_come_apart_end_all_workers(tmp_path):
+    settings = {"z": 1.0, "sampling": 0.2, "epsilon": 50.0, "epochs": 3, "rates": True}
+    with Run(tmp_path, settings) as run:
+        run.ended()
+        said = [run.said(i)["error"] for i in range(2)]
+    assert {kind for kind, _ in said} == {"PrivacyMismatchError"}, said
+    assert "Another worker" in said[0][1] and "not the chief's" in said[1][1]
+
+
 # Who keeps the books.
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tfdpclip._docs import see
@@ -39,6 +39,7 @@ class DrawCheck:
         observed: bool,
     ):
         self._sampling = sampling
+        self._batches = batches
         self._wanted = None if batches is None else batches._drawer.last
         self._optimizer = optimizer
         self._pieces = int(optimizer.accumulation_steps)
@@ -65,22 +66,34 @@ class DrawCheck:
         self.drawer.align()
         return 0
 
-    def check_parts(self, told: Callable[..., list[float]]) -> None:
-        """Raises if several machines were given other records, or in another order.
+    def described(self) -> list[Any]:
+        """What all processes of a run must have been told of the draws.
 
-        The parts that they draw from would overlap then.
-
-        Args:
-          told: what the chief says, see `Workers`.
+        Raises:
+          ValueError: if the drawer of this process is not known for sure.
         """
-        own = getattr(getattr(self.drawer, "source", None), "fingerprint", lambda: 0)()
-        (chiefs,) = told(float(own))
-        if chiefs != own:
-            raise PrivacyMismatchError(
-                "The chief was given other records than this worker, or in another "
-                "order, so that a record may be in the parts of both. Give every "
-                "worker all records, in the same order." + see("several-replicas")
+        if self._wanted is None and self._observer is not None:
+            raise ValueError(
+                "On several machines PrivacyBudget needs the batches themselves, so "
+                "that it sees what each machine draws: PrivacyBudget(epsilon, delta, "
+                "batches)." + see("several-replicas")
             )
+        drawer = self.drawer
+        if drawer is None:
+            return [repr(self.scheme)]
+        assumptions = () if self._batches is None else self._batches.assumptions
+        return [
+            repr(drawer.scheme),
+            drawer.population,
+            drawer.pieces,
+            drawer.seed,
+            assumptions,
+        ]
+
+    def records(self) -> float:
+        """A number that says which records there are, and in which order."""
+        source = getattr(self.drawer, "source", None)
+        return float(getattr(source, "fingerprint", lambda: 0)())
 
     @property
     def in_an_epoch(self) -> bool:

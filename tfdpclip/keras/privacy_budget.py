@@ -15,6 +15,7 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat, fit_watch
+from tfdpclip.keras.agreement import Agreement
 from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.executions import Executions, refuse_overrun
 from tfdpclip.keras.noise_plan import NoisePlan
@@ -155,8 +156,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._workers = Workers(self.model)
         with self._workers.together():
             self._begin()
-        with self._workers.together():
-            self._draws.check_parts(self._workers.told)
+        self._agreement = Agreement(self._workers, self.model)
+        told = [self.epsilon, self.delta, self._check_data, self._allow_outside_updates]
+        self._agreement.check_settings(told, self._draws, self.params)
         (self._allowed,) = self._workers.told(self._allowed)
 
     def _begin(self) -> None:
@@ -239,14 +241,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 self._plan(self._done)
                 self._watch.forget_values()
             if at_an_epoch:
+                self._agreement.check_values()
                 (self._allowed,) = self._workers.told(self._allowed)
-        if not self._noise.scheduled and (
-            float(self._optimizer.noise_multiplier) != self._z
-        ):
+        z = float(self._optimizer.noise_multiplier)
+        if not self._noise.scheduled and z != self._z:
             raise PrivacyMismatchError(
-                f"noise_multiplier changed from {self._z} to "
-                f"{self._optimizer.noise_multiplier} during training; change it "
-                "between two calls of fit, with allow_change=True."
+                f"noise_multiplier changed from {self._z} to {z} during training; "
+                "change it between two calls of fit, with allow_change=True."
             )
         needed = self._executions.begin(batch)
         if needed:
@@ -284,8 +285,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch
-        spent = self._ledger.epsilon() if self._workers.chief else 0.0
-        (spent,) = self._workers.told(spent)
+        self._agreement.check_values()
+        own = self._ledger.epsilon() if self._workers.chief else 0.0
+        (spent,) = self._workers.told(own)
         if logs is not None:
             logs["epsilon"] = spent
 
@@ -326,16 +328,14 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             start = int(self._optimizer.iterations.numpy())
             left = self._room.steps(planned, start, max(1, self._executions.widest))
             if left < first:
-                words = self._room.refusal(left, first, self._unseen, self._z)
-                raise ValueError(words)
+                raise ValueError(self._room.refusal(left, first, self._unseen, self._z))
         self._allowed = done + left
 
     def _follow(self, z: float) -> None:
         """Opens a phase where the noise schedule has moved."""
-        if z == self._z:
-            return
-        self._z = z
-        self._ledger.begin(noise_multiplier=z, change=True, **self._phase)
+        if z != self._z:
+            self._z = z
+            self._ledger.begin(noise_multiplier=z, change=True, **self._phase)
 
     def _reserve(self, needed: int) -> None:
         missing = needed - self._ledger.reserved

@@ -152,8 +152,8 @@ class Workers:
         (failed,) = self._added([0.0], first_only=False)
         if failed:
             raise PrivacyMismatchError(
-                "Another worker refused to begin; what it printed says why. Nothing "
-                "was trained."
+                "Another worker refused to begin, or to go on; what it printed says "
+                "why."
             )
 
     def _added(self, numbers, first_only: bool) -> list[float]:

@@ -62,7 +62,7 @@ def fitted(strategy, data=(X, Y), accumulation=1, epochs=1, callbacks=(), **opti
         data, seed=3, accumulation_steps=accumulation
     )
     steps = batches.steps_per_epoch * accumulation
-    several = strategy.num_replicas_in_sync > 1
+    several = strategy is not ONE
     given = batches.distribute(strategy) if several else batches.repeat()
     few = tf.nest.map_structure(lambda column: column[:2], data)
     fit_takes_no_draw_to_build(model, few)
@@ -99,7 +99,7 @@ def assert_same_everywhere(variables):
         several += bool(rest)
         for part in rest:
             assert part.tobytes() == first.tobytes(), variable.name
-    assert several >= 4
+    assert several >= 4 or REPLICAS == 1
 
 
 # The sum is that of one device.
@@ -149,7 +149,7 @@ def test_norms_of_public_data_reach_every_replica(mirrored):
             model.optimizer.build(model.trainable_variables)
         fit_takes_no_draw_to_build(model, (X[:2], Y[:2]))
         batches = dpc.sampling.Poisson(0.2).batches((X, Y), seed=3)
-        several = strategy.num_replicas_in_sync > 1
+        several = strategy is not ONE
         model.fit(
             batches.distribute(strategy) if several else batches.repeat(),
             steps_per_epoch=5,
@@ -738,6 +738,23 @@ def test_looking_at_the_batches_within_a_step_gives_no_record_twice(mirrored):
     )
     steps = np.diff(np.stack([np.zeros(6), *looked.weights[2::3]]), axis=0)
     np.testing.assert_allclose(steps * 6, np.ones((4, 6)), atol=1e-5)
+
+
+def test_a_step_that_fit_did_not_end_is_dropped(mirrored):
+    """The next call begins a draw; without PrivacyBudget, too."""
+
+    def optimizer():
+        return private(rate=1.0, clip=1.0, size=6.0, accumulation_steps=2)
+
+    model = compiled(mirrored, steep, Steep(), optimizer)
+    data = np.eye(6, dtype=np.float32), np.zeros(6)
+    batches = dpc.sampling.FullBatch().batches(data, accumulation_steps=2)
+    distributed = batches.distribute(mirrored)
+    for done in (1, 2, 3):
+        model.fit(distributed, steps_per_epoch=3, verbose=0)
+        moved = model.get_weights()[0].ravel() * 6
+        np.testing.assert_allclose(moved, done * np.ones(6), atol=1e-5)
+        assert model.optimizer.pending_batches == 0
 
 
 def test_batches_that_end_within_a_step_are_refused(mirrored):

@@ -238,6 +238,9 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         self._refuse_unapplied()
         if not tf.executing_eagerly():
             return super().finalize_variable_values(var_list)
+        if replicas.gathers_ahead(self._scope.strategy):
+            # The next fit begins with a new draw: see `Batches.distribute`.
+            self.drop_pending_batches()
         statuses = []
         for local in self._transient.all:
             local.constant.raise_if_changed()

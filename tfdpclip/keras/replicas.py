@@ -19,11 +19,11 @@ from tfdpclip.gradients.origins import is_number, public_writes
 from tfdpclip.keras import _compat, private_state
 from tfdpclip.keras.weight_watch import own_writes
 
-_KNOWN = (
+_MIRRORED = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.OneDeviceStrategy,
 )
+_KNOWN = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
 
 
 def count() -> int:
@@ -38,6 +38,11 @@ def index() -> int:
         return 0
     # A constant in graphs.
     return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def gathers_ahead(strategy: tf.distribute.Strategy) -> bool:
+    """Whether its data do not go on where one stopped within a step."""
+    return isinstance(strategy, _MIRRORED)
 
 
 class Scope:
@@ -271,7 +276,8 @@ def when(
         with own_writes(history), public_writes():
             tf.cond(first, chosen, lambda: tf.constant(False))
 
-    if count() == 1:
+    # A mirrored strategy of one device merges, too.
+    if count() == 1 and not gathers_ahead(tf.distribute.get_strategy()):
         branched(condition, lambda: own(*tensors))
         return
 

@@ -297,9 +297,7 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
             {"sampling": 0.5}, "settings of the sampling", marks=pytest.mark.slow
         ),
         pytest.param({"draws": 3}, "settings of the sampling", marks=pytest.mark.slow),
-        pytest.param(
-            {"rate": 0.1}, "settings of the optimizer", marks=pytest.mark.slow
-        ),
+        pytest.param({"seed": 4}, "settings of the optimizer", marks=pytest.mark.slow),
         pytest.param({"steps": 7}, "settings of fit", marks=pytest.mark.slow),
         pytest.param({"epsilon": 9.0}, "of PrivacyBudget", marks=pytest.mark.slow),
         pytest.param({"moved": True}, "not the chief's", marks=pytest.mark.slow),

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, components
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.keras import _compat
+from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.workers import Workers
 
 # Settings of an optimizer that an error names; whatever else differs, it shows all.
@@ -93,6 +93,8 @@ class Agreement:
 
     def check_values(self) -> None:
         """Raises if weights, optimizer state or clip norms are not the same."""
+        if replicas.taking_part(self._model) == 1:
+            return
         with self._workers.together():
             number = number_of(self._values())
         if not self._workers.several:

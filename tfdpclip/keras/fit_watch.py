@@ -11,7 +11,7 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.keras import _compat
+from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
@@ -73,8 +73,7 @@ class FitWatch:
         self._check_updates = check_updates
         self._fed_by = fed_by
         self._several_workers = several_workers
-        strategy = getattr(model, "distribute_strategy", None)
-        self._replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        self._replicas = replicas.taking_part(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._traced: set[int] = set()

@@ -180,11 +180,16 @@ class SharedData:
                 )
 
 
+def taking_part(model: Any) -> int:
+    """How many replicas a model has, in all processes."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
 def scope_of(model: Any) -> contextlib.AbstractContextManager:
     """Where a model's variables, and its optimizer's, are made."""
-    strategy = getattr(model, "distribute_strategy", None)
-    several = strategy is not None and strategy.num_replicas_in_sync > 1
-    return strategy.scope() if several else contextlib.nullcontext()
+    several = taking_part(model) > 1
+    return model.distribute_strategy.scope() if several else contextlib.nullcontext()
 
 
 def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,9 +205,9 @@ def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
       The function, of which the first replica's results are kept.
     """
-    strategy = getattr(model, "distribute_strategy", None)
-    if strategy is None or strategy.num_replicas_in_sync == 1:
+    if taking_part(model) == 1:
         return tf.function(function, reduce_retracing=True)
+    strategy = model.distribute_strategy
 
     def graph(*tensors):
         found = strategy.run(function, args=tensors)

@@ -17,7 +17,7 @@ import secrets
 import stat
 import time
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -66,9 +66,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     content = content.encode() if isinstance(content, str) else content
     target = pathlib.Path(os.path.realpath(path))
-    # In the same directory: renaming is atomic within one file system only.
-    name = f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}"
-    temporary = target.with_name(name)
+    temporary = _temporary(target)
     try:
         mode = _mode(target)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -87,6 +85,59 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         _synchronise(target.parent)
     except OSError as error:
         raise _explained(error, path) from error
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A file to write in the place of another, which it replaces in one step.
+
+    For what is too large for `write_atomically`, whose guarantees hold: until the block
+    ends `path` holds what it held before, and so it does for good if the block raises.
+    Where the process is killed, `prepare_directory` deletes later what it left.
+
+    Args:
+      path: The file.
+
+    Yields:
+      Where to write, in the same directory. Nothing is there yet.
+
+    Raises:
+      OSError: If it cannot be put in place. Names the file and what to do.
+
+    >>> import tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "large"
+    >>> with replacing(path) as temporary:
+    ...     _ = temporary.write_text("all of it")
+    ...     print(path.exists())
+    False
+    >>> path.read_text()
+    'all of it'
+    """
+    target = pathlib.Path(os.path.realpath(path))
+    temporary = _temporary(target)
+    try:
+        yield temporary
+        try:
+            mode = _mode(target)
+            if mode is not None:
+                os.chmod(temporary, mode)
+            handle = os.open(temporary, os.O_RDWR)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            os.replace(temporary, target)
+            _synchronise(target.parent)
+        except OSError as error:
+            raise _explained(error, path) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _temporary(target: pathlib.Path) -> pathlib.Path:
+    # In the same directory: renaming is atomic within one file system only.
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
 
 
 def _mode(target: pathlib.Path) -> int | None:

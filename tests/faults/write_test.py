@@ -39,6 +39,24 @@ class Raw:
         return raw(directory / "file")
 
 
+class Large:
+    """A file that is written piece by piece before it takes its name."""
+
+    name = "large"
+
+    @staticmethod
+    def write(directory, number):
+        with files.replacing(directory / "file") as temporary:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666)
+            with os.fdopen(handle, "wb") as file:
+                for piece in range(3):
+                    file.write(f"piece {piece} of {number} ".encode() * 50)
+
+    @staticmethod
+    def read(directory):
+        return raw(directory / "file")
+
+
 class Rounds:
     """The table of rounds."""
 
@@ -124,7 +142,7 @@ class Config:
 
 
 KINDS = pytest.mark.parametrize(
-    "kind", [Raw, Rounds, Checkpoint, Search, Config], ids=lambda kind: kind.name
+    "kind", [Raw, Large, Rounds, Checkpoint, Search, Config], ids=lambda kind: kind.name
 )
 
 
@@ -280,16 +298,44 @@ def test_leftovers_of_killed_processes_are_deleted_when_old(tmp_path):
     assert list(tmp_path.iterdir()) == [kept]
 
 
-def test_links_and_permissions_stay(tmp_path):
+def _write_at_once(path, text):
+    files.write_atomically(path, text)
+
+
+def _write_in_pieces(path, text):
+    with files.replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+@pytest.mark.parametrize("write", [_write_at_once, _write_in_pieces])
+def test_links_and_permissions_stay(write, tmp_path):
     (tmp_path / "far").mkdir()
     target = tmp_path / "far" / "privacy.json"
     target.write_text("old")
     target.chmod(0o640)
     link = tmp_path / "privacy.json"
     link.symlink_to(target)
-    files.write_atomically(link, "new")
+    write(link, "new")
     assert link.is_symlink() and target.read_text() == "new"
     assert target.stat().st_mode & 0o777 == 0o640
     shutil.rmtree(tmp_path / "far")
     with pytest.raises(FileNotFoundError, match="privacy.json"):
         Ledger.open(link, DELTA)
+
+
+def test_a_block_that_raises_replaces_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_take_its_name_is_named(tmp_path):
+    path = tmp_path / "file"
+    path.mkdir()
+    with pytest.raises(OSError, match="a directory has this name.*file"):
+        with files.replacing(path) as temporary:
+            temporary.write_text("new")
+    assert list(tmp_path.iterdir()) == [path]

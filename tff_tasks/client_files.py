@@ -28,7 +28,8 @@ _QUERY = (
     "SELECT serialized_example_proto FROM examples "
     "WHERE split_name = ? AND client_id = ?"
 )
-_INDEX = (
+#: The index that `FederatedFile` needs.
+INDEX = (
     "CREATE INDEX IF NOT EXISTS examples_by_client ON examples (split_name, client_id)"
 )
 _BUCKET = "https://storage.googleapis.com/tff-datasets-public"
@@ -81,7 +82,8 @@ class FederatedFile:
                 )
             raise DataFileError(
                 f"{self.path} is missing. Get {_BUCKET}/{packed.name}, decompress it "
-                "into the data directory, or run with --synthetic."
+                "into the data directory, make one from data of your own (python -m "
+                "tff_tasks.convert), or run with --synthetic."
             )
         try:
             with open(self.path, "rb") as file:
@@ -228,7 +230,7 @@ def add_index(path: str | pathlib.Path) -> None:
         raise DataFileError(f"{path} is missing.")
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.execute(_INDEX)
+            connection.execute(INDEX)
             connection.commit()
     except sqlite3.Error as error:
         raise DataFileError(f"{path}: {error}.") from error

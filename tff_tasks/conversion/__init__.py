@@ -1,0 +1,1 @@
+"""From users' own files to those that the benchmarks read."""

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.tff_tasks.convert_test import converted, refused, texts
+from tests.tff_tasks.conversions import converted, refused, texts
 from tff_tasks.conversion import plays
 
 # Not of any author: what editions do, in a few lines.

@@ -86,7 +86,7 @@ def problem(task: str, used: Settings) -> trials.Problem:
     if task == "digits":
         data, make = load_data("plain"), compare.build_network
     elif task in TASKS:
-        data, make = _images(task, used), networks.mnist_network
+        data, make = _images(task, used), lambda: networks.mnist_network("tutorial")
     else:
         found = read_features(task)
         data = trials.Data(found.train, None, found.test)

@@ -68,7 +68,9 @@ def test_images_are_read_and_classes_made_rare(tmp_path):
     (tmp_path / "fashion_mnist").mkdir()
     image_files.mnist_idx(tmp_path / "fashion_mnist", count=400)
     used = default_clip.Settings(data_dir=str(tmp_path), batch_size=10)
-    whole = default_clip.problem("fashion_mnist", used).data.train[1]
+    problem = default_clip.problem("fashion_mnist", used)
+    assert problem.network().count_params() == 26_010
+    whole = problem.data.train[1]
     rare = default_clip.problem("imbalanced_fashion", used).data.train[1]
     np.testing.assert_array_equal(np.bincount(whole)[:5], np.bincount(rare)[:5])
     assert np.bincount(rare)[5:].max() <= -(-np.bincount(whole)[5:].max() // 10)

@@ -830,6 +830,18 @@ def test_other_strategies_are_refused():
         model.fit(X, Y, verbose=0)
 
 
+def test_a_strategy_of_ones_own_is_refused_whatever_it_extends():
+    class Own(tf.distribute.MirroredStrategy):
+        pass
+
+    strategy = Own([f"CPU:{i}" for i in range(REPLICAS)])
+    with pytest.raises(ValueError, match="strategy must be a tf.distribute.Mirrored"):
+        dpc.sampling.FullBatch().batches((X, Y)).distribute(strategy)
+    model = compiled(strategy)
+    with pytest.raises(NotImplementedError, match="MirroredStrategy"):
+        model.fit(X, Y, batch_size=30, verbose=0)
+
+
 # Files.
 
 

@@ -78,7 +78,8 @@ def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
         )
     if not tf.distribute.has_strategy():
         return
-    if not isinstance(strategy, _KNOWN):
+    # Not a subclass, which may add up in another way.
+    if type(strategy) not in _KNOWN:
         raise NotImplementedError(
             f"{name} does not support {_named(strategy)}: that its replicas add up to "
             "one step, once, is not known. Use tf.distribute.MirroredStrategy (devices "

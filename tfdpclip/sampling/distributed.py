@@ -58,7 +58,7 @@ class Part(Source):
 
 def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
     """See `Batches.distribute`."""
-    if not isinstance(strategy, _STRATEGIES):
+    if type(strategy) not in _STRATEGIES:
         raise ValueError(
             "strategy must be a tf.distribute.MirroredStrategy or "
             f"MultiWorkerMirroredStrategy, got {_arguments.shown(strategy)}."

@@ -5,75 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import pathlib
 
 import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
-from keras_examples.digits_data import load_data
-from tfdpclip import files
+from keras_examples.features import Features
 from tfdpclip.diagnostics import ClassAccuracy, GradientMeter, class_accuracy
 
 CLIPS = ("normalized", "auto_s")
-
-
-@dataclasses.dataclass(frozen=True)
-class Features:
-    """Features and labels for training and testing."""
-
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
-    classes: int
-    name: str
-    public: bool = False
-
-
-def digits(variant: str = "plain") -> Features:
-    """scikit-learn's digits, pixels as features; variants as in `digits_data`."""
-    data = load_data(variant)
-    x, y = (np.concatenate(part) for part in zip(data.train, data.public, strict=True))
-    if variant == "imbalanced":  # The public part is balanced.
-        x, y = data.train
-    # From [-1, 1] to [0, 1].
-    train, test = ((x + 1) / 2, y), ((data.test[0] + 1) / 2, data.test[1])
-    return Features(train, test, 10, f"digits ({variant})", public=True)
-
-
-def read_features(name: str) -> Features:
-    """Cached features of a frozen network: features `[n, D]`, labels, split.
-
-    Raises:
-      UsageError: if the file is not that.
-    """
-    try:
-        file = files.read_npz(name, ["features", "labels", "split"])
-        x = np.asarray(file["features"], np.float32)
-        if file["labels"].dtype.kind not in "iu":
-            raise ValueError(f"`labels` are {file['labels'].dtype}, not integers")
-        y = file["labels"].astype(np.int64)
-        split = np.asarray(file["split"]).astype(str)
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise settings.UsageError(
-            f"flag --features={name}: {error}. It must be a .npz file with `features` "
-            "[n, D], `labels` [n] and `split` [n], which is 'train' or 'test'."
-        ) from error
-    training, testing = split == "train", split == "test"
-    fits = x.ndim == 2 and y.shape == split.shape == (len(x),)
-    if fits and not np.all(np.isfinite(x)):
-        raise settings.UsageError(f"flag --features={name}: `features` must be finite.")
-    if not fits or not training.any() or not testing.any() or y.min() < 0:
-        raise settings.UsageError(
-            f"flag --features={name}: `features` must be [n, D], `labels` [n] from 0 "
-            "and `split` [n], with both 'train' and 'test' in it."
-        )
-    return Features(
-        (x[training], y[training]),
-        (x[testing], y[testing]),
-        int(y.max()) + 1,
-        pathlib.Path(name).stem,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +54,13 @@ def plan(
     return dataclasses.replace(unbound, noise_multiplier=z)
 
 
+def clip_rule(clip: float | str) -> dpc.ClipRule:
+    """The rule for a clip norm, which it divides by, or for "auto_s"."""
+    if clip == "auto_s":
+        return dpc.AutomaticClip(0.01)
+    return dpc.FixedClip(float(clip), normalize=True)
+
+
 class HeadTrainer:
     """Trains a head from zero with normalised DP-Adam; its graphs are made once.
 
@@ -126,9 +74,6 @@ class HeadTrainer:
         self.features, self.plan = features, how
         x, _ = features.train
         self._batches = how.scheme.batches(features.train, steps=how.steps)
-        rule = dpc.AutomaticClip(0.01)
-        if clip != "auto_s":
-            rule = dpc.FixedClip(float(clip), normalize=True)
         self.model = tf.keras.Sequential(
             [
                 tf.keras.Input((x.shape[1],)),
@@ -139,7 +84,7 @@ class HeadTrainer:
         optimizer = dpc.keras.DPAdam(
             0.01,
             epsilon=1e-10,
-            clip=rule,
+            clip=clip_rule(clip),
             noise_multiplier=how.noise_multiplier,
             expected_batch_size=self._batches.expected_batch_size,
         )

@@ -17,7 +17,7 @@ import dataclasses
 import numpy as np
 
 from driver_kit import programs, settings
-from keras_examples import heads
+from keras_examples import features, heads
 from tfdpclip import diagnostics
 
 
@@ -49,9 +49,9 @@ class Settings:
 
 def run(used: Settings) -> programs.Outcome:
     """Trains the heads and measures."""
-    data = heads.digits(used.variant)
+    data = features.digits(used.variant)
     if used.features is not None:
-        data = heads.read_features(used.features)
+        data = features.read(used.features)
     clips = tuple(sorted({*used.clip_norms, 1.0}))
     labels = data.train[1]
     norm_rows, weight_rows, class_rows = [], [], []
@@ -61,6 +61,7 @@ def run(used: Settings) -> programs.Outcome:
         statements.append(
             f"  epsilon {epsilon:g}, delta {used.delta:g}: {how.steps} steps, "
             f"{how.scheme.describe()}, noise multiplier {how.noise_multiplier:.5g}"
+            + _with_what_was_spent(data, how, used.delta)
         )
         accuracy, norms = {}, {}
         for clip in clips:
@@ -150,8 +151,13 @@ def run(used: Settings) -> programs.Outcome:
             f"{'it held' if rises else 'it did NOT hold'}.",
             *_contrasts(weight_rows, clips, used),
         ],
-        privacy="each trained model by itself is private for each training example "
-        "(add or remove one record, privacy loss distributions, an upper bound):\n"
+        privacy=(
+            "each head, with its features, is as private as it says below; the first "
+            "line of each is of the head's training alone "
+            if data.spent
+            else "each trained model by itself is private for each training example "
+        )
+        + "(add or remove one record, privacy loss distributions, an upper bound):\n"
         + "\n".join(statements),
         caveats=[
             "Norms and weights are measured WITHOUT noise and are outside every "
@@ -160,6 +166,7 @@ def run(used: Settings) -> programs.Outcome:
             "trained; learning rates were chosen on the test data. The statements do "
             "not count that.",
             "Relative weights exceed 1 for clip norms above 1; that is as defined.",
+            *data.caveats(),
         ],
         tables={
             "norms": norm_rows,
@@ -169,6 +176,20 @@ def run(used: Settings) -> programs.Outcome:
         figures=figures,
         shown=("norms",),
     )
+
+
+def _with_what_was_spent(data, how, delta):
+    """What a head and its features cost together, as an end of a line."""
+    if not data.spent:
+        return ""
+    statement = data.statement(
+        delta,
+        noise_multiplier=how.noise_multiplier,
+        sampling=how.scheme,
+        steps=how.steps,
+        clip="normalised, at each of the clip norms",
+    )
+    return f"\n  With what its features had spent: {statement}"
 
 
 def _contrasts(rows, clips, used):

@@ -28,11 +28,13 @@ class Trained:
       rows: one per epoch: epoch, step, epsilon, loss, test_accuracy, seconds.
       statement: the privacy statement; None without privacy.
       accuracy: test accuracy by class at the end.
+      ledger: what was spent, in full; None without privacy.
     """
 
     rows: list[dict[str, float]]
     statement: Any
     accuracy: ClassAccuracy
+    ledger: dpc.accounting.Ledger | None = None
 
 
 def scaled(images: np.ndarray) -> np.ndarray:
@@ -193,6 +195,7 @@ def fit(
         rows,
         None if budget is None else budget.statement,
         class_accuracy(test[1], correct()),
+        None if budget is None else budget.ledger,
     )
 
 

@@ -19,7 +19,6 @@ how sampling rate and steps follow from the batch size (--steps_convention).
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 
 import numpy as np
@@ -27,8 +26,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import programs, settings
-from keras_examples import training, transfer_data, transfer_models
-from tfdpclip import files, pictures
+from keras_examples import features, training, transfer_data, transfer_models
+from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_noise
 
 
@@ -92,7 +91,9 @@ class Settings:
         "resize", ("resize", "timm"), "Resize, or resize to 248 and take the middle."
     )
     write_features: bool = settings.switch(
-        False, "Also write features.npz for norms_and_weights and tune_grid. PRIVATE."
+        False,
+        "Also write features.npz for norms_and_weights and tune_grid, with what they "
+        "have cost. Of the frozen network: --trainable=head. PRIVATE.",
     )
     seed: int | None = settings.seed()
     output_dir: str = settings.output_dir("transfer_film")
@@ -136,12 +137,23 @@ def run(used: Settings) -> programs.Outcome:
     )
     model.compile(_optimizer(used, plan, batches), training.LOSS)
     test = _test_arrays(data.test)
+    before = _body(model).get_weights()
     trained = training.fit(model, batches, 1, test, delta=used.delta)
     result = _outcome(used, data, counts, plan, trained)
     if used.write_features:
-        _write_features(model, data, programs.make_directory(used.output_dir))
+        after = _body(model).get_weights()
+        history = _history(used, data, before, after, trained.ledger)
+        directory = programs.make_directory(used.output_dir)
+        _write_features(model, data, history, directory)
         result.caveats.append(
-            "features.npz holds features of the training images: it is private data."
+            "features.npz holds features of the training images: it is private data. "
+            "It says that its network has "
+            + (
+                "seen none of them."
+                if history.ledger is None
+                else "been trained on them, and what that has cost: whatever trains on "
+                "it composes with that."
+            )
         )
     return result
 
@@ -232,26 +244,43 @@ def _test_arrays(data):
     return data
 
 
-def _write_features(model, data, directory):
-    body = tf.keras.Model(model.input, model.get_layer("features").output)
+def _write_features(model, data, history, directory):
+    body = _body(model)
     forward = tf.function(lambda x: body(x, training=False))
-    features, labels, split = [], [], []
+    found, labels, split = [], [], []
     for name, part in (("train", data.train), ("test", data.test)):
         count = len(transfer_data.labels_of(part))
-        features += [
+        found += [
             forward(transfer_data.images_of(part, k, k + 64)).numpy()
             for k in range(0, count, 64)
         ]
         labels.append(transfer_data.labels_of(part))
         split += [name] * count
-    content = io.BytesIO()
-    np.savez(
-        content,
-        features=np.concatenate(features),
-        labels=np.concatenate(labels),
-        split=np.array(split),
+    arrays = {
+        "features": np.concatenate(found),
+        "labels": np.concatenate(labels),
+        "split": np.array(split),
+    }
+    features.write(directory / "features.npz", arrays, history)
+
+
+def _body(model):
+    """All but the head."""
+    return tf.keras.Model(model.input, model.get_layer("features").output)
+
+
+def _history(used, data, before, after, ledger):
+    """What the network of the features has seen of the training images."""
+    origin = "pre-trained weights" if used.checkpoint else "public digits"
+    if used.dataset == "digits" and not (used.checkpoint or used.pretraining_epochs):
+        origin = "random weights"
+    network = f"{used.model} from {origin}"
+    still = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    if used.trainable == "head" and still:
+        return features.History(network)
+    return features.History(
+        f"{network}, {used.trainable} trained in private on {data.name}", ledger
     )
-    files.write_atomically(directory / "features.npz", content.getvalue())
 
 
 def _outcome(used, data, counts, plan, trained):

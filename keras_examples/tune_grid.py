@@ -5,20 +5,26 @@ r"""Searches clip norm, batch size and learning rate over a grid, and can be res
     python -m keras_examples.tune_grid --grid=cassava_vit_tiny --features=FILE.npz
 
 The grids of Rehn, Zhao, Heikkila and Honkela (2025, Table A1) and figures like their 1,
-2 and 5. The paper's grids train a head on cached features of a frozen network
-(`transfer_film` trains normalisation layers, too, one setting at a time); the default
-grid is for scikit-learn's digits and needs no files.
+2 and 5. The paper tunes FiLM and a head in every run; here every run trains a head
+alone, on cached features (`transfer_film` trains normalisation layers, too, one setting
+at a time). What the features' network has spent on the same images is part of the
+statement. The default grid is for scikit-learn's digits and needs no files.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
+from typing import Any
 
-from driver_kit import programs, settings
-from keras_examples import heads
-from tfdpclip import pictures
+from driver_kit import programs, reports, settings
+from keras_examples import features, heads
+from tfdpclip import files, pictures
 from tfdpclip.tuning import Grid, TrainingPlan, geometric, run_grid
+
+# What the runs in a directory have in common, beside what their tables say.
+_SEARCH = "search.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +163,9 @@ def run(used: Settings) -> programs.Outcome:
     grid = make_grid(used)
     if used.dry_run:
         return _counted(used, grid)
-    data = heads.digits(used.variant)
+    data = features.digits(used.variant)
     if used.features is not None:
-        data = heads.read_features(used.features)
+        data = features.read(used.features)
     elif used.grid != "digits":
         raise settings.UsageError(
             f"flag --features is missing: --grid={used.grid} needs a .npz file with "
@@ -169,6 +175,8 @@ def run(used: Settings) -> programs.Outcome:
     size = len(data.train[0])
     epochs = used.epochs or GRIDS[used.grid].epochs
     directory = programs.make_directory(used.output_dir)
+    _check_resumed(directory, {"data": data.digest, "epochs": epochs})
+    alone = " (the head's training alone)" if data.spent else ""
     statements, best_rows, figures, results = [], [], {}, {}
     for epsilon in used.epsilons:
 
@@ -194,10 +202,11 @@ def run(used: Settings) -> programs.Outcome:
             plan=planned,
             delta=used.delta,
             max_runs=used.max_runs,
+            spent=data.ledger(used.delta),
         )
         results[epsilon] = result
         statements.append(
-            f"epsilon {epsilon:g} per run; the search: {result.statement}"
+            f"epsilon {epsilon:g} per run{alone}; the search: {result.statement}"
         )
         for row in result.best_at(("clip_norm",), "macro_accuracy"):
             best_rows.append({"epsilon": epsilon, **row})
@@ -216,11 +225,32 @@ def run(used: Settings) -> programs.Outcome:
             "them. Seeds number repeats; the noise is fresh in each.",
             f"{epochs:g} epochs of normalised DP-Adam on a linear head that starts at "
             "zero. Run again with the same --output_dir to go on where it stopped.",
+            *data.caveats(),
         ],
         tables={"best": best_rows},
         figures=figures,
         shown=("best",),
     )
+
+
+def _check_resumed(directory: pathlib.Path, about: dict[str, Any]) -> None:
+    """Refuses results of other features or epochs, whose statement would be another."""
+    path = directory / _SEARCH
+    if path.exists():
+        try:
+            same = files.read_json(path) == about
+        except ValueError as error:
+            raise settings.UsageError(str(error)) from error
+    else:
+        same = not any(directory.glob("grid_eps_*.csv"))
+        if same:
+            files.write_atomically(path, reports.to_json(about))
+    if not same:
+        raise settings.UsageError(
+            f"flag --output_dir={directory}: it holds runs on other features, or of "
+            "other epochs. What they cost is not what these would. Give another, for "
+            "example --output_dir=runs/mine."
+        )
 
 
 def _counted(used, grid):

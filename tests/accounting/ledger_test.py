@@ -314,3 +314,22 @@ class TestStatement:
     def test_capacity_is_stated(self):
         ledger = _ledger(steps=1, sampling=sampling.Poisson(0.01, 30, 1000))
         assert "at most 30 records" in str(ledger.statement())
+
+
+def test_a_ledger_survives_as_values_in_another_file(tmp_path):
+    ledger = Ledger(1e-5, path=tmp_path / "l.json")
+    ledger.begin(noise_multiplier=1.1, sampling=_POISSON, seed=3)
+    ledger.record(5)
+    ledger.reserve(2)
+    content = json.loads(json.dumps(ledger.to_dict()))
+    again = Ledger.from_dict(content)
+    # What was begun counts, and the copy keeps no file.
+    assert again.steps == 7 and again.path is None
+    assert again.statement().not_private
+    again.record(4)
+    assert ledger.steps == 5 and Ledger.from_dict(content).steps == 7
+    for name in content:
+        with pytest.raises(ValueError, match="not that of a ledger"):
+            Ledger.from_dict({k: v for k, v in content.items() if k != name})
+    with pytest.raises(ValueError, match="not that of a ledger"):
+        Ledger.from_dict([])

@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import sqlite3
 import struct
+import tempfile
 import time
 import tracemalloc
 import zipfile
@@ -18,7 +19,7 @@ import pytest
 from driver_kit import settings
 from keras_examples import (
     cifar_pickles,
-    heads,
+    features,
     image_data,
     optimal_clip,
     transfer_models,
@@ -26,6 +27,8 @@ from keras_examples import (
 from tests.faults.damage import Trap, damaged
 from tests.keras_examples import image_files
 from tests.tff_tasks import fixtures
+from tfdpclip import sampling
+from tfdpclip.accounting import Ledger
 from tff_tasks import vocabulary
 from tff_tasks.client_files import DataFileError, Feature, FederatedFile
 
@@ -235,15 +238,25 @@ def test_labels_that_are_no_integers_are_refused(tmp_path):
 
 # NPZ files of features, gradients, pre-trained weights.
 
+
+def with_history():
+    """The arrays of a file of features, with what its network has spent."""
+    arrays = {
+        "features": np.ones((4, 2), np.float32),
+        "labels": np.array([0, 1, 0, 1]),
+        "split": np.array(["train", "train", "test", "test"]),
+    }
+    ledger = Ledger(1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=sampling.Poisson(0.5))
+    ledger.record(7)
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, "f.npz")
+        features.write(path, arrays, features.History("net", ledger))
+        return dict(np.load(path))
+
+
 NPZ = {
-    "features": (
-        {
-            "features": np.ones((4, 2), np.float32),
-            "labels": np.array([0, 1, 0, 1]),
-            "split": np.array(["train", "train", "test", "test"]),
-        },
-        heads.read_features,
-    ),
+    "features": (with_history(), features.read),
     "gradients": ({"gradients": np.ones((4, 3))}, optimal_clip.read_gradients),
     "checkpoint": ({"a/b": np.ones(3), "c": np.zeros((2, 2))}, transfer_models._read),
 }
@@ -254,7 +267,11 @@ def test_damaged_npz_files_are_refused_or_right(kind, tmp_path):
     arrays, read = NPZ[kind]
     path = tmp_path / "x.npz"
     np.savez(path, **arrays)
-    check_each_damage(path, lambda: read(str(path)), settings.UsageError, count=200)
+    accepted = check_each_damage(
+        path, lambda: read(str(path)), settings.UsageError, count=200
+    )
+    if kind == "features":  # Whatever is accepted knows what was spent.
+        assert all(found.ledger(1e-5).steps == 7 for found in accepted)
 
 
 @pytest.mark.parametrize("kind", NPZ)

@@ -8,46 +8,20 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
-from keras_examples import heads, norms_and_weights, optimal_clip, tune_grid
+from keras_examples import (
+    features,
+    heads,
+    norms_and_weights,
+    optimal_clip,
+    tune_grid,
+)
+from tests.keras_examples.feature_files import film_ledger, together, write_features
 from tests.output_files import rows_of, words_of
 from tfdpclip.diagnostics import class_weights
 
 
-def write_features(path, count=120, classes=3):
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % classes
-    x = rng.normal(size=(count, 4)) + 2 * np.eye(4)[labels]
-    split = np.where(np.arange(count) % 4 == 3, "test", "train")
-    np.savez(path, features=x, labels=labels, split=split)
-    return str(path)
-
-
-def test_features_from_a_file(tmp_path):
-    found = heads.read_features(write_features(tmp_path / "f.npz"))
-    assert found.train[0].shape == (90, 4)
-    assert found.test[0].shape == (30, 4)
-    assert found.classes == 3
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        {"features": np.ones((2, 3))},
-        {"features": np.ones((2, 3)), "labels": [0, 1], "split": ["train", "train"]},
-        {"features": np.ones(2), "labels": [0, 1], "split": ["train", "test"]},
-    ],
-)
-def test_wrong_files_are_named(tmp_path, content):
-    path = tmp_path / "f.npz"
-    if content is not None:
-        np.savez(path, **content)
-    with pytest.raises(settings.UsageError, match="--features=.*`labels`"):
-        heads.read_features(str(path))
-
-
 def test_digits_are_split_as_specified():
-    data = heads.digits()
+    data = features.digits()
     assert len(data.train[0]) == 1437 and len(data.test[0]) == 360
     assert data.train[0].min() == 0 and data.train[0].max() == 1
 
@@ -82,7 +56,7 @@ def test_retained_weights_are_the_references():
 
 def test_trainer_starts_afresh_and_learns():
     tf.keras.utils.set_random_seed(0)
-    data = heads.digits()
+    data = features.digits()
     how = heads.Plan(0.2, 40, 0.5)
     trainer = heads.HeadTrainer(data, how, 1.0)
     first, second = trainer(0.1).macro, trainer(0.1).macro
@@ -195,6 +169,54 @@ def test_grid_runs_resumes_and_states_the_cost_of_the_search(tmp_path):
         assert words in report, words
     assert (tmp_path / "out" / "heatmap_eps_8.png").stat().st_size > 10_000
     assert (tmp_path / "out" / "clip_norm.png").stat().st_size > 10_000
+
+
+def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
+    arguments = [
+        "tune_grid",
+        f"--features={write_features(tmp_path / 'f.npz', ledger=film_ledger())}",
+        "--epsilons=8",
+        "--clip_norms=0.1",
+        "--methods=flat",
+        "--batch_sizes=30",
+        "--learning_rates=0.1",
+        "--epochs=2",
+        "--seeds=2",
+        f"--output_dir={tmp_path / 'out'}",
+    ]
+    tune_grid.main(arguments)
+    how = heads.plan(90, 30, 2, 8.0, 1e-5)
+    both = together(how.scheme, how.noise_multiplier, 2 * how.steps)
+    report = words_of(tmp_path / "out")
+    assert f"is ({both:.4g}, 1e-05)-differentially private" in report
+    for words in ("(the head's training alone)", "after what was spent on the same"):
+        assert words in report, words
+    # Runs on other features are not mixed in.
+    write_features(tmp_path / "f.npz", count=240)
+    with pytest.raises(SystemExit, match="--output_dir=.*other features"):
+        tune_grid.main(arguments)
+
+
+@pytest.mark.slow
+def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
+    norms_and_weights.main(
+        [
+            "norms_and_weights",
+            f"--features={write_features(tmp_path / 'f.npz', ledger=film_ledger())}",
+            "--epsilons=1",
+            "--clip_norms=1",
+            "--learning_rates=0.1",
+            "--batch_size=30",
+            "--epochs=2",
+            "--repeats=1",
+            f"--output_dir={tmp_path / 'out'}",
+        ]
+    )
+    how = heads.plan(90, 30, 2, 1.0, 1e-5)
+    both = together(how.scheme, how.noise_multiplier, how.steps)
+    report = words_of(tmp_path / "out")
+    assert f"({both:.4g}, 1e-05)-differential privacy" in report
+    assert "trained on these very records" in report
 
 
 @pytest.mark.parametrize(

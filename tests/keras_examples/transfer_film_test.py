@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
+from keras_examples import features as transfer_features
 from keras_examples import transfer_data, transfer_film, transfer_models
 from tests.keras_examples import image_files as files
 from tests.keras_examples.checkpoints import micro_checkpoint
@@ -52,6 +53,13 @@ def test_film_on_cifar100_files_with_a_checkpoint(tmp_path):
         assert file["features"].shape == (400, 32)
         assert (file["split"] == "train").sum() == 200
     assert "it is private data" in report
+    # Its FiLM layers saw the images: what that has cost is in the file.
+    found = transfer_features.read(str(out / "features.npz"))
+    assert found.ledger(1e-5).epsilon() == pytest.approx(spent, rel=1e-3)
+    head = found.statement(
+        1e-5, noise_multiplier=1.0, sampling=dpc.sampling.Poisson(0.25), steps=4
+    )
+    assert head.epsilon > spent and head.steps == 8
     assert (out / "per_class.png").stat().st_size > 10_000
 
 
@@ -76,7 +84,7 @@ def test_film_learns_new_digits(tmp_path):
 
 @pytest.mark.slow
 def test_full_batch_head_only(tmp_path):
-    read, report, _ = launch(
+    read, report, out = launch(
         tmp_path,
         "--dataset=digits",
         "--model=vit_micro",
@@ -87,7 +95,11 @@ def test_full_batch_head_only(tmp_path):
         "--epochs=3",
         "--clip=auto_s",
         "--subset=0.5",
+        "--write_features",
     )
+    # Below the head nothing moved.
+    found = transfer_features.read(str(out / "features.npz"))
+    assert not found.spent and "vit_micro from public digits" in found.caveats()[0]
     (row,) = read("run")
     assert row["q"] == "1.0" and row["T"] == "3"
     assert int(row["N"]) < 400

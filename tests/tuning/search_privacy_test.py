@@ -41,6 +41,52 @@ def test_composition_is_that_of_all_runs():
     )
 
 
+def spent_before(scheme=None, **options):
+    ledger = accounting.Ledger(1e-3, "gdp")
+    ledger.begin(noise_multiplier=1.5, sampling=scheme or Poisson(0.02), **options)
+    ledger.record(400)
+    return ledger
+
+
+def test_what_was_spent_before_composes_with_all_runs_once():
+    spent = spent_before()
+    found = search_privacy([PLAN, PLAN], DELTA, spent=spent)
+    events = [Poisson(0.02).event(1.5, 400), PLAN.event, PLAN.event]
+    total = dp_accounting.ComposedDpEvent(events)
+    assert found.epsilon == pytest.approx(accounting.event_epsilon(total, DELTA))
+    one = dp_accounting.ComposedDpEvent(events[:2])
+    assert found.single_epsilon == pytest.approx(accounting.event_epsilon(one, DELTA))
+    assert "before" in found.method
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_was_spent_before_adds_to_random_stopping_at_every_order(shape):
+    search, spent = RandomStopping(20.0, shape), spent_before()
+    found = search_privacy([PLAN], DELTA, search, spent)
+    accountant = dp_accounting.rdp.RdpAccountant(_rdp.ORDERS)
+    accountant.compose(
+        dp_accounting.dp_event.RepeatAndSelectDpEvent(PLAN.event, 20.0, shape)
+    )
+    accountant.compose(Poisson(0.02).event(1.5, 400))
+    assert found.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-6)
+
+
+def test_faults_before_the_search_are_faults_of_it():
+    for options, words in (
+        ({"seed": 3}, "a seed was fixed"),
+        ({"observed": False}, "not observed"),
+    ):
+        found = search_privacy([PLAN], DELTA, spent=spent_before(**options))
+        assert words in str(found)
+        assert bool(found.not_private) == ("seed" in options)
+    with pytest.raises(ValueError, match="neighbouring relations"):
+        search_privacy([PLAN], DELTA, spent=spent_before(FixedSize(2, 100)))
+    with pytest.raises(ValueError, match="spent must be a Ledger or None.*load"):
+        search_privacy([PLAN], DELTA, spent=2.0)
+    nothing = search_privacy([PLAN], DELTA, spent=accounting.Ledger(1e-5))
+    assert nothing == search_privacy([PLAN], DELTA)
+
+
 def test_random_stopping_covers_the_worst_of_several_plans():
     other = TrainingPlan(Poisson(0.5), 20.0, 30)
     search = RandomStopping(10.0)

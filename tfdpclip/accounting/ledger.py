@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdpclip import _arguments
@@ -326,6 +326,39 @@ class Ledger(Spending):
         file = LedgerFile(path)
         content = file.read()
         try:
+            ledger = cls.from_dict(content)
+        except ValueError as error:
+            raise ValueError(f"{path} is not a privacy ledger: {error}") from error
+        for name, expected in (("delta", delta), ("accountant", accountant)):
+            found = getattr(ledger, name)
+            if expected is not None and expected != found:
+                raise PrivacyMismatchError(
+                    f"{path} was kept for {name} = {found!r}, not {expected!r}."
+                )
+        ledger._file = file
+        return ledger
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Ledger:
+        """A ledger, in memory, of which `to_dict()` is the content.
+
+        For what keeps a ledger within a file of its own, and sees to it that the file
+        is whole. Steps that were reserved but never recorded count as run.
+
+        Args:
+          content: What `to_dict` returned.
+
+        Raises:
+          ValueError: If it is not that.
+
+        >>> from tfdpclip import sampling
+        >>> ledger = Ledger(delta=1e-5)
+        >>> ledger.begin(noise_multiplier=5.0, sampling=sampling.FullBatch())
+        >>> ledger.record(3)
+        >>> Ledger.from_dict(ledger.to_dict()).steps
+        3
+        """
+        try:
             ledger = cls(content["delta"], content["accountant"])
             ledger.phases = [Phase.from_dict(phase) for phase in content["phases"]]
             ledger.reserved = _arguments.integer("reserved", content["reserved"])
@@ -339,21 +372,8 @@ class Ledger(Spending):
                 }
                 if content["holder"] is not None:
                     ledger._holder = _arguments.text("holder", content["holder"])
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-            OverflowError,
-        ) as error:
-            raise ValueError(f"{path} is not a privacy ledger: {error}") from error
-        for name, expected in (("delta", delta), ("accountant", accountant)):
-            found = getattr(ledger, name)
-            if expected is not None and expected != found:
-                raise PrivacyMismatchError(
-                    f"{path} was kept for {name} = {found!r}, not {expected!r}."
-                )
-        ledger._file = file
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as e:
+            raise ValueError(f"content is not that of a ledger: {e}") from e
         ledger._forfeit_reserved()
         return ledger
 

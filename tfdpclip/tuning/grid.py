@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments, files
+from tfdpclip.accounting import Ledger
 from tfdpclip.tuning import _table
 from tfdpclip.tuning.grid_result import GridResult
 from tfdpclip.tuning.search_privacy import (
     RandomStopping,
     TrainingPlan,
     check_search,
+    check_spent,
     not_accounted,
     search_privacy,
 )
@@ -148,6 +150,7 @@ def run_grid(
     search: RandomStopping | None = None,
     max_runs: int | None = None,
     progress: Callable[[str], None] | None = None,
+    spent: Ledger | None = None,
 ) -> GridResult:
     """Runs a grid, or what is left of it.
 
@@ -174,6 +177,8 @@ def run_grid(
         with the same ones. Each draw must train anew, whatever the point's seed.
       max_runs: stop after this many new runs.
       progress: called with a line of text after every run.
+      spent: what was spent on the same records before, if anything was: on a network
+        whose features the runs train on, for example. Needs `plan`.
 
     Returns:
       The results so far, with the statement.
@@ -199,6 +204,11 @@ def run_grid(
     if progress is not None:
         _arguments.function("progress", progress, 1)
     check_search(search)
+    check_spent(spent)
+    if spent is not None and plan is None:
+        raise ValueError(
+            "plan is required with spent: without it there is nothing to add to."
+        )
     if plan is not None and delta is None:
         raise ValueError("delta is required with plan, for example delta=1e-5.")
     if delta is not None:
@@ -251,16 +261,20 @@ def run_grid(
     if plan is None or delta is None:
         statement = not_accounted()
     elif search is not None:
-        statement = search_privacy([plan(p) for p in grid], delta, search)
+        statement = search_privacy([plan(p) for p in grid], delta, search, spent)
         if len(rows) < len(points):
-            missing = ("runs that were drawn are missing: finish the search first",)
-            statement = dataclasses.replace(statement, not_private=missing)
+            missing = "runs that were drawn are missing: finish the search first"
+            statement = dataclasses.replace(
+                statement, not_private=(*statement.not_private, missing)
+            )
     else:
         ran = {tuple(_table.key(row, table.columns)) for row in rows}
         done = [
             p for p in points if tuple(_table.key(p.settings(), table.columns)) in ran
         ]
-        statement = search_privacy([plan(p) for p in done or points], delta)
+        statement = search_privacy(
+            [plan(p) for p in done or points], delta, spent=spent
+        )
     return GridResult(
         rows=tuple(rows),
         settings=tuple(_columns(grid, None)[:-1]),

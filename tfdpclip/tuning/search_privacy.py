@@ -12,7 +12,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from scipy import optimize
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import _rdp, event_epsilon
+from tfdpclip.accounting import Ledger, _rdp, event_epsilon
 from tfdpclip.sampling import SamplingScheme, events
 
 _MOST_RUNS = 10**6
@@ -202,6 +202,7 @@ def search_privacy(
     plans: Iterable[TrainingPlan],
     delta: float,
     search: RandomStopping | None = None,
+    spent: Ledger | None = None,
 ) -> SearchStatement:
     """States what a search on private data costs.
 
@@ -214,12 +215,16 @@ def search_privacy(
       `search` states, and only the best run and its settings are released (Papernot and
       Steinke 2022). One draw and run together have at most the largest Renyi divergence
       of any of the plans, at every order.
+    * What `spent` records was spent once, before the search, on the same records: it
+      composes with all the runs, event by event. The runs may depend on what it
+      released, as on features of a network that was trained so.
 
     Args:
       plans: without `search`, one for each run that was made; with it, one for each
         setting that could have been drawn.
       delta: in (0, 1).
       search: how the runs were chosen, if at random.
+      spent: what was spent on the same records before the search, if anything was.
 
     Returns:
       The statement.
@@ -245,11 +250,15 @@ def search_privacy(
     check_search(search)
     if not plans:
         raise ValueError("plans must not be empty: give one for each run.")
-    relations = {plan.sampling.neighboring_relation for plan in plans}
+    check_spent(spent)
+    before = spent.phases if spent is not None else []
+    schemes = [part.sampling for part in (*plans, *before)]
+    relations = {scheme.neighboring_relation for scheme in schemes}
     if len(relations) > 1:
         raise ValueError(
-            "plans: the runs are meant under different neighbouring relations, which "
-            "cannot be put together. Draw all batches by one kind of scheme."
+            "plans: the runs, and what was spent before, are meant under different "
+            "neighbouring relations, which cannot be put together. Draw all batches by "
+            "one kind of scheme."
         )
     distinct = list(dict.fromkeys(plan.event for plan in plans))
     assumptions = [
@@ -257,16 +266,29 @@ def search_privacy(
         "the settings that were tried were chosen without looking at the data",
         *dict.fromkeys(a for plan in plans for a in plan.sampling.assumptions()),
     ]
+    past = []
+    reasons: tuple[str, ...] = ()
+    if spent is not None and before:
+        past = [spent.event()]
+        told = spent.statement()
+        reasons = tuple(f"before the search, {why}" for why in told.not_private)
+        assumptions += [f"before the search, {a}" for a in told.assumptions]
     if search is None:
         method = f"composition of {len(plans)} runs (pld)"
         counted: dict = {}
         for plan in plans:
             counted[plan.event] = counted.get(plan.event, 0) + 1
         total = dp_accounting.ComposedDpEvent(
-            [dp_accounting.SelfComposedDpEvent(e, n) for e, n in counted.items()]
+            [
+                *past,
+                *(dp_accounting.SelfComposedDpEvent(e, n) for e, n in counted.items()),
+            ]
         )
         epsilon = event_epsilon(total, delta)
-        single = max(event_epsilon(event, delta) for event in distinct)
+        single = max(
+            event_epsilon(dp_accounting.ComposedDpEvent([*past, event]), delta)
+            for event in distinct
+        )
     else:
         kind = {0: "logarithmic", 1: "geometric", math.inf: "Poisson"}.get(
             search.shape, f"truncated negative binomial of shape {search.shape:g}"
@@ -282,11 +304,15 @@ def search_privacy(
         )
         curves = [_rdp.curve(events.leaves(event)) for event in distinct]
         worst = np.max(curves, axis=0)
+        paid = sum((_rdp.curve(events.leaves(event)) for event in past), 0.0)
         epsilon, single = (
-            float(rdp_lib.compute_epsilon(_rdp.ORDERS, curve, delta)[0])
+            float(rdp_lib.compute_epsilon(_rdp.ORDERS, curve + paid, delta)[0])
             for curve in (search.rdp(worst), worst)
         )
-    reasons = () if math.isfinite(epsilon) else ("a run has no noise",)
+    if past:
+        method += ", after what was spent on the same records before"
+    if not math.isfinite(epsilon) and not reasons:
+        reasons = ("a run has no noise",)
     return SearchStatement(
         epsilon=epsilon,
         delta=delta,
@@ -303,6 +329,15 @@ def check_search(search: RandomStopping | None) -> None:
     if search is not None and not isinstance(search, RandomStopping):
         raise ValueError(
             f"search must be a RandomStopping or None, got {_arguments.shown(search)}."
+        )
+
+
+def check_spent(spent: Ledger | None) -> None:
+    """Raises ValueError for anything but a ledger or None."""
+    if spent is not None and not isinstance(spent, Ledger):
+        raise ValueError(
+            f"spent must be a Ledger or None, got {_arguments.shown(spent)}. For "
+            'example dpc.accounting.Ledger.load("run/privacy.json").'
         )
 
 

@@ -6,8 +6,9 @@ r"""The three steps that the paper concludes with, on any benchmark.
 1. Search learning rates with adaptive clipping to the median, a small cohort and
    little noise.
 2. Raise the noise until utility drops by more than 5%; keep the level before.
-3. Multiply cohort and noise by the same factor, which keeps the noise on the average,
-   until the privacy target is met (`dpc.accounting.cohort_for`).
+3. Multiply cohort and noise by the same factor, 1 or more, which keeps the noise on the
+   average, until the privacy target is met (`dpc.accounting.cohort_for`). Where the
+   trial meets it already, nothing is multiplied, and the report says so.
 
 Andrew et al. (2021), section 5. Steps 1 and 2 are for public proxy data: they are
 seeded and not private.
@@ -209,11 +210,23 @@ def report(config: RecipeConfig, result: RecipeResult) -> str:
             f": {plan.clients_per_round} clients a round, noise multiplier "
             f"{plan.noise_multiplier:.4g}, of which the sum gets "
             f"{plan.gradient_noise_multiplier:.4g}; noise {plan.count_stddev:g} on the "
-            f"count. That is {plan.scale:.4g} times the trial, and epsilon "
-            f"{plan.epsilon:.4g}."
+            f"count. {_scaled(config.epsilon, plan)}"
         )
     lines.append("The search itself is not private; use public proxy data for it.")
     return "\n".join(lines)
+
+
+def _scaled(target: float, plan: accounting.CohortPlan) -> str:
+    if plan.scale > 1:
+        return (
+            f"That is {plan.scale:.4g} times the trial, and epsilon {plan.epsilon:.4g}."
+        )
+    return (
+        f"That is the trial itself, which spends epsilon {plan.epsilon:.4g} of "
+        f"{target:g}: nothing is scaled, since a cohort below the trial's was not "
+        "tried. A trial with fewer clients a round (--run_flags='--clients_per_round="
+        "...') shows whether fewer would do."
+    )
 
 
 def write(config: RecipeConfig) -> str:

@@ -244,6 +244,29 @@ class TestCohort:
             > 2.0
         )
 
+    @pytest.mark.parametrize("how", ["pld", "rdp"])
+    @pytest.mark.parametrize("how_drawn", ["poisson", "fixed_size"])
+    def test_never_shrinks_a_trial(self, how, how_drawn):
+        # At 0.8 of this trial the target would be met as well, which says nothing
+        # of the utility of so small a cohort.
+        plan = accounting.cohort_for(
+            8.0, 1e-5, 10**5, 200, 1.5, 50, accountant=how, sampling=how_drawn
+        )
+        assert (plan.scale, plan.clients_per_round) == (1.0, 50)
+        assert plan.noise_multiplier == 1.5 and plan.count_stddev == 2.5
+        spent = accounting.epsilon(1.5, 200, plan.sampling, 1e-5, how)
+        assert plan.epsilon == spent < 8
+        less = sampling.FixedSize(40, 10**5)
+        if how_drawn == "poisson":
+            less = sampling.Poisson(40 / 10**5)
+        assert accounting.epsilon(1.2, 200, less, 1e-5, how) < 8
+
+    def test_a_trial_of_the_whole_population(self):
+        plan = accounting.cohort_for(50.0, 1e-3, 100, 1, 2.0, 100)
+        assert plan.scale == 1.0 and plan.clients_per_round == 100
+        with pytest.raises(ValueError, match="too small.*population of about"):
+            accounting.cohort_for(0.5, 1e-3, 100, 10, 2.0, 100, accountant="rdp")
+
     def test_table_1_comes_from_this_recipe(self):
         # EMNIST-CR: m = 513, z = 0.513 after a trial with m = 100, z = 0.1.
         delta = 1e6**-1.1

@@ -295,6 +295,24 @@ def test_recipe_for_a_loss_goes_the_other_way(tmp_path, monkeypatch):
     assert result.noise_multiplier == 0.01 and len(result.levels) == 2
 
 
+def test_recipe_says_when_the_trial_was_large_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "measure", lambda c: 0.5)
+    config = recipe.RecipeConfig(
+        output_dir=str(tmp_path),
+        run_flags=FLAGS,
+        client_rate_factors="1",
+        server_rate_factors="1",
+        trial_noise=1.5,
+        max_steps=1,
+        epsilon=8.0,
+    )
+    result = recipe.run(config)
+    assert (result.plan.scale, result.plan.clients_per_round) == (1.0, 20)
+    text = recipe.report(config, result)
+    assert "That is the trial itself, which spends epsilon" in text
+    assert "times the trial" not in text
+
+
 def test_recipe_names_bad_settings():
     with pytest.raises(ValueError, match="noise_factor must be a number above 1"):
         recipe.RecipeConfig(noise_factor=1.0)

@@ -21,7 +21,8 @@ class CohortPlan:
       noise_multiplier: z, what the accountant is given.
       count_stddev: Noise on the sum of unclipped indicators, m / 20.
       gradient_noise_multiplier: z_g, what the sum of updates gets.
-      scale: alpha: how many times larger than the trial everything is.
+      scale: alpha, at least 1: how many times larger than the trial everything is. 1
+        where the trial itself spends no more than the target.
       epsilon: What the rounds spend.
       delta: At this delta.
       population: Number of clients.
@@ -60,7 +61,11 @@ def cohort_for(
     The recipe of Andrew et al. 2021, section 4: find, without privacy in mind, a noise
     multiplier that does not hurt with a small cohort. What utility feels is the noise
     on the *average*, z / m. Multiplying m, z and the count's noise by the same alpha
-    keeps it and buys privacy; take the smallest alpha that reaches the target.
+    keeps it and buys privacy; take the smallest alpha of 1 or more that reaches the
+    target. Below 1 the trial says nothing: smaller cohorts lose utility beyond what
+    the noise on their average does. So where the trial spends no more than the target
+    already, it is the plan, and `epsilon` is what it spends; less noise, or a smaller
+    trial, would use the rest of the target.
 
     Args:
       epsilon: The target; positive.
@@ -85,6 +90,9 @@ def cohort_for(
     >>> plan = cohort_for(2.0, 1e-6, 10**6, 1000, 0.1, 100, accountant="rdp")
     >>> plan.clients_per_round, round(plan.noise_multiplier, 2)
     (685, 0.68)
+    >>> enough = cohort_for(2.0, 1e-6, 10**6, 1000, 1.0, 2000, accountant="rdp")
+    >>> enough.clients_per_round, enough.scale, enough.epsilon < 2.0
+    (2000, 1.0, True)
     """
     epsilon = _arguments.positive("epsilon", epsilon)
     delta = _arguments.delta(delta)
@@ -108,26 +116,9 @@ def cohort_for(
         event = scheme.event(scale * z, rounds, sensitivity=sensitivity)
         return accountants.epsilon(event, delta, how, coarseness)
 
-    # A noise multiplier below 0.1 never is: no need to try much smaller scales.
-    start, largest = min(1.0, 2.0 ** math.floor(math.log2(0.1 / z))), population / m
-    upper = _enough(lambda a: spent(a, population, "rdp"), epsilon, start, largest)
-    if upper is None:
-        upper = _enough(
-            lambda a: spent(a, population, accountant), epsilon, start, largest
-        )
-    if upper is None:
-        raise ValueError(_too_small(spent, epsilon, start, population, m))
-    lower = upper / 2
-    while spent(lower, population, "rdp") <= epsilon:
-        lower /= 2
-    scale = search.least_noise(
-        lambda a, coarseness=1.0: spent(a, population, accountant, coarseness),
-        epsilon,
-        accountant == "pld",
-        bracket=_falling(
-            lambda a: spent(a, population, accountant, 8.0), epsilon, lower, upper
-        ),
-    )
+    scale = 1.0
+    if spent(scale, population, accountant) > epsilon:
+        scale = _least_scale(spent, epsilon, population, m, accountant)
     cohort = math.ceil(scale * m - 1e-9)
     stddev = cohort / _COUNT_DIVISOR
     return CohortPlan(
@@ -147,6 +138,22 @@ def cohort_for(
     )
 
 
+def _least_scale(spent, epsilon: float, population: int, m: int, how: str) -> float:
+    """Returns the least scale that reaches the target, where 1 does not."""
+    largest = population / m
+    upper = _enough(lambda a: spent(a, population, "rdp"), epsilon, largest)
+    if upper is None:
+        upper = _enough(lambda a: spent(a, population, how), epsilon, largest)
+    if upper is None:
+        raise ValueError(_too_small(spent, epsilon, population, m))
+    return search.least_noise(
+        lambda a, coarseness=1.0: spent(a, population, how, coarseness),
+        epsilon,
+        how == "pld",
+        bracket=_falling(lambda a: spent(a, population, how, 8.0), epsilon, upper),
+    )
+
+
 def _scheme(sampling: str, cohort: int, population: int) -> Any:
     if cohort > population:
         return None
@@ -155,8 +162,9 @@ def _scheme(sampling: str, cohort: int, population: int) -> Any:
     return schemes.FixedSize(cohort, population)
 
 
-def _enough(spent, epsilon: float, scale: float, largest: float) -> float | None:
-    """Returns the first doubling of `scale` (or `largest`) that is enough."""
+def _enough(spent, epsilon: float, largest: float) -> float | None:
+    """Returns the first doubling of 1 (or `largest`) that is enough."""
+    scale = 1.0
     while scale < largest:
         if spent(scale) <= epsilon:
             return scale
@@ -164,36 +172,36 @@ def _enough(spent, epsilon: float, scale: float, largest: float) -> float | None
     return largest if spent(largest) <= epsilon else None
 
 
-def _falling(spent, epsilon: float, lower: float, upper: float):
-    """Moves the lower end of a bracket down until it spends too much."""
-    while spent(lower) <= epsilon:
-        lower, upper = lower / 2, lower
+def _falling(spent, epsilon: float, upper: float):
+    """A bracket whose lower end, 1 or more, spends too much."""
+    lower = max(1.0, upper / 2)
+    while lower > 1 and spent(lower) <= epsilon:
+        lower, upper = max(1.0, lower / 2), lower
     return lower, upper
 
 
-def _too_small(spent, epsilon: float, start: float, population: int, m: int) -> str:
-    best = min(
-        (spent(2.0**k, population, "rdp"), 2.0**k)
-        for k in range(-10, max(1, math.ceil(math.log2(population / m))))
-    )
+def _too_small(spent, epsilon: float, population: int, m: int) -> str:
+    doublings = math.ceil(math.log2(population / m))
+    scales = [*(2.0**k for k in range(doublings)), population / m]
+    best = min(spent(scale, population, "rdp") for scale in scales)
     message = (
         f"population = {population} is too small for epsilon = {epsilon}: scaling the "
-        f"cohort up, with the noise, reaches no less than about {best[0]:.3g}."
+        f"cohort up, with the noise, reaches no less than about {best:.3g}."
     )
+
+    def enough(people: int) -> bool:
+        return (
+            _enough(lambda a: spent(a, people, "rdp"), epsilon, people / m) is not None
+        )
+
     people = population
     for _ in range(40):
         people *= 2
-        if (
-            _enough(lambda a, n=people: spent(a, n, "rdp"), epsilon, start, people / m)
-            is not None
-        ):
+        if enough(people):
             low, high = people // 2, people
             while high > 1.05 * low:
                 middle = (low + high) // 2
-                reached = _enough(
-                    lambda a, n=middle: spent(a, n, "rdp"), epsilon, start, middle / m
-                )
-                low, high = (low, middle) if reached is not None else (middle, high)
+                low, high = (low, middle) if enough(middle) else (middle, high)
             # Two digits, rounded up: what is said to be enough should be.
             unit = 10 ** (len(str(high)) - 2)
             high = -(-int(1.05 * high) // unit) * unit

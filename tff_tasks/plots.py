@@ -2,9 +2,11 @@
 
     python -m tff_tasks.plots --sweeps=runs/sweep_digits
 
-One panel for each sweep. A setting that was not run is not drawn, and captions say how
-many rounds, seeds and server learning rates each sweep had. (Figures 1 and 2 are drawn
-by `tff_tasks.quantile_tracking`.)
+Figure 3 is what clipping costs without noise, 4 the clip norm over the rounds, 5 and 6
+adaptive and fixed clipping with noise, 7 the median against the best fixed clip norm.
+One panel for each sweep. What was not run is not drawn, and captions say how many
+rounds, seeds and server learning rates each sweep had. (Figures 1 and 2 are drawn by
+`tff_tasks.quantile_tracking`.)
 """
 
 from __future__ import annotations
@@ -99,6 +101,13 @@ class Results:
         better = max if self.settings["higher_is_better"] else min
         return better(rows, key=lambda row: row.summary) if rows else None
 
+    def has(self, clipping: str, noise: bool | None = None) -> bool:
+        """Whether anything of a kind was run: with noise, without, or either."""
+        return any(
+            noise is None or (row.noise_multiplier > 0) == noise
+            for row in self._searched(clipping)
+        )
+
     def caption(self) -> str:
         """What was run, in words."""
         rows = [
@@ -135,8 +144,27 @@ def _baseline(one, result):
         )
 
 
-def figure_3(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+def figure_3(results: list[Results]) -> Any:
+    """The metric at five quantiles against no clipping, without noise."""
+    results = [r for r in results if r.has("adaptive", noise=False)]
+    if not results:
+        return None
+    picture, axes = _panels(results, "Clipping without noise")
+    for one, result in zip(axes, results, strict=True):
+        _baseline(one, result)
+        _lines(one, result, "adaptive", only=(0.0,))
+        one.set_xlabel("target quantile")
+        one.set_ylabel(result.metric)
+        one.set_xticks(studies.QUANTILES)
+        one.legend(fontsize=8)
+    return picture
+
+
+def figure_4(results: list[Results]) -> Any:
     """The clip norm over the rounds, at five quantiles, without noise."""
+    results = [r for r in results if r.has("adaptive", noise=False)]
+    if not results:
+        return None
     picture, axes = _panels(
         results, "Clip norm that follows a quantile of update norms, without noise"
     )
@@ -157,20 +185,7 @@ def figure_3(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
         one.set_xlabel("round")
         one.legend(title="quantile", fontsize=8, title_fontsize=8)
     axes[0].set_ylabel("clip norm (log scale)")
-    return pictures.save(picture, directory / "figure_3.png")
-
-
-def figure_4(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
-    """The metric at five quantiles against no clipping, without noise."""
-    picture, axes = _panels(results, "Clipping without noise")
-    for one, result in zip(axes, results, strict=True):
-        _baseline(one, result)
-        _lines(one, result, "adaptive", only=(0.0,))
-        one.set_xlabel("target quantile")
-        one.set_ylabel(result.metric)
-        one.set_xticks(studies.QUANTILES)
-        one.legend(fontsize=8)
-    return pictures.save(picture, directory / "figure_4.png")
+    return picture
 
 
 def _lines(one, result, clipping, only=None):
@@ -189,8 +204,11 @@ def _lines(one, result, clipping, only=None):
         )
 
 
-def figure_5(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+def figure_5(results: list[Results]) -> Any:
     """The metric at five quantiles and several levels of noise."""
+    results = [r for r in results if r.has("adaptive", noise=True)]
+    if not results:
+        return None
     picture, axes = _panels(results, "Adaptive clipping with noise")
     for one, result in zip(axes, results, strict=True):
         _baseline(one, result)
@@ -199,11 +217,14 @@ def figure_5(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
         one.set_ylabel(result.metric)
         one.set_xticks(studies.QUANTILES)
         one.legend(fontsize=8)
-    return pictures.save(picture, directory / "figure_5.png")
+    return picture
 
 
-def figure_6(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
+def figure_6(results: list[Results]) -> Any:
     """The metric at five fixed clip norms and several levels of noise."""
+    results = [r for r in results if r.has("fixed")]
+    if not results:
+        return None
     picture, axes = _panels(results, "Fixed clipping with noise")
     for one, result in zip(axes, results, strict=True):
         _baseline(one, result)
@@ -215,11 +236,11 @@ def figure_6(results: list[Results], directory: pathlib.Path) -> pathlib.Path:
         one.set_xlabel("clip norm (log scale)")
         one.set_ylabel(result.metric)
         one.legend(fontsize=8)
-    return pictures.save(picture, directory / "figure_6.png")
+    return picture
 
 
-def figure_7(results: list[Results], directory: pathlib.Path) -> pathlib.Path | None:
-    """The median against the best fixed norm, with many seeds; None if none ran."""
+def figure_7(results: list[Results]) -> Any:
+    """The median against the best fixed norm, with many seeds."""
     results = [r for r in results if r.settings.get("figure_7")]
     if not results:
         return None
@@ -261,7 +282,11 @@ def figure_7(results: list[Results], directory: pathlib.Path) -> pathlib.Path | 
             f"{found['runs']} seeds",
             fontsize=9,
         )
-    return pictures.save(picture, directory / "figure_7.png")
+    return picture
+
+
+#: By the numbers of the paper. Each returns None if nothing of it was run.
+FIGURES = {3: figure_3, 4: figure_4, 5: figure_5, 6: figure_6, 7: figure_7}
 
 
 def draw(config: PlotConfig) -> str:
@@ -269,13 +294,17 @@ def draw(config: PlotConfig) -> str:
     directories = [pathlib.Path(part) for part in config.sweeps.split(",")]
     results = [Results(directory) for directory in directories]
     target = pathlib.Path(config.output_dir or directories[0])
-    drawn = [
-        figure(results, target)
-        for figure in (figure_3, figure_4, figure_5, figure_6, figure_7)
+    drawn = {number: figure(results) for number, figure in FIGURES.items()}
+    written = [
+        str(pictures.save(picture, target / f"figure_{number}.png"))
+        for number, picture in drawn.items()
+        if picture is not None
     ]
-    written = [str(path) for path in drawn if path is not None]
-    missing = "" if drawn[-1] else "\nFigure 7 was not run."
-    return "\n".join(["Written:", *written]) + missing
+    lines = ["Written:", *written]
+    missing = [number for number, picture in drawn.items() if picture is None]
+    if missing:
+        lines.append(f"Not run, and so not drawn: {', '.join(map(str, missing))}.")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

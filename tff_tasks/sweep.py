@@ -50,7 +50,7 @@ class SweepConfig:
     server_rate_factors: str = settings.words(
         _RATE_FACTORS, "What the server learning rate is multiplied by."
     )
-    seeds: int = settings.count(1, "Runs of each setting in Figures 4 to 6.")
+    seeds: int = settings.count(1, "Runs of each setting in Figures 3 to 6.")
     final_seeds: int = settings.count(20, "Runs of each setting in Figure 7.")
     clip_range: str = settings.words(
         "discover",

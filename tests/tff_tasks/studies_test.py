@@ -1,6 +1,7 @@
 """Sweeps, figures, the recipe, and following quantiles."""
 
 import csv
+import dataclasses
 import json
 import re
 
@@ -8,6 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from tfdpclip import files
 from tff_tasks import plots, quantile_tracking, recipe, studies, sweep
 from tff_tasks.config import RunConfig
 from tff_tasks.quantile_tracking import TrackingConfig
@@ -175,6 +177,51 @@ def test_figures_are_drawn(swept, tmp_path):
     for path in tmp_path.iterdir():
         picture = matplotlib.image.imread(path)
         assert 0.005 < np.mean(picture[..., :3] < 0.9) < 0.5
+
+
+def sweep_of(directory, *settings):
+    """The files of a sweep of one run for each (clipping, level, noise)."""
+    rows = []
+    for k, (clipping, level, noise) in enumerate(settings):
+        (directory / f"run{k}").mkdir(parents=True)
+        (directory / f"run{k}" / "metrics.csv").write_text(
+            "round,clip_norm\n0,0.1\n1,0.2\n"
+        )
+        rows.append(studies.Row(clipping, level, noise, 1.0, 1, 0.9, 0.9, 2, f"run{k}"))
+    table = files.table_text([dataclasses.asdict(row) for row in rows])
+    (directory / studies.TABLE).write_text(table)
+    about = {"title": "Some task", "metric": "accuracy", "higher_is_better": True}
+    (directory / studies.SETTINGS).write_text(json.dumps(about))
+    return directory
+
+
+def test_figures_have_the_papers_numbers(tmp_path):
+    adaptive = [("adaptive", q, 0.0) for q in studies.QUANTILES]
+    results = [plots.Results(sweep_of(tmp_path, *adaptive))]
+    # 3: the impact of clipping without noise; 4: the clip norm over the rounds.
+    (three,), (four,) = (plots.FIGURES[n](results).axes for n in (3, 4))
+    assert (three.get_xlabel(), three.get_ylabel()) == ("target quantile", "accuracy")
+    assert (four.get_xlabel(), four.get_ylabel()[:9]) == ("round", "clip norm")
+    assert len(four.lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("run", "drawn"),
+    [
+        ([("none", 0.0, 0.0)], set()),
+        ([("adaptive", 0.5, 0.0)], {3, 4}),
+        ([("adaptive", 0.5, 0.3)], {5}),
+        ([("fixed", 1.0, 0.0), ("fixed", 2.0, 0.3)], {6}),
+    ],
+)
+def test_no_figure_of_what_was_not_run(run, drawn, tmp_path):
+    directory = sweep_of(tmp_path / "sweep", *run)
+    text = plots.draw(plots.PlotConfig(str(directory), str(tmp_path / "out")))
+    assert {path.name for path in tmp_path.glob("out/*")} == {
+        f"figure_{n}.png" for n in drawn
+    }
+    missing = ", ".join(str(n) for n in range(3, 8) if n not in drawn)
+    assert f"not drawn: {missing}." in text
 
 
 def test_figures_need_a_sweep(tmp_path):

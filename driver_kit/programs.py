@@ -12,7 +12,7 @@ from absl import logging
 
 from driver_kit import reports, settings
 from driver_kit.settings import UsageError
-from tfdpclip import files
+from tfdpclip import files, pictures
 
 
 class Result(Protocol):
@@ -20,7 +20,8 @@ class Result(Protocol):
 
     Attributes:
       tables: Rows by file name without ending; each becomes a CSV file.
-      figures: Matplotlib figures by file name without ending; each becomes a PNG file.
+      figures: Matplotlib figures by file name without ending; each becomes a file in
+        each of `--figure_format`.
     """
 
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -43,7 +44,8 @@ class Outcome:
       privacy: The privacy statement (or its text), or why there is none.
       caveats: What the statement does not cover, and what to know besides.
       tables: Rows by file name without ending; each becomes a CSV file.
-      figures: Matplotlib figures by file name without ending; each becomes a PNG file.
+      figures: Matplotlib figures by file name without ending; each becomes a file in
+        each of `--figure_format`.
       shown: Names of the tables that the report shows in full.
       numbers: Results for config.json.
     """
@@ -89,8 +91,9 @@ def write(result: Result, used: Any, directory: pathlib.Path) -> list[str]:
         names.append(f"{name}.csv")
         files.write_atomically(directory / names[-1], files.table_text(rows))
     for name, figure in result.figures.items():
-        names.append(f"{name}.png")
-        files.save_figure(figure, directory / names[-1], dpi=130)
+        kinds = getattr(used, "figure_format", ("png",))
+        paths = pictures.save_as(figure, directory / name, kinds)
+        names += [path.name for path in paths]
     # Last: where there is a report, there is all that it is about.
     files.write_atomically(directory / reports.REPORT, text)
     return names

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from driver_kit import command_line
+from tfdpclip import pictures
 
 Settings = TypeVar("Settings")
 
@@ -233,6 +234,11 @@ def switch(default: bool, text: str) -> Any:
 def output_dir(name: str) -> Any:
     """The field that every program has."""
     return words(f"runs/{name}", "Where to write report.txt, tables and figures.")
+
+
+def figure_format() -> Any:
+    """The field that every program with figures has."""
+    return choices(("png",), pictures.FORMATS, "What to write figures as.")
 
 
 def delta() -> Any:

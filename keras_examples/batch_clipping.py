@@ -101,6 +101,7 @@ class Settings:
     augment: bool = settings.switch(True, "Whether to crop and mirror at random.")
     delta: float = settings.delta()
     seed: int | None = settings.seed()
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("batch_clipping")
 
 

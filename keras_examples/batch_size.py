@@ -87,6 +87,7 @@ class Settings:
         ("ceil", "floor", "loader", "framework"),
         "How sampling rate and steps follow from the batch size.",
     )
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("batch_size")
 
 
@@ -217,7 +218,8 @@ def _plot(used, rows, quantity, axis, title):
     ax.set_ylabel(quantity.replace("_", " ") + " (clip norms)")
     ax.legend(fontsize=8, ncols=2 if len(groups) > 6 else 1)
     circles = "; circles: chosen" if any(r["chosen"] for r in rows) else ""
-    picture.suptitle(
+    pictures.title(
+        picture,
         f"{title}\n{used.num_examples} examples, δ = {used.delta:g}{circles}",
         fontsize=10.5,
     )

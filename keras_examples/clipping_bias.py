@@ -62,6 +62,7 @@ class Settings:
     )
     delta: float = settings.delta()
     seed: int = settings.count(0, "For points, draws and noise.", least=0)
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("clipping_bias")
 
 
@@ -317,7 +318,8 @@ def _plot(used, curves, rows):
         ax.set_title(f"Problem {problem}", fontsize=11)
     axes[0, 0].set_ylabel("distance to the minimum")
     axes[0, -1].legend(fontsize=9)
-    picture.suptitle(
+    pictures.title(
+        picture,
         f"Clipped descent with noise k before clipping (mean and range of "
         f"{used.repeats} runs;\ntriangles: where the expected clipped gradient is 0)",
         fontsize=10.5,

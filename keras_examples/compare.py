@@ -74,6 +74,7 @@ class Settings:
         3, "Runs per choice of clip norm and learning rate."
     )
     repeats: int = settings.count(6, "Fresh runs of the chosen settings.", least=2)
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("compare")
 
 
@@ -242,7 +243,8 @@ def _plot(used, results):
             ax.set_title(f"{variant}, epsilon = {epsilon:g}", fontsize=10.5)
             if i == rows - 1:
                 ax.set_xlabel("macro accuracy on test images (%)")
-    picture.suptitle(
+    pictures.title(
+        picture,
         "Clip rules on digits: mean and 95 % interval over runs\n"
         "(grey: each fixed clip norm; blue: each rule with its best settings)",
         fontsize=11,

@@ -139,6 +139,7 @@ class Settings:
         "Whether to measure the training images' gradient norms without noise, for the "
         "plot. This is not private.",
     )
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.words(
         "runs/digits", "Where to write report.txt, digits.png and the rest."
     )

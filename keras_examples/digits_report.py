@@ -189,7 +189,7 @@ def plot(run: Run) -> figure.Figure:
     for axes in (epsilon, norms):
         axes.set_xlabel("training step (one noise draw each)")
     accuracy.tick_params(labelbottom=False)
-    picture.suptitle(_title(run), fontsize=12)
+    pictures.title(picture, _title(run), fontsize=12)
     return picture
 
 
@@ -233,9 +233,13 @@ def _plot_accuracy(axes, steps, run):
     if run.baseline is not None:
         label = f"same network without privacy: {run.baseline:.1%}"
         axes.axhline(run.baseline, color=_GREY, linestyle=":", label=label)
-    axes.axhline(1 / run.classes, color=_GREY, linewidth=0.8, label="guessing")
+    label = f"guessing: {1 / run.classes:.0%}"
+    axes.axhline(1 / run.classes, color=_GREY, linewidth=0.8, label=label)
     axes.set_ylabel("test accuracy")
-    axes.set_ylim(0, 1.03)
+    seen = values[1:] or values
+    pictures.accuracy_axis(
+        axes, seen if run.baseline is None else [*seen, run.baseline]
+    )
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.12), fontsize=9)
 

@@ -75,6 +75,7 @@ class Settings:
     physical_batch_size: int = settings.count(512, "Most images at a time.")
     epochs: int = settings.count(60, "Epochs.")
     seed: int | None = settings.seed()
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("gradient_symmetry")
 
 
@@ -245,24 +246,32 @@ def _scatter(panels, title):
     picture, axes = pictures.new(0.6 + 3.0 * columns, 0.9 + 2.9 * rows, rows, columns)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
+    # One kind of scale in all panels, so that they can be compared.
+    logarithmic = pictures.heavy_tailed(
+        [one.projections[k] for one, k in panels.values()]
+    )
     for ax, (name, (one, k)) in zip(axes.flat, panels.items(), strict=False):
         points, mean = one.projections[k], one.means[k]
-        ax.scatter(*points.T, s=5, alpha=0.45, color=pictures.COLORS[0], lw=0)
+        place = pictures.plane(ax, points, logarithmic)
+        ax.scatter(*place(points).T, s=5, alpha=0.45, color=pictures.COLORS[0], lw=0)
+        # Open and thin: there may be points below.
         ax.scatter(
-            *mean, marker="X", s=60, color=pictures.COLORS[1], label="mean gradient"
+            *place(mean),
+            s=70,
+            facecolors="none",
+            edgecolors=pictures.COLORS[1],
+            linewidths=1.8,
+            label="mean gradient",
         )
-        ax.scatter(0, 0, marker="+", s=70, color="black", label="zero")
-        reach = 1.05 * max(np.quantile(np.abs(points), 0.995), 1e-9)
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), title=name)
-        ax.set_aspect("equal")
-        ax.title.set_fontsize(10.5)
+        ax.scatter(0, 0, marker="+", s=50, color="black", lw=1, label="zero")
+        ax.set_title(name, fontsize=10.5)
     axes.flat[0].legend(fontsize=8)
     picture.supxlabel(
-        "projected gradient (loss per unit of weight); the axes end at the 99.5 % "
-        "quantile",
+        "projected gradient (loss per unit of weight), all examples"
+        + ("; circles: distances from zero, on a logarithmic scale" * logarithmic),
         fontsize=8.5,
     )
-    picture.suptitle(title, fontsize=11)
+    pictures.title(picture, title, fontsize=11)
     return picture
 
 
@@ -277,7 +286,7 @@ def _cosines(found, name):
         ax.set_title(f"epoch {epoch}: {share:.0%} negative", fontsize=10.5)
         ax.set_xlabel("cosine with the mean gradient")
     axes[0, 0].set_ylabel("examples")
-    picture.suptitle(f"{name}: single gradients against their mean", fontsize=11)
+    pictures.title(picture, f"{name}: single gradients against their mean", fontsize=11)
     return picture
 
 

@@ -45,6 +45,7 @@ class Settings:
     )
     epochs: int = settings.count(60, "How often to go through the images.")
     seed: int | None = settings.seed()
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("mnist_cnn")
 
 

@@ -224,29 +224,36 @@ def caveats(images: image_data.Images, used: Any) -> list[str]:
 
 
 def curves(runs: dict[str, list[dict[str, float]]], title: str, guess: float):
-    """Test accuracy by epoch of one or several runs, and epsilon where there is one."""
+    """Test accuracy by epoch of some runs, and epsilon of the private ones."""
+    # Without noise epsilon is infinite.
     private = any(
-        np.isfinite(r[-1]["epsilon"]) and r[-1]["epsilon"] for r in runs.values()
+        np.isfinite(rows[-1].get("epsilon", np.nan)) for rows in runs.values()
     )
     columns = 2 if private else 1
     picture, axes = pictures.new(5.2 * columns, 3.8, 1, columns)
+    seen = []
     for k, (name, rows) in enumerate(runs.items()):
         epochs = [row["epoch"] for row in rows]
         look = pictures.style(k, marked=len(rows) < 15)
-        axes[0, 0].plot(
-            epochs, [100 * r["test_accuracy"] for r in rows], label=name, **look
-        )
-        if private:
+        values = [100 * r["test_accuracy"] for r in rows]
+        axes[0, 0].plot(epochs, values, label=name, **look)
+        # Before training it guesses, which would flatten all that follows.
+        seen += values[1:] or values
+        if private and "epsilon" in rows[-1]:
             axes[0, 1].plot(epochs, [r["epsilon"] for r in rows], label=name, **look)
-    axes[0, 0].axhline(100 * guess, color=pictures.GREY, lw=0.8, label="guessing")
-    axes[0, 0].set(xlabel="epoch", ylabel="test accuracy (%)", ylim=(0, 102))
+    label = f"guessing: {guess:.0%}"
+    axes[0, 0].axhline(100 * guess, color=pictures.GREY, lw=0.8, label=label)
+    axes[0, 0].set(xlabel="epoch", ylabel="test accuracy (%)")
+    pictures.accuracy_axis(axes[0, 0], seen, most=100)
     axes[0, 0].legend(fontsize=8.5)
     for ax in axes[0]:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     if private:
         axes[0, 1].set(xlabel="epoch", ylabel="epsilon spent")
         axes[0, 1].set_ylim(bottom=0)
-    picture.suptitle(title, fontsize=11)
+        if len(runs) > 1:
+            axes[0, 1].legend(fontsize=8.5)
+    pictures.title(picture, title)
     return picture
 
 

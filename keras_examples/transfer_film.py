@@ -96,6 +96,7 @@ class Settings:
         "have cost. Of the frozen network: --trainable=head. PRIVATE.",
     )
     seed: int | None = settings.seed()
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("transfer_film")
 
 
@@ -340,7 +341,8 @@ def _plot(accuracy, name):
     picture, axes = pictures.new(6.5, 3.8)
     ax = axes[0, 0]
     ordered = np.sort(accuracy.accuracy)[::-1]
-    ax.bar(range(len(ordered)), 100 * ordered, color=pictures.COLORS[0])
+    # Points, not bars: the axis need not begin at 0.
+    ax.plot(range(len(ordered)), 100 * ordered, "o", color=pictures.COLORS[0])
     ax.axhline(
         100 * accuracy.macro,
         color=pictures.COLORS[1],
@@ -348,11 +350,11 @@ def _plot(accuracy, name):
         label=f"macro accuracy {accuracy.macro:.1%}",
     )
     ax.set(xlabel="class, the easiest on the left", ylabel="test accuracy (%)")
-    ax.set_ylim(0, 105)
+    pictures.accuracy_axis(ax, 100 * ordered, most=100)
     if len(ordered) <= 12:
         ax.set_xticks(range(len(ordered)), [str(c) for c in accuracy.order])
     ax.legend(fontsize=9)
-    picture.suptitle(f"Accuracy by class, {name}", fontsize=11)
+    pictures.title(picture, f"Accuracy by class, {name}", fontsize=11)
     return picture
 
 

@@ -110,6 +110,7 @@ class Settings:
         None, "Stop each search after this many.", good=100, least=0
     )
     dry_run: bool = settings.switch(False, "Only say how many runs there would be.")
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("tune_grid")
 
 
@@ -360,7 +361,8 @@ def _curves(rows, name):
     if any(r["clip_norm"] != "auto_s" for r in rows):
         ax.set_xscale("log")
     ax.legend(fontsize=8.5)
-    picture.suptitle(
+    pictures.title(
+        picture,
         f"{name}: batch size and learning rate tuned at every clip norm\n"
         "(bands: least to greatest repeat)",
         fontsize=10.5,

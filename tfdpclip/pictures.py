@@ -5,9 +5,14 @@ Figures have no global state, and matplotlib is imported when the first one is m
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from tfdpclip import files
 
@@ -17,6 +22,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vXP"
 GREY = "#666666"
+#: What figures are written as.
+FORMATS = ("png", "pdf", "svg")
 SEQUENTIAL = "viridis"
 PRIVATE_NOTE = "measured without noise: not to be released if the data are private"
 
@@ -86,9 +93,119 @@ def style(index: int, marked: bool = True) -> dict[str, Any]:
     return look
 
 
+def title(figure: Any, text: str, fontsize: float = 11) -> None:
+    """A title over the whole picture, in as many lines as fit into its width."""
+    # A character is some 0.6 times as wide as the font is high; 72 points an inch.
+    most = int(72 * figure.get_figwidth() / (0.6 * fontsize))
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, most)]
+    figure.suptitle("\n".join(lines), fontsize=fontsize)
+
+
+def heavy_tailed(panels: Sequence[np.ndarray]) -> bool:
+    """Whether linear axes that show all points show most of them as one blot.
+
+    >>> heavy_tailed([np.array([[1.0, 2.0], [3.0, -2.0]])])
+    False
+    >>> heavy_tailed([np.array([[1e-4, 0.0], [0.0, 1e-4], [3.0, -2.0]])])
+    True
+    """
+    return any(
+        np.median(np.linalg.norm(points, axis=1)) < 0.05 * np.abs(points).max()
+        for points in panels
+    )
+
+
+def plane(
+    ax: Any, points: np.ndarray, logarithmic: bool
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Sets axes around zero in which all of `points` are to be seen.
+
+    Args:
+      ax: the axes.
+      points: `[n, 2]`.
+      logarithmic: whether distances from zero, of which circles show some, are on a
+        logarithmic scale. Directions stay, so what is symmetric about zero looks so.
+
+    Returns:
+      Where in the axes to draw points, `[..., 2]`.
+    """
+    lengths = np.linalg.norm(points, axis=1)
+    far = float(lengths.max()) or 1.0
+    ax.set_box_aspect(1)
+    if not logarithmic:
+        reach = 1.08 * float(np.abs(points).max()) or 1.0
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
+        ax.locator_params(nbins=5)
+        return lambda given: np.asarray(given)
+    near = max(float(np.quantile(lengths[lengths > 0], 0.1)), 1e-4 * far)
+    near = 10.0 ** math.floor(math.log10(near))
+
+    def radius(length):
+        return np.log10(1 + length / near)
+
+    decades = round(math.log10(10.0 ** math.ceil(math.log10(far)) / near))
+    step = math.ceil(decades / 3)
+    for k in range(decades, -1, -step):
+        size = near * 10.0**k
+        angles = np.linspace(0, 2 * np.pi, 181)
+        rim = radius(size) * np.array([np.cos(angles), np.sin(angles)])
+        ax.plot(*rim, color="#bbbbbb", lw=0.7, zorder=0)
+        ax.annotate(
+            f"{size:g}",
+            (0, radius(size)),
+            fontsize=7.5,
+            color=GREY,
+            ha="center",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
+        )
+    reach = 1.08 * radius(near * 10.0**decades)
+    ax.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+
+    def place(given):
+        given = np.asarray(given)
+        length = np.linalg.norm(given, axis=-1, keepdims=True)
+        return given * radius(length) / np.maximum(length, 1e-300)
+
+    return place
+
+
+def accuracy_axis(ax: Any, values: Any, *, most: float = 1.0) -> None:
+    """Limits for accuracies: around the values, rather than from 0.
+
+    Args:
+      ax: the axes, whose vertical axis it is.
+      values: what is to be seen. Leave out what may lie below, as before training.
+      most: what all right is, 1 or 100.
+    """
+    found = np.asarray(values, np.float64)
+    found = found[np.isfinite(found)]
+    if not found.size:
+        return
+    low, high = float(found.min()), float(found.max())
+    margin = max(0.08 * (high - low), 0.005 * most)
+    ax.set_ylim(max(-0.02 * most, low - margin), min(1.01 * most, high + margin))
+
+
 def note(figure: Any, text: str = PRIVATE_NOTE) -> None:
     """A line of small text under the picture."""
     figure.supxlabel(text, fontsize=7.5, color=GREY)
+
+
+def save_as(
+    figure: Any, path: str | os.PathLike[str], formats: Sequence[str] = ("png",)
+) -> list[pathlib.Path]:
+    """Writes a figure in each of the formats; returns the paths.
+
+    Args:
+      figure: the figure.
+      path: the file without its ending.
+      formats: which of `FORMATS`.
+    """
+    path = pathlib.Path(path)
+    # Not with_suffix: names may have points in them, as eps_0.25.
+    return [save(figure, path.with_name(f"{path.name}.{kind}")) for kind in formats]
 
 
 def save(figure: Any, path: str | os.PathLike[str]) -> pathlib.Path:

@@ -31,6 +31,7 @@ class PlotConfig:
         "runs/sweep_digits", "Directories of sweeps, separated by commas."
     )
     output_dir: str = settings.words("", "Where figures go. Default: the first sweep.")
+    figure_format: tuple[str, ...] = settings.figure_format()
 
     def __post_init__(self):
         settings.check(self)
@@ -129,7 +130,7 @@ def _panels(results: list[Results], title: str) -> Any:
     picture, axes = pictures.new(5.6 * len(results), 4.4, 1, len(results))
     for one, result in zip(axes[0], results, strict=True):
         one.set_title(f"{result.title}\n{result.caption()}", fontsize=9)
-    picture.suptitle(title, fontsize=12)
+    pictures.title(picture, title, fontsize=12)
     return picture, axes[0]
 
 
@@ -296,9 +297,12 @@ def draw(config: PlotConfig) -> str:
     target = pathlib.Path(config.output_dir or directories[0])
     drawn = {number: figure(results) for number, figure in FIGURES.items()}
     written = [
-        str(pictures.save(picture, target / f"figure_{number}.png"))
+        str(path)
         for number, picture in drawn.items()
         if picture is not None
+        for path in pictures.save_as(
+            picture, target / f"figure_{number}", config.figure_format
+        )
     ]
     lines = ["Written:", *written]
     missing = [number for number, picture in drawn.items() if picture is None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import statistics
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -54,6 +55,7 @@ class TrackingConfig:
         None, "Default: population^-1.1.", good=1e-6, above=0, below=1
     )
     seed: int | None = settings.count(None, "Repeats the run.", good=1, least=0)
+    figure_format: tuple[str, ...] = settings.figure_format()
 
     def __post_init__(self):
         settings.check(self)
@@ -161,7 +163,7 @@ def statement(config: TrackingConfig) -> str:
     )
 
 
-def plot_losses(path: pathlib.Path) -> pathlib.Path:
+def plot_losses() -> Any:
     """Figure 1."""
     picture, axes = pictures.new(6.5, 4)
     one = axes[0, 0]
@@ -177,13 +179,11 @@ def plot_losses(path: pathlib.Path) -> pathlib.Path:
     one.set_ylabel("average loss")
     one.set_ylim(0, None)
     one.legend(fontsize=9)
-    one.set_title("The loss is least at the quantile (thick)", fontsize=11)
-    return pictures.save(picture, path)
+    pictures.title(picture, "The loss is least at the quantile (thick)")
+    return picture
 
 
-def plot_paths(
-    config: TrackingConfig, paths: dict[str, np.ndarray], path: pathlib.Path
-) -> pathlib.Path:
+def plot_paths(config: TrackingConfig, paths: dict[str, np.ndarray]) -> Any:
     """Figure 2."""
     picture, axes = pictures.new(13.8, 4.2, 1, 3)
     for one, (name, mean, stddev) in zip(axes[0], distributions(config), strict=True):
@@ -202,12 +202,13 @@ def plot_paths(
     axes[0, 0].set_ylabel("estimate (dotted: the true quantile)")
     axes[0, 1].legend(title="quantile", fontsize=8, title_fontsize=8, loc="lower right")
     m, stddev = config.clients_per_round, count_stddev(config)
-    picture.suptitle(
+    pictures.title(
+        picture,
         f"Estimates of five quantiles: {m} values a round, noise {stddev:g} on the "
         "count",
         fontsize=12,
     )
-    return pictures.save(picture, path)
+    return picture
 
 
 def write(config: TrackingConfig) -> str:
@@ -220,8 +221,8 @@ def write(config: TrackingConfig) -> str:
         for k, row in enumerate(zip(*paths.values(), strict=True))
     ]
     files.write_atomically(directory / "tracking.csv", files.table_text(rows))
-    plot_losses(directory / "figure_1.png")
-    plot_paths(config, paths, directory / "figure_2.png")
+    for number, picture in ((1, plot_losses()), (2, plot_paths(config, paths))):
+        pictures.save_as(picture, directory / f"figure_{number}", config.figure_format)
     lines = [
         "True quantiles, and the average of the last quarter of the estimates:",
         "",

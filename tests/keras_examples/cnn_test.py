@@ -66,7 +66,7 @@ def test_mnist_from_small_files(tmp_path, model):
     for words in (
         "differential privacy",
         "Poisson, rate 0.25",
-        "64 images (MNIST)",
+        "64 images (images in MNIST's format",
         "outside the guarantee",
         "add or remove one record",
     ):

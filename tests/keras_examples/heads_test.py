@@ -199,24 +199,32 @@ def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
 
 @pytest.mark.slow
 def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
-    norms_and_weights.main(
-        [
-            "norms_and_weights",
-            f"--features={write_features(tmp_path / 'f.npz', ledger=film_ledger())}",
-            "--epsilons=1",
-            "--clip_norms=1",
-            "--learning_rates=0.1",
-            "--batch_size=30",
-            "--epochs=2",
-            "--repeats=1",
-            f"--output_dir={tmp_path / 'out'}",
-        ]
+    path = write_features(tmp_path / "f.npz", ledger=film_ledger())
+    outcome = norms_and_weights.run(
+        norms_and_weights.Settings(
+            features=path,
+            epsilons=(1.0,),
+            clip_norms=(0.1, 10.0),
+            learning_rates=(0.1,),
+            batch_size=30,
+            epochs=2,
+            repeats=1,
+        )
     )
     how = heads.plan(90, 30, 2, 1.0, 1e-5)
     both = together(how.scheme, how.noise_multiplier, how.steps)
-    report = words_of(tmp_path / "out")
+    report = outcome.report()
     assert f"({both:.4g}, 1e-05)-differential privacy" in report
     assert "trained on these very records" in report
+    assert "not looked at, with one epsilon" in " ".join(report.split())
+    # A clip norm has one colour in both panels.
+    weights, accuracies = (
+        {line.get_label(): line.get_color() for line in ax.get_legend().get_lines()}
+        for ax in outcome.figures["retained_weight_eps_1"].axes
+    )
+    assert set(weights) == {"clip norm 0.1", "clip norm 1", "clip norm 10"}
+    assert set(accuracies) == {"clip norm 0.1", "clip norm 10"}
+    assert all(weights[label] == accuracies[label] for label in accuracies)
 
 
 @pytest.mark.parametrize(

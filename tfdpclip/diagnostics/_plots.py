@@ -56,7 +56,7 @@ def violins(norms, path, clip_norms, xlabel, title, public):
     _log_ticks(ax)
     ax.set_xlabel(xlabel)
     ax.set_ylabel("gradient norm (loss per unit of weight)")
-    ax.set_title(title, fontsize=11)
+    pictures.title(figure, title)
     ax.legend(handles=handles, fontsize=8, frameon=False, loc="best")
     notes = [] if public else [pictures.PRIVATE_NOTE]
     if left_out:
@@ -66,7 +66,9 @@ def violins(norms, path, clip_norms, xlabel, title, public):
     return pictures.finish(figure, path)
 
 
-def class_weights(weights, path, order, differences, xlabel, title, public):
+def class_weights(
+    weights, path, order, differences, difference_label, xlabel, title, public
+):
     """Relative weights by class; below, differences in accuracy."""
     rows = 2 if differences else 1
     count = len(order)
@@ -86,7 +88,7 @@ def class_weights(weights, path, order, differences, xlabel, title, public):
     ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("relative retained weight")
-    ax.set_title(title, fontsize=11)
+    pictures.title(figure, title)
     ax.legend(fontsize=8, frameon=False)
     if differences:
         low = axes[1, 0]
@@ -98,7 +100,7 @@ def class_weights(weights, path, order, differences, xlabel, title, public):
             look = pictures.style(index, marked=count <= 30)
             low.plot(x, np.asarray(values)[places], label=label, **look)
         low.axhline(0.0, color=pictures.GREY, linewidth=0.8)
-        low.set_ylabel("difference in accuracy")
+        low.set_ylabel(difference_label)
         low.legend(fontsize=8, frameon=False)
     last = axes[-1, 0]
     step = max(1, math.ceil(count / 25))
@@ -118,22 +120,24 @@ def geometry(found, path, title, public):
         3.1 * columns, 3.1 * rows + 0.6, rows, columns, grid=None
     )
     cells = list(axes.flat)
+    logarithmic = pictures.heavy_tailed(found.projections)
     for k, (points, mean) in enumerate(
         zip(found.projections, found.means, strict=True)
     ):
         ax = cells[k]
-        ax.scatter(*points.T, s=5, alpha=0.45, color=pictures.COLORS[0], linewidths=0)
+        place = pictures.plane(ax, points, logarithmic)
+        look = {"s": 5, "alpha": 0.45, "color": pictures.COLORS[0], "linewidths": 0}
+        ax.scatter(*place(points).T, **look)
         ax.axhline(0, color=pictures.GREY, linewidth=0.7, zorder=0)
         ax.axvline(0, color=pictures.GREY, linewidth=0.7, zorder=0)
         color = pictures.COLORS[1]
-        ax.plot(*mean, "o", mfc="none", mec=color, mew=2, markersize=9, label="mean")
+        ax.plot(
+            *place(mean), "o", mfc="none", mec=color, mew=2, markersize=9, label="mean"
+        )
         ax.set_title(f"random projection {k + 1}", fontsize=9)
-        # Most of the points rather than the farthest one.
-        reach = 1.1 * np.quantile(np.abs(points), 0.995) or 1.0
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-        ax.locator_params(nbins=5)
         if k % columns == 0:
-            ax.set_ylabel("loss per unit of weight", fontsize=9)
+            scale = " (circles: log scale)" if logarithmic else ""
+            ax.set_ylabel(f"loss per unit of weight{scale}", fontsize=9)
         if k == 0:
             ax.legend(fontsize=8, frameon=False)
     ax = cells[panels - 1]
@@ -144,7 +148,7 @@ def geometry(found, path, title, public):
     ax.set_xlabel(f"{100 * np.mean(found.cosines < 0):.0f} % below 0", fontsize=9)
     for ax in cells[panels:]:
         ax.set_visible(False)
-    figure.suptitle(f"{title} ({len(found.norms)} examples)", fontsize=11)
+    pictures.title(figure, f"{title} ({len(found.norms)} examples)", fontsize=11)
     if not public:
         pictures.note(figure)
     return pictures.finish(figure, path)
@@ -192,7 +196,7 @@ def clip_history(rows, path, public):
         ax.set_yscale("log")
     ax.set_xlabel("steps")
     ax.set_ylabel("gradient norm (loss per unit of weight)")
-    ax.set_title("Clip norm and gradient norms while training", fontsize=11)
+    pictures.title(figure, "Clip norm and gradient norms while training")
     ax.legend(fontsize=8, frameon=False)
     if not public:
         pictures.note(figure)
@@ -212,7 +216,7 @@ def signal_history(rows, groups, path, public):
     ax.set_yscale("log")
     ax.set_xlabel("steps")
     ax.set_ylabel("signal / noise of one step")
-    ax.set_title("Signal-to-noise ratio by layer", fontsize=11)
+    pictures.title(figure, "Signal-to-noise ratio by layer")
     ax.legend(fontsize=8, frameon=False, ncols=1 + len(groups) // 12)
     if not public:
         pictures.note(figure)

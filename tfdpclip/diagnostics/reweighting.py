@@ -241,6 +241,7 @@ def plot_class_weights(
     *,
     order: Sequence[Any] | None = None,
     differences: dict[str, Any] | None = None,
+    difference_label: str = "difference in accuracy",
     xlabel: str | None = None,
     title: str = "Retained weight by class",
     public: bool = False,
@@ -255,7 +256,8 @@ def plot_class_weights(
       order: the classes from left to right: `ClassAccuracy.order` for the easiest
         first.
       differences: for each label, `[S]` differences by class in the order of
-        `weights.classes`.
+        `weights.classes`. The label "clip norm 0.1" gets the look of that clip norm.
+      difference_label: what they are differences of.
       xlabel: what to say about the order under the picture.
       title: a title.
       public: whether the data are public.
@@ -300,7 +302,7 @@ def plot_class_weights(
                 f"{len(classes)} classes."
             )
     return _plots.class_weights(
-        weights, path, order, differences, xlabel, title, public
+        weights, path, order, differences, difference_label, xlabel, title, public
     )
 
 

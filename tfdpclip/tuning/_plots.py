@@ -64,7 +64,8 @@ def batch_size(advice, path):
         color=pictures.GREY,
     )
     left.legend(fontsize=8, frameon=False)
-    figure.suptitle(
+    pictures.title(
+        figure,
         f"Noise by batch size: {advice.population} records, {advice.epochs:g} epochs, "
         f"ε = {advice.epsilon:g}, δ = {advice.delta:g}",
         fontsize=11,
@@ -121,7 +122,7 @@ def heatmap(result, path, metric, label, title):
     ax.set_ylabel("expected batch size (records)")
     name = metric if label is None else label
     figure.colorbar(image, ax=ax, label=_sentence(f"{name}, mean of repeats"))
-    ax.set_title(title or _sentence(f"{name} at the best learning rate"), fontsize=11)
+    pictures.title(figure, title or _sentence(f"{name} at the best learning rate"))
     if result.only_best:
         pictures.note(figure, "not to be released: the search's privacy needs that")
     return pictures.finish(figure, path)
@@ -172,7 +173,7 @@ def curves(result, path, x, by, metric, difference_to_best, label, title):
         ax.legend(fontsize=8, frameon=False)
     repeats = max(row["runs"] for row in rows)
     bands = f"; bands: least to greatest of {repeats} runs" if repeats > 1 else ""
-    ax.set_title(title or _sentence(f"{name} by {_NAMES.get(x, x)}"), fontsize=11)
+    pictures.title(figure, title or _sentence(f"{name} by {_NAMES.get(x, x)}"))
     others = [n for n in result.settings if n not in (x, by)]
     several = [n for n in others if len({row[n] for row in result.rows}) > 1]
     tuned = ", ".join(_NAMES.get(n, n) for n in several)

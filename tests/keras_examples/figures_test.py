@@ -1,0 +1,124 @@
+"""Figures and findings show what came out: all of it, under its own name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from driver_kit import programs, settings
+from keras_examples import image_data, optimal_clip, training
+from tests.keras_examples import image_files
+from tfdpclip import diagnostics, pictures
+
+
+def assert_nothing_is_cropped(figure):
+    figure.canvas.draw()
+    texts = [figure._suptitle, *(ax.title for ax in figure.axes)]
+    for text in texts:
+        if text is not None and text.get_text():
+            box = text.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text.get_text()
+
+
+def test_long_titles_fit():
+    rows, curves = [], []
+    for sigma in (0.1, 1.0):
+        rows.append({"step": 0, "sigma": sigma, "clip_norm": 1.0, "mse": 1.0})
+        row = {"step": 0, "sigma": sigma, "noise": 1.0, "clipping_error": 1.0}
+        curves += [{**row, "clip_norm": c, "mse": 2.0} for c in (0.5, 1.0)]
+    assert_nothing_is_cropped(optimal_clip._plot(rows, curves, "gradients.npz"))
+    name = "a network that has a long name, and data whose name is longer still"
+    figure = diagnostics.plot_norms(
+        {"ε = 1": np.ones(5)}, clip_norms=1.0, title=f"Gradient norms, {name}"
+    )
+    assert_nothing_is_cropped(figure)
+    figure, _ = pictures.new(3, 3)
+    figure.suptitle(name)
+    with pytest.raises(AssertionError):
+        assert_nothing_is_cropped(figure)
+
+
+def test_claims_are_those_of_the_numbers():
+    def rows(*clips, step=0):
+        return [
+            {"step": step, "sigma": float(k), "clip_norm": c}
+            for k, c in enumerate(clips)
+        ]
+
+    noise, steps = optimal_clip._falls(rows(3.0, 2.0, 2.0, 0.0))
+    assert "it held in all 3 comparisons" in noise and "not looked at" in steps
+    noise, steps = optimal_clip._falls(
+        rows(3.0, 2.0, 2.5) + rows(4.0, 1.0, 0.5, step=9)
+    )
+    assert "did NOT hold; the clip norm rose in 1 of 4" in noise
+    assert "did NOT hold; the clip norm rose in 1 of 3" in steps
+    noise, _ = optimal_clip._falls(rows(3.0))
+    assert "not looked at" in noise
+
+
+def test_the_epsilon_panel_has_private_runs_only():
+    def run(*accuracies, **spent):
+        return [
+            {"epoch": k, "test_accuracy": a, **spent} for k, a in enumerate(accuracies)
+        ]
+
+    runs = {"DP-SGD": run(0.1, 0.91, 0.95, epsilon=1.0), "SGD": run(0.1, 0.98, 0.99)}
+    accuracy, epsilon = training.curves(runs, "A title", 0.1).axes
+    assert [line.get_label() for line in epsilon.lines] == ["DP-SGD"]
+    # What lies above 90 % has most of the axis.
+    low, high = accuracy.get_ylim()
+    assert 89 < low < 91 and 99 < high < 101
+    assert len(training.curves({"SGD": runs["SGD"]}, "A title", 0.1).axes) == 1
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e4, 1e9])
+def test_no_point_is_outside_of_the_plane(spread):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(200, 2)) * np.exp(
+        rng.uniform(-np.log(spread), 0, (200, 1))
+    )
+    points[0] = 0.0
+    logarithmic = pictures.heavy_tailed([points])
+    assert logarithmic == (spread > 1)
+    _, axes = pictures.new(3, 3)
+    place = pictures.plane(axes[0, 0], points, logarithmic)
+    drawn = place(points)
+    assert np.abs(drawn).max() < axes[0, 0].get_xlim()[1]
+    np.testing.assert_allclose(place(-points), -drawn)
+    # Directions, and who is farther from zero, stay.
+    angles, shown = (np.arctan2(*p[1:].T) for p in (points, drawn))
+    np.testing.assert_allclose(shown, angles, atol=1e-9)
+    orders = [np.argsort(np.linalg.norm(p, axis=1)) for p in (points, drawn)]
+    np.testing.assert_array_equal(*orders)
+
+
+def test_only_mnist_is_called_mnist(tmp_path, monkeypatch):
+    folder = tmp_path / "some_other_digits"
+    folder.mkdir()
+    image_files.mnist_idx(folder)
+    found = image_data.load_mnist(folder)
+    assert found.name == "images in MNIST's format (some_other_digits)"
+    digests = []
+
+    class Known(dict):
+        def get(self, key, default):
+            digests.append(key)
+            return default
+
+    monkeypatch.setattr(image_data, "_KNOWN", Known())
+    image_data.load_mnist(folder)
+    monkeypatch.setattr(image_data, "_KNOWN", {digests[0]: "Fashion-MNIST"})
+    assert image_data.load_mnist(folder).name == "Fashion-MNIST"
+
+
+def test_figures_in_each_format(tmp_path):
+    outcome = programs.Outcome("Title", ["found"], "none")
+    outcome.figures["some_eps_0.5"] = pictures.new(2, 2)[0]
+    used = optimal_clip.Settings(figure_format=("png", "pdf", "svg"))
+    names = programs.write(outcome, used, tmp_path)
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    for kind, start in starts.items():
+        assert f"some_eps_0.5.{kind}" in names
+        assert (tmp_path / f"some_eps_0.5.{kind}").read_bytes().startswith(start)
+    with pytest.raises(settings.UsageError, match="--figure_format=.*png, pdf, svg"):
+        settings.parse(optimal_clip.Settings, ["x", "--figure_format=gif"])

@@ -10,6 +10,20 @@ from typing import TextIO
 
 import tqdm
 
+_FIRST_SECONDS = 20.0
+
+
+def duration(seconds: float) -> str:
+    """A time for people, in two digits or so.
+
+    >>> duration(0.3), duration(89.6), duration(90), duration(5000), duration(2e5)
+    ('0 s', '90 s', '2 min', '83 min', '56 h')
+    """
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
 
 class Progress:
     """Shows how far a run is.
@@ -61,12 +75,18 @@ class Progress:
             self._bar.set_postfix_str(", ".join(parts), refresh=False)
             self.advance(done)
             return
-        if done < min(self._shown + max(1, self._last / 10), self._last):
+        elapsed = time.monotonic() - self._started
+        # The first line comes soon, however long the run.
+        soon = self._shown == self._start < done and elapsed >= _FIRST_SECONDS
+        due = min(self._shown + max(1, self._last / 10), self._last)
+        if done < due and not soon:
             return
         self._shown = done
-        seconds = (time.monotonic() - self._started) / max(1, done - self._start)
+        seconds = elapsed / max(1, done - self._start)
         width = len(str(self._last))
         head = f"  {self._unit} {done:{width}d} of {self._last}, {seconds:.2g} s each"
+        if done < self._last:
+            head += f", {duration(seconds * (self._last - done))} left"
         print("   ".join([head, ", ".join(parts)]).rstrip(), file=self._stream)
         self._stream.flush()
 

@@ -17,6 +17,7 @@ best fixed clip norm (Andrew et al. 2021).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import programs, progress, settings
 from keras_examples import trials
 from keras_examples.digits_data import CLASSES, VARIANTS, load_data
 from tfdpclip import pictures
@@ -171,6 +172,8 @@ def run(used: Settings) -> programs.Outcome:
     """Runs the comparison."""
     tuning, results, statements = [], [], []
     started = time.monotonic()
+    rules = len(used.variants) * len(used.epsilons) * len(used.rules)
+    bar, count = progress.Progress("comparing", rules, unit="rule"), itertools.count(1)
     for variant in used.variants:
         for epsilon in used.epsilons:
             here = problem(variant, used)
@@ -181,6 +184,7 @@ def run(used: Settings) -> programs.Outcome:
                 used.learning_rates,
                 tuning_repeats=used.tuning_repeats,
                 repeats=used.repeats,
+                done=lambda text: bar.show(next(count), [text]),
             )
             tuning += tried
             results += measured

@@ -14,6 +14,7 @@ was measured is kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import programs, progress, settings
 from keras_examples import compare, image_data, networks, training, trials
 from keras_examples.digits_data import load_data
 from keras_examples.heads import read_features
@@ -205,6 +206,8 @@ def run(used: Settings) -> programs.Outcome:
     results: list[dict[str, Any]] = []
     statements = []
     tasks = [*used.tasks, *filter(None, (used.features or "").split(","))]
+    rules = len(tasks) * len(used.epsilons) * (1 + len(used.rules))
+    bar, count = progress.Progress("measuring", rules, unit="rule"), itertools.count(1)
     for task in tasks:
         here = problem(task, used)
         for epsilon in used.epsilons:
@@ -222,6 +225,9 @@ def run(used: Settings) -> programs.Outcome:
                 )
                 tuning += tried
                 results += measured
+                accuracy = f"{100 * measured[-1]['macro_accuracy']:.1f} %"
+                text = f"{here.name}, epsilon {epsilon:g}, {candidate.name}: {accuracy}"
+                bar.show(next(count), [text])
             statements.append(
                 f"{here.name}, each run: {trials.statement(here, epsilon)}"
             )

@@ -33,6 +33,22 @@ class Settings:
         "fixed", ("fixed", "quantile", "automatic"), "The clip rule."
     )
     clip_norm: float = settings.number(1.0, "The (initial) clip norm.", above=0)
+    target_quantile: float = settings.number(
+        0.5,
+        "Of --clip=quantile: the share of norms below the clip norm.",
+        above=0,
+        below=1,
+    )
+    normalize: bool = settings.switch(
+        False,
+        "Divide what is clipped by the clip norm (fixed and quantile), so that the "
+        "learning rate need not change with it.",
+    )
+    perturbation: float = settings.number(
+        0.0,
+        "Standard deviation of noise on each gradient before it is clipped.",
+        least=0,
+    )
     noise_multiplier: float = settings.number(1.1, "The noise multiplier.", least=0)
     epsilon: float | None = settings.number(
         None, "Calibrate the noise to this instead.", good=3, above=0
@@ -53,7 +69,12 @@ def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     images = image_data.load(used.dataset, used.data_dir, (28, 28, 1))
     model = networks.mnist_network(used.model, images.train[0].shape[1:])
-    batches = training.private_run(used, images, model)
+    rule = training.clip_rule(
+        used.clip, used.clip_norm, used.target_quantile, used.normalize
+    )
+    batches = training.private_run(
+        used, images, model, rule=rule, perturbation=used.perturbation
+    )
     test = (training.scaled(images.test[0]), images.test[1])
     trained = training.fit(model, batches, used.epochs, test, delta=used.delta)
     title = f"DP-SGD on {images.name}, {used.model} network"

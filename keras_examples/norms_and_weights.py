@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from driver_kit import programs, settings
+from driver_kit import programs, progress, settings
 from keras_examples import features, heads
 from tfdpclip import diagnostics
 
@@ -57,6 +57,10 @@ def run(used: Settings) -> programs.Outcome:
     labels = data.train[1]
     norm_rows, weight_rows, class_rows = [], [], []
     violins, figures, statements = {}, {}, []
+    done, models = 0, len(used.learning_rates) + used.repeats
+    shown = progress.Progress(
+        "training heads", len(used.epsilons) * len(clips) * models, unit="model"
+    )
     for epsilon in sorted(used.epsilons):
         how = heads.plan(len(labels), used.batch_size, used.epochs, epsilon, used.delta)
         statements.append(
@@ -70,6 +74,8 @@ def run(used: Settings) -> programs.Outcome:
             best = max(used.learning_rates, key=lambda rate: trainer(rate).macro)
             runs = [trainer(best) for _ in range(used.repeats)]
             norms[clip] = trainer.norms()
+            done += models
+            shown.show(done, [f"epsilon {epsilon:g}, clip norm {clip:g}"])
             accuracy[clip] = dataclasses.replace(
                 runs[0], accuracy=np.mean([r.accuracy for r in runs], axis=0)
             )
@@ -136,6 +142,7 @@ def run(used: Settings) -> programs.Outcome:
             title=f"Retained weight by class, {data.name}, ε = {epsilon:g}",
             public=data.public,
         )
+    shown.close()
     figures["norms"] = diagnostics.plot_norms(
         violins,
         clip_norms=1.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import tensorflow as tf
 
@@ -81,6 +83,12 @@ class Tracker(tf.keras.callbacks.Callback):
         return dpc.gradients.per_example_norms(loss, variables)
 
 
+class HasRows(Protocol):
+    """Something with rows of numbers by name, one per epoch so far."""
+
+    rows: list[dict[str, float]]
+
+
 class Progress(tf.keras.callbacks.Callback):
     """Shows the progress of `fit`, and a tracker's numbers.
 
@@ -96,7 +104,7 @@ class Progress(tf.keras.callbacks.Callback):
         self,
         title: str,
         steps: int,
-        tracker: Tracker | None = None,
+        tracker: HasRows | None = None,
         accumulation_steps: int = 1,
         stream=None,
     ):
@@ -117,17 +125,25 @@ class Progress(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         del batch, logs
         self._batches += 1
-        self._progress.advance(self._batches // self._pieces)
+        done = self._batches // self._pieces
+        if self.params.get("epochs") == 1 and done < self._steps:
+            # No epoch will end before the last step.
+            self._progress.show(done)
+        else:
+            self._progress.advance(done)
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch, logs
         row = self._tracker.rows[-1] if self._tracker else {}
-        parts = []
-        if row:
-            parts.append(f"accuracy {row['test_accuracy']:5.1%}")
-            parts.append(f"epsilon {row['epsilon']:.2f}")
-            if not np.isnan(row["clip_norm"]):
-                parts.append(f"clip {row['clip_norm']:.3g}")
+        parts = [
+            f"{name} {row[key]:{form}}"
+            for name, key, form in (
+                ("accuracy", "test_accuracy", "5.1%"),
+                ("epsilon", "epsilon", ".2f"),
+                ("clip", "clip_norm", ".3g"),
+            )
+            if not np.isnan(row.get(key, np.nan))
+        ]
         self._progress.show(self._batches // self._pieces, parts)
 
     def on_train_end(self, logs=None):

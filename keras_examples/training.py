@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +14,7 @@ from matplotlib import ticker
 
 import tfdpclip as dpc
 from driver_kit import programs, settings
-from keras_examples import image_data
+from keras_examples import image_data, tracking
 from tfdpclip import pictures
 from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
 
@@ -25,7 +26,8 @@ class Trained:
     """A finished run.
 
     Attributes:
-      rows: one per epoch: epoch, step, epsilon, loss, test_accuracy, seconds.
+      rows: one per epoch: epoch, step, epsilon (if private), clip_norm (if there is
+        one), loss, test_accuracy, seconds.
       statement: the privacy statement; None without privacy.
       accuracy: test accuracy by class at the end.
       ledger: what was spent, in full; None without privacy.
@@ -66,15 +68,48 @@ def noise_for(used: Any, steps: int, batches: Any, unit: str = "example") -> flo
     )
 
 
-def clip_rule(name: str, clip_norm: float) -> dpc.ClipRule:
+def clip_rule(
+    name: str,
+    clip_norm: float,
+    target_quantile: float = 0.5,
+    normalize: bool = False,
+) -> dpc.ClipRule:
     """A flat clip rule by name."""
     if name == "quantile":
-        return dpc.QuantileClip(initial_norm=clip_norm)
-    return dpc.AutomaticClip() if name == "automatic" else dpc.FixedClip(clip_norm)
+        return dpc.QuantileClip(
+            target_quantile, initial_norm=clip_norm, normalize=normalize
+        )
+    if name == "automatic":
+        return dpc.AutomaticClip()
+    return dpc.FixedClip(clip_norm, normalize=normalize)
 
 
-def private_run(used, images, model, optimizer_class=dpc.keras.DPSGD, rate=None):
-    """Compiles a model for training as `used` says, and draws its batches."""
+def private_run(
+    used,
+    images,
+    model,
+    optimizer_class=dpc.keras.DPSGD,
+    rate=None,
+    rule: dpc.ClipRule | None = None,
+    **options,
+):
+    """Compiles a model for training as `used` says, and draws its batches.
+
+    Args:
+      used: the settings.
+      images: what to train on.
+      model: the model.
+      optimizer_class: of `dpc.keras`.
+      rate: the learning rate, given the steps of an epoch; a constant by default.
+      rule: the clip rule; by default that of --clip and --clip_norm.
+      **options: for the optimizer.
+
+    Returns:
+      The batches.
+
+    Raises:
+      UsageError: if the settings do not go together.
+    """
     x, y = images.train
     check_batch_size(used.batch_size, len(x))
     if used.seed is not None:
@@ -85,11 +120,12 @@ def private_run(used, images, model, optimizer_class=dpc.keras.DPSGD, rate=None)
     try:
         optimizer = optimizer_class(
             used.learning_rate if rate is None else rate(batches.steps_per_epoch),
-            clip=clip_rule(used.clip, used.clip_norm),
+            clip=rule or clip_rule(used.clip, used.clip_norm),
             noise_multiplier=noise_for(used, steps, batches),
             expected_batch_size=batches.expected_batch_size,
             accumulation_steps=batches.accumulation_steps,
             seed=used.seed,
+            **options,
         )
     except ValueError as error:
         raise settings.UsageError(
@@ -120,7 +156,7 @@ def fit(
     callbacks: Sequence[tf.keras.callbacks.Callback] = (),
     transform: Callable | None = None,
     accountant: str = "pld",
-    say: Callable = print,
+    stream: TextIO | None = None,
     **options: Any,
 ) -> Trained:
     """Trains a compiled model.
@@ -134,7 +170,7 @@ def fit(
       callbacks: further callbacks.
       transform: what to do with each batch, such as augmentation.
       accountant: of the privacy statement.
-      say: gets a line per epoch.
+      stream: where to show progress; standard output by default.
       **options: for `fit`.
 
     Returns:
@@ -153,26 +189,27 @@ def fit(
 
     def record(epoch, logs=None):
         logs = logs or {}
+        spent = {}
+        if delta is not None:
+            spent = {
+                "epsilon": float(logs.get("epsilon", 0.0 if epoch < 0 else np.nan))
+            }
         rows.append(
             {
                 "epoch": epoch + 1,
                 "step": int(model.optimizer.iterations.numpy()),
-                "epsilon": float(logs.get("epsilon", 0.0 if epoch < 0 else np.nan)),
+                **spent,
+                **_clip_norm(model.optimizer),
                 "loss": float(logs.get("loss", np.nan)),
                 "test_accuracy": float(np.mean(correct())),
                 "seconds": round(time.monotonic() - started, 1),
             }
         )
-        row = rows[-1]
-        say(
-            f"epoch {row['epoch']}: test accuracy {row['test_accuracy']:.1%}, "
-            f"epsilon {row['epsilon']:.3g}",
-            flush=True,
-        )
 
     budget = None
     if delta is not None:
         budget = dpc.keras.PrivacyBudget(float("inf"), delta, batches, accountant)
+    pieces = int(getattr(model.optimizer, "accumulation_steps", 1))
     data = batches
     if transform is not None:
         private = isinstance(batches, dpc.sampling.Batches)
@@ -188,6 +225,13 @@ def fit(
             tf.keras.callbacks.LambdaCallback(
                 on_train_begin=lambda logs=None: record(-1), on_epoch_end=record
             ),
+            tracking.Progress(
+                "training" if delta is not None else "training without privacy",
+                epochs * _steps_of(batches),
+                types.SimpleNamespace(rows=rows),
+                pieces,
+                stream,
+            ),
         ],
         **options,
     )
@@ -197,6 +241,21 @@ def fit(
         class_accuracy(test[1], correct()),
         None if budget is None else budget.ledger,
     )
+
+
+def _steps_of(batches: Any) -> int:
+    """Steps of an epoch."""
+    if isinstance(batches, dpc.sampling.Batches):
+        return batches.steps_per_epoch
+    return int(batches.cardinality())
+
+
+def _clip_norm(optimizer: Any) -> dict[str, float]:
+    """The clip norm, where there is one for all variables."""
+    rule = getattr(optimizer, "clip", None)
+    if rule is None or rule.has_groups or rule.threshold is None:
+        return {}
+    return {"clip_norm": float(optimizer.clip_norm)}
 
 
 def check_batch_size(batch_size: int, size: int) -> None:

@@ -25,8 +25,14 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
-from keras_examples import features, training, transfer_data, transfer_models
+from driver_kit import programs, progress, settings
+from keras_examples import (
+    features,
+    tracking,
+    training,
+    transfer_data,
+    transfer_models,
+)
 from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_noise
 
@@ -236,7 +242,14 @@ def _pretrain(model, public, epochs):
             "--checkpoint."
         )
     model.compile(tf.keras.optimizers.Adam(3e-3), training.LOSS)
-    model.fit(*public, batch_size=64, epochs=epochs, verbose=0)
+    steps = epochs * -(-len(public[0]) // 64)
+    model.fit(
+        *public,
+        batch_size=64,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[tracking.Progress("pre-training on public digits", steps)],
+    )
 
 
 def _test_arrays(data):
@@ -249,14 +262,18 @@ def _write_features(model, data, history, directory):
     body = _body(model)
     forward = tf.function(lambda x: body(x, training=False))
     found, labels, split = [], [], []
-    for name, part in (("train", data.train), ("test", data.test)):
+    parts = (("train", data.train), ("test", data.test))
+    total = sum(len(transfer_data.labels_of(part)) for _, part in parts)
+    shown = progress.Progress("features", total, unit="image")
+    for name, part in parts:
         count = len(transfer_data.labels_of(part))
-        found += [
-            forward(transfer_data.images_of(part, k, k + 64)).numpy()
-            for k in range(0, count, 64)
-        ]
+        for k in range(0, count, 64):
+            images = transfer_data.images_of(part, k, k + 64)
+            found.append(forward(images).numpy())
+            shown.show(len(split) + min(k + 64, count))
         labels.append(transfer_data.labels_of(part))
         split += [name] * count
+    shown.close()
     arrays = {
         "features": np.concatenate(found),
         "labels": np.concatenate(labels),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -177,7 +176,7 @@ def compared(
     *,
     tuning_repeats: int,
     repeats: int,
-    say: Callable = print,
+    done: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Chooses each candidate's clip norm and learning rate, and measures it.
 
@@ -188,7 +187,7 @@ def compared(
       learning_rates: to choose from.
       tuning_repeats: runs for each choice.
       repeats: fresh runs of what was chosen.
-      say: gets a line for each candidate.
+      done: gets a line for each candidate.
 
     Returns:
       Rows of the choice, and rows of the results: the mean macro accuracy of each
@@ -198,7 +197,6 @@ def compared(
     results: list[dict[str, Any]] = []
     place = {"variant": problem.name, "epsilon": epsilon}
     for candidate in candidates:
-        started = time.monotonic()
         tops = []
         for norm in candidate.norms:
             trainer = Trainer(candidate.make(norm), problem, epsilon)
@@ -222,11 +220,8 @@ def compared(
                 results.append(place | measured(name, tops[-1], repeats))
         best = max(tops, key=lambda choice: choice[0])
         results.append(place | measured(candidate.name, best, repeats))
-        say(
-            f"{problem.name}, epsilon {epsilon:g}, {candidate.name}: "
-            f"{results[-1]['macro_accuracy']:.3f} ({time.monotonic() - started:.0f} s)",
-            flush=True,
-        )
+        accuracy = results[-1]["macro_accuracy"]
+        done(f"{problem.name}, epsilon {epsilon:g}, {candidate.name}: {accuracy:.3f}")
     return tuning, results
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from driver_kit import programs, reports, settings
+from driver_kit import programs, progress, reports, settings
 from keras_examples import features, heads
 from tfdpclip import files, pictures
 from tfdpclip.tuning import Grid, TrainingPlan, geometric, run_grid
@@ -195,10 +196,12 @@ def run(used: Settings) -> programs.Outcome:
             found = trainers[key](point.learning_rate)
             return {"macro_accuracy": found.macro, "micro_accuracy": found.micro}
 
+        path = directory / f"grid_eps_{epsilon:g}.csv"
         result = run_grid(
             grid,
             train,
-            path=directory / f"grid_eps_{epsilon:g}.csv",
+            path=path,
+            progress=_reporter(f"epsilon {epsilon:g}", path, len(grid)),
             metric="macro_accuracy",
             plan=planned,
             delta=used.delta,
@@ -252,6 +255,18 @@ def _check_resumed(directory: pathlib.Path, about: dict[str, Any]) -> None:
             "other epochs. What they cost is not what these would. Give another, for "
             "example --output_dir=runs/mine."
         )
+
+
+def _reporter(title: str, path: pathlib.Path, runs: int) -> Callable[[str], None]:
+    """What shows how far a search is, given `run_grid`'s line after every run."""
+    done = len(path.read_text().splitlines()) - 1 if path.exists() else 0
+    shown = progress.Progress(title, runs, min(done, runs), "run")
+
+    def report(line: str) -> None:
+        number, rest = line.split(": ", 1)
+        shown.show(int(number.split()[0]), [rest])
+
+    return report
 
 
 def _counted(used, grid):

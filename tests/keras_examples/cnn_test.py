@@ -131,3 +131,24 @@ def test_too_large_a_batch_is_refused(tmp_path):
 def test_a_missing_directory_is_named(tmp_path):
     with pytest.raises(SystemExit, match="--data_dir is missing"):
         cifar10_cnn.main(["x", f"--output_dir={tmp_path}"])
+
+
+def test_the_median_has_its_flags_and_its_clip_norm_in_the_history(tmp_path):
+    mnist_cnn.main(
+        [
+            "mnist_cnn",
+            "--dataset=synthetic",
+            "--clip=quantile",
+            "--target_quantile=0.7",
+            "--normalize",
+            "--perturbation=0.01",
+            "--epochs=2",
+            "--batch_size=128",
+            f"--output_dir={tmp_path}",
+        ]
+    )
+    report = words_of(tmp_path)
+    assert "target_quantile=0.7" in report and "normalize=True" in report
+    rows = rows_of(tmp_path, "history")
+    norms = [float(row["clip_norm"]) for row in rows]
+    assert norms[0] == 1 and len(set(norms)) == 3

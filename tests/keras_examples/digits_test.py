@@ -297,6 +297,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_progress_reads_well(stream):
     progress = tracking.Progress("training", 200, None, 2, stream)
+    progress.set_params({"epochs": 40})
     progress.on_train_begin()
     for epoch in range(40):
         for batch in range(10):
@@ -310,6 +311,16 @@ def test_progress_reads_well(stream):
     else:
         assert shown.count("\n") == 11 and "\r" not in shown
         assert re.search(r"step 200 of 200, .* s each\n$", shown)
+
+
+def test_a_single_epoch_shows_lines_before_its_end():
+    stream = io.StringIO()
+    progress = tracking.Progress("training", 200, stream=stream)
+    progress.set_params({"epochs": 1})
+    progress.on_train_begin()
+    for batch in range(199):
+        progress.on_train_batch_end(batch)
+    assert stream.getvalue().count(" left") == 9
 
 
 def test_command_line(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from driver_kit import programs, settings
 from keras_examples import image_data, optimal_clip, training
@@ -54,6 +57,25 @@ def test_claims_are_those_of_the_numbers():
     assert "did NOT hold; the clip norm rose in 1 of 3" in steps
     noise, _ = optimal_clip._falls(rows(3.0))
     assert "not looked at" in noise
+
+
+def test_runs_without_privacy_have_no_epsilon():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(2)])
+    model.compile("sgd", training.LOSS)
+    x, y = np.ones((8, 2), np.float32), np.arange(8) % 2
+    said = io.StringIO()
+    trained = training.fit(
+        model,
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+        2,
+        (x, y),
+        delta=None,
+        stream=said,
+    )
+    shown = said.getvalue()
+    assert "without privacy" in shown and "accuracy" in shown
+    assert "nan" not in shown and "epsilon" not in shown
+    assert all("epsilon" not in row for row in trained.rows)
 
 
 def test_the_epsilon_panel_has_private_runs_only():

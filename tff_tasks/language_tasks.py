@@ -18,7 +18,14 @@ _MASK_LOSS = Option(
     False,
     False,
     "Whether padding is left out of the loss. The published models were, as far as can "
-    "be inferred, trained on the mean over all positions.",
+    "be inferred, trained on the mean over all positions: --nomask_loss.",
+    ours=True,
+)
+_PADDING_COUNTS = (
+    "--nomask_loss: the loss is a mean over all positions, padding included, as in the "
+    "paper's code. Where most of a sequence is padding, clients learn to predict "
+    "padding, which nobody measures, and short texts weigh less. Leave the flag out to "
+    "train on the text alone."
 )
 _STACK_OVERFLOW_SPLITS = {"train": "train", "test": "test", "heldout": "heldout"}
 _SYNTHETIC_WORDS = (
@@ -80,6 +87,9 @@ class ShakespeareCharacter(Task):
 
     def loss(self):
         return objectives.SequenceCrossEntropy(self.settings["mask_loss"])
+
+    def warnings(self):
+        return [] if self.settings["mask_loss"] else [_PADDING_COUNTS]
 
     def metrics(self):
         return [objectives.AccuracyWithout((PAD,)), objectives.PositionCount()]
@@ -154,6 +164,9 @@ class StackOverflowWord(Task):
 
     def loss(self):
         return objectives.SequenceCrossEntropy(self.settings["mask_loss"])
+
+    def warnings(self):
+        return [] if self.settings["mask_loss"] else [_PADDING_COUNTS]
 
     def metrics(self):
         unknown, end = self.ids.unknown, self.ids.end

@@ -13,12 +13,12 @@ class SequenceCrossEntropy(tf.keras.losses.Loss):
     """Cross entropy of the next item, from logits `[B, T, V]`: a mean over positions.
 
     Args:
-      mask_padding: whether positions whose target is padding are left out. The
-        published models were, as far as can be inferred, trained on the mean over all
-        positions, padding included.
+      mask_padding: whether positions whose target is padding are left out: the mean is
+        then over the positions of text in the batch. The published models were, as far
+        as can be inferred, trained on the mean over all positions.
     """
 
-    def __init__(self, mask_padding: bool = False):
+    def __init__(self, mask_padding: bool = True):
         # The mean is taken here; a scalar goes through any reduction unchanged.
         super().__init__(reduction=tf.keras.losses.Reduction.SUM)
         self.mask_padding = mask_padding

@@ -134,6 +134,8 @@ class _Training:
         writer = None
         if config.tensorboard:
             writer = tf.summary.create_file_writer(str(self.directory / "tensorboard"))
+        for text in self.task.warnings():
+            warnings.warn(text, stacklevel=2)
         progress = reporting.Progress(config, self.start, last)
         if not self.table.rows:
             self._add_row({"round": 0, "epsilon": 0.0, **self._evaluate()}, writer)

@@ -133,6 +133,8 @@ def report(
     )
     lines += reports.paragraph(_imagined_text(config, reading))
     lines += ["", "What this covers:", *reports.bullets(_coverage(result, spending))]
+    if task.warnings():
+        lines += ["", "What to know besides:", *reports.bullets(task.warnings())]
     return "\n".join(lines) + "\n"
 
 

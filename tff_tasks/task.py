@@ -72,17 +72,25 @@ class Option:
       later: its value in the code that came after.
       text: what it is, for --help.
       choices: what it may be; None for a whole number above 0, or a truth value.
+      ours: its default, where both codes did what we would not; None: as they did.
     """
 
     paper: Any
     later: Any
     text: str
     choices: tuple[str, ...] | None = None
+    ours: Any = None
+
+    def default(self, variant: str) -> Any:
+        """Its default in the "paper" variant or the "later" one."""
+        return getattr(self, variant) if self.ours is None else self.ours
 
     def setting(self) -> Setting:
         """The option as a flag, whose default follows from --variant."""
-        text = f"{self.text} Default: {self.paper}"
-        if self.later != self.paper:
+        text = f"{self.text} Default: {self.default('paper')}"
+        if self.ours is not None:
+            text += f" (in the paper's code {self.paper})"
+        elif self.later != self.paper:
             text += f"; with --variant=later {self.later}"
         kind = type(self.paper)
         least = 1 if kind is int else None
@@ -138,7 +146,7 @@ class Task(abc.ABC):
                 f"{unknown[0]} is no option of {self.name}; its options: {known}."
             )
         self.settings = {
-            name: option.check(name, given.get(name, option.paper))
+            name: option.check(name, given.get(name, option.default("paper")))
             for name, option in self.options.items()
         }
         self.synthetic = synthetic
@@ -146,7 +154,7 @@ class Task(abc.ABC):
     @classmethod
     def option_defaults(cls, variant: str) -> dict[str, Any]:
         """The options' values in the "paper" variant or the "later" one."""
-        return {name: getattr(o, variant) for name, o in cls.options.items()}
+        return {name: o.default(variant) for name, o in cls.options.items()}
 
     def load(self, data_dir: str | None) -> dict[str, ClientSource]:
         """The splits, by purpose: "train", "test" and, where there is one, "heldout".
@@ -217,6 +225,10 @@ class Task(abc.ABC):
     def summed_loss(self) -> bool:
         """Whether `loss` adds the examples of a batch up, instead of a mean."""
         return False
+
+    def warnings(self) -> list[str]:
+        """What to know of settings that do not do what one would expect."""
+        return []
 
     @abc.abstractmethod
     def metrics(self) -> list[tf.keras.metrics.Metric]:

@@ -76,3 +76,37 @@ def test_every_task_runs_without_files(tmp_path, name):
     result = program.run(config)
     assert "made up" in result.report
     assert np.isfinite(result.rows[-1]["eval_loss"])
+
+
+LANGUAGE = ("shakespeare_character", "stackoverflow_word")
+
+
+@pytest.mark.parametrize("variant", ["paper", "later"])
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_padding_is_left_out_of_the_loss_by_default(name, variant):
+    config = RunConfig(name, synthetic=True, variant=variant)
+    assert config.options["mask_loss"] is True
+    task = registry.TASKS[name](config.options)
+    assert task.loss().mask_padding and task.warnings() == []
+    flag = task.options["mask_loss"].setting().text
+    assert "Default: True (in the paper's code False)" in flag
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_a_loss_that_averages_padding_is_warned_of(tmp_path, name):
+    options = {**fixtures.FITTING[name], "mask_loss": False}
+    config = RunConfig(
+        name,
+        str(tmp_path),
+        synthetic=True,
+        options=options,
+        rounds=1,
+        clients_per_round=2,
+        engine="local",
+        sampling="poisson",
+        accountant="rdp",
+        quiet=True,
+    )
+    with pytest.warns(UserWarning, match="--nomask_loss: the loss is a mean over all"):
+        result = program.run(config)
+    assert "--nomask_loss" in (result.directory / "report.txt").read_text()

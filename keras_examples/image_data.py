@@ -22,7 +22,8 @@ from tfdpclip import files
 
 MNIST_LAYOUT = (
     "mnist.npz (x_train, y_train, x_test, y_test), or the four IDX files "
-    "{train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte, perhaps .gz"
+    "{train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1-ubyte (or with a "
+    "point, as in train-images.idx3-ubyte), perhaps .gz"
 )
 CIFAR10_LAYOUT = (
     "cifar-10-batches-py/{data_batch_1..5,test_batch}, or "
@@ -111,7 +112,7 @@ def load_mnist(directory: pathlib.Path) -> Images:
         x, y, test_x, test_y = arrays
     else:
         x, y, test_x, test_y = (
-            _read_idx(_find(directory, f"{part}-ubyte", MNIST_LAYOUT), dimensions)
+            _read_idx(_find_idx(directory, part), dimensions)
             for part, dimensions in (
                 ("train-images-idx3", 3),
                 ("train-labels-idx1", 1),
@@ -203,11 +204,25 @@ def _joined(training, test, classes, name) -> Images:
     )
 
 
-def _find(directory: pathlib.Path, name: str, layout: str) -> pathlib.Path:
-    for path in (directory / name, directory / f"{name}.gz"):
-        if path.exists():
+def _find_idx(directory: pathlib.Path, part: str) -> pathlib.Path:
+    """An IDX file under either of the names that it is published by."""
+    # As published, and as some archives unpack: train-images.idx3-ubyte.
+    name = f"{part}-ubyte"
+    return _find(directory, name, MNIST_LAYOUT, name.replace("-idx", ".idx"))
+
+
+def _find(
+    directory: pathlib.Path, name: str, layout: str, *others: str
+) -> pathlib.Path:
+    names = [f"{one}{ending}" for one in (name, *others) for ending in ("", ".gz")]
+    for path in (directory / one for one in names):
+        # Some archives unpack to a directory of a file's name, beside the file.
+        if path.exists() and not path.is_dir():
             return path
-    raise UsageError(f"There is no {directory / name}. --data_dir must hold {layout}.")
+    raise UsageError(
+        f"There is no {directory / name}. Looked for {', '.join(names)} in "
+        f"{directory}. --data_dir must hold {layout}."
+    )
 
 
 def _read_bytes(path: pathlib.Path, most: int = _MOST_BYTES) -> bytes:

@@ -21,6 +21,29 @@ def test_reads_mnist_idx(tmp_path, ending):
     np.testing.assert_array_equal(found.test[1], labels)
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_reads_mnist_idx_by_its_other_name(tmp_path, ending):
+    images, labels = files.mnist_idx(tmp_path, 30, ending)
+    for path in sorted(tmp_path.iterdir()):
+        other = path.name.replace("-idx", ".idx")
+        path.rename(tmp_path / other)
+        path.mkdir()  # As some archives have it.
+    assert (tmp_path / f"t10k-labels.idx1-ubyte{ending}").is_file()
+    found = image_data.load("mnist", str(tmp_path), (28, 28, 1))
+    np.testing.assert_array_equal(found.train[0][..., 0], images)
+    np.testing.assert_array_equal(found.test[1], labels)
+
+
+def test_a_missing_idx_file_lists_what_was_looked_for(tmp_path):
+    files.mnist_idx(tmp_path, 30)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(settings.UsageError) as info:
+        image_data.load("mnist", str(tmp_path), (28, 28, 1))
+    for name in ("t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"):
+        assert f"{name}, {name}.gz" in str(info.value)
+    assert str(tmp_path) in str(info.value)
+
+
 def test_reads_mnist_npz(tmp_path):
     images, labels = files.mnist_npz(tmp_path, 30)
     found = image_data.load("mnist", str(tmp_path), (28, 28, 1))

@@ -174,6 +174,9 @@ def run(used: Settings) -> programs.Outcome:
             "features, labels and split. --grid=digits needs none, and --dry_run "
             "counts runs."
         )
+    # Refuses now, not after the search, what cannot be composed with what was spent.
+    full = heads.Plan(1.0, 1, 1.0)
+    data.statement(used.delta, noise_multiplier=1.0, sampling=full.scheme, steps=1)
     size = len(data.train[0])
     epochs = used.epochs or GRIDS[used.grid].epochs
     directory = programs.make_directory(used.output_dir)

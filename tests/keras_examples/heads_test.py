@@ -191,6 +191,14 @@ def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
     assert f"is ({both:.4g}, 1e-05)-differentially private" in report
     for words in ("(the head's training alone)", "after what was spent on the same"):
         assert words in report, words
+    # What cannot be composed is refused before anything is trained.
+    ledger = film_ledger(scheme=dpc.sampling.FixedSize(10, 90))
+    other = write_features(tmp_path / "other.npz", ledger=ledger)
+    arguments[-1] = f"--output_dir={tmp_path / 'none'}"
+    with pytest.raises(SystemExit, match="--features=other.*neighbouring"):
+        tune_grid.main([*arguments, f"--features={other}"])
+    assert not list((tmp_path / "none").glob("*.csv"))
+    arguments[-1] = f"--output_dir={tmp_path / 'out'}"
     # Runs on other features are not mixed in.
     write_features(tmp_path / "f.npz", count=240)
     with pytest.raises(SystemExit, match="--output_dir=.*other features"):

@@ -133,6 +133,7 @@ def test_a_missing_directory_is_named(tmp_path):
         cifar10_cnn.main(["x", f"--output_dir={tmp_path}"])
 
 
+@pytest.mark.slow
 def test_the_median_has_its_flags_and_its_clip_norm_in_the_history(tmp_path):
     mnist_cnn.main(
         [

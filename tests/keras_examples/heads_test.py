@@ -171,6 +171,7 @@ def test_grid_runs_resumes_and_states_the_cost_of_the_search(tmp_path):
     assert (tmp_path / "out" / "clip_norm.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
     arguments = [
         "tune_grid",

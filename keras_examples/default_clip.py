@@ -25,9 +25,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import programs, progress, settings
-from keras_examples import compare, image_data, networks, training, trials
+from keras_examples import compare, features, image_data, networks, training, trials
 from keras_examples.digits_data import load_data
-from keras_examples.heads import read_features
 from tfdpclip import pictures
 
 #: Rules that need no clip norm, by name. "quantile" is what no argument gives.
@@ -43,6 +42,16 @@ TASKS = ("digits", "mnist", "fashion_mnist", "imbalanced_fashion")
 #: Of a rule that is not normalised, whose useful rates are those times 1 / C.
 _WIDER = (1.0, 4.0, 16.0)
 _KEPT = "trials.jsonl"
+#: Settings that change nothing of what a line of it says.
+_FREE = (
+    "tasks",
+    "features",
+    "data_dir",
+    "rules",
+    "epsilons",
+    "figure_format",
+    "output_dir",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +88,7 @@ class Settings:
     )
     tuning_repeats: int = settings.count(1, "Runs per choice of norm and rate.")
     repeats: int = settings.count(5, "Fresh runs of the chosen settings.", least=2)
+    figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("default_clip")
 
 
@@ -89,7 +99,13 @@ def problem(task: str, used: Settings) -> trials.Problem:
     elif task in TASKS:
         data, make = _images(task, used), lambda: networks.mnist_network("tutorial")
     else:
-        found = read_features(task)
+        found = features.read(task)
+        if found.spent:
+            raise settings.UsageError(
+                f"flag --features={task}: their network was trained on these very "
+                "records, at a cost that the statements of this study leave out. Use "
+                "features of a frozen network, or keras_examples.tune_grid."
+            )
         data = trials.Data(found.train, None, found.test)
         width = found.train[0].shape[1]
         make = lambda: _head(width, found.classes)  # noqa: E731
@@ -154,14 +170,7 @@ class _Kept:
     def __init__(self, used: Settings):
         self._path = pathlib.Path(used.output_dir) / _KEPT
         unchanged = dataclasses.asdict(used)
-        for name in (
-            "output_dir",
-            "rules",
-            "tasks",
-            "features",
-            "epsilons",
-            "data_dir",
-        ):
+        for name in _FREE:
             del unchanged[name]
         self._settings = json.loads(json.dumps(unchanged))
         self._known: dict[tuple, tuple] = {}
@@ -314,8 +323,10 @@ def _plot(gaps):
     ax.invert_yaxis()
     ax.set_xlabel("macro accuracy less that of the best fixed clip (points)")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    picture.suptitle(
-        "Rules without a clip norm to choose, against the best one", fontsize=11
+    pictures.title(
+        picture,
+        "Rules without a clip norm to choose, against the best one",
+        fontsize=11,
     )
     return picture
 

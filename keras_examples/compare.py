@@ -22,12 +22,10 @@ import math
 import time
 from collections.abc import Callable
 
-import tensorflow as tf
-
 import tfdpclip as dpc
 from driver_kit import programs, progress, settings
-from keras_examples import trials
-from keras_examples.digits_data import CLASSES, VARIANTS, load_data
+from keras_examples import networks, trials
+from keras_examples.digits_data import VARIANTS, load_data
 from tfdpclip import pictures
 
 
@@ -79,25 +77,12 @@ class Settings:
     output_dir: str = settings.output_dir("compare")
 
 
-def build_network() -> tf.keras.Model:
-    """Three dense layers, 2778 parameters."""
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
-        [
-            layers.Input((64,)),
-            layers.Dense(32, activation="tanh", name="first"),
-            layers.Dense(16, activation="tanh", name="second"),
-            layers.Dense(CLASSES, name="head"),
-        ]
-    )
-
-
 def problem(variant: str, used: Settings) -> trials.Problem:
     """What a variant trains."""
     return trials.Problem(
         variant,
         load_data(variant),
-        build_network,
+        networks.digits_network,
         used.batch_size,
         used.epochs,
         used.delta,

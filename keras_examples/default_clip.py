@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import programs, progress, settings
-from keras_examples import compare, features, image_data, networks, training, trials
+from keras_examples import features, image_data, networks, training, trials
 from keras_examples.digits_data import load_data
 from tfdpclip import pictures
 
@@ -95,7 +95,7 @@ class Settings:
 def problem(task: str, used: Settings) -> trials.Problem:
     """What a task trains: its data, and a network."""
     if task == "digits":
-        data, make = load_data("plain"), compare.build_network
+        data, make = load_data("plain"), networks.digits_network
     elif task in TASKS:
         data, make = _images(task, used), lambda: networks.mnist_network("tutorial")
     else:

@@ -1,4 +1,4 @@
-"""The networks of the geometry paper (Chen, Wu and Hong 2020)."""
+"""The networks of the geometry paper (Chen, Wu and Hong 2020), and a small one."""
 
 from __future__ import annotations
 
@@ -68,3 +68,15 @@ def cifar10_network(
         _L.Dense(10),
     ]
     return tf.keras.Sequential(layers)
+
+
+def digits_network() -> tf.keras.Model:
+    """Three dense layers for 64 pixels, 2778 parameters."""
+    return tf.keras.Sequential(
+        [
+            _L.Input((64,)),
+            _L.Dense(32, activation="tanh", name="first"),
+            _L.Dense(16, activation="tanh", name="second"),
+            _L.Dense(10, name="head"),
+        ]
+    )

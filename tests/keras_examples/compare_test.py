@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tfdpclip as dpc
-from keras_examples import compare, digits_data, trials
+from keras_examples import compare, digits_data, networks, trials
 from tests.output_files import rows_of, words_of
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_variants_share_their_split():
 
 
 def test_network_has_the_parameters_that_it_says():
-    assert compare.build_network().count_params() == 2778
+    assert networks.digits_network().count_params() == 2778
 
 
 @pytest.mark.slow

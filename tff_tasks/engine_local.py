@@ -1,4 +1,4 @@
-"""Federated averaging in this process: one client after the other, in one graph.
+"""Federated averaging in this process: two clients at a time, each in one graph.
 
 The same mechanism as in the process of TensorFlow Federated (and a test holds them
 together), without its shipping of computations and data, which dominates small
@@ -8,6 +8,7 @@ networks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -20,62 +21,62 @@ from tff_tasks.config import RunConfig
 from tff_tasks.streams import stream_seed
 from tff_tasks.task import Task
 
+# Clients that are trained at the same time. Fixed: it is part of what a sum of floats
+# comes to, to the last bit.
+LANES = 2
 
-class LocalEngine:
-    """Runs rounds in this process. Noise is central.
+
+def divided(sizes: Sequence[int], lanes: int) -> list[list[int]]:
+    """Which clients each lane trains: about as many examples in all of them.
+
+    >>> divided([1, 7, 3, 3], 2)
+    [[1], [0, 2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(lanes)]
+    filled = [0] * lanes
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        least = filled.index(min(filled))
+        shares[least].append(i)
+        filled[least] += sizes[i]
+    return [sorted(share) for share in shares]
+
+
+class _Lane:
+    """Trains clients one after the other, and keeps the sums of what they send.
 
     Args:
       task: the benchmark.
       config: the settings.
-      weights: initial trainable weights.
-      spec: the type of a client's batch; not needed here.
+      model: a model of this lane's own.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        config: RunConfig,
-        weights: Sequence[np.ndarray],
-        spec: Any = None,
-    ):
-        del spec
-        self._task, self._config = task, config
-        self._model = task.build_model()
+    def __init__(self, task: Task, config: RunConfig, model: tf.keras.Model):
+        self._task, self._config, self._model = task, config, model
         self._loss = task.loss()
-        self._variables = self._model.trainable_variables
-        self._weights = [np.array(w) for w in weights]
-        self._velocity = [np.zeros_like(w) for w in self._weights]
-        rule = config.clip_rule() or Unclipped()
-        self._mechanism = Mechanism(
-            rule.bind([v.name for v in self._variables]),
-            config.noise_multiplier,
-            config.clients_per_round,
-        )
-        self._rule = self._mechanism.rule
-        self._clip_state = self._rule.initial_state()
-        groups = self._rule.assignment
+        self._variables = model.trainable_variables
+        self._initial = [tf.Variable(v, trainable=False) for v in self._variables]
+        #: Of the weights.
+        self.names = [variable.name for variable in self._variables]
+        #: Of this lane's clients in a round.
+        self.sums = [tf.Variable(tf.zeros_like(v)) for v in self._variables]
+        #: Adds a client's arrays' update to the sums, given the clip state.
+        self.train = tf.function(self._train_client, reduce_retracing=True)
+
+    def bind(self, mechanism: Mechanism) -> None:
+        """Sets what clips this lane's clients."""
+        self._mechanism = mechanism
+        groups = mechanism.rule.assignment
         self._flat = groups is None
-        self._groups = (0,) * len(self._weights) if groups is None else groups
-        self._noise = GaussianNoise() if config.seed is None else None
-        self._initial = [tf.Variable(w, trainable=False) for w in self._weights]
-        self._sums = [tf.Variable(tf.zeros_like(w)) for w in self._weights]
-        self._counts = tf.Variable(tf.zeros([len(self.count_stddevs)]))
-        self._train = tf.function(self._train_client, reduce_retracing=True)
+        self._groups = (0,) * len(self._variables) if groups is None else groups
+        #: The sums of its clients' indicators.
+        self.counts = tf.Variable(tf.zeros([len(mechanism.count_stddevs)]))
 
-    @property
-    def weights(self) -> list[np.ndarray]:
-        """The current trainable weights."""
-        return self._weights
-
-    @property
-    def sum_multiplier(self) -> float:
-        """z_g: the noise multiplier of the sum."""
-        return self._mechanism.gradient_noise_multiplier()
-
-    @property
-    def count_stddevs(self) -> tuple[float, ...]:
-        """Noise on the sums of indicators."""
-        return self._mechanism.count_stddevs
+    def begin(self, weights: Sequence[np.ndarray]) -> None:
+        """Before a round: what clients start from; nothing is summed."""
+        for variable, value in zip(self._initial, weights, strict=True):
+            variable.assign(value)
+        for total in (*self.sums, self.counts):
+            total.assign(tf.zeros_like(total))
 
     def _train_client(self, arrays, clip_state):
         batch_size = self._config.client_batch_size
@@ -110,10 +111,61 @@ class LocalEngine:
         rows = norms if self._flat else norms[tf.newaxis]
         weights, indicators = self._mechanism.clip(rows, clip_state)
         factors = tf.reshape(weights, [-1])
-        self._counts.assign_add(tf.reduce_sum(indicators, axis=0))
-        for total, group, update in zip(self._sums, self._groups, updates, strict=True):
+        self.counts.assign_add(tf.reduce_sum(indicators, axis=0))
+        for total, group, update in zip(self.sums, self._groups, updates, strict=True):
             factor = tf.where(finite, factors[group], 0.0)
             total.assign_add(tf.math.multiply_no_nan(update, factor))
+
+
+class LocalEngine:
+    """Runs rounds in this process. Noise is central.
+
+    Args:
+      task: the benchmark.
+      config: the settings.
+      weights: initial trainable weights.
+      spec: the type of a client's batch; not needed here.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: RunConfig,
+        weights: Sequence[np.ndarray],
+        spec: Any = None,
+    ):
+        del spec
+        self._config = config
+        self._lanes = [_Lane(task, config, task.build_model()) for _ in range(LANES)]
+        self._weights = [np.array(w) for w in weights]
+        self._velocity = [np.zeros_like(w) for w in self._weights]
+        rule = config.clip_rule() or Unclipped()
+        self._mechanism = Mechanism(
+            rule.bind(self._lanes[0].names),
+            config.noise_multiplier,
+            config.clients_per_round,
+        )
+        self._rule = self._mechanism.rule
+        self._clip_state = self._rule.initial_state()
+        self._flat = self._rule.assignment is None
+        self._noise = GaussianNoise() if config.seed is None else None
+        for lane in self._lanes:
+            lane.bind(self._mechanism)
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """The current trainable weights."""
+        return self._weights
+
+    @property
+    def sum_multiplier(self) -> float:
+        """z_g: the noise multiplier of the sum."""
+        return self._mechanism.gradient_noise_multiplier()
+
+    @property
+    def count_stddevs(self) -> tuple[float, ...]:
+        """Noise on the sums of indicators."""
+        return self._mechanism.count_stddevs
 
     def run_round(self, clients: Sequence[Arrays], round_num: int) -> dict[str, Any]:
         """One round.
@@ -125,21 +177,29 @@ class LocalEngine:
         Returns:
           Measurements by name, as `dpc.federated.clipped_mean` has them.
         """
-        for variable, value in zip(self._initial, self._weights, strict=True):
-            variable.assign(value)
-        for total in (*self._sums, self._counts):
-            total.assign(tf.zeros_like(total))
-        for arrays in clients:
-            self._train(
-                tuple(tf.convert_to_tensor(a) for a in arrays), self._clip_state
-            )
+        for lane in self._lanes:
+            lane.begin(self._weights)
+        shares = divided([len(arrays[0]) for arrays in clients], LANES)
+
+        def work(lane, share):
+            for i in share:
+                arrays = tuple(tf.convert_to_tensor(a) for a in clients[i])
+                lane.train(arrays, self._clip_state)
+
+        with futures.ThreadPoolExecutor(LANES) as pool:
+            for done in [
+                pool.submit(work, *both)
+                for both in zip(self._lanes, shares, strict=True)
+            ]:
+                done.result()
         return self._finish(round_num)
 
     def _finish(self, round_num):
+        sums = zip(*(lane.sums for lane in self._lanes), strict=True)
         release = self._mechanism.release(
             self._clip_state,
-            [tf.convert_to_tensor(total) for total in self._sums],
-            tf.convert_to_tensor(self._counts),
+            [tf.add_n([tf.convert_to_tensor(p) for p in parts]) for parts in sums],
+            tf.add_n([tf.convert_to_tensor(lane.counts) for lane in self._lanes]),
             self._noise_of(round_num),
         )
         momentum = self._config.server_momentum

@@ -38,7 +38,7 @@ RULES: dict[str, Callable[[], dpc.ClipRule]] = {
     "quantile 0.9": lambda: dpc.QuantileClip(0.9, normalize=True),
     "automatic": dpc.AutomaticClip,
 }
-TASKS = ("digits", "mnist", "fashion_mnist", "imbalanced_fashion")
+TASKS = ("digits", "mnist", "fashion_mnist", "imbalanced_fashion", "features")
 #: Of a rule that is not normalised, whose useful rates are those times 1 / C.
 _WIDER = (1.0, 4.0, 16.0)
 _KEPT = "trials.jsonl"
@@ -61,8 +61,8 @@ class Settings:
     tasks: tuple[str, ...] = settings.choices(("mnist",), TASKS, "What to train on.")
     features: str | None = settings.words(
         None,
-        "Files of features, separated by commas, for a linear head each, beside the "
-        "tasks.",
+        "Files of features of a frozen network, separated by commas: the task features "
+        "trains a linear head on each.",
         good="features.npz",
     )
     data_dir: str | None = settings.words(
@@ -92,6 +92,15 @@ class Settings:
     output_dir: str = settings.output_dir("default_clip")
 
 
+def _feature_files(used: Settings) -> list[str]:
+    if not used.features:
+        raise settings.UsageError(
+            "flag --features is missing: --tasks=features needs files, for example "
+            "--features=runs/features/features.npz."
+        )
+    return [name for name in used.features.split(",") if name]
+
+
 def problem(task: str, used: Settings) -> trials.Problem:
     """What a task trains: its data, and a network."""
     if task == "digits":
@@ -115,7 +124,8 @@ def problem(task: str, used: Settings) -> trials.Problem:
         kept = order[: used.examples]
         x, y = data.train
         data = dataclasses.replace(data, train=(x[kept], y[kept]))
-    name = task if task in TASKS else pathlib.Path(task).stem
+    path = pathlib.Path(task)
+    name = task if task in TASKS else f"{path.absolute().parent.name}/{path.stem}"
     return trials.Problem(name, data, make, used.batch_size, used.epochs, used.delta)
 
 
@@ -214,7 +224,9 @@ def run(used: Settings) -> programs.Outcome:
     tuning: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     statements = []
-    tasks = [*used.tasks, *filter(None, (used.features or "").split(","))]
+    tasks = [task for task in used.tasks if task != "features"]
+    if "features" in used.tasks:
+        tasks += _feature_files(used)
     rules = len(tasks) * len(used.epsilons) * (1 + len(used.rules))
     bar, count = progress.Progress("measuring", rules, unit="rule"), itertools.count(1)
     for task in tasks:

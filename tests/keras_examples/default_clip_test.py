@@ -9,7 +9,7 @@ import pytest
 
 import tfdpclip as dpc
 from keras_examples import default_clip
-from tests.keras_examples import image_files
+from tests.keras_examples import feature_files, image_files
 from tests.output_files import rows_of, words_of
 
 SHORT = [
@@ -54,6 +54,20 @@ def test_lines_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "trials.jsonl").write_text("{}\n")
     with pytest.raises(SystemExit, match="line 1 of .*trials.jsonl cannot be read"):
         study(tmp_path)
+
+
+def test_features_of_a_network_that_saw_the_records_are_refused(tmp_path):
+    path = tmp_path / "features.npz"
+    frozen = default_clip.Settings(batch_size=10)
+    feature_files.write_features(path)
+    problem = default_clip.problem(str(path), frozen)
+    assert problem.name == f"{tmp_path.name}/features"
+    assert problem.network().output_shape[-1] == problem.data.train[1].max() + 1
+    feature_files.write_features(path, ledger=feature_files.film_ledger())
+    with pytest.raises(SystemExit, match="trained on these very"):
+        study(tmp_path / "run", "--tasks=features", f"--features={path}")
+    with pytest.raises(SystemExit, match="--features is missing"):
+        study(tmp_path / "run", "--tasks=features")
 
 
 def test_every_rule_of_the_study_needs_no_norm():

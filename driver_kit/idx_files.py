@@ -18,19 +18,22 @@ _MOST_BYTES = 2**31
 _PARTS = {"train": "train", "test": "t10k"}
 
 
-def find(directory: pathlib.Path, part: str) -> tuple[pathlib.Path, pathlib.Path]:
+def find(
+    directory: pathlib.Path, part: str, hint: str = ""
+) -> tuple[pathlib.Path, pathlib.Path]:
     """The files of the images and of the labels of one part.
 
     Args:
       directory: where they are, as ``train-images-idx3-ubyte`` or
         ``train-images.idx3-ubyte``, perhaps packed (.gz).
       part: "train" or "test".
+      hint: what to add to the error.
 
     Raises:
       UsageError: if one is missing.
     """
     images, labels = (
-        _find(directory, f"{_PARTS[part]}-{kind}", ending)
+        _find(directory, f"{_PARTS[part]}-{kind}", ending, hint)
         for kind, ending in (("images", "idx3-ubyte"), ("labels", "idx1-ubyte"))
     )
     return images, labels
@@ -80,13 +83,15 @@ def read(path: pathlib.Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _find(directory: pathlib.Path, name: str, ending: str) -> pathlib.Path:
-    for spelling in (f"{name}-{ending}", f"{name}.{ending}"):
-        for packed in ("", ".gz"):
-            path = directory / f"{spelling}{packed}"
-            if os.path.lexists(path):
-                return path
+def _find(directory: pathlib.Path, name: str, ending: str, hint: str) -> pathlib.Path:
+    # As published, and as some archives unpack.
+    spellings = f"{name}-{ending}", f"{name}.{ending}"
+    names = [f"{one}{packed}" for one in spellings for packed in ("", ".gz")]
+    for path in (directory / one for one in names):
+        # Some archives unpack to a directory of a file's name, beside the file.
+        if os.path.lexists(path) and not path.is_dir():
+            return path
     raise UsageError(
-        f"There is no {directory / name}-{ending}, nor {name}.{ending}, nor either of "
-        "them with .gz."
+        f"There is no {directory / names[0]}. Looked for {', '.join(names)} in "
+        f"{directory}.{hint and ' '}{hint}"
     )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import math
 import pathlib
-import struct
 import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from driver_kit import idx_files
 from driver_kit.settings import UsageError
 from keras_examples import cifar_pickles
 from tfdpclip import files
@@ -111,13 +110,12 @@ def load_mnist(directory: pathlib.Path) -> Images:
         arrays = _read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
         x, y, test_x, test_y = arrays
     else:
+        hint = f"--data_dir must hold {MNIST_LAYOUT}."
         x, y, test_x, test_y = (
-            _read_idx(_find_idx(directory, part), dimensions)
-            for part, dimensions in (
-                ("train-images-idx3", 3),
-                ("train-labels-idx1", 1),
-                ("t10k-images-idx3", 3),
-                ("t10k-labels-idx1", 1),
+            idx_files.read(path, dimensions)
+            for part in ("train", "test")
+            for path, dimensions in zip(
+                idx_files.find(directory, part, hint), (3, 1), strict=True
             )
         )
     for images, labels in ((x, y), (test_x, test_y)):
@@ -204,17 +202,8 @@ def _joined(training, test, classes, name) -> Images:
     )
 
 
-def _find_idx(directory: pathlib.Path, part: str) -> pathlib.Path:
-    """An IDX file under either of the names that it is published by."""
-    # As published, and as some archives unpack: train-images.idx3-ubyte.
-    name = f"{part}-ubyte"
-    return _find(directory, name, MNIST_LAYOUT, name.replace("-idx", ".idx"))
-
-
-def _find(
-    directory: pathlib.Path, name: str, layout: str, *others: str
-) -> pathlib.Path:
-    names = [f"{one}{ending}" for one in (name, *others) for ending in ("", ".gz")]
+def _find(directory: pathlib.Path, name: str, layout: str) -> pathlib.Path:
+    names = [name, f"{name}.gz"]
     for path in (directory / one for one in names):
         # Some archives unpack to a directory of a file's name, beside the file.
         if path.exists() and not path.is_dir():
@@ -238,25 +227,6 @@ def _read_bytes(path: pathlib.Path, most: int = _MOST_BYTES) -> bytes:
         raise UsageError(f"{path} cannot be read: {error}.") from error
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _read_idx(path: pathlib.Path, dimensions: int) -> np.ndarray:
-    header = 4 + 4 * dimensions
-    content = _read_bytes(path, header - 1)[:header]
-    # Two zero bytes, 8 for uint8, the number of dimensions: 2049 or 2051.
-    wanted = 2048 + dimensions
-    if len(content) < header or struct.unpack(">I", content[:4])[0] != wanted:
-        raise UsageError(f"{path} is no IDX file: its magic number is not {wanted}.")
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if math.prod(shape) > _MOST_BYTES:
-        raise UsageError(f"{path} is damaged: its header says {shape}.")
-    content = _read_bytes(path, header + math.prod(shape))
-    if len(content) != header + math.prod(shape):
-        raise UsageError(
-            f"{path} is cut or damaged: its header says {shape}, but it has "
-            f"{len(content) - header} bytes of data, or more."
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def _read_npz(path: pathlib.Path, names: Sequence[str]) -> list[np.ndarray]:

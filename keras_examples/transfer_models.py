@@ -1,7 +1,8 @@
-"""Vision transformers and BiT ResNets, with loading of their published checkpoints.
+"""Pre-trained networks, with loading of their published checkpoints.
 
-ViT as in AugReg (Steiner et al. 2022), ResNet v2 as in BiT-M (Kolesnikov et al. 2020).
-Both are made of ordinary Keras layers; weights keep the checkpoints' layout.
+ViT as in AugReg (Steiner et al. 2022), ResNet v2 as in BiT-M (Kolesnikov et al. 2020),
+and EfficientNet-Lite0, for which see `efficientnet_lite`. All are made of ordinary
+Keras layers; weights keep the checkpoints' names.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from driver_kit.settings import UsageError
+from keras_examples import efficientnet_lite
+from keras_examples.efficientnet_lite import EfficientNetLite
+from keras_examples.preprocessing import Preprocess
 from tfdpclip import files
 
 _L = tf.keras.layers
@@ -51,35 +55,8 @@ MODELS = {
     "vit_base": ViT(224, 16, 768, 12, 12, 3072),
     "vit_micro": ViT(8, 2, 32, 2, 4, 64),
     "resnet50_bit": BiT(224, (3, 4, 6, 3), 64, 32),
+    "efficientnet_lite0": efficientnet_lite.LITE0,
 }
-
-
-class Preprocess(_L.Layer):
-    """Images in 0 to 255, of any size, as [-1, 1] of the network's size.
-
-    Args:
-      size: the network's.
-      crop: whether to resize to size / 0.9 and take the middle, rather than to size.
-    """
-
-    def __init__(self, size: int, crop: bool = False, **kwargs):
-        super().__init__(trainable=False, **kwargs)
-        self.size, self.crop = size, crop
-
-    def call(self, images):
-        x = tf.cast(images, tf.float32)
-        side = int(self.size / 0.9) if self.crop else self.size
-        if x.shape[1:3] != (side, side):
-            x = tf.image.resize(x, (side, side), "bicubic", antialias=True)
-        if self.crop:
-            start = (side - self.size) // 2
-            x = x[:, start : start + self.size, start : start + self.size]
-        if x.shape[-1] == 1:
-            x = tf.repeat(x, 3, axis=-1)
-        return tf.clip_by_value(x, 0.0, 255.0) / 127.5 - 1.0
-
-    def get_config(self):
-        return {**super().get_config(), "size": self.size, "crop": self.crop}
 
 
 class Tokens(_L.Layer):
@@ -180,11 +157,33 @@ def build_bit(config: BiT, classes: int, crop: bool = False) -> tf.keras.Model:
     return tf.keras.Model(inputs, head(x))
 
 
-def build(name: str, classes: int, crop: bool = False) -> tf.keras.Model:
-    """A model of `MODELS`."""
+_BUILDERS = {ViT: build_vit, BiT: build_bit, EfficientNetLite: efficientnet_lite.build}
+
+
+def image_size(name: str, image: int | None) -> int:
+    """The size of a model's images: its own, or another.
+
+    Raises:
+      UsageError: if a vision transformer has no whole number of patches then.
+    """
     config = MODELS[name]
-    make = build_vit if isinstance(config, ViT) else build_bit
-    return make(config, classes, crop)
+    if image is None:
+        return config.image
+    if isinstance(config, ViT) and image % config.patch:
+        raise UsageError(
+            f"flag --image_size={image}: {name} takes multiples of {config.patch}, for "
+            f"example --image_size={config.patch * max(1, image // config.patch)}."
+        )
+    return image
+
+
+def build(
+    name: str, classes: int, crop: bool = False, image: int | None = None
+) -> tf.keras.Model:
+    """A model of `MODELS`, for images of its own size or of another."""
+    config = MODELS[name]
+    config = dataclasses.replace(config, image=image_size(name, image))
+    return _BUILDERS[type(config)](config, classes, crop)
 
 
 #: Which normalisation layers of a BiT ResNet FiLM trains, by source.
@@ -263,18 +262,24 @@ def bit_keys(model: tf.keras.Model, config: BiT) -> dict:
 
 
 def load_checkpoint(
-    model: tf.keras.Model, name: str, path: str, fine_tuned: bool = False
+    model: tf.keras.Model,
+    name: str,
+    path: str,
+    fine_tuned: bool = False,
+    head: bool = False,
 ) -> None:
-    """Loads all weights but the head's from a published .npz file.
+    """Loads all weights, as a rule but the head's, from a published .npz file.
 
     Args:
       model: a model that `build` made.
       name: its name in `MODELS`.
       path: the file, anywhere that `tf.io.gfile` reads.
       fine_tuned: whether to accept a file that was fine-tuned on ImageNet-1k.
+      head: whether to load the head as well, of a model with the file's classes;
+        EfficientNet-Lite alone has one to load.
 
     Raises:
-      UsageError: if keys are missing, unknown or of the wrong shape.
+      UsageError: if arrays are missing, unknown, of the wrong shape or no numbers.
     """
     config = MODELS[name]
     if "--imagenet2012" in pathlib.Path(path).name and not fine_tuned:
@@ -288,12 +293,19 @@ def load_checkpoint(
             f"flag --checkpoint={path}: it has a layer pre_logits, as the older "
             "ImageNet-21k files do. Use an AugReg file, such as Ti_16-i21k-300ep-..."
         )
+    lite = isinstance(config, EfficientNetLite)
+    if head and not lite:
+        raise ValueError(f"head: the files of {name} have none to load.")
     if isinstance(config, ViT):
         newer = any("/MlpBlock_0/" in key for key in arrays)
         wanted = vit_keys(model, config, newer)
+    elif lite:
+        wanted = efficientnet_lite.variables(model, config)
     else:
         wanted = bit_keys(model, config)
-    ignored = ("head/", "resnet/head/")
+    ignored = ("_fc.",) if lite else ("head/", "resnet/head/")
+    if not head:
+        wanted = {k: v for k, v in wanted.items() if not k.startswith(ignored)}
     missing = sorted(set(wanted) - set(arrays))
     extra = sorted(k for k in set(arrays) - set(wanted) if not k.startswith(ignored))
     if missing or extra:
@@ -305,16 +317,23 @@ def load_checkpoint(
     for key, variable in wanted.items():
         value = np.asarray(arrays[key])
         shape = tuple(variable.shape)
+        order = efficientnet_lite.axes(key) if lite else None
+        if order is not None:  # The file's shape is checked, then brought in order.
+            shape = tuple(shape[order.index(k)] for k in range(len(order)))
         if key.endswith("pos_embedding") and value.shape != shape:
             value = _resized_positions(value, shape)
         if key.endswith(("/gamma", "/beta")):
             value = value.reshape(-1)
-        if value.shape != shape or not np.all(np.isfinite(value)):
+        fits = value.shape == shape and value.dtype.kind in "fiu"
+        if not fits or not np.all(np.isfinite(value)):
             raise UsageError(
                 f"flag --checkpoint={path}: {key} must be {shape} and finite, got "
-                f"{value.shape}."
+                f"{value.shape} of {value.dtype}."
             )
-        values[key] = value
+        if key.endswith(".running_var") and np.any(value < 0):
+            raise UsageError(f"flag --checkpoint={path}: {key} has a variance below 0.")
+        value = value if order is None else value.transpose(order)
+        values[key] = value.astype(np.float32)
     # Nothing is assigned before everything fits.
     for key, variable in wanted.items():
         variable.assign(values[key])

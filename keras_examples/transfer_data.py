@@ -106,7 +106,8 @@ def load(
     """A data set by name.
 
     Args:
-      name: "cifar100", "folder" (Cassava, say), "sun397" or "digits".
+      name: "cifar100", "mnist" (or Fashion-MNIST; grey as equal red, green and blue),
+        "folder" (Cassava, say), "sun397" or "digits".
       data_dir: where the files are.
       size: image files are resized to this.
       subset: stratified share of the training examples to keep.
@@ -121,6 +122,12 @@ def load(
     elif name == "cifar100":
         found = image_data.load("cifar100", data_dir, (32, 32, 3))
         data = TransferData(found.train, found.test, 100, "CIFAR-100")
+    elif name == "mnist":
+        found = image_data.load("mnist", data_dir, (28, 28, 1))
+        train, test = (
+            (np.repeat(x, 3, axis=3), y) for x, y in (found.train, found.test)
+        )
+        data = TransferData(train, test, 10, found.name)
     else:
         layout = FOLDER_LAYOUT if name == "folder" else SUN397_LAYOUT
         if data_dir is None:

@@ -9,6 +9,10 @@ DP-Adam, on CIFAR-100 (also 10 % of it: --subset=0.1), SUN397 and Cassava
 (--dataset=folder, --epochs=32), with ViT-Tiny/16, ViT-Base/16 and ResNet-50 (BiT).
 Checkpoints are the published AugReg and BiT .npz files, for example
 Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz; nothing is downloaded.
+Beyond the paper: MNIST and Fashion-MNIST, and EfficientNet-Lite0, whose batch
+normalisation keeps its statistics or becomes group normalisation (--batchnorm); for
+its checkpoint see `efficientnet_lite`. To train many heads, write the features once
+with `frozen_features`.
 On digits, vit_micro is first trained without privacy on digits 0 to 4, which stand for
 public data, and then in private on digits 5 to 9.
 
@@ -25,9 +29,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, progress, settings
+from driver_kit import programs, settings
 from keras_examples import (
     features,
+    network_features,
     tracking,
     training,
     transfer_data,
@@ -42,7 +47,9 @@ class Settings:
     """The settings of a run."""
 
     dataset: str = settings.choice(
-        "cifar100", ("cifar100", "sun397", "folder", "digits"), "Which images."
+        "cifar100",
+        ("cifar100", "mnist", "sun397", "folder", "digits"),
+        "Which images; mnist: also Fashion-MNIST, as --data_dir has it.",
     )
     data_dir: str | None = settings.words(None, "Where they are.")
     subset: float = settings.number(
@@ -56,6 +63,14 @@ class Settings:
         "vit_tiny", tuple(transfer_models.MODELS), "Which network."
     )
     checkpoint: str | None = settings.words(None, "Its .npz file.")
+    image_size: int | None = settings.count(
+        None, "Images are resized to this; by default the network's.", good=96, least=8
+    )
+    batchnorm: str = settings.choice(
+        "frozen",
+        ("frozen", "group"),
+        "Batch normalisation by its statistics, or group normalisation for it.",
+    )
     fine_tuned: bool = settings.switch(
         False, "Whether to accept a file that was fine-tuned on ImageNet-1k."
     )
@@ -110,27 +125,38 @@ def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     if used.seed is not None:
         tf.keras.utils.set_random_seed(used.seed)
-    config = transfer_models.MODELS[used.model]
     if used.checkpoint is None and used.dataset != "digits":
         raise settings.UsageError(
             "flag --checkpoint is missing: it must name a .npz file of the pre-trained "
             f"{used.model}. --dataset=digits --model=vit_micro needs none."
         )
+    normalised = isinstance(
+        transfer_models.MODELS[used.model], transfer_models.EfficientNetLite
+    )
+    if used.batchnorm == "group" and not normalised:
+        raise settings.UsageError(
+            f"flag --batchnorm=group: {used.model} has no batch normalisation; "
+            "efficientnet_lite0 has."
+        )
+    size = transfer_models.image_size(used.model, used.image_size)
+    crop = used.preprocess == "timm"
     data = transfer_data.load(
         used.dataset,
         used.data_dir,
-        math.ceil(config.image / 0.9) if used.preprocess == "timm" else config.image,
+        math.ceil(size / 0.9) if crop else size,
         subset=used.subset,
         split_seed=used.split_seed,
         merge_validation=used.merge_validation,
     )
-    model = transfer_models.build(used.model, data.classes, used.preprocess == "timm")
+    model = transfer_models.build(used.model, data.classes, crop, size)
     if used.checkpoint is not None:
         transfer_models.load_checkpoint(
             model, used.model, used.checkpoint, used.fine_tuned
         )
     elif used.pretraining_epochs:
         _pretrain(model, data.public, used.pretraining_epochs)
+    if used.batchnorm == "group":
+        model = dpc.keras.convert_batchnorm(model)
     counts = select(model, used)
     print(counts, flush=True)
     plan = _plan(used, data.size)
@@ -144,14 +170,15 @@ def run(used: Settings) -> programs.Outcome:
     )
     model.compile(_optimizer(used, plan, batches), training.LOSS)
     test = _test_arrays(data.test)
-    before = _body(model).get_weights()
+    before = network_features.body(model).get_weights()
     trained = training.fit(model, batches, 1, test, delta=used.delta)
     result = _outcome(used, data, counts, plan, trained)
     if used.write_features:
-        after = _body(model).get_weights()
+        after = network_features.body(model).get_weights()
         history = _history(used, data, before, after, trained.ledger)
         directory = programs.make_directory(used.output_dir)
-        _write_features(model, data, history, directory)
+        arrays = network_features.compute(model, data)
+        features.write(directory / "features.npz", arrays, history)
         result.caveats.append(
             "features.npz holds features of the training images: it is private data. "
             "It says that its network has "
@@ -256,35 +283,6 @@ def _test_arrays(data):
     if isinstance(data, transfer_data.ImageFiles):
         return data.images(0, len(data)), data.labels
     return data
-
-
-def _write_features(model, data, history, directory):
-    body = _body(model)
-    forward = tf.function(lambda x: body(x, training=False))
-    found, labels, split = [], [], []
-    parts = (("train", data.train), ("test", data.test))
-    total = sum(len(transfer_data.labels_of(part)) for _, part in parts)
-    shown = progress.Progress("features", total, unit="image")
-    for name, part in parts:
-        count = len(transfer_data.labels_of(part))
-        for k in range(0, count, 64):
-            images = transfer_data.images_of(part, k, k + 64)
-            found.append(forward(images).numpy())
-            shown.show(len(split) + min(k + 64, count))
-        labels.append(transfer_data.labels_of(part))
-        split += [name] * count
-    shown.close()
-    arrays = {
-        "features": np.concatenate(found),
-        "labels": np.concatenate(labels),
-        "split": np.array(split),
-    }
-    features.write(directory / "features.npz", arrays, history)
-
-
-def _body(model):
-    """All but the head."""
-    return tf.keras.Model(model.input, model.get_layer("features").output)
 
 
 def _history(used, data, before, after, ledger):

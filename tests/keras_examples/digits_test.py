@@ -161,6 +161,7 @@ def test_comparison_without_privacy_learns_more(longer):
     assert f"{baseline:.1%} (same network" in longer.words
 
 
+@pytest.mark.slow
 def test_clip_norm_comes_near_the_true_quantile(longer):
     true = longer.history["unprotected_norm_quantile"][-1]
     assert true / 3 < longer.history["clip_norm"][-1] < 3 * true

@@ -92,6 +92,7 @@ def test_padding_is_left_out_of_the_loss_by_default(name, variant):
     assert "Default: True (in the paper's code False)" in flag
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_a_loss_that_averages_padding_is_warned_of(tmp_path, name):
     options = {**fixtures.FITTING[name], "mask_loss": False}

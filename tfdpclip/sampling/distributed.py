@@ -88,7 +88,9 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
         # TensorFlow fetches some elements ahead: every iterator begins a step.
         drawer.runs_ahead = True
         said = (_PARTS.format(shards=shards),) if shards > 1 else ()
-        dealt = _dealt(batches, drawer, replicas)
+        # Of one row, nobody could tell a mean from a sum: the loss's scale is unknown.
+        least = 2 if context.num_replicas_in_sync > 1 else 1
+        dealt = _dealt(batches, drawer, replicas, least)
         derived = batches._derived(lambda data: dealt, *said)
         derived._drawer, derived._replicas = drawer, context.num_replicas_in_sync
         return derived
@@ -148,12 +150,12 @@ def _of_part(scheme: Any, shards: int) -> Any:
     return Poisson(scheme.rate, capacity, math.ceil(scheme.population / shards))
 
 
-def _dealt(batches: Any, drawer: Drawer, replicas: int) -> tf.data.Dataset:
+def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.Dataset:
     """The elements for each replica of a machine, one after the other, without end."""
     dataset = drawn_elements(drawer, batches._steps)
     for change in batches._recipe:
         dataset = change(dataset)
-    rows = math.ceil(drawer.rows / replicas)
+    rows = max(least, math.ceil(drawer.rows / replicas))
 
     def deal(*element):
         return tf.nest.map_structure(split, element)

@@ -92,11 +92,7 @@ class Trainer:
 
     def __init__(self, rule: dpc.ClipRule, problem: Problem, epsilon: float):
         self._problem = problem
-        self._batches = problem.scheme.batches(problem.data.train)
-        self.steps = problem.epochs * self._batches.steps_per_epoch
-        self.noise_multiplier = dpc.accounting.noise_multiplier(
-            epsilon, problem.delta, self.steps, self._batches
-        )
+        self._batches, self.steps, self.noise_multiplier = planned(problem, epsilon)
         self.model = problem.network()
         try:
             optimizer = dpc.keras.DPSGD(
@@ -153,17 +149,21 @@ class Trainer:
         return class_accuracy(y, np.concatenate(found) == y).macro
 
 
+def planned(
+    problem: Problem, epsilon: float
+) -> tuple[dpc.sampling.Batches, int, float]:
+    """The batches of a run, its steps and its noise multiplier."""
+    batches = problem.scheme.batches(problem.data.train)
+    steps = problem.epochs * batches.steps_per_epoch
+    noise = dpc.accounting.noise_multiplier(epsilon, problem.delta, steps, batches)
+    return batches, steps, noise
+
+
 def statement(problem: Problem, epsilon: float) -> Any:
-    """What one run spends."""
-    scheme = problem.scheme
-    steps = problem.epochs * math.ceil(1 / scheme.rate)
+    """What one run spends, of the same facts that a `Trainer` runs by."""
+    batches, steps, noise = planned(problem, epsilon)
     ledger = dpc.accounting.Ledger(problem.delta)
-    ledger.begin(
-        noise_multiplier=dpc.accounting.noise_multiplier(
-            epsilon, problem.delta, steps, scheme
-        ),
-        sampling=scheme,
-    )
+    ledger.begin(noise_multiplier=noise, sampling=batches.scheme)
     ledger.record(steps)
     return ledger.statement()
 

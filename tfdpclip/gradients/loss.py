@@ -70,6 +70,13 @@ def take_apart(
         )
     if loss.shape.rank:
         return _from_vector(loss, flows, replicas)
+    if replicas > 1 and flows.batch_size == 1:
+        raise LossStructureError(
+            "A replica's batch has one example, of which a mean cannot be told from a "
+            "sum: the loss's scale is unknown. Give each replica two or more, padding "
+            "among them (batches.distribute(strategy) does), or one loss for each "
+            "example." + see("several-replicas")
+        )
     walker = _Walker(flows)
     walker.visit(loss, Scale())
     if not walker.terms:

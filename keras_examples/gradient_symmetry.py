@@ -48,6 +48,12 @@ class Settings:
     cosine_epochs: tuple[int, ...] = settings.numbers(
         (5, 10, 60), "When to show cosines (Fig. 3).", integer=True, least=0
     )
+    score_epochs: tuple[int, ...] = settings.numbers(
+        (0, 1, 2, 5, 10, 20, 40, 60),
+        "When to score symmetry, beside those of the figures.",
+        integer=True,
+        least=0,
+    )
     planes: int = settings.count(8, "How many projections.")
     samples: int = settings.count(
         1000, "How many training examples to look at.", least=2
@@ -85,7 +91,8 @@ class _Snapshots(tf.keras.callbacks.Callback):
     def __init__(self, used: Settings, data):
         super().__init__()
         self._used, self._data = used, data
-        wanted = {*used.scatter_epochs, *used.cosine_epochs, used.planes_epoch}
+        drawn = {*used.scatter_epochs, *used.cosine_epochs, used.planes_epoch}
+        wanted = drawn | {*used.score_epochs}
         self._wanted = {epoch for epoch in wanted if epoch <= used.epochs}
         self.found: dict[int, GradientGeometry] = {}
 
@@ -166,9 +173,12 @@ def run(used: Settings) -> programs.Outcome:
             "are outside the guarantee: release them for public data only.",
             *training.caveats(images, used),
             f"{len(looked_at[0])} examples, model in inference mode. asymmetry: energy "
-            "distance between projected residuals and their negatives, relative to "
-            "their spread (0: symmetric); bias: progress lost (below 0) or won by "
-            "asymmetry under clipping.",
+            "distance between projected residuals (gradients less their mean) and "
+            "their negatives, relative to their spread (0: symmetric); directions: "
+            "the same of residuals of length 1; about zero: of the gradients "
+            "themselves, as a picture around zero shows them. bias: progress lost "
+            "(below 0) or won by asymmetry under clipping; bias_share: relative to "
+            "that of symmetric gradients.",
         ],
         tables={
             "summary": rows,
@@ -196,6 +206,7 @@ def run(used: Settings) -> programs.Outcome:
             "fig3_cosines": _cosines(
                 {e: found[e] for e in sorted(set(used.cosine_epochs))}, images.name
             ),
+            "symmetry": _by_epoch(rows, images.name),
         },
         shown=("summary",),
         numbers=training.report_accuracy(trained),
@@ -217,18 +228,33 @@ def _projections(found):
     ]
 
 
+#: What scores symmetry, and what it is called.
+_MEASURES = {
+    "asymmetry": "residuals",
+    "asymmetry_directions": "directions of residuals",
+    "asymmetry_about_zero": "gradients about zero",
+}
+
+
 def _findings(rows):
     first, last = rows[0], rows[-1]
     texts = []
     if first["epoch"] == 0 and len(rows) > 1:
-        fell = last["asymmetry"] < first["asymmetry"]
+        verdicts = []
+        for column, name in _MEASURES.items():
+            fell = last[column] < first[column]
+            verdicts.append(
+                f"{name} {first[column]:.3g} to {last[column]:.3g} "
+                f"({'it held' if fell else 'it did NOT hold'})"
+            )
         texts.append(
             "Claim: gradients are clearly asymmetric at the start and grow more "
-            f"symmetric. Asymmetry {first['asymmetry']:.3g} (median p-value "
-            f"{first['p_value_median']:.3g}) at epoch 0, {last['asymmetry']:.3g} "
-            f"({last['p_value_median']:.3g}) at epoch {last['epoch']}: "
-            f"{'it held' if fell else 'it did NOT hold'}."
+            f"symmetric. Asymmetry from epoch 0 to {last['epoch']}: "
+            f"{'; '.join(verdicts)}. Median p-value of the residuals "
+            f"{first['p_value_median']:.3g} and {last['p_value_median']:.3g}."
         )
+    shares = ", ".join(f"{r['bias_share']:+.0%} (epoch {r['epoch']})" for r in rows)
+    texts.append(f"What asymmetry does to progress under clipping: {shares}.")
     negative = ", ".join(
         f"{r['cosine_negative']:.0%} (epoch {r['epoch']})" for r in rows
     )
@@ -238,6 +264,31 @@ def _findings(rows):
         f"below c/4, which the paper's bound needs: {small}."
     )
     return texts
+
+
+def _by_epoch(rows, name):
+    picture, axes = pictures.new(8.6, 3.6, 1, 2)
+    epochs = [row["epoch"] for row in rows]
+    for k, (column, label) in enumerate(_MEASURES.items()):
+        axes[0, 0].plot(
+            epochs, [row[column] for row in rows], label=label, **pictures.style(k)
+        )
+    axes[0, 0].set(xlabel="epoch", ylabel="asymmetry (0: symmetric)")
+    axes[0, 0].legend(fontsize=8.5)
+    for k, (column, label) in enumerate(
+        {
+            "symmetric_progress": "if gradients were symmetric",
+            "progress": "as gradients are",
+            "mean_gradient_norm": "mean gradient (norm)",
+        }.items()
+    ):
+        axes[0, 1].plot(
+            epochs, [row[column] for row in rows], label=label, **pictures.style(k)
+        )
+    axes[0, 1].set(xlabel="epoch", ylabel="progress of one clipped gradient")
+    axes[0, 1].legend(fontsize=8.5)
+    pictures.title(picture, f"{name}: symmetry, and what it is worth", fontsize=11)
+    return picture
 
 
 def _scatter(panels, title):

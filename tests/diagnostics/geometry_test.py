@@ -174,6 +174,29 @@ def test_summary_and_picture(tmp_path):
     assert found.plot(public=True).get_supxlabel() == ""
 
 
+def test_symmetry_about_the_mean_about_zero_and_of_directions():
+    """Each sees what the others do not."""
+    rng = np.random.default_rng(0)
+
+    def scores(gradients):
+        found = gradient_geometry(gradients, projections=8)
+        return [
+            np.mean([s.score for s in found.symmetry(1, of=of)])
+            for of in ("residuals", "directions", "gradients")
+        ]
+
+    moved = rng.standard_normal((500, 30)) + 3
+    residuals, directions, about_zero = scores(moved)
+    assert abs(residuals) < 0.01 and abs(directions) < 0.01 and about_zero > 0.3
+    # One in fifty is long, in one direction, and the rest lie together.
+    few = 0.01 * rng.standard_normal((500, 30))
+    few[::50] += 10 * np.sign(np.arange(30) - 14.5)
+    residuals, directions, about_zero = scores(few)
+    assert directions > 5 * residuals > 0 and about_zero > 0
+    with pytest.raises(ValueError, match='of must be "residuals", "directions"'):
+        gradient_geometry(moved).symmetry(of="norms")
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="gradients must be"):
         gradient_geometry([1.0, 2.0])

@@ -8,6 +8,7 @@ distribution of xi is symmetric, clipping slows progress but does not mislead it
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -94,22 +95,43 @@ class GradientGeometry:
         return self.projections - self.means[:, None]
 
     def symmetry(
-        self, permutations: int = 999, *, most: int = 1000, seed: int = 0
+        self,
+        permutations: int = 999,
+        *,
+        of: str = "residuals",
+        most: int = 1000,
+        seed: int = 0,
     ) -> list[SymmetryScore]:
-        """How symmetric the projected residuals are, for each projection.
+        """How symmetric the projected gradients are, for each projection.
 
         Args:
           permutations: number of random changes of sign for the p-value.
+          of: "residuals", the gradients less their mean, whose symmetry the theory
+            asks for; "directions", the same, each at a distance of 1, so that a few
+            long ones do not decide; or "gradients", about zero and not about their
+            mean, as an eye sees a picture whose middle is zero.
           most: use no more than this many examples (a random choice of them).
           seed: for the choice and the signs.
 
         Returns:
           One score for each projection.
+
+        Raises:
+          ValueError: if an argument is out of range.
         """
-        return [
-            symmetry_score(r, permutations, most=most, seed=seed)
-            for r in self.residuals
-        ]
+        if of == "gradients":
+            points = self.projections
+        elif of == "residuals":
+            points = self.residuals
+        elif of == "directions":
+            lengths = np.linalg.norm(self.residuals, axis=2, keepdims=True)
+            points = self.residuals / np.where(lengths > 0, lengths, 1.0)
+        else:
+            raise ValueError(
+                'of must be "residuals", "directions" or "gradients", got '
+                f"{_arguments.shown(of)}."
+            )
+        return [symmetry_score(p, permutations, most=most, seed=seed) for p in points]
 
     def clipping_bias(self, clip_norm: float) -> ClippingBias:
         """What clipping at `clip_norm` does to progress, in the full space.
@@ -135,9 +157,25 @@ class GradientGeometry:
         return found
 
     def summary(self, clip_norm: float, permutations: int = 999) -> dict[str, float]:
-        """One row of a table: cosines, symmetry and bias at a clip norm."""
+        """One row of a table: cosines, symmetry and bias at a clip norm.
+
+        Args:
+          clip_norm: the clip norm.
+          permutations: for the p-value, the median over the projections.
+
+        Returns:
+          The scores of residuals (`asymmetry`), of their directions and of gradients
+          about zero are means over the projections. `bias_share` is the bias over the
+          progress of symmetric gradients: the share that asymmetry takes of it (below
+          0) or adds.
+        """
         scores = self.symmetry(permutations)
+        others = {
+            of: np.mean([s.score for s in self.symmetry(1, of=of)])
+            for of in ("directions", "gradients")
+        }
         bias = self.clipping_bias(clip_norm)
+        symmetric = bias.symmetric_progress
         cosines = self.cosines
         return {
             "count": len(self.norms),
@@ -145,8 +183,11 @@ class GradientGeometry:
             "cosine_mean": float(cosines.mean()),
             "cosine_negative": float(np.mean(cosines < 0)),
             "asymmetry": float(np.mean([s.score for s in scores])),
+            "asymmetry_directions": float(others["directions"]),
+            "asymmetry_about_zero": float(others["gradients"]),
             "p_value_median": float(np.median([s.p_value for s in scores])),
             **bias.row(),
+            "bias_share": bias.bias / symmetric if symmetric > 0 else math.nan,
         }
 
     def plot(

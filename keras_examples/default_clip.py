@@ -32,13 +32,20 @@ from tfdpclip import pictures
 #: Rules that need no clip norm, by name. "quantile" is what no argument gives.
 RULES: dict[str, Callable[[], dpc.ClipRule]] = {
     "quantile": dpc.QuantileClip,
+    "quantile 0.1": lambda: dpc.QuantileClip(0.1, normalize=True),
     "quantile 0.25": lambda: dpc.QuantileClip(0.25, normalize=True),
     "quantile 0.5": lambda: dpc.QuantileClip(0.5, normalize=True),
     "quantile 0.75": lambda: dpc.QuantileClip(0.75, normalize=True),
     "quantile 0.9": lambda: dpc.QuantileClip(0.9, normalize=True),
     "automatic": dpc.AutomaticClip,
 }
-TASKS = ("digits", "mnist", "fashion_mnist", "imbalanced_fashion", "features")
+_DIGITS = {
+    "digits": "plain",
+    "hard_digits": "hard",
+    "imbalanced_digits": "imbalanced",
+}
+_IMAGES = ("mnist", "fashion_mnist", "imbalanced_fashion", "fashion_resnet")
+TASKS = (*_DIGITS, *_IMAGES, "features")
 #: Of a rule that is not normalised, whose useful rates are those times 1 / C.
 _WIDER = (1.0, 4.0, 16.0)
 _KEPT = "trials.jsonl"
@@ -103,9 +110,11 @@ def _feature_files(used: Settings) -> list[str]:
 
 def problem(task: str, used: Settings) -> trials.Problem:
     """What a task trains: its data, and a network."""
-    if task == "digits":
-        data, make = load_data("plain"), networks.digits_network
-    elif task in TASKS:
+    if task in _DIGITS:
+        data, make = load_data(_DIGITS[task]), networks.digits_network
+    elif task == "fashion_resnet":
+        data, make = _images(task, used), networks.small_resnet
+    elif task in _IMAGES:
         data, make = _images(task, used), lambda: networks.mnist_network("tutorial")
     else:
         found = features.read(task)

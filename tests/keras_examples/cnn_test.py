@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import tfdpclip as dpc
@@ -22,6 +23,14 @@ def test_mnist_parameters(kind, count):
 )
 def test_cifar10_parameters(padding, count):
     assert networks.cifar10_network(padding).count_params() == count
+
+
+def test_the_small_residual_network_normalises_examples_on_their_own():
+    model = networks.small_resnet()
+    assert model.count_params() == 77_562
+    x = np.random.default_rng(0).random((4, 28, 28, 1), np.float32)
+    together, alone = model(x, training=True), model(x[:1], training=True)
+    np.testing.assert_allclose(together[:1], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_defaults_are_the_papers():

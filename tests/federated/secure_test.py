@@ -153,6 +153,19 @@ def test_counts_of_a_mean_of_bits_are_exact():
     np.testing.assert_allclose(fractions, 3 / 9, atol=1e-6)
 
 
+def test_numbers_that_are_no_bits_are_sent_finely():
+    """The mean of the norms is that of the records, and not of their roundings."""
+    rule = dpc.MeanNormClip(initial_norm=1.0, count_stddev=0.0)
+    value_type = tff.to_type(np.float32)
+    data = [np.float32(x) for x in (0.3, 0.9, 1.7, 4.1, 30.0)]
+    wanted = np.minimum(np.array(data) / 10, 1).mean()
+    for secure in (False, True):
+        process = federated.clipped_mean(0.0, 5, rule, secure=secure).create(value_type)
+        output = process.next(process.initialize(), data)
+        found = output.measurements["unclipped_fraction"]
+        np.testing.assert_allclose(found, wanted, atol=1 / 512)
+
+
 @pytest.mark.parametrize("bits", [0, 3, 33, 2.5, float("nan"), None])
 def test_bits_out_of_range_are_refused(bits):
     with pytest.raises(ValueError, match="bits"):

@@ -128,6 +128,10 @@ class QuantileClip(_FollowingClip):
         scheduled = isinstance(self.target_quantile, Schedule)
         return (clip_norm, tf.constant(0)) if scheduled else clip_norm
 
+    @property
+    def indicator_levels(self) -> int:
+        return 1
+
     def _sent(self, norms: tf.Tensor, clip_norm: tf.Tensor) -> tf.Tensor:
         return tf.where(norms <= tf.cast(clip_norm, norms.dtype), 0.5, -0.5)
 

@@ -147,6 +147,14 @@ class ClipRule(abc.ABC):
         del state, present
         return tf.zeros([tf.shape(norms)[0], 0], tf.float32)
 
+    @property
+    def indicator_levels(self) -> int:
+        """Indicators are multiples of 1 / (2 * levels): secure sums round them so.
+
+        1 for bits, of +-1/2. 256 unless a rule says more about them.
+        """
+        return 256
+
     def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
         """The state after seeing the noised fractions, `[K]`, each in [0, 1].
 

@@ -178,6 +178,10 @@ class LayerwiseClip(GroupedRule):
         parts = [r.indicators(n, s, present) for r, n, s in self._zip(columns, state)]
         return tf.concat(parts, axis=1)
 
+    @property
+    def indicator_levels(self) -> int:
+        return math.lcm(*(rule.indicator_levels for rule in self.rules))
+
     def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
         if self._shared is not None:
             return self._shared.next_state(state, fractions)

@@ -178,6 +178,11 @@ class PublicNormClip(_PublicRule):
         bits = self._base().indicators(relative, state[0], present)
         return tf.reduce_mean(bits, axis=1, keepdims=True)
 
+    @property
+    def indicator_levels(self) -> int:
+        # The mean over groups.
+        return self._base().indicator_levels * len(self.layout)
+
 
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -263,3 +268,7 @@ class ScaledClip(_PublicRule):
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
     ) -> tf.Tensor:
         return self._base().indicators(self._scaled(norms, state), state[0], present)
+
+    @property
+    def indicator_levels(self) -> int:
+        return self._base().indicator_levels

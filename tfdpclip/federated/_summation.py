@@ -133,10 +133,9 @@ class SecureSum(Summation):
     ):
         super().__init__(mechanism, clip)
         self._records = secure_lib.SecureEncoding(clip, settings)
-        # One noised count for several groups is the mean of their bits.
-        count = len(mechanism.count_stddevs)
-        levels = clip.groups if count == 1 else 1
-        self._bits = secure_lib.CountEncoding(count, levels)
+        self._bits = secure_lib.CountEncoding(
+            len(mechanism.count_stddevs), clip.rule.indicator_levels
+        )
 
     def encode(self, leaves, state):
         rule_state = self.clip.state(state["clip"])

@@ -108,7 +108,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
 
     * `round`, counted from 1;
     * `clip_norm`, the one used, and `next_clip_norm`;
-    * `unclipped_fraction`, noised (NaN for a rule that counts nothing);
+    * `unclipped_fraction`, noised: the mean of the indicators plus 1/2, which for
+      `QuantileClip` is that fraction (NaN for a rule that counts nothing);
     * `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (with
       distributed noise, of what `minimum_clients` add);
     * `noise_multiplier` and `private`.

@@ -14,8 +14,8 @@ was measured is kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, progress, settings
+from driver_kit import kept, programs, progress, settings
 from keras_examples import features, image_data, networks, training, trials
 from keras_examples.digits_data import load_data
 from tfdpclip import pictures
@@ -183,53 +183,17 @@ def candidates(used: Settings) -> list[trials.Candidate]:
     return found
 
 
-class _Kept:
+def _kept(used: Settings) -> kept.Kept:
     """What was measured before, of the same settings."""
-
-    def __init__(self, used: Settings):
-        self._path = pathlib.Path(used.output_dir) / _KEPT
-        unchanged = dataclasses.asdict(used)
-        for name in _FREE:
-            del unchanged[name]
-        self._settings = json.loads(json.dumps(unchanged))
-        self._known: dict[tuple, tuple] = {}
-        if not self._path.exists():
-            return
-        for number, line in enumerate(self._path.read_text().splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                place, rows = tuple(entry["place"]), (entry["tuning"], entry["results"])
-                same = entry["settings"] == self._settings
-            except (ValueError, KeyError, TypeError) as error:
-                raise settings.UsageError(
-                    f"flag --output_dir: line {number} of {self._path} cannot be read "
-                    f"({error}); use another directory."
-                ) from error
-            if not same:
-                raise settings.UsageError(
-                    f"flag --output_dir: {self._path} was measured with other "
-                    "settings; use another directory."
-                )
-            self._known[place] = rows
-
-    def rows(self, place: tuple, measure: Callable[[], tuple]) -> tuple:
-        """Those of a task, an epsilon and a rule, measured if they are not known."""
-        if place not in self._known:
-            tuning, results = self._known[place] = measure()
-            entry = {
-                "place": place,
-                "settings": self._settings,
-                "tuning": tuning,
-                "results": results,
-            }
-            with self._path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-        return self._known[place]
+    unchanged = dataclasses.asdict(used)
+    for name in _FREE:
+        del unchanged[name]
+    return kept.Kept(pathlib.Path(used.output_dir) / _KEPT, unchanged)
 
 
 def run(used: Settings) -> programs.Outcome:
     """Measures what is not measured yet, and reports."""
-    kept = _Kept(used)
+    known = _kept(used)
     tuning: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     statements = []
@@ -242,20 +206,13 @@ def run(used: Settings) -> programs.Outcome:
         here = problem(task, used)
         for epsilon in used.epsilons:
             for candidate in candidates(used):
-                tried, measured = kept.rows(
+                found = known.get(
                     (here.name, epsilon, candidate.name),
-                    lambda here=here, epsilon=epsilon, one=candidate: trials.compared(
-                        here,
-                        epsilon,
-                        [one],
-                        used.learning_rates,
-                        tuning_repeats=used.tuning_repeats,
-                        repeats=used.repeats,
-                    ),
+                    functools.partial(_measure, used, here, epsilon, candidate),
                 )
-                tuning += tried
-                results += measured
-                accuracy = f"{100 * measured[-1]['macro_accuracy']:.1f} %"
+                tuning += found["tuning"]
+                results += found["results"]
+                accuracy = f"{100 * results[-1]['macro_accuracy']:.1f} %"
                 text = f"{here.name}, epsilon {epsilon:g}, {candidate.name}: {accuracy}"
                 bar.show(next(count), [text])
             statements.append(
@@ -279,6 +236,18 @@ def run(used: Settings) -> programs.Outcome:
         figures={"gaps": _plot(gaps)} if gaps else {},
         shown=("gaps",),
     )
+
+
+def _measure(used, here, epsilon, candidate) -> dict[str, Any]:
+    tuning, results = trials.compared(
+        here,
+        epsilon,
+        [candidate],
+        used.learning_rates,
+        tuning_repeats=used.tuning_repeats,
+        repeats=used.repeats,
+    )
+    return {"tuning": tuning, "results": results}
 
 
 def _gaps(results):

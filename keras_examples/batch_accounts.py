@@ -11,6 +11,36 @@ import math
 import tfdpclip as dpc
 
 
+def paper_mu(
+    sigma: float, layers: int, batch_size: int, size: int, steps: int
+) -> float | str:
+    """The paper's mu, for one example replaced by another; no bound.
+
+    Args:
+      sigma: the paper's sigma: stddev of the noise on layer h over 2 C_h.
+      layers: L.
+      batch_size: m.
+      size: N.
+      steps: T.
+
+    Returns:
+      mu, or a power of ten as text where it is beyond floating point.
+
+    >>> round(paper_mu(2.5, 8, 64, 54_000, 50 * 54_000 // 64), 3)
+    0.521
+    """
+    rate, effective = batch_size / size, sigma / math.sqrt(layers)
+    mu = dpc.accounting.subsampled_gdp_mu(effective, rate, steps, "fixed_size")
+    if math.isfinite(mu):
+        return mu
+    log_mu = (
+        dpc.accounting.subsampled_gdp_log_h(effective)
+        + 0.5 * math.log(2 * steps)
+        + math.log(rate)
+    )
+    return f"10^{log_mu / math.log(10):.6g}"
+
+
 def account(
     sigma: float,
     layers: int,
@@ -34,26 +64,20 @@ def account(
     Returns:
       Rows of account, relation, mu (or its logarithm) and epsilon.
     """
-    rate, effective = batch_size / size, sigma / math.sqrt(layers)
-    mu = dpc.accounting.subsampled_gdp_mu(effective, rate, steps, "fixed_size")
-    log_mu = (
-        dpc.accounting.subsampled_gdp_log_h(effective)
-        + 0.5 * math.log(2 * steps)
-        + math.log(rate)
-    )
-    small = mu < 1e3
+    mu = paper_mu(sigma, layers, batch_size, size, steps)
+    small = not isinstance(mu, str) and mu < 1e3
     rows: list[dict[str, object]] = [
         {
             "account": "paper: central limit of f-DP (no bound)",
             "relation": "replace one, fixed-size batches",
-            "mu": mu if math.isfinite(mu) else f"10^{log_mu / math.log(10):.6g}",
+            "mu": mu,
             "epsilon": dpc.accounting.gdp_epsilon(mu, delta) if small else math.inf,
         }
     ]
     z = dpc.accounting.noise_multiplier_from_layerwise_sigma(sigma, layers)
     schemes = {
         "replace one, fixed-size batches": dpc.sampling.FixedSize(batch_size, size),
-        "add or remove one, Poisson": dpc.sampling.Poisson(rate),
+        "add or remove one, Poisson": dpc.sampling.Poisson(batch_size / size),
     }
     for relation, scheme in schemes.items():
         for accountant in ("pld", "rdp") if z > 0.2 else ("rdp",):

@@ -77,8 +77,9 @@ def load(name: str, data_dir: str | None, image_shape: Sequence[int]) -> Images:
     """Images by name.
 
     Args:
-      name: "mnist", "cifar10", "cifar100"; or "digits" (scikit-learn's, 1797 images of
-        8 by 8, enlarged) or "synthetic" (512 images made up), which need no files.
+      name: "mnist", "fashion_mnist", "cifar10", "cifar100"; or "digits"
+        (scikit-learn's, 1797 images of 8 by 8, enlarged) or "synthetic" (512 images
+        made up), which need no files.
       data_dir: where the files are.
       image_shape: height, width, channels for digits and synthetic.
 
@@ -91,6 +92,7 @@ def load(name: str, data_dir: str | None, image_shape: Sequence[int]) -> Images:
         return _synthetic(image_shape)
     layouts = {
         "mnist": (load_mnist, MNIST_LAYOUT),
+        "fashion_mnist": (load_fashion_mnist, MNIST_LAYOUT),
         "cifar10": (load_cifar10, CIFAR10_LAYOUT),
         "cifar100": (load_cifar100, CIFAR100_LAYOUT),
     }
@@ -130,6 +132,17 @@ def load_mnist(directory: pathlib.Path) -> Images:
         10,
         _name_of(test_x, test_y, directory),
     )
+
+
+def load_fashion_mnist(directory: pathlib.Path) -> Images:
+    """Fashion-MNIST, which is published as files of MNIST's names."""
+    images = load_mnist(directory)
+    if images.name == "MNIST":
+        raise UsageError(
+            f"--data_dir={directory} holds MNIST, not Fashion-MNIST; for example "
+            "--dataset=mnist, or --data_dir=data/fashion_mnist."
+        )
+    return images
 
 
 def _name_of(x: np.ndarray, y: np.ndarray, directory: pathlib.Path) -> str:

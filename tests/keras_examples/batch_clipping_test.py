@@ -9,7 +9,13 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from keras_examples import batch_accounts, batch_clipping, batch_networks
+from keras_examples import (
+    batch_accounts,
+    batch_clipping,
+    batch_networks,
+    batch_training,
+    image_data,
+)
 from tests.keras_examples import image_files as files
 from tests.output_files import rows_of, words_of
 from tests.stack import names_of
@@ -176,9 +182,9 @@ def test_equal_privacy_is_equal(tmp_path):
     multipliers = []
     for clip in ("layerwise", "full"):
         used = batch_clipping.Settings(clip=clip, equal_privacy=True, sigma=2.0)
-        layers, sigma = batch_clipping.layers_and_sigma(used, model)
+        layers, sigma = batch_training.layers_and_sigma(used, model)
         batches = dpc.sampling.FixedSize(64, 640).batches((np.zeros((640, 1)),) * 2)
-        optimizer = batch_clipping.private_optimizer(used, layers, sigma, batches)
+        optimizer = batch_training.private_optimizer(used, layers, sigma, batches)
         optimizer.build(model.trainable_variables)
         multipliers.append(optimizer.noise_multiplier)
     assert multipliers[0] == pytest.approx(multipliers[1])
@@ -189,9 +195,9 @@ def test_layerwise_noise_is_the_papers():
     # Noise of stddev 2 C_h sigma on layer h.
     model = batch_networks.bn_lenet5(1)
     used = batch_clipping.Settings(clip="layerwise", sigma=2.0, clip_norm=0.3)
-    layers, sigma = batch_clipping.layers_and_sigma(used, model)
+    layers, sigma = batch_training.layers_and_sigma(used, model)
     batches = dpc.sampling.FixedSize(64, 640).batches((np.zeros((640, 1)),) * 2)
-    optimizer = batch_clipping.private_optimizer(used, layers, sigma, batches)
+    optimizer = batch_training.private_optimizer(used, layers, sigma, batches)
     optimizer.build(model.trainable_variables)
     scales = optimizer.clip.noise_scales(optimizer.clip_state).numpy()
     stddevs = optimizer.gradient_noise_multiplier * scales
@@ -210,3 +216,19 @@ def test_layerwise_noise_is_the_papers():
 def test_wrong_combinations_are_refused(tmp_path, arguments, message):
     with pytest.raises(SystemExit, match=message):
         launch(tmp_path, "--dataset=synthetic", "--network=bn_lenet5", *arguments)
+
+
+def test_files_of_mnist_are_not_taken_for_fashion_mnist(tmp_path, monkeypatch):
+    files.mnist_idx(tmp_path, 20)
+    assert image_data.load("fashion_mnist", str(tmp_path), (32, 32, 1)).classes == 10
+    monkeypatch.setattr(image_data, "_name_of", lambda *arguments: "MNIST")
+    with pytest.raises(image_data.UsageError, match="holds MNIST, not Fashion-MNIST"):
+        image_data.load("fashion_mnist", str(tmp_path), (32, 32, 1))
+
+
+def test_fewer_examples_are_of_all_classes_and_split_alike():
+    used = batch_clipping.Settings(dataset="digits", examples=300, network="bn_lenet5")
+    one, other = batch_training.load(used), batch_training.load(used)
+    assert len(one.private[1]) == 270 and len(one.public[1]) == 30
+    assert set(one.private[1]) == set(range(10))
+    np.testing.assert_array_equal(one.private[0], other.private[0])

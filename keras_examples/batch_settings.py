@@ -1,0 +1,115 @@
+"""The settings of runs that clip batches, and what goes together.
+
+Nguyen, Nguyen, Nguyen and van Dijk (2023), "Batch Clipping and Adaptive Layerwise
+Clipping for Differential Private Stochastic Gradient Descent".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from driver_kit import settings
+from keras_examples import batch_networks, image_data
+
+UNITS = ("individual", "batch", "group")
+NETWORKS = tuple(batch_networks.NETWORKS)
+DATASETS = ("cifar10", "mnist", "fashion_mnist", "digits", "synthetic")
+CLIPS = ("full", "layerwise", "adaptive", "adaptive_zhang", "scaled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """What runs that are compared have in common."""
+
+    network: str = settings.choice("resnet18", NETWORKS, "Which network.")
+    norm: str = settings.choice("batch", ("batch", "none"), "Its normalisation.")
+    conv_bias: bool = settings.switch(
+        True, "Whether convolutions of convnet and bn_lenet5 have a bias."
+    )
+    dataset: str = settings.choice(
+        "cifar10", DATASETS, "Which images; the last two offline."
+    )
+    data_dir: str | None = settings.words(
+        None,
+        f"Directory with {image_data.CIFAR10_LAYOUT}; for MNIST and Fashion-MNIST, "
+        f"{image_data.MNIST_LAYOUT}.",
+    )
+    examples: int | None = settings.count(
+        None, "Take no more than so many training images.", least=2, good=20_000
+    )
+    groups: int = settings.count(8, "Groups per batch for unit group.", least=2)
+    layers: str = settings.choice(
+        "module", ("module", "tensor"), "What counts as a layer."
+    )
+    physical_batch_size: int = settings.count(
+        256, "Most images at a time for unit individual."
+    )
+    sampling: str = settings.choice(
+        "fixed", ("fixed", "poisson"), "How batches are drawn."
+    )
+    learning_rate: float = settings.number(0.025, "The learning rate.", above=0)
+    learning_rate_decay: float = settings.number(
+        0.9, "Its factor after each epoch.", above=0, most=1
+    )
+    clip_decay: float = settings.number(
+        1.0, "The clip norm's factor after each epoch.", above=0, most=1
+    )
+    epochs: int = settings.count(50, "Epochs.")
+    public_share: float = settings.number(
+        0.1, "Share of the training images to take as public.", above=0, below=1
+    )
+    augment: bool = settings.switch(True, "Whether to crop and mirror at random.")
+    delta: float = settings.delta()
+    seed: int | None = settings.seed()
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRun(Common):
+    """The settings of one run."""
+
+    unit: str = settings.choice(
+        "batch",
+        UNITS,
+        "Whose gradient is clipped: each example's, the batch's, or each group's.",
+    )
+    clip: str = settings.choice(
+        "adaptive",
+        CLIPS,
+        "One clip norm for all (full), for each layer (layerwise), in proportion to "
+        "public gradient norms (adaptive; adaptive_zhang without the master clip "
+        "norm), or one clip after scaling layers alike (scaled).",
+    )
+    clip_norm: float = settings.number(0.095, "The (master) clip norm C.", above=0)
+    sigma: float = settings.number(
+        0.01875, "The paper's sigma: noise stddev over 2 C_h.", above=0
+    )
+    equal_privacy: bool = settings.switch(
+        False,
+        "Whether full and scaled clipping get sigma / sqrt(L), as private as layerwise "
+        "clipping with sigma.",
+    )
+    batch_size: int = settings.count(64, "Images per step, m.")
+
+
+def check(used: OneRun) -> None:
+    """Raises unless unit, normalisation and batch size go together."""
+    if used.unit == "individual" and used.norm == "batch":
+        raise settings.UsageError(
+            "flag --unit=individual: batch normalisation combines examples, so that no "
+            "example has a gradient of its own; use --norm=none, or --unit=batch or "
+            "--unit=group."
+        )
+    if used.unit == "group" and used.batch_size % used.groups:
+        raise settings.UsageError(
+            f"flag --groups={used.groups} must divide --batch_size={used.batch_size}."
+        )
+
+
+def by_layer(clip: str) -> bool:
+    """Whether a way to clip has a clip norm for each layer, and pays sqrt(L)."""
+    return clip not in ("full", "scaled")
+
+
+def group_spec(used: Common) -> str:
+    """What clip rules call what counts as a layer."""
+    return "variable" if used.layers == "tensor" else "layer"

@@ -38,6 +38,12 @@ class Common:
         None, "Take no more than so many training images.", least=2, good=20_000
     )
     groups: int = settings.count(8, "Groups per batch for unit group.", least=2)
+    local_steps: int = settings.count(
+        1, "Local SGD steps on a group (or batch), whose sum is clipped."
+    )
+    local_rate: float = settings.number(
+        0.025, "The learning rate of local steps.", above=0
+    )
     layers: str = settings.choice(
         "module", ("module", "tensor"), "What counts as a layer."
     )
@@ -98,6 +104,16 @@ def check(used: OneRun) -> None:
             "flag --unit=individual: batch normalisation combines examples, so that no "
             "example has a gradient of its own; use --norm=none, or --unit=batch or "
             "--unit=group."
+        )
+    if used.local_steps > 1 and used.unit == "individual":
+        raise settings.UsageError(
+            f"flag --local_steps={used.local_steps}: a group takes local steps, and "
+            "not each example; use --unit=group or --unit=batch."
+        )
+    if used.local_steps > 1 and used.network == "resnet18":
+        raise settings.UsageError(
+            f"flag --local_steps={used.local_steps} needs a sequential network, for "
+            "example --network=bn_lenet5."
         )
     if used.unit == "group" and used.batch_size % used.groups:
         raise settings.UsageError(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
-from keras_examples import batch_networks, image_data, training
+from keras_examples import batch_networks, image_data, local_updates, training
 from keras_examples.batch_settings import Common, OneRun, by_layer, check, group_spec
 from tfdpclip.clipping import make_groups
 
@@ -217,6 +217,8 @@ def train(
     if used.seed is not None:
         tf.keras.utils.set_random_seed(used.seed)
     model = build(used, data.channels)
+    if used.local_steps > 1:
+        model = local_updates.LocalUpdates(model, used.local_steps, used.local_rate)
     batches = draw(used, data.private)
     layers, sigma = layers_and_sigma(used, model)
     optimizer = private_optimizer(used, layers, sigma, batches)

@@ -1,0 +1,126 @@
+"""General batch clipping: what is clipped is what a group's local SGD did.
+
+Nguyen et al. (2023), section 3.1: the vector that is clipped may be any function of the
+group. Here it is the sum of the gradients of several SGD steps on the group, which is
+(w_start - w_end) / local rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_L = tf.keras.layers
+
+
+class LocalUpdates(tf.keras.Sequential):
+    """A network whose loss has, as its gradient, the update of local SGD steps.
+
+    For an optimizer of ``unit="batch"``, each of whose physical batches is one group.
+
+    *Formal guarantees*: those of ``unit="batch"``, of which this changes nothing. The
+    loss of a physical batch is a function of that batch and of the weights at the
+    start of the step: local weights are tensors of the batch's own graph, no variable
+    is written, and nothing goes from group to group. Whatever the update is, the
+    optimizer clips it, so that an example moves it by at most twice the clip norm; and
+    the optimizer looks through this loss for state of other batches as through any.
+    That groups of one step have no example in common is what `Batches` sees to.
+
+    Args:
+      model: a sequential network of dense and convolutional layers, batch
+        normalisation, and layers without weights.
+      steps: how many local steps.
+      rate: their learning rate.
+
+    Raises:
+      ValueError: if there is a layer of another kind.
+
+    >>> model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    >>> LocalUpdates(model, steps=3, rate=0.1).count_params()
+    3
+    """
+
+    def __init__(self, model: tf.keras.Sequential, steps: int, rate: float):
+        super().__init__([tf.keras.Input(model.input_shape[1:]), *model.layers])
+        for layer in self.layers:
+            known = isinstance(layer, (_L.Conv2D, _L.Dense, _L.BatchNormalization))
+            if layer.weights and not known:
+                raise ValueError(
+                    f"model has a layer {layer.name} of {type(layer).__name__}, which "
+                    "local steps do not know; Conv2D, Dense and BatchNormalization "
+                    "they do."
+                )
+        self._local = (steps, rate)
+        self._in_step = False
+
+    def train_step(self, *arguments: Any, **options: Any) -> Any:
+        """A step, whose loss is of local steps; elsewhere the loss is the usual one."""
+        self._in_step = True
+        try:
+            return super().train_step(*arguments, **options)
+        finally:
+            self._in_step = False
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        **options: Any,
+    ) -> tf.Tensor:
+        """In a step, the mean loss of local steps, whose gradient is their update."""
+        if not self._in_step:
+            return super().compute_loss(x, y, y_pred, sample_weight, **options)
+        steps, rate = self._local
+        start = [tf.convert_to_tensor(v) for v in self.trainable_variables]
+        weights = start
+        update = [tf.zeros_like(w) for w in weights]
+        losses = []
+        for _ in range(steps):
+            predicted = forward(self.layers, weights, x)
+            loss = super().compute_loss(x, y, predicted, sample_weight, **options)
+            found = tf.gradients(loss, weights, unconnected_gradients="zero")
+            weights = [w - rate * g for w, g in zip(weights, found, strict=True)]
+            update = [u + g for u, g in zip(update, found, strict=True)]
+            losses.append(loss)
+        # Linear in the weights, so that the update is its gradient.
+        linear = tf.add_n(
+            [
+                tf.reduce_sum(tf.stop_gradient(u) * w)
+                for u, w in zip(update, start, strict=True)
+            ]
+        )
+        value = tf.stop_gradient(tf.add_n(losses) / steps - linear)
+        return value + linear
+
+
+def forward(
+    layers: Sequence[Any], weights: Sequence[tf.Tensor], x: tf.Tensor
+) -> tf.Tensor:
+    """What layers compute in training mode with other weights; writes nothing.
+
+    Args:
+      layers: of a `LocalUpdates`.
+      weights: a tensor for each of their trainable variables.
+      x: the batch.
+    """
+    left = list(weights)
+    for layer in layers:
+        count = len(layer.trainable_variables)
+        mine, left = left[:count], left[count:]
+        if isinstance(layer, _L.Conv2D):
+            x = tf.nn.conv2d(x, mine[0], layer.strides, layer.padding.upper())
+            x = layer.activation(x + mine[1] if layer.use_bias else x)
+        elif isinstance(layer, _L.Dense):
+            x = tf.matmul(x, mine[0])
+            x = layer.activation(x + mine[1] if layer.use_bias else x)
+        elif isinstance(layer, _L.BatchNormalization):
+            mean, variance = tf.nn.moments(x, list(range(x.shape.rank - 1)))
+            gamma, beta = mine
+            x = tf.nn.batch_normalization(x, mean, variance, beta, gamma, layer.epsilon)
+        else:
+            x = layer(x)
+    return x

@@ -25,6 +25,7 @@ from driver_kit import programs, settings
 from keras_examples import (
     batch_accounts,
     batch_settings,
+    batch_signal,
     batch_training,
     training,
 )
@@ -37,6 +38,9 @@ class Settings(batch_settings.OneRun):
     baseline_epochs: int = settings.count(
         50, "Epochs of SGD without privacy, to compare; 0: none.", least=0
     )
+    record_layer_norms: bool = settings.switch(
+        False, "Whether to measure gradient norms by layer at every epoch (Fig. 1)."
+    )
     figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("batch_clipping")
 
@@ -44,16 +48,45 @@ class Settings(batch_settings.OneRun):
 def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     data = batch_training.load(used)
-    private = batch_training.train(used, data)
+
+    def watch():
+        wanted = used.record_layer_norms
+        return [batch_signal.LayerNorms(used, data)] if wanted else []
+
+    name, watches = f"{used.unit}, {used.clip}", {}
+    watches[name] = watch()
+    private = batch_training.train(used, data, watches[name])
     unit = private.model.optimizer.unit
     accounts = batch_accounts.account(*private.account, used.delta, unit)
-    runs = {f"{used.unit}, {used.clip}": private.trained.rows}
+    runs = {name: private.trained.rows}
     if used.baseline_epochs:
         print("SGD without privacy:", flush=True)
+        watches["SGD"] = watch()
         runs["SGD"] = batch_training.train_plainly(
-            used, used.batch_size, used.baseline_epochs, data
+            used, used.batch_size, used.baseline_epochs, data, watches["SGD"]
         ).rows
-    return _outcome(used, data, private, accounts, runs)
+    outcome = _outcome(used, data, private, accounts, runs)
+    norms = {name: one.rows for name, found in watches.items() for one in found}
+    if norms:
+        _add_norms(outcome, norms)
+    return outcome
+
+
+def _add_norms(outcome: programs.Outcome, norms) -> None:
+    outcome.tables["layer_norms"] = [
+        {"run": name, **row} for name, rows in norms.items() for row in rows
+    ]
+    title = f"Gradient norms by layer. {outcome.title}"
+    outcome.figures["layer_norms"] = batch_signal.plot_layer_norms(norms, title)
+    for name, rows in norms.items():
+        last = [r for r in rows if r["epoch"] == rows[-1]["epoch"]]
+        most = max(last, key=lambda row: row["mean_norm"])
+        least = min(last, key=lambda row: row["mean_norm"])
+        outcome.findings.append(
+            f"{name}, epoch {most['epoch']}: the largest mean gradient norm of a layer "
+            f"is {most['mean_norm']:.3g} ({most['layer']}), the smallest "
+            f"{least['mean_norm']:.3g} ({least['layer']})."
+        )
 
 
 def _outcome(used, data, private, accounts, runs):

@@ -267,12 +267,12 @@ def check_batch_size(batch_size: int, size: int) -> None:
         )
 
 
-def caveats(images: image_data.Images, used: Any) -> list[str]:
-    """What every report on one private training run says."""
+def caveats(images: image_data.Images, used: Any, table: str = "history") -> list[str]:
+    """What every report on private training says; `table` has the losses."""
     found = [
         f"Trained on {len(images.train[0])} images ({images.name}), whose number is "
         f"treated as public; tested on {len(images.test[0])}, which are not protected.",
-        "The loss by epoch in history.csv is measured on training images without "
+        f"The loss by epoch in {table}.csv is measured on training images without "
         "noise and is outside the guarantee: do not release it for private data.",
     ]
     if used.delta >= 1 / len(images.train[0]):

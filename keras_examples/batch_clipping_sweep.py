@@ -24,8 +24,6 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from driver_kit import kept, programs, progress, settings
 from keras_examples import (
     batch_accounts,
@@ -143,8 +141,6 @@ def one_run(used: Settings, run: Run) -> batch_settings.OneRun:
 def _measure(
     used: batch_settings.OneRun, run: Run, data: batch_training.Data
 ) -> dict[str, Any]:
-    # Layers have the same names in every run.
-    tf.keras.backend.clear_session()
     if run.method == SGD:
         found = batch_training.train_plainly(used, used.batch_size, used.epochs, data)
         return {"rows": found.rows}

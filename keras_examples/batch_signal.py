@@ -180,7 +180,9 @@ def plot_layer_norms(runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str
         layers = list(dict.fromkeys(row["layer"] for row in rows))
         epochs = sorted({row["epoch"] for row in rows})
         some = np.unique(np.linspace(0, len(epochs) - 1, 6).round().astype(int))
-        colors = matplotlib.colormaps[pictures.SEQUENTIAL](np.linspace(0, 0.9, 6))
+        colors = matplotlib.colormaps[pictures.SEQUENTIAL](
+            np.linspace(0, 0.9, len(some))
+        )
         for k, epoch in enumerate(epochs[i] for i in some):
             found = {r["layer"]: r["mean_norm"] for r in rows if r["epoch"] == epoch}
             ax.plot(

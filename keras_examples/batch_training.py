@@ -93,6 +93,13 @@ def split_public(train: Arrays, share: float) -> tuple[Arrays, Arrays]:
     return (x[private], y[private]), (x[public], y[public])
 
 
+def _begin(used: Common) -> None:
+    # Layers get the same names in every run of a process.
+    tf.keras.backend.clear_session()
+    if used.seed is not None:
+        tf.keras.utils.set_random_seed(used.seed)
+
+
 def build(used: Common, channels: int) -> tf.keras.Model:
     """The network."""
     bias = used.conv_bias and used.network != "resnet18"
@@ -214,8 +221,7 @@ def train(
     """
     check(used)
     training.check_batch_size(used.batch_size, len(data.private[0]))
-    if used.seed is not None:
-        tf.keras.utils.set_random_seed(used.seed)
+    _begin(used)
     model = build(used, data.channels)
     if used.local_steps > 1:
         model = local_updates.LocalUpdates(model, used.local_steps, used.local_rate)
@@ -254,8 +260,7 @@ def train_plainly(
     **options: Any,
 ) -> training.Trained:
     """SGD without privacy, for comparison; `options` are for `training.fit`."""
-    if used.seed is not None:
-        tf.keras.utils.set_random_seed(used.seed)
+    _begin(used)
     model = build(used, data.channels)
     x, y = data.private
     steps = -(-len(x) // batch_size)

@@ -222,6 +222,7 @@ def test_norms_by_layer_are_recorded(tmp_path):
     )
     rows = rows_of(tmp_path, "layer_norms")
     assert len(rows) == 8 * 2 + 8 * 3
+    assert len({row["layer"] for row in rows}) == 8  # The same in both runs.
     assert {row["run"] for row in rows} == {"batch, adaptive", "SGD"}
     assert all(float(row["mean_norm"]) > 0 for row in rows)
     assert (tmp_path / "layer_norms.png").stat().st_size > 10_000

@@ -202,7 +202,11 @@ def _order(place, noise, mine) -> str:
         + (f" ({row['low']:.1f} to {row['high']:.1f})" if row["runs"] > 1 else "")
         for row in ordered
     ]
-    return f"{_where(place, noise)}, last epoch, %: {', '.join(names)}."
+    text = f"{_where(place, noise)}, last epoch, %: {', '.join(names)}."
+    spent = [row["epsilon"] for row in ordered if row["epsilon"] != ""]
+    if spent and max(spent) > 1.01 * min(spent):
+        text += f" NOT equally private: epsilon {min(spent):.3g} to {max(spent):.3g}."
+    return text
 
 
 def _where(place, noise) -> str:

@@ -36,6 +36,8 @@ def test_claims_are_judged_by_what_came_out():
     assert (
         "at equal sigma, last epoch, %: sgd 97.0 (97.0 to 97.0), batch:ad" in texts[0]
     )
+    assert "NOT equally private: epsilon 1 to 3." in texts[0]
+    assert "at equal privacy" in texts[2] and "NOT" not in texts[2]
     assert "+37.5 points, as claimed; the runs' ranges are apart" in texts[1]
     assert "-4.0 points, against the claim; the runs' ranges overlap" in texts[3]
 

@@ -17,7 +17,13 @@ import dataclasses
 import time
 
 from driver_kit import programs, settings
-from keras_examples import features, network_features, transfer_data, transfer_models
+from keras_examples import (
+    checkpoints,
+    features,
+    network_features,
+    transfer_data,
+    transfer_models,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +70,7 @@ def run(used: Settings) -> str:
         split_seed=used.split_seed,
     )
     model = transfer_models.build(used.model, data.classes, image=size)
-    transfer_models.load_checkpoint(model, used.model, used.checkpoint, used.fine_tuned)
+    checkpoints.load(model, used.model, used.checkpoint, used.fine_tuned)
     started = time.monotonic()
     arrays = network_features.compute(model, data, used.batch_size)
     seconds = time.monotonic() - started

@@ -8,7 +8,8 @@ for Differentially Private Deep Transfer Learning": DP-FiLM, normalised clipping
 DP-Adam, on CIFAR-100 (also 10 % of it: --subset=0.1), SUN397 and Cassava
 (--dataset=folder, --epochs=32), with ViT-Tiny/16, ViT-Base/16 and ResNet-50 (BiT).
 Checkpoints are the published AugReg and BiT .npz files, for example
-Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz; nothing is downloaded.
+Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz, or timm's, for example
+model.safetensors of vit_tiny_patch16_224.augreg_in21k; nothing is downloaded.
 Beyond the paper: MNIST and Fashion-MNIST, and EfficientNet-Lite0, whose batch
 normalisation keeps its statistics or becomes group normalisation (--batchnorm); for
 its checkpoint see `efficientnet_lite`. To train many heads, write the features once
@@ -33,57 +34,18 @@ from driver_kit import programs, settings
 from keras_examples import (
     features,
     network_features,
-    tracking,
+    pretrained,
     training,
     transfer_data,
-    transfer_models,
 )
 from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_noise
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(pretrained.Settings):
     """The settings of a run."""
 
-    dataset: str = settings.choice(
-        "cifar100",
-        ("cifar100", "mnist", "sun397", "folder", "digits"),
-        "Which images; mnist: also Fashion-MNIST, as --data_dir has it.",
-    )
-    data_dir: str | None = settings.words(None, "Where they are.")
-    subset: float = settings.number(
-        1.0, "Stratified share of the training images.", above=0, most=1
-    )
-    split_seed: int = settings.count(42, "For the choice of --subset.", least=0)
-    merge_validation: bool = settings.switch(
-        True, "Whether the validation split trains as well."
-    )
-    model: str = settings.choice(
-        "vit_tiny", tuple(transfer_models.MODELS), "Which network."
-    )
-    checkpoint: str | None = settings.words(None, "Its .npz file.")
-    image_size: int | None = settings.count(
-        None, "Images are resized to this; by default the network's.", good=96, least=8
-    )
-    batchnorm: str = settings.choice(
-        "frozen",
-        ("frozen", "group"),
-        "Batch normalisation by its statistics, or group normalisation for it.",
-    )
-    fine_tuned: bool = settings.switch(
-        False, "Whether to accept a file that was fine-tuned on ImageNet-1k."
-    )
-    pretraining_epochs: int = settings.count(
-        30, "On digits 0 to 4, without privacy.", least=0
-    )
-    trainable: str = settings.choice("film", ("film", "head", "all"), "What trains.")
-    bit_film: str = settings.choice(
-        "dp_film",
-        tuple(transfer_models.BIT_FILM),
-        "Which norms of resnet50_bit train, after which source.",
-    )
-    zero_head: bool = settings.switch(True, "Whether the head starts at zero.")
     epsilon: float = settings.number(
         8.0, "Privacy budget; inf: no noise, not private.", above=0, infinite=True
     )
@@ -107,10 +69,6 @@ class Settings:
         "Keras adds it before the bias correction: 1e-8 elsewhere is less here.",
         above=0,
     )
-    physical_batch_size: int = settings.count(64, "Most images at a time.")
-    preprocess: str = settings.choice(
-        "resize", ("resize", "timm"), "Resize, or resize to 248 and take the middle."
-    )
     write_features: bool = settings.switch(
         False,
         "Also write features.npz for norms_and_weights and tune_grid, with what they "
@@ -125,39 +83,8 @@ def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     if used.seed is not None:
         tf.keras.utils.set_random_seed(used.seed)
-    if used.checkpoint is None and used.dataset != "digits":
-        raise settings.UsageError(
-            "flag --checkpoint is missing: it must name a .npz file of the pre-trained "
-            f"{used.model}. --dataset=digits --model=vit_micro needs none."
-        )
-    normalised = isinstance(
-        transfer_models.MODELS[used.model], transfer_models.EfficientNetLite
-    )
-    if used.batchnorm == "group" and not normalised:
-        raise settings.UsageError(
-            f"flag --batchnorm=group: {used.model} has no batch normalisation; "
-            "efficientnet_lite0 has."
-        )
-    size = transfer_models.image_size(used.model, used.image_size)
-    crop = used.preprocess == "timm"
-    data = transfer_data.load(
-        used.dataset,
-        used.data_dir,
-        math.ceil(size / 0.9) if crop else size,
-        subset=used.subset,
-        split_seed=used.split_seed,
-        merge_validation=used.merge_validation,
-    )
-    model = transfer_models.build(used.model, data.classes, crop, size)
-    if used.checkpoint is not None:
-        transfer_models.load_checkpoint(
-            model, used.model, used.checkpoint, used.fine_tuned
-        )
-    elif used.pretraining_epochs:
-        _pretrain(model, data.public, used.pretraining_epochs)
-    if used.batchnorm == "group":
-        model = dpc.keras.convert_batchnorm(model)
-    counts = select(model, used)
+    network = pretrained.prepare(used)
+    model, data, counts = network.model, network.data, network.counts
     print(counts, flush=True)
     plan = _plan(used, data.size)
     scheme = (
@@ -175,7 +102,7 @@ def run(used: Settings) -> programs.Outcome:
     result = _outcome(used, data, counts, plan, trained)
     if used.write_features:
         after = network_features.body(model).get_weights()
-        history = _history(used, data, before, after, trained.ledger)
+        history = _history(used, network, before, after, trained.ledger)
         directory = programs.make_directory(used.output_dir)
         arrays = network_features.compute(model, data)
         features.write(directory / "features.npz", arrays, history)
@@ -190,32 +117,6 @@ def run(used: Settings) -> programs.Outcome:
             )
         )
     return result
-
-
-def select(model: tf.keras.Model, used: Settings):
-    """Chooses what trains; returns a sentence about it."""
-    config = transfer_models.MODELS[used.model]
-    if used.trainable == "film":
-        chosen = None
-        if isinstance(config, transfer_models.BiT):
-            by_name = transfer_models.BIT_FILM[used.bit_film]
-
-            def chosen(layer):
-                norm = isinstance(layer, tf.keras.layers.GroupNormalization)
-                return norm and by_name(layer.name)
-
-        return dpc.keras.film(
-            model, head="head", zero_head=used.zero_head, normalization=chosen
-        )
-    if used.trainable == "head":
-        for layer in model.layers:
-            layer.trainable = layer.name == "head"
-    head = model.get_layer("head")
-    if used.zero_head:
-        for variable in head.weights:
-            variable.assign(tf.zeros_like(variable))
-    trainable = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    return f"{trainable:,} of {model.count_params():,} parameters train"
 
 
 def _plan(used: Settings, size: int):
@@ -261,41 +162,20 @@ def _optimizer(used, plan, batches):
     )
 
 
-def _pretrain(model, public, epochs):
-    """Trains on public data without privacy."""
-    if public is None:
-        raise settings.UsageError(
-            "flag --pretraining_epochs: only --dataset=digits has data for it; give "
-            "--checkpoint."
-        )
-    model.compile(tf.keras.optimizers.Adam(3e-3), training.LOSS)
-    steps = epochs * -(-len(public[0]) // 64)
-    model.fit(
-        *public,
-        batch_size=64,
-        epochs=epochs,
-        verbose=0,
-        callbacks=[tracking.Progress("pre-training on public digits", steps)],
-    )
-
-
 def _test_arrays(data):
     if isinstance(data, transfer_data.ImageFiles):
         return data.images(0, len(data)), data.labels
     return data
 
 
-def _history(used, data, before, after, ledger):
+def _history(used, network, before, after, ledger):
     """What the network of the features has seen of the training images."""
-    origin = "pre-trained weights" if used.checkpoint else "public digits"
-    if used.dataset == "digits" and not (used.checkpoint or used.pretraining_epochs):
-        origin = "random weights"
-    network = f"{used.model} from {origin}"
     still = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     if used.trainable == "head" and still:
-        return features.History(network)
+        return features.History(network.origin)
     return features.History(
-        f"{network}, {used.trainable} trained in private on {data.name}", ledger
+        f"{network.origin}, {used.trainable} trained in private on {network.data.name}",
+        ledger,
     )
 
 

@@ -1,24 +1,21 @@
-"""Pre-trained networks, with loading of their published checkpoints.
+"""Networks of the transfer experiments; `checkpoints` loads their published weights.
 
 ViT as in AugReg (Steiner et al. 2022), ResNet v2 as in BiT-M (Kolesnikov et al. 2020),
 and EfficientNet-Lite0, for which see `efficientnet_lite`. All are made of ordinary
-Keras layers; weights keep the checkpoints' names.
+Keras layers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 
-import numpy as np
 import tensorflow as tf
 
 from driver_kit.settings import UsageError
 from keras_examples import efficientnet_lite
 from keras_examples.efficientnet_lite import EfficientNetLite
 from keras_examples.preprocessing import Preprocess
-from tfdpclip import files
 
 _L = tf.keras.layers
 
@@ -192,174 +189,3 @@ BIT_FILM = {
     "framework": lambda name: name != "final_norm",
     "all": lambda name: True,
 }
-
-
-# Checkpoints.
-
-
-def vit_keys(model: tf.keras.Model, config: ViT, newer: bool = False) -> dict:
-    """Checkpoint keys and the variables that they belong to."""
-    attention, norm2, mlp = (
-        "MultiHeadDotProductAttention_1",
-        "LayerNorm_2",
-        "MlpBlock_3",
-    )
-    if newer:
-        attention, norm2, mlp = attention[:-1] + "0", "LayerNorm_1", "MlpBlock_0"
-    embedding, tokens = model.get_layer("embedding"), model.get_layer("tokens")
-    found = {
-        "embedding/kernel": embedding.kernel,
-        "embedding/bias": embedding.bias,
-        "cls": tokens.cls,
-        "Transformer/posembed_input/pos_embedding": tokens.positions,
-    }
-
-    def add(prefix, layer, first="kernel", second="bias"):
-        names = {"scale": "gamma", "bias": "beta" if first == "scale" else "bias"}
-        for key in (first, second):
-            found[f"{prefix}/{key}"] = getattr(layer, names.get(key, key))
-
-    for k in range(config.depth):
-        block = f"Transformer/encoderblock_{k}"
-        add(f"{block}/LayerNorm_0", model.get_layer(f"block{k}_norm1"), "scale")
-        add(f"{block}/{norm2}", model.get_layer(f"block{k}_norm2"), "scale")
-        # Keras 3 names a variable's layers in its path.
-        variables = {
-            tuple(getattr(v, "path", v.name).split(":")[0].split("/")[-2:]): v
-            for v in model.get_layer(f"block{k}_attention").weights
-        }
-        for part in ("query", "key", "value", "out"):
-            place = "attention_output" if part == "out" else part
-            for kind in ("kernel", "bias"):
-                found[f"{block}/{attention}/{part}/{kind}"] = variables[place, kind]
-        for j in (1, 2):
-            add(f"{block}/{mlp}/Dense_{j - 1}", model.get_layer(f"block{k}_dense{j}"))
-    add("Transformer/encoder_norm", model.get_layer("encoder_norm"), "scale")
-    return found
-
-
-def bit_keys(model: tf.keras.Model, config: BiT) -> dict:
-    """Checkpoint keys and the variables that they belong to."""
-    conv, norm = "standardized_conv2d/kernel", "group_norm"
-    found = {f"resnet/root_block/{conv}": model.get_layer("root").kernel}
-
-    def add(prefix, layer):
-        found[f"{prefix}/gamma"], found[f"{prefix}/beta"] = layer.gamma, layer.beta
-
-    for stage, units in enumerate(config.stages):
-        for unit in range(units):
-            name = f"block{stage + 1}_unit{unit + 1:02d}"
-            prefix = f"resnet/block{stage + 1}/unit{unit + 1:02d}"
-            for part in "abc":
-                layer = model.get_layer(f"{name}_{part}_conv")
-                found[f"{prefix}/{part}/{conv}"] = layer.kernel
-                add(f"{prefix}/{part}/{norm}", model.get_layer(f"{name}_{part}_norm"))
-            if not unit:
-                projection = model.get_layer(f"{name}_a_proj")
-                found[f"{prefix}/a/proj/{conv}"] = projection.kernel
-    add(f"resnet/{norm}", model.get_layer("final_norm"))
-    return found
-
-
-def load_checkpoint(
-    model: tf.keras.Model,
-    name: str,
-    path: str,
-    fine_tuned: bool = False,
-    head: bool = False,
-) -> None:
-    """Loads all weights, as a rule but the head's, from a published .npz file.
-
-    Args:
-      model: a model that `build` made.
-      name: its name in `MODELS`.
-      path: the file, anywhere that `tf.io.gfile` reads.
-      fine_tuned: whether to accept a file that was fine-tuned on ImageNet-1k.
-      head: whether to load the head as well, of a model with the file's classes;
-        EfficientNet-Lite alone has one to load.
-
-    Raises:
-      UsageError: if arrays are missing, unknown, of the wrong shape or no numbers.
-    """
-    config = MODELS[name]
-    if "--imagenet2012" in pathlib.Path(path).name and not fine_tuned:
-        raise UsageError(
-            f"flag --checkpoint={path}: this file was fine-tuned on ImageNet-1k, the "
-            "experiments start from ImageNet-21k; --fine_tuned accepts it."
-        )
-    arrays = _read(path)
-    if any(key.startswith("pre_logits") for key in arrays):
-        raise UsageError(
-            f"flag --checkpoint={path}: it has a layer pre_logits, as the older "
-            "ImageNet-21k files do. Use an AugReg file, such as Ti_16-i21k-300ep-..."
-        )
-    lite = isinstance(config, EfficientNetLite)
-    if head and not lite:
-        raise ValueError(f"head: the files of {name} have none to load.")
-    if isinstance(config, ViT):
-        newer = any("/MlpBlock_0/" in key for key in arrays)
-        wanted = vit_keys(model, config, newer)
-    elif lite:
-        wanted = efficientnet_lite.variables(model, config)
-    else:
-        wanted = bit_keys(model, config)
-    ignored = ("_fc.",) if lite else ("head/", "resnet/head/")
-    if not head:
-        wanted = {k: v for k, v in wanted.items() if not k.startswith(ignored)}
-    missing = sorted(set(wanted) - set(arrays))
-    extra = sorted(k for k in set(arrays) - set(wanted) if not k.startswith(ignored))
-    if missing or extra:
-        raise UsageError(
-            f"flag --checkpoint={path}: not a checkpoint of {name}: missing "
-            f"{_some(missing)}; unknown {_some(extra)}."
-        )
-    values = {}
-    for key, variable in wanted.items():
-        value = np.asarray(arrays[key])
-        shape = tuple(variable.shape)
-        order = efficientnet_lite.axes(key) if lite else None
-        if order is not None:  # The file's shape is checked, then brought in order.
-            shape = tuple(shape[order.index(k)] for k in range(len(order)))
-        if key.endswith("pos_embedding") and value.shape != shape:
-            value = _resized_positions(value, shape)
-        if key.endswith(("/gamma", "/beta")):
-            value = value.reshape(-1)
-        fits = value.shape == shape and value.dtype.kind in "fiu"
-        if not fits or not np.all(np.isfinite(value)):
-            raise UsageError(
-                f"flag --checkpoint={path}: {key} must be {shape} and finite, got "
-                f"{value.shape} of {value.dtype}."
-            )
-        if key.endswith(".running_var") and np.any(value < 0):
-            raise UsageError(f"flag --checkpoint={path}: {key} has a variance below 0.")
-        value = value if order is None else value.transpose(order)
-        values[key] = value.astype(np.float32)
-    # Nothing is assigned before everything fits.
-    for key, variable in wanted.items():
-        variable.assign(values[key])
-
-
-def _read(path: str) -> dict[str, np.ndarray]:
-    try:
-        with tf.io.gfile.GFile(path, "rb") as stream:
-            return files.read_npz(stream)
-    except (tf.errors.OpError, OSError, ValueError) as error:
-        raise UsageError(
-            f"flag --checkpoint={path} cannot be read as a .npz file: {error}"
-        ) from error
-
-
-def _some(keys) -> str:
-    shown = ", ".join(keys[:4]) or "none"
-    return shown + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-
-
-def _resized_positions(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Position embeddings of another image size: the grid is resized, bilinearly."""
-    count, side = value.shape[1] - 1, round((shape[1] - 1) ** 0.5)
-    old = round(count**0.5)
-    if value.ndim != 3 or old * old != count or value.shape[2] != shape[2]:
-        return value  # The caller names the shapes.
-    grid = value[:, 1:].reshape(1, old, old, -1)
-    grid = tf.image.resize(grid, (side, side), "bilinear").numpy()
-    return np.concatenate([value[:, :1], grid.reshape(1, side * side, -1)], axis=1)

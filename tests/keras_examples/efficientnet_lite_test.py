@@ -15,7 +15,13 @@ from PIL import Image
 
 import tfdpclip as dpc
 from driver_kit import settings
-from keras_examples import efficientnet_lite, transfer_film, transfer_models
+from keras_examples import (
+    checkpoints,
+    efficientnet_lite,
+    pretrained,
+    transfer_film,
+    transfer_models,
+)
 
 NAME = "efficientnet_lite0"
 # Repeats, kernel, stride, expansion, width in, width out; by hand, from the paper.
@@ -139,7 +145,7 @@ def test_logits_are_those_of_an_independent_pass(tmp_path, size):
     expected = numpy_logits(weights(), images)
     model = transfer_models.build(NAME, 1000, image=size)
     path = file_of(tmp_path / "weights.npz")
-    transfer_models.load_checkpoint(model, NAME, path, head=True)
+    checkpoints.load(model, NAME, path, head=True)
     # To 1e-4 of their spread, which is many times that.
     spread = expected.std()
     assert 0.1 < spread < 100
@@ -164,7 +170,7 @@ def test_small_images_are_enlarged_and_normalised(ten):
 
 def test_parameters_are_those_published():
     model = transfer_models.build(NAME, 1000)
-    counts = transfer_film.select(model, transfer_film.Settings(model=NAME))
+    counts = pretrained.select(model, transfer_film.Settings(model=NAME))
     # 4,652,008 as published, and a moving mean and variance for every channel.
     channels = 21_008
     assert counts.total == 4_652_008 + 2 * channels
@@ -180,14 +186,12 @@ def ten():
 
 def test_without_a_head_it_stays_zero(ten, tmp_path):
     model = ten
-    transfer_models.load_checkpoint(model, NAME, file_of(tmp_path / "weights.npz"))
+    checkpoints.load(model, NAME, file_of(tmp_path / "weights.npz"))
     np.testing.assert_array_equal(model.get_layer("head").kernel, 0)
     found = model.get_layer("block00_depthwise_norm").moving_mean
     np.testing.assert_array_equal(found, weights()["_blocks.0._bn1.running_mean"])
     with pytest.raises(settings.UsageError, match=r"_fc.weight must be \(10, 1280\)"):
-        transfer_models.load_checkpoint(
-            model, NAME, file_of(tmp_path / "weights.npz"), head=True
-        )
+        checkpoints.load(model, NAME, file_of(tmp_path / "weights.npz"), head=True)
 
 
 DEPTHWISE = "_blocks.3._depthwise_conv.weight"
@@ -213,7 +217,7 @@ def test_wrong_weights_are_named_and_change_nothing(ten, tmp_path, changes, mess
     path, model = file_of(tmp_path / "weights.npz", **changes), ten
     before = model.get_weights()
     with pytest.raises(settings.UsageError, match=message):
-        transfer_models.load_checkpoint(model, NAME, path)
+        checkpoints.load(model, NAME, path)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 
@@ -221,7 +225,7 @@ def test_wrong_weights_are_named_and_change_nothing(ten, tmp_path, changes, mess
 def test_only_efficientnet_has_a_head_to_load(tmp_path):
     model = transfer_models.build("vit_micro", 5)
     with pytest.raises(ValueError, match="head: the files of vit_micro have none"):
-        transfer_models.load_checkpoint(
+        checkpoints.load(
             model, "vit_micro", file_of(tmp_path / "weights.npz"), head=True
         )
 
@@ -246,7 +250,7 @@ def test_gradients_of_film_are_per_example(monkeypatch, batchnorm):
         model = dpc.keras.convert_batchnorm(model)
         kind = tf.keras.layers.GroupNormalization
     used = transfer_film.Settings(model=NAME, zero_head=False)
-    counts = transfer_film.select(model, used)
+    counts = pretrained.select(model, used)
     assert len(counts.layers) == 1 + 2 + 2 * 3 + 1
     assert all(type(model.get_layer(name)) is kind for name in counts.layers)
     head = model.get_layer("head").kernel
@@ -295,7 +299,7 @@ FILE = os.environ.get("EFFICIENTNET_LITE0")
 def test_published_weights_know_photographs():
     names, images = zip(*photographs(), strict=True)
     model = transfer_models.build(NAME, 1000, image=224)
-    transfer_models.load_checkpoint(model, NAME, FILE, head=True)
+    checkpoints.load(model, NAME, FILE, head=True)
     found = model(np.stack(images)).numpy()
     with np.load(FILE) as arrays:
         expected = numpy_logits(arrays, np.stack(images))

@@ -8,6 +8,7 @@ import pytest
 import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import (
+    checkpoints,
     efficientnet_lite,
     features,
     frozen_features,
@@ -44,7 +45,7 @@ def test_features_are_the_networks_and_nothing_was_spent(tmp_path, capsys):
     np.testing.assert_array_equal(found.train[1], labels)
     np.testing.assert_array_equal(found.test[1], labels)
     model = transfer_models.build("vit_micro", 10)
-    transfer_models.load_checkpoint(model, "vit_micro", str(tmp_path / "ti.npz"))
+    checkpoints.load(model, "vit_micro", str(tmp_path / "ti.npz"))
     expected = network_features.body(model)(np.repeat(images[..., None], 3, axis=3))
     np.testing.assert_allclose(found.train[0], expected, atol=1e-4)
     assert not found.spent

@@ -11,7 +11,12 @@ import tensorflow as tf
 import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import features as transfer_features
-from keras_examples import transfer_data, transfer_film, transfer_models
+from keras_examples import (
+    pretrained,
+    transfer_data,
+    transfer_film,
+    transfer_models,
+)
 from tests.keras_examples import image_files as files
 from tests.keras_examples.checkpoints import micro_checkpoint
 from tests.output_files import rows_of, words_of
@@ -111,7 +116,7 @@ def test_full_batch_head_only(tmp_path):
 def test_first_step_moves_the_head_alone():
     # With a zero head nothing reaches the norms; noise would.
     model = transfer_models.build("vit_micro", 5)
-    transfer_film.select(model, transfer_film.Settings(model="vit_micro"))
+    pretrained.select(model, transfer_film.Settings(model="vit_micro"))
     optimizer = dpc.keras.DPAdam(
         0.1, clip=1.0, noise_multiplier=0.0, expected_batch_size=8, epsilon=1e-10
     )

@@ -10,7 +10,12 @@ import tensorflow as tf
 from scipy import special
 
 from driver_kit import settings
-from keras_examples import transfer_film, transfer_models
+from keras_examples import (
+    checkpoints,
+    pretrained,
+    transfer_film,
+    transfer_models,
+)
 from tests.keras_examples.checkpoints import micro_checkpoint
 
 
@@ -65,7 +70,7 @@ def test_checkpoint_gives_the_features_of_an_independent_forward_pass(tmp_path, 
     model = transfer_models.build("vit_micro", 5)
     path = tmp_path / "file.npz"
     micro_checkpoint(path, newer)
-    transfer_models.load_checkpoint(model, "vit_micro", str(path))
+    checkpoints.load(model, "vit_micro", str(path))
     np.testing.assert_allclose(features_of(model)(images), expected, atol=1e-4)
     np.testing.assert_array_equal(model.get_layer("head").kernel, 0)
 
@@ -76,7 +81,7 @@ def test_checkpoint_of_another_image_size_is_resized(tmp_path):
     value = np.concatenate([np.full((1, 1, 32), 9, np.float32), grid], axis=1)
     micro_checkpoint(path, Transformer__posembed_input__pos_embedding=value)
     model = transfer_models.build("vit_micro", 5)
-    transfer_models.load_checkpoint(model, "vit_micro", str(path))
+    checkpoints.load(model, "vit_micro", str(path))
     positions = model.get_layer("tokens").positions.numpy()[0, :, 0]
     assert positions[0] == 9
     square = positions[1:].reshape(4, 4)
@@ -105,7 +110,7 @@ def test_wrong_checkpoints_are_named_and_change_nothing(tmp_path, changes, messa
     model = transfer_models.build("vit_micro", 5)
     before = [v.numpy() for v in model.weights]
     with pytest.raises(settings.UsageError, match=message):
-        transfer_models.load_checkpoint(model, "vit_micro", str(path))
+        checkpoints.load(model, "vit_micro", str(path))
     for variable, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(variable, value)
 
@@ -115,12 +120,12 @@ def test_fine_tuned_pickled_and_missing_files_are_refused(tmp_path):
     path = tmp_path / "Ti_16--imagenet2012-steps_20k.npz"
     micro_checkpoint(path)
     with pytest.raises(settings.UsageError, match="--fine_tuned accepts it"):
-        transfer_models.load_checkpoint(model, "vit_micro", str(path))
-    transfer_models.load_checkpoint(model, "vit_micro", str(path), fine_tuned=True)
+        checkpoints.load(model, "vit_micro", str(path))
+    checkpoints.load(model, "vit_micro", str(path), fine_tuned=True)
     np.savez(tmp_path / "objects.npz", cls=np.array([{}], object))
     for name in ("objects.npz", "missing.npz"):
         with pytest.raises(settings.UsageError, match="--checkpoint=.*cannot be read"):
-            transfer_models.load_checkpoint(model, "vit_micro", str(tmp_path / name))
+            checkpoints.load(model, "vit_micro", str(tmp_path / name))
 
 
 # Spec 2.4: model, classes, which norms: FiLM scalars, trainable, total.
@@ -156,7 +161,7 @@ def test_parameters_are_those_of_the_table(
 ):
     model = transfer_models.build(name, classes)
     used = transfer_film.Settings(model=name, bit_film=which)
-    counts = transfer_film.select(model, used)
+    counts = pretrained.select(model, used)
     assert counts.normalization == film
     assert counts.trainable == count(model.trainable_variables) == trainable
     assert counts.total == total
@@ -169,13 +174,13 @@ def test_parameters_are_those_of_the_table(
 )
 def test_parameters_of_vit_base(classes, trainable, total):
     model = transfer_models.build("vit_base", classes)
-    counts = transfer_film.select(model, transfer_film.Settings(model="vit_base"))
+    counts = pretrained.select(model, transfer_film.Settings(model="vit_base"))
     assert (counts.trainable, counts.total) == (trainable, total)
 
 
 def test_vit_tiny_has_200_keys_of_the_published_shapes():
     model = transfer_models.build("vit_tiny", 3)
-    keys = transfer_models.vit_keys(model, transfer_models.MODELS["vit_tiny"])
+    keys = checkpoints.vit_keys(model, transfer_models.MODELS["vit_tiny"])
     # 4 + 12 * 16 + 2; the head's two are not loaded.
     assert len(keys) == 198
     block = "Transformer/encoderblock_11"
@@ -221,7 +226,7 @@ def test_bit_checkpoint_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(transfer_models.MODELS, "resnet50_bit", TINY_BIT)
     arrays = bit_checkpoint(tmp_path / "bit.npz")
     model = transfer_models.build("resnet50_bit", 3)
-    transfer_models.load_checkpoint(model, "resnet50_bit", str(tmp_path / "bit.npz"))
+    checkpoints.load(model, "resnet50_bit", str(tmp_path / "bit.npz"))
     np.testing.assert_array_equal(
         model.get_layer("block2_unit02_c_norm").gamma,
         arrays["resnet/block2/unit02/c/group_norm/gamma"].ravel(),

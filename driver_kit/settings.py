@@ -204,11 +204,16 @@ def count(default: int | None, text: str, least: int = 1, **requirement: Any) ->
 
 
 def numbers(
-    default: Sequence[float], text: str, *, integer: bool = False, **requirement: Any
+    default: Sequence[float] | None,
+    text: str,
+    *,
+    integer: bool = False,
+    **requirement: Any,
 ) -> Any:
     """A field for several numbers, separated by commas."""
     kind = int if integer else float
-    return _field(tuple(default), text, kind, several=True, **requirement)
+    default = None if default is None else tuple(default)
+    return _field(default, text, kind, several=True, **requirement)
 
 
 def choice(default: str | None, values: Sequence[str], text: str, **options) -> Any:

@@ -198,11 +198,14 @@ def read(name: str) -> Features:
     y = arrays["labels"].astype(np.int64)
     split = arrays["split"].astype(str)
     training, testing = split == "train", split == "test"
+    # Most files have the one name, in directories that say what is in them.
+    path = pathlib.Path(name)
+    title = path.parent.name if path.stem == "features" else path.stem
     return Features(
         (x[training], y[training]),
         (x[testing], y[testing]),
         int(y.max()) + 1,
-        pathlib.Path(name).stem,
+        title or path.stem,
         history=history,
     )
 

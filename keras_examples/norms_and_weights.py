@@ -2,35 +2,33 @@ r"""What noise does to gradient norms, and what clipping does to hard classes.
 
     python -m keras_examples.norms_and_weights
     python -m keras_examples.norms_and_weights --features=FILE.npz --clip_norms=0.1,1,42
+    python -m keras_examples.norms_and_weights --trainable=film
 
 Figures 3 and 4 of Rehn, Zhao, Heikkila and Honkela (2025): per-example gradient norms
 after training at several epsilons; the weight that clipping leaves each class, relative
 to the easiest one at clip norm 1; and how class accuracies differ between clip norms.
-The model is a linear head from zero, trained by normalised DP-Adam, on scikit-learn's
-digits or on cached features of a frozen network.
+With --trainable=film the model is a pre-trained network whose scales, offsets and head
+are trained by normalised DP-Adam, as in the paper; otherwise a linear head from zero,
+on scikit-learn's digits or on cached features of a frozen network. --write_gradients is
+for `optimal_clip --gradients`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import numpy as np
 
 from driver_kit import programs, progress, settings
-from keras_examples import features, heads
-from tfdpclip import diagnostics
+from keras_examples import problems, trainers
+from tfdpclip import diagnostics, files
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(problems.Settings):
     """The settings of a run."""
 
-    features: str | None = settings.words(
-        None, "A .npz file with features, labels and split; digits by default."
-    )
-    variant: str = settings.choice(
-        "plain", ("plain", "hard", "imbalanced"), "Of the digits."
-    )
     epsilons: tuple[float, ...] = settings.numbers(
         (0.25, 1, 8), "Privacy budgets; the least counts as the hardest.", above=0
     )
@@ -44,50 +42,72 @@ class Settings:
     batch_size: int = settings.count(64, "Expected examples per step.")
     epochs: float = settings.number(8, "How often an example is used.", above=0)
     repeats: int = settings.count(5, "Runs of each setting for the accuracies.")
+    measured: int | None = settings.count(
+        None, "Measure gradients of the first so many training examples.", good=4000
+    )
+    gradients: str = settings.choice(
+        "head",
+        ("head", "all"),
+        "Whose gradients' norms and weights are drawn: the head's, as in the paper, or "
+        "those of all that trains, which is what is clipped.",
+    )
+    write_gradients: int | None = settings.count(
+        None,
+        "Also write gradients of all that trains, of so many training examples, at "
+        "clip norm 1. PRIVATE.",
+        good=1024,
+    )
     figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("norms_and_weights")
 
 
 def run(used: Settings) -> programs.Outcome:
     """Trains the heads and measures."""
-    data = features.digits(used.variant)
-    if used.features is not None:
-        data = features.read(used.features)
+    directory = programs.make_directory(used.output_dir)
+    problem = problems.make(used)
     clips = tuple(sorted({*used.clip_norms, 1.0}))
-    labels = data.train[1]
+    labels = problem.labels[: used.measured]
     norm_rows, weight_rows, class_rows = [], [], []
-    violins, figures, statements = {}, {}, []
+    violins, figures, statements, written = {}, {}, [], []
     done, models = 0, len(used.learning_rates) + used.repeats
     shown = progress.Progress(
-        "training heads", len(used.epsilons) * len(clips) * models, unit="model"
+        "training", len(used.epsilons) * len(clips) * models, unit="model"
     )
     for epsilon in sorted(used.epsilons):
-        how = heads.plan(len(labels), used.batch_size, used.epochs, epsilon, used.delta)
+        how = trainers.plan(
+            problem.size, used.batch_size, used.epochs, epsilon, used.delta
+        )
         statements.append(
             f"  epsilon {epsilon:g}, delta {used.delta:g}: {how.steps} steps, "
             f"{how.scheme.describe()}, noise multiplier {how.noise_multiplier:.5g}"
-            + _with_what_was_spent(data, how, used.delta)
+            + _with_what_was_spent(problem, how, used.delta)
         )
         accuracy, norms = {}, {}
         for clip in clips:
-            trainer = heads.HeadTrainer(data, how, clip)
+            trainer = problem.trainer(how, clip)
             best = max(used.learning_rates, key=lambda rate: trainer(rate).macro)
             runs = [trainer(best) for _ in range(used.repeats)]
-            norms[clip] = trainer.norms()
+            found = trainer.norms(used.measured)
+            norms[clip] = found.head if used.gradients == "head" else found.every
+            if used.write_gradients is not None and clip == 1:
+                path = directory / f"gradients_eps_{epsilon:g}.npz"
+                written.append(_write(trainer.gradients(used.write_gradients), path))
             done += models
             shown.show(done, [f"epsilon {epsilon:g}, clip norm {clip:g}"])
             accuracy[clip] = dataclasses.replace(
                 runs[0], accuracy=np.mean([r.accuracy for r in runs], axis=0)
             )
-            norm_rows.append(
+            norm_rows += [
                 {
                     "epsilon": epsilon,
                     "clip": clip,
+                    "of": name,
                     "learning_rate": best,
                     "macro_accuracy": accuracy[clip].macro,
-                    **diagnostics.summarize_norms(norms[clip], clip).row(),
+                    **diagnostics.summarize_norms(values, clip).row(),
                 }
-            )
+                for name, values in (("head", found.head), ("all", found.every))
+            ]
         violins[f"ε = {epsilon:g}"] = norms[1.0]
         # One model for each clip norm, as the paper; the baseline is that of C = 1.
         weights = [
@@ -139,20 +159,20 @@ def run(used: Settings) -> programs.Outcome:
             differences=differences,
             difference_label="accuracy less that at clip norm 1",
             xlabel="class, the easiest on the left (by accuracy at clip norm 1)",
-            title=f"Retained weight by class, {data.name}, ε = {epsilon:g}",
-            public=data.public,
+            title=f"Retained weight by class, {problem.name}, ε = {epsilon:g}",
+            public=problem.public,
         )
     shown.close()
     figures["norms"] = diagnostics.plot_norms(
         violins,
         clip_norms=1.0,
         xlabel="privacy budget",
-        title=f"Gradient norms after training, {data.name}, clip norm 1",
-        public=data.public,
+        title=f"Gradient norms after training, {problem.name}, clip norm 1",
+        public=problem.public,
     )
     medians = [float(np.median(v)) for v in violins.values()]
     return programs.Outcome(
-        title=f"Gradient norms and retained weights, {data.name}",
+        title=f"Gradient norms and retained weights, {problem.name}",
         findings=[
             "Claim: norms rise as epsilon falls. Medians by ascending epsilon: "
             f"{', '.join(f'{m:.3g}' for m in medians)}: "
@@ -162,7 +182,7 @@ def run(used: Settings) -> programs.Outcome:
         privacy=(
             "each head, with its features, is as private as it says below; the first "
             "line of each is of the head's training alone "
-            if data.spent
+            if problem.spent
             else "each trained model by itself is private for each training example "
         )
         + "(add or remove one record, privacy loss distributions, an upper bound):\n"
@@ -170,11 +190,12 @@ def run(used: Settings) -> programs.Outcome:
         caveats=[
             "Norms and weights are measured WITHOUT noise and are outside every "
             "guarantee: release them for public data only.",
-            f"{len(norm_rows) * (used.repeats + len(used.learning_rates))} models were "
+            *written,
+            f"{done} models of {problem.trained} were "
             "trained; learning rates were chosen on the test data. The statements do "
             "not count that.",
             "Relative weights exceed 1 for clip norms above 1; that is as defined.",
-            *data.caveats(),
+            *problem.caveats(),
         ],
         tables={
             "norms": norm_rows,
@@ -186,6 +207,16 @@ def run(used: Settings) -> programs.Outcome:
     )
 
 
+def _write(gradients: np.ndarray, path: pathlib.Path) -> str:
+    """Writes gradients; returns what a report says about the file."""
+    with files.replacing(path) as temporary, open(temporary, "wb") as stream:
+        np.savez(stream, gradients=gradients)
+    return (
+        f"{path.name} holds gradients of {len(gradients)} training examples, in "
+        f"{gradients.shape[1]} dimensions: it is private data."
+    )
+
+
 def _verdict(medians):
     if len(medians) < 2:
         return "not looked at, with one epsilon"
@@ -193,11 +224,11 @@ def _verdict(medians):
     return "it held" if rises else "it did NOT hold"
 
 
-def _with_what_was_spent(data, how, delta):
+def _with_what_was_spent(problem, how, delta):
     """What a head and its features cost together, as an end of a line."""
-    if not data.spent:
+    if not problem.spent:
         return ""
-    statement = data.statement(
+    statement = problem.statement(
         delta,
         noise_multiplier=how.noise_multiplier,
         sampling=how.scheme,

@@ -10,9 +10,10 @@ import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import (
     features,
-    heads,
+    grids,
     norms_and_weights,
     optimal_clip,
+    trainers,
     tune_grid,
 )
 from tests.keras_examples.feature_files import film_ledger, together, write_features
@@ -28,12 +29,12 @@ def test_digits_are_split_as_specified():
 
 def test_plan_is_the_papers():
     # Spec 8.3: full batch, 8 epochs: mu = sqrt(8) / z in closed form.
-    full = heads.plan(1437, "full", 8, 0.5, 1e-5)
+    full = trainers.plan(1437, "full", 8, 0.5, 1e-5)
     assert full.steps == 8
     assert np.sqrt(8) / full.noise_multiplier == pytest.approx(0.142211, rel=1e-4)
-    assert heads.plan(1437, 256, 8, 0.5, 1e-5).steps == 45
+    assert trainers.plan(1437, 256, 8, 0.5, 1e-5).steps == 45
     with pytest.raises(settings.UsageError, match="larger than the 1437"):
-        heads.plan(1437, 2000, 8, 0.5, 1e-5)
+        trainers.plan(1437, 2000, 8, 0.5, 1e-5)
 
 
 def test_retained_weights_are_the_references():
@@ -57,13 +58,23 @@ def test_retained_weights_are_the_references():
 def test_trainer_starts_afresh_and_learns():
     tf.keras.utils.set_random_seed(0)
     data = features.digits()
-    how = heads.Plan(0.2, 40, 0.5)
-    trainer = heads.HeadTrainer(data, how, 1.0)
+    how = trainers.Plan(0.2, 40, 0.5)
+    trainer = trainers.HeadTrainer(data, how, 1.0)
     first, second = trainer(0.1).macro, trainer(0.1).macro
     # Far above guessing (0.1) with noise of stddev 0.5 / 287 per step.
     assert first > 0.7 and second > 0.7
     assert int(trainer.model.optimizer.iterations) == 40
-    assert trainer.norms().shape == (1437,)
+    trainer.plan = trainers.Plan(0.2, 41, 0.5)
+    with pytest.raises(RuntimeError, match="made 40 steps, not the 41"):
+        trainer(0.1)
+    norms = trainer.norms()
+    # A head is all that trains.
+    assert norms.every.shape == (1437,)
+    np.testing.assert_allclose(norms.every, norms.head, rtol=1e-5)
+    gradients = trainer.gradients(20)
+    assert gradients.shape == (20, 65 * 10)
+    lengths = np.linalg.norm(gradients, axis=1)
+    np.testing.assert_allclose(lengths, norms.every[:20], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -79,15 +90,19 @@ def test_norms_and_weights_from_a_file(tmp_path):
             "--batch_size=30",
             "--epochs=2",
             "--repeats=1",
+            "--write_gradients=16",
             f"--output_dir={out}",
         ]
     )
+    found = optimal_clip.read_gradients(str(out / "gradients_eps_8.npz"))
+    assert found.shape == (16, 3 * 5)
+    assert "gradients_eps_1.npz holds gradients of 16" in words_of(out)
     rows = rows_of(out, "norms")
-    assert [(float(r["epsilon"]), float(r["clip"])) for r in rows] == [
-        (1, 0.1),
-        (1, 1),
-        (8, 0.1),
-        (8, 1),
+    assert [(float(r["epsilon"]), float(r["clip"]), r["of"]) for r in rows] == [
+        (epsilon, clip, of)
+        for epsilon in (1, 8)
+        for clip in (0.1, 1)
+        for of in ("head", "all")
     ]
     weights = rows_of(out, "retained_weight")
     assert len(weights) == 2 * 2 * 3
@@ -117,14 +132,14 @@ def test_norms_and_weights_from_a_file(tmp_path):
 )
 def test_grids_are_those_of_table_a1(tmp_path, name, runs):
     used = tune_grid.Settings(grid=name, methods=("flat",), seeds=1)
-    assert len(tune_grid.make_grid(used)) == runs
+    assert len(grids.make(used)) == runs
 
 
 def test_learning_rates_of_table_a1():
-    rates = tune_grid.make_grid(tune_grid.Settings(grid="sun397_vit_tiny"))
+    rates = grids.make(tune_grid.Settings(grid="sun397_vit_tiny"))
     assert rates.learning_rates[1] == pytest.approx(0.001534127, rel=1e-6)
     assert rates.learning_rates[-1] == pytest.approx(0.02)
-    rates = tune_grid.make_grid(tune_grid.Settings(grid="sun397_resnet50"))
+    rates = grids.make(tune_grid.Settings(grid="sun397_resnet50"))
     assert rates.learning_rates[2] == pytest.approx(0.0009729439, rel=1e-6)
 
 
@@ -162,7 +177,7 @@ def test_grid_runs_resumes_and_states_the_cost_of_the_search(tmp_path):
     rows = rows_of(tmp_path / "out", "grid_eps_8")
     assert [r["clip_norm"] for r in rows] == ["0.1", "1.0", "auto_s"]
     report = words_of(tmp_path / "out")
-    how = heads.plan(90, 30, 2, 8.0, 1e-5)
+    how = trainers.plan(90, 30, 2, 8.0, 1e-5)
     one = dpc.accounting.epsilon(how.noise_multiplier, how.steps, how.scheme, 1e-5)
     assert one <= 8
     for words in ("epsilon 8 per run; the search:", "AUTO-S", "best clip norm"):
@@ -186,7 +201,7 @@ def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
         f"--output_dir={tmp_path / 'out'}",
     ]
     tune_grid.main(arguments)
-    how = heads.plan(90, 30, 2, 8.0, 1e-5)
+    how = trainers.plan(90, 30, 2, 8.0, 1e-5)
     both = together(how.scheme, how.noise_multiplier, 2 * how.steps)
     report = words_of(tmp_path / "out")
     assert f"is ({both:.4g}, 1e-05)-differentially private" in report
@@ -207,6 +222,45 @@ def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_runs_that_a_statement_would_leave_out_are_refused(tmp_path):
+    def search(*changes):
+        tune_grid.main(
+            [
+                "tune_grid",
+                f"--features={write_features(tmp_path / 'f.npz')}",
+                "--epsilons=8",
+                "--methods=flat",
+                "--batch_sizes=30",
+                "--learning_rates=0.1",
+                "--seeds=1",
+                f"--output_dir={tmp_path / 'out'}",
+                *changes,
+            ]
+        )
+
+    search("--clip_norms=0.1,1", "--epochs=2")
+    for changes in (
+        ("--clip_norms=1", "--epochs=2"),
+        ("--clip_norms=0.1,1", "--epochs=4"),
+    ):
+        with pytest.raises(SystemExit, match="runs at settings.*would be left out"):
+            search(*changes)
+    assert "composition of 2 runs" in words_of(tmp_path / "out")
+    # A larger grid has all of them.
+    search("--clip_norms=0.1,1", "--epochs=1,2")
+    report = words_of(tmp_path / "out")
+    assert "composition of 4 runs" in report
+    assert {float(r["epochs"]) for r in rows_of(tmp_path / "out", "best")} == {1, 2}
+    assert (tmp_path / "out" / "epochs.png").stat().st_size > 10_000
+
+
+def test_batches_of_a_named_grid_fit_the_data():
+    used = tune_grid.Settings(grid="cifar100_vit_tiny")
+    assert grids.make(used, 5000).batch_sizes == (256, 512, 1024, 2048, 4096, "full")
+    assert grids.make(used).batch_sizes[-2] == 16384
+
+
+@pytest.mark.slow
 def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
     path = write_features(tmp_path / "f.npz", ledger=film_ledger())
     outcome = norms_and_weights.run(
@@ -220,7 +274,7 @@ def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
             repeats=1,
         )
     )
-    how = heads.plan(90, 30, 2, 1.0, 1e-5)
+    how = trainers.plan(90, 30, 2, 1.0, 1e-5)
     both = together(how.scheme, how.noise_multiplier, how.steps)
     report = outcome.report()
     assert f"({both:.4g}, 1e-05)-differential privacy" in report
@@ -244,6 +298,9 @@ def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
         ("--batch_sizes=12.5", "--batch_sizes=12.5: whole numbers"),
         ("--learning_rates=geom:1", "--learning_rates=geom:1"),
         ("--grid=cassava_vit_tiny", "--features is missing"),
+        ("--model=vit_tiny", "--model=vit_tiny has no effect: a head trains on"),
+        ("--checkpoint=x.npz", "--checkpoint=x.npz has no effect"),
+        ("--batch_sizes=5000", "there are only 1437"),
     ],
 )
 def test_wrong_flags_are_named(tmp_path, argument, message):

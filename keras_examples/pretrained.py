@@ -6,11 +6,13 @@ What `transfer_film` trains once, and `tune_grid` and `norms_and_weights` many t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import math
 import os
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -97,6 +99,14 @@ class Network:
     origin: str
     initial: tuple[np.ndarray, ...]
 
+    @functools.cached_property
+    def predict(self) -> Callable[[np.ndarray], tf.Tensor]:
+        """The class of each image."""
+        return tf.function(
+            lambda x: tf.argmax(self.model(x, training=False), axis=1),
+            reduce_retracing=True,
+        )
+
     def reset(self) -> None:
         """Undoes all private training."""
         for variable, value in zip(
@@ -108,13 +118,13 @@ class Network:
     def digest(self) -> str:
         """A SHA-256 of images and weights, by which to know them again.
 
-        Of files it takes the names, the labels and the size, not what is in them.
+        Of files it takes names, folders, labels and size, not what is in them.
         """
         self.reset()
         found = hashlib.sha256()
         for part in (self.data.train, self.data.test):
             if isinstance(part, transfer_data.ImageFiles):
-                names = "\0".join(path.name for path in part.paths)
+                names = "\0".join("/".join(path.parts[-2:]) for path in part.paths)
                 found.update(f"{part.size}\0{names}".encode())
                 arrays: tuple = (part.labels,)
             else:
@@ -211,24 +221,28 @@ def _pretrained(model, public, epochs: int, kept) -> None:
     """Trains on public data without privacy, or reads what came of it before."""
     path = None if kept is None else pathlib.Path(kept)
     if path is not None and path.exists():
-        _restore(model, path)
+        _restore(model, epochs, path)
         return
     if epochs:
         _pretrain(model, public, epochs)
     if path is not None:
         content = io.BytesIO()
-        np.savez(content, *(variable.numpy() for variable in model.weights))
+        weights = [variable.numpy() for variable in model.weights]
+        np.savez(content, np.array(epochs), *weights)
         files.write_atomically(path, content.getvalue())
 
 
-def _restore(model, path: pathlib.Path) -> None:
+def _restore(model, epochs: int, path: pathlib.Path) -> None:
     try:
-        values = list(files.read_npz(path).values())
-    except (OSError, ValueError) as error:
+        found = files.read_npz(path)
+        kept, *values = (found[f"arr_{k}"] for k in range(len(found)))
+    except (OSError, KeyError, ValueError) as error:
         raise settings.UsageError(f"{path} is damaged: {error}") from error
-    if [v.shape for v in values] != [tuple(v.shape) for v in model.weights]:
+    shapes = [value.shape for value in values]
+    if kept != epochs or shapes != [tuple(v.shape) for v in model.weights]:
         raise settings.UsageError(
-            f"{path} is of another network: give another --output_dir, for example "
+            f"{path} is of another network, or was trained for other "
+            "--pretraining_epochs: give another --output_dir, for example "
             "--output_dir=runs/mine."
         )
     for variable, value in zip(model.weights, values, strict=True):

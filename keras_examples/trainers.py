@@ -204,15 +204,12 @@ class NetworkTrainer(Trainer):
             how.scheme, network.data.train, physical, None, steps=how.steps
         )
         super().__init__(model, batches, how, clip, rows=physical)
-        self._predict = tf.function(
-            lambda x: tf.argmax(model(x, training=False), axis=1), reduce_retracing=True
-        )
 
     def accuracy(self) -> ClassAccuracy:
         test = self.network.data.test
         labels = transfer_data.labels_of(test)
         found = [
-            self._predict(transfer_data.images_of(test, k, k + 256)).numpy()
+            self.network.predict(transfer_data.images_of(test, k, k + 256)).numpy()
             for k in range(0, len(labels), 256)
         ]
         return class_accuracy(labels, np.concatenate(found) == labels)

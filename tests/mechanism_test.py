@@ -19,7 +19,6 @@ from tfdpclip.clipping import (
     ClipRule,
     FixedClip,
     LayerwiseClip,
-    MeanNormClip,
     PerSampleAdaptiveClip,
     PublicNormClip,
     QuantileClip,
@@ -39,12 +38,9 @@ RULES = {
     "quantile": QuantileClip(initial_norm=0.7),
     "quantile, normalised": QuantileClip(initial_norm=0.7, normalize=True),
     "quantile, linear": QuantileClip(initial_norm=0.7, update="linear"),
-    "mean norm": MeanNormClip(0.7),
-    "mean norm, normalised": MeanNormClip(0.7, normalize=True),
     "automatic": AutomaticClip(1e-6),
     "per-sample adaptive": PerSampleAdaptiveClip(0.7),
     "layerwise": LayerwiseClip(QuantileClip(initial_norm=0.7)),
-    "layerwise, mean norms": LayerwiseClip(MeanNormClip(0.7)),
     "layerwise, joint": LayerwiseClip([0.5, 1.0, 3.0], allocation="joint"),
     "layerwise, mixed": LayerwiseClip([0.5, QuantileClip(), AutomaticClip(1e-6)]),
     "public": PublicNormClip(QuantileClip(), norms=[0.1, 1.0, 2.0]),
@@ -197,7 +193,7 @@ def test_the_noise_is_scaled_by_the_clip_that_was_applied(rule):
     found, state = made(rule)
     source = Given()
     sums = [tf.zeros([2])] * len(NAMES)
-    # All within, or all far above: where a clip adapts, it moves.
+    # All within: where a clip adapts, it shrinks.
     counts = tf.fill([len(found.count_stddevs)], RECORDS / 2.0)
     of = found.rule.assignment or (0,) * len(NAMES)
     # A normalised record has norm 1 whatever the clip.
@@ -210,7 +206,7 @@ def test_the_noise_is_scaled_by_the_clip_that_was_applied(rule):
         np.testing.assert_allclose(source.stddevs[:-1], before[list(of)], rtol=1e-6)
         np.testing.assert_allclose(release.stddevs, before, rtol=1e-6)
         if moves:
-            assert (np.abs(after / before - 1) > 1e-3).any()
+            assert (after < before * 0.999).any()
         state = release.next_state
 
 

@@ -19,7 +19,6 @@ from tfdpclip.clipping import (
     ClipRule,
     FixedClip,
     LayerwiseClip,
-    MeanNormClip,
     PerSampleAdaptiveClip,
     PublicNormClip,
     QuantileClip,
@@ -48,10 +47,6 @@ RULES: dict[str, list[ClipRule]] = {
         QuantileClip(0.9, 1e-3, 7.0, update="linear", normalize=True),
         QuantileClip(schedules.ExponentialDecay(0.7, 1, 0.5), 0.7, count_stddev=2.0),
     ],
-    "MeanNormClip": [
-        MeanNormClip(),
-        MeanNormClip(1e-6, 1.0, 2.0, reach=999.0, normalize=True),
-    ],
     "AutomaticClip": [AutomaticClip(), AutomaticClip(0.0)],
     "PerSampleAdaptiveClip": [
         PerSampleAdaptiveClip(0.5),
@@ -65,7 +60,6 @@ RULES: dict[str, list[ClipRule]] = {
     "PublicNormClip": [
         PublicNormClip(QuantileClip()),
         PublicNormClip(None, allocation="joint", norms=[1.0, 0.0]),
-        PublicNormClip(MeanNormClip()),
     ],
     "ScaledClip": [
         ScaledClip(None, AutomaticClip(0.0)),

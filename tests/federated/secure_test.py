@@ -2,9 +2,11 @@
 
 import asyncio
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 import tfdpclip as dpc
@@ -153,9 +155,25 @@ def test_counts_of_a_mean_of_bits_are_exact():
     np.testing.assert_allclose(fractions, 3 / 9, atol=1e-6)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SendsNorms(dpc.FixedClip):
+    """A rule of somebody's own: a record sends its norm, up to 10 clip norms."""
+
+    def indicators(self, norms, state, present=None):
+        sent = tf.clip_by_value(norms / 10 / self.norm, 0.0, 1.0) - 0.5
+        counted = tf.math.is_finite(norms)
+        if present is not None:
+            counted &= present
+        sent = tf.where(counted, sent, tf.zeros_like(sent))
+        return tf.cast(sent, tf.float32)[:, tf.newaxis]
+
+    def count_stddevs(self, records_per_step, private=True):
+        return (0.0,)
+
+
 def test_numbers_that_are_no_bits_are_sent_finely():
-    """The mean of the norms is that of the records, and not of their roundings."""
-    rule = dpc.MeanNormClip(initial_norm=1.0, count_stddev=0.0)
+    """Their mean is that of the records, and not of what was rounded to bits."""
+    rule = SendsNorms(1.0)
     value_type = tff.to_type(np.float32)
     data = [np.float32(x) for x in (0.3, 0.9, 1.7, 4.1, 30.0)]
     wanted = np.minimum(np.array(data) / 10, 1).mean()

@@ -9,7 +9,7 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tfdpclip.clipping import adaptive
+from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _entropy,
     aggregators,
@@ -28,7 +28,7 @@ _weigh = RecordClip.weigh
 _plan = distributed.plan
 _standard_normal = _entropy.standard_normal
 _derive = _entropy.derive
-_indicators = adaptive.QuantileClip.indicators
+_indicators = rules.QuantileClip.indicators
 _count_decode = secure_lib.CountEncoding.decode
 _private_event = aggregators.ClippedMeanFactory._private_event
 

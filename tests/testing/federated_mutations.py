@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 from tests.testing import federated_bugs as bugs
 from tests.testing.planting import Mutation
 from tfdpclip import accounting, clipping, federated, testing
-from tfdpclip.clipping import adaptive
+from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _discrete_noise,
     _entropy,
@@ -102,7 +102,7 @@ DOUBLING = {"inner": federated.InnerSum(bugs.Doubling(), inflation=2.0), **FIXED
 MUTATIONS = [
     Mutation(
         "a clip rule without a bound, where it is taken",
-        adaptive.QuantileClip,
+        rules.QuantileClip,
         "weights",
         lambda self, norms, state: tf.ones_like(norms),
         clip_rule_is_taken,
@@ -236,7 +236,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bits of 1 in place of 1/2",
-        adaptive.QuantileClip,
+        rules.QuantileClip,
         "indicators",
         bugs.twice_the_bits,
         sensitivity,

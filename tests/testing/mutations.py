@@ -18,7 +18,7 @@ import tfdpclip as dpc
 from tests.testing import planting
 from tests.testing.planting import Mutation
 from tfdpclip import clipping, testing
-from tfdpclip.clipping import adaptive, rules
+from tfdpclip.clipping import rules
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.perturbation import Perturbation
@@ -240,8 +240,8 @@ _record_norms = RecordGradients.record_norms
 _plain_squares = PerExampleGradients._plain_squares
 _weighted_sum = PerExampleGradients.weighted_sum
 _sums = PerExampleGradients._sums
-_indicators = adaptive.QuantileClip.indicators
-_next_state = adaptive.QuantileClip.next_state
+_indicators = rules.QuantileClip.indicators
+_next_state = rules.QuantileClip.next_state
 _perturbed_norms = Perturbation.squared_norms
 
 
@@ -374,7 +374,7 @@ def _padding_counted(self, norms, state, present=None):
 
 
 def _floored(self, norms, state):
-    weights = rules.saturating_weights(norms, self.clip_norm(state), False)
+    weights = rules._saturating_weights(norms, self.clip_norm(state), False)
     return tf.where(tf.math.is_finite(norms), tf.maximum(weights, 0.1), weights)
 
 
@@ -458,7 +458,9 @@ MUTATIONS = [
         "clip compared with the squared norm",
         rules.FixedClip,
         "weights",
-        lambda self, norms, state: rules.saturating_weights(norms**2, self.norm, False),
+        lambda self, norms, state: rules._saturating_weights(
+            norms**2, self.norm, False
+        ),
         small_gradients,
         {"clip": 0.05},
     ),
@@ -522,7 +524,7 @@ MUTATIONS = [
     ),
     Mutation(
         "padding counted",
-        adaptive.QuantileClip,
+        rules.QuantileClip,
         "indicators",
         _padding_counted,
         sensitivity,
@@ -673,7 +675,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sign of the clip's update",
-        adaptive.QuantileClip,
+        rules.QuantileClip,
         "next_state",
         _other_sign,
         follows_the_quantile,

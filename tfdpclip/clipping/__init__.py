@@ -9,7 +9,6 @@ saved models can name it, and proven by `dpc.testing.assert_clip_rule`; see "Add
 rule" in docs/architecture.md.
 """
 
-from tfdpclip.clipping.adaptive import MeanNormClip, QuantileClip
 from tfdpclip.clipping.base import ClipRule, register_rule, registered_rules
 from tfdpclip.clipping.bounds import bound_rule
 from tfdpclip.clipping.grouped import GroupedRule
@@ -20,6 +19,7 @@ from tfdpclip.clipping.rules import (
     AutomaticClip,
     FixedClip,
     PerSampleAdaptiveClip,
+    QuantileClip,
 )
 from tfdpclip.clipping.serialization import as_rule, serialize_rule
 
@@ -30,7 +30,6 @@ __all__ = [
     "GroupedRule",
     "Groups",
     "LayerwiseClip",
-    "MeanNormClip",
     "PerSampleAdaptiveClip",
     "PublicNormClip",
     "QuantileClip",

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip.clipping.adaptive import QuantileClip
 from tfdpclip.clipping.base import ClipRule, register_rule
 from tfdpclip.clipping.grouped import (
     GroupedRule,
@@ -18,6 +17,7 @@ from tfdpclip.clipping.grouped import (
     numbers_by_group,
 )
 from tfdpclip.clipping.groups import GroupSpec, normalized
+from tfdpclip.clipping.rules import QuantileClip
 from tfdpclip.clipping.serialization import serialize_rule
 
 

@@ -1,4 +1,4 @@
-"""Clip rules whose clip norm does not follow the records."""
+"""Clip rules for records as a whole."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LARGEST_NORM = 1e12
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
-def at_least_float32(norms: Any) -> tf.Tensor:
+def _at_least_float32(norms: Any) -> tf.Tensor:
     norms = tf.convert_to_tensor(norms)
     return tf.cast(norms, tf.float32) if norms.dtype.size < 4 else norms
 
 
-def saturating_weights(
+def _saturating_weights(
     norms: tf.Tensor, clip_norm: tf.Tensor, normalize: bool
 ) -> tf.Tensor:
     """min(1, C/n), or min(1/C, 1/n) when normalised; 0 where n is not finite.
 
     In float32 at least: half precision would round the clip norm up, or to infinity.
     """
-    norms = at_least_float32(norms)
+    norms = _at_least_float32(norms)
     clip_norm = tf.cast(clip_norm, norms.dtype)
     top = tf.ones_like(clip_norm) if normalize else clip_norm
     weights = top / tf.maximum(norms, clip_norm)
@@ -74,7 +74,7 @@ class FixedClip(ClipRule):
         return tf.constant(0) if isinstance(self.norm, Schedule) else ()
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        return saturating_weights(norms, self.clip_norm(state), self.normalize)
+        return _saturating_weights(norms, self.clip_norm(state), self.normalize)
 
     def sensitivity(self, state: Any) -> tf.Tensor:
         return tf.constant(1.0) if self.normalize else self.clip_norm(state)
@@ -85,14 +85,135 @@ class FixedClip(ClipRule):
     def clip_norm(self, state: Any) -> tf.Tensor:
         if not isinstance(self.norm, Schedule):
             return tf.constant(self.norm, tf.float32)
-        return in_range(_schedules.value_at(self.norm, state))
+        return _in_range(_schedules.value_at(self.norm, state))
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class QuantileClip(ClipRule):
+    """Follows a quantile of the record norms, estimated privately.
+
+    Andrew et al. (2021), Algorithm 1. Each record sends one bit, whether its norm is
+    at most the clip norm C; with b the noised fraction of such records,
+
+    * ``update="geometric"``: C becomes ``C * exp(-learning_rate * (b - q))``;
+    * ``update="linear"``: C becomes ``C - learning_rate * (b - q)``, kept above 0.
+
+    The bit is sent as +1/2 or -1/2, so that its sum has sensitivity 1/2. A real record
+    with norm 0 counts as within the clip norm; padding counts as neither.
+
+    *Formal guarantees*: given the state, sensitivity C (1 when normalised) for the sum
+    and 1/2 for the count, under adding or removing one record. The next state depends
+    on the data only through the noised fraction.
+
+    Args:
+      target_quantile: q, the fraction of records to leave unclipped, in [0, 1], or a
+        Keras schedule of the step that gives it.
+      initial_norm: the clip norm of the first step, above 0.
+      learning_rate: the step of the update, above 0.
+      count_stddev: the noise stddev on the sum of the bits, above 0 (or exactly 0, for
+        runs without privacy); None means a twentieth of the records expected in a
+        step, the paper's rule (section 3.1).
+      update: "geometric" or "linear".
+      normalize: whether to divide the clipped record by the current C.
+
+    Raises:
+      ValueError: if an argument is not a finite number in its range.
+
+    >>> rule = QuantileClip(target_quantile=0.5, initial_norm=0.1)
+    >>> state = rule.next_state(rule.initial_state(), tf.constant([0.3]))
+    >>> round(float(rule.clip_norm(state)), 4)
+    0.1041
+    """
+
+    target_quantile: float | Schedule = 0.5
+    initial_norm: float = 0.1
+    learning_rate: float = 0.2
+    count_stddev: float | None = None
+    update: str = "geometric"
+    normalize: bool = False
+
+    elementwise = True
+
+    def __post_init__(self):
+        quantile = _schedules.setting(
+            "target_quantile", self.target_quantile, _arguments.fraction
+        )
+        object.__setattr__(self, "target_quantile", quantile)
+        initial = _arguments.clip_norm("initial_norm", self.initial_norm)
+        object.__setattr__(self, "initial_norm", initial)
+        rate = _arguments.positive("learning_rate", self.learning_rate)
+        object.__setattr__(self, "learning_rate", rate)
+        if self.count_stddev is not None:
+            stddev = _arguments.non_negative("count_stddev", self.count_stddev)
+            object.__setattr__(self, "count_stddev", stddev)
+        _arguments.choice("update", self.update, ("geometric", "linear"))
+        _arguments.boolean("normalize", self.normalize)
+
+    def initial_state(self) -> Any:
+        clip_norm = tf.constant(self.initial_norm, tf.float32)
+        scheduled = isinstance(self.target_quantile, Schedule)
+        return (clip_norm, tf.constant(0)) if scheduled else clip_norm
+
+    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
+        return _saturating_weights(norms, self.clip_norm(state), self.normalize)
+
+    def sensitivity(self, state: Any) -> tf.Tensor:
+        clip_norm = self.clip_norm(state)
+        return tf.ones_like(clip_norm) if self.normalize else clip_norm
+
+    def indicators(
+        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        norms = tf.convert_to_tensor(norms)
+        norms = norms[:, tf.newaxis] if norms.shape.rank == 1 else norms
+        counted = tf.math.is_finite(norms)
+        if present is not None:
+            counted = tf.logical_and(counted, present[:, tf.newaxis])
+        within = norms <= tf.cast(self.clip_norm(state), norms.dtype)
+        bits = tf.where(within, 0.5, -0.5)
+        return tf.where(counted, bits, tf.zeros_like(bits))
+
+    @property
+    def indicator_levels(self) -> int:
+        return 1
+
+    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
+        clip_norm = self.clip_norm(state)
+        fractions = tf.reshape(tf.cast(fractions, tf.float32), tf.shape(clip_norm))
+        quantile = self.target_quantile
+        if isinstance(quantile, Schedule):
+            quantile = tf.clip_by_value(
+                _schedules.value_at(quantile, state[1]), 0.0, 1.0
+            )
+        error = tf.clip_by_value(fractions, 0.0, 1.0) - quantile
+        if self.update == "geometric":
+            moved = clip_norm * tf.exp(-self.learning_rate * error)
+        else:
+            moved = clip_norm - self.learning_rate * error
+        moved = _in_range(moved)
+        return (moved, state[1] + 1) if isinstance(state, (tuple, list)) else moved
+
+    def count_stddevs(
+        self, records_per_step: float, private: bool = True
+    ) -> tuple[float, ...]:
+        _arguments.boolean("private", private)
+        if self.count_stddev is not None:
+            return (self.count_stddev,)
+        if not private:
+            return (0.0,)
+        return (_arguments.positive("records_per_step", records_per_step) / 20,)
+
+    def clip_norm(self, state: Any) -> tf.Tensor:
+        clip_norm = state[0] if isinstance(state, (tuple, list)) else state
+        return tf.convert_to_tensor(clip_norm)
 
 
 def _norm_setting(name: str, value: Any) -> float | Schedule:
     return _schedules.setting(name, value, _arguments.clip_norm)
 
 
-def in_range(clip_norm: tf.Tensor) -> tf.Tensor:
+def _in_range(clip_norm: tf.Tensor) -> tf.Tensor:
     """A clip norm that can be divided by; the smallest where it is not a number."""
     number = tf.where(tf.math.is_nan(clip_norm), 0.0, clip_norm)
     return tf.clip_by_value(number, _SMALLEST_NORM, _LARGEST_NORM)
@@ -136,7 +257,7 @@ class AutomaticClip(ClipRule):
         return ()
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        norms = at_least_float32(norms)
+        norms = _at_least_float32(norms)
         # Of less than a normal float32 the inverse is infinite: that counts as 0.
         size = norms + self.stability
         counts = tf.logical_and(tf.math.is_finite(norms), size >= _SMALLEST_NORMAL)
@@ -190,7 +311,7 @@ class PerSampleAdaptiveClip(ClipRule):
         return ()
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        norms = at_least_float32(norms)
+        norms = _at_least_float32(norms)
         size = norms + self.stability / (norms + self.stability)
         # A large C over a small r overflows: less than C / n is within the bound.
         weights = tf.minimum(self.norm / size, norms.dtype.max)

@@ -186,8 +186,8 @@ def test_the_count_gets_its_own_noise():
     assert abs(np.corrcoef(moves[1:], moves[:-1])[0, 1]) < 6 / math.sqrt(1000)
 
 
-def test_the_default_clip_is_the_median_and_can_be_watched():
+def test_the_default_clip_follows_a_quantile_and_can_be_watched():
     optimizer = DPAdam(noise_multiplier=1.0, expected_batch_size=64)
-    assert optimizer.clip == QuantileClip()
-    assert float(optimizer.clip_norm) == pytest.approx(0.1)
+    assert optimizer.clip == QuantileClip(0.65, initial_norm=1.0, normalize=True)
+    assert float(optimizer.clip_norm) == pytest.approx(1.0)
     assert optimizer.count_stddevs == (64 / 20,)

@@ -20,6 +20,10 @@ from tfdpclip.gradients.status import DEFAULT_RATE
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
+#: What no `clip` gives. The median, not normalised and from 0.1, as the paper has it,
+#: lost up to 8 points to tuned clip norms: "Which clip?" in docs/clipping.md.
+DEFAULT_CLIP = QuantileClip(0.65, initial_norm=1.0, normalize=True)
+
 
 class OptimizerSettings:
     """The arguments of a private optimizer, checked before Keras sees its own."""
@@ -45,7 +49,7 @@ class OptimizerSettings:
             raise ValueError(f"unit must be 'example' or 'batch', got {shown(unit)}.")
         boolean("hardened_noise", hardened_noise)
         self._check_missing(noise_multiplier, expected_batch_size, unit)
-        rule = QuantileClip() if clip is None else as_rule(clip)
+        rule = DEFAULT_CLIP if clip is None else as_rule(clip)
         noise_multiplier = setting("noise_multiplier", noise_multiplier, non_negative)
         if expected_batch_size is not None:
             expected_batch_size = positive("expected_batch_size", expected_batch_size)

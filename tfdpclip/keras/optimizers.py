@@ -17,8 +17,11 @@ _ARGUMENTS = """
     Privacy arguments, for every optimizer of this module:
 
     Args:
-      clip: the clip norm, a Keras schedule of it, or a clip rule. The default follows
-        the median of the gradient norms.
+      clip: the clip norm, a Keras schedule of it, or a clip rule. The default,
+        ``QuantileClip(0.65, initial_norm=1.0, normalize=True)``, follows a quantile of
+        the gradient norms and divides by it, so that the useful learning rate does not
+        depend on the size of gradients: a step moves the weights by the learning rate
+        at most, but for noise and momentum.
       noise_multiplier: z, the number the accountant gets: the noise's stddev as a
         multiple of the clip norm, 0 or above. What the gradient sum gets is slightly
         more where the clip rule spends some of the budget on counts

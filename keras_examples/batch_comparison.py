@@ -182,6 +182,7 @@ def findings(rows: Rows, noises: Sequence[str], by_layer: Rows = ()) -> list[str
             if len(mine) > 1:
                 texts.append(_order(place, noise, mine))
                 texts += _verdicts(place, noise, mine)
+    texts += _trends(rows)
     for row in by_layer:
         if row["layer"] == "cosine":
             names = [key for key in row if key.split(":")[-1] != key]
@@ -193,6 +194,21 @@ def findings(rows: Rows, noises: Sequence[str], by_layer: Rows = ()) -> list[str
                 + "."
             )
     return texts
+
+
+def _trends(rows):
+    """What each method does as one number changes."""
+    for key in _WORDS:
+        lines: dict[str, list] = {}
+        for row in sorted(rows, key=lambda row: row[key] or 0):
+            if row[key] != "":
+                place = {**row, key: ""}
+                name = Run(*(place.get(k) for k in Run._fields)).setting
+                lines.setdefault(name, []).append(row)
+        for name, mine in lines.items():
+            if len(mine) > 1:
+                found = [f"{row['last']:.1f} at {row[key]:g}" for row in mine]
+                yield f"{name}, last epoch, %, by {_WORDS[key]}: {', '.join(found)}."
 
 
 def _order(place, noise, mine) -> str:
@@ -265,7 +281,7 @@ def _legend(picture, axes):
     for ax in axes.flat:
         known |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     picture.legend(
-        known.values(), known.keys(), loc="outside right upper", fontsize=8.5
+        known.values(), known.keys(), loc="outside right center", fontsize=8.5
     )
 
 

@@ -105,6 +105,11 @@ def test_there_is_a_figure_of_what_was_varied(changed, names):
         if run.method != "sgd" or "batch_size" in changed:
             found[run._replace(**changed)] = found[run]
     rows = batch_comparison.results(found)
+    trends = [t for t in batch_comparison.findings(rows, BOTH) if " by " in t]
+    assert len(trends) == (0 if not changed else 4 if "batch_size" in changed else 3)
+    if "clip_norm" in changed:
+        words = "batch:full (sigma / sqrt(L)), m 64, sigma 0.5, last epoch, %, by C: "
+        assert words + "80.0 at 0.2, 80.0 at 1." in trends
     figures = batch_comparison.figures(found, rows, BOTH, "T")
     assert set(figures) == names
     for figure in figures.values():

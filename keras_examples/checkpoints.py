@@ -63,7 +63,7 @@ def load(
     config = MODELS[name]
     if head and not isinstance(config, EfficientNetLite):
         raise ValueError(f"head: the files of {name} have none to load.")
-    arrays = _read(path)
+    arrays = read(path)
     if not fine_tuned and _is_fine_tuned(config, path, arrays):
         raise UsageError(
             f"flag --checkpoint={path}: this file was fine-tuned on ImageNet-1k, the "
@@ -261,7 +261,12 @@ def timm_entries(model: tf.keras.Model, config: ViT) -> dict[str, Entry]:
     return found
 
 
-def _read(path: str) -> dict[str, np.ndarray]:
+def read(path: str) -> dict[str, np.ndarray]:
+    """The arrays of a .npz or .safetensors file, whatever they are.
+
+    Raises:
+      UsageError: if it cannot be read.
+    """
     strict = path.endswith(".safetensors")
     kind = "safetensors" if strict else ".npz"
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 _MOST_HEADER = 100_000_000  # As in the format's own reader.
+_MOST = 2**40  # Bytes, or of a dimension.
 # bfloat16 is the upper half of a float32, which NumPy has.
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _TYPES |= {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1"}
@@ -85,7 +86,8 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], list[int]]:
     good = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
     lists = [entry["shape"], entry["data_offsets"]] if good else []
     good = good and all(
-        isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+        isinstance(values, list)
+        and all(type(v) is int and 0 <= v < _MOST for v in values)
         for values in lists
     )
     if not good or len(entry["data_offsets"]) != 2:

@@ -18,11 +18,11 @@ import pytest
 
 from driver_kit import settings
 from keras_examples import (
+    checkpoints,
     cifar_pickles,
     features,
     image_data,
     optimal_clip,
-    transfer_models,
 )
 from tests.faults.damage import Trap, damaged
 from tests.keras_examples import image_files
@@ -258,7 +258,7 @@ def with_history():
 NPZ = {
     "features": (with_history(), features.read),
     "gradients": ({"gradients": np.ones((4, 3))}, optimal_clip.read_gradients),
-    "checkpoint": ({"a/b": np.ones(3), "c": np.zeros((2, 2))}, transfer_models._read),
+    "checkpoint": ({"a/b": np.ones(3), "c": np.zeros((2, 2))}, checkpoints.read),
 }
 
 
@@ -408,5 +408,5 @@ def test_a_zip_is_no_checkpoint_because_of_its_name(tmp_path):
     path = tmp_path / "x.npz"
     path.write_bytes(content.getvalue())
     with pytest.raises(settings.UsageError, match="x.npz"):
-        transfer_models._read(str(path))
+        checkpoints.read(str(path))
     assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]

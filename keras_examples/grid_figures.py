@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib import ticker
+from matplotlib import lines, ticker
 
 from tfdpclip import pictures
 
@@ -45,11 +45,12 @@ def curves(parts: Mapping[str, Rows], x: str, title: str) -> Any:
         2.2 + 4.0 * count, 4.2, 1, count, sharey=True, sharex=True
     )
     epsilons = sorted({row["epsilon"] for rows in parts.values() for row in rows})
+    dotted = False
     for ax, (name, rows) in zip(axes[0], parts.items(), strict=False):
         for k, epsilon in enumerate(epsilons):
             mine = [r for r in rows if r["epsilon"] == epsilon]
-            if mine:
-                _curve(ax, mine, x, f"ε = {epsilon:g}", pictures.style(k))
+            if mine and _curve(ax, mine, x, f"ε = {epsilon:g}", pictures.style(k)):
+                dotted = True
         ax.set(xlabel=_AXES[x])
         ax.set_xscale("log", base=2 if x == "batch_size" else 10)
         if len(parts) > 1:
@@ -58,7 +59,11 @@ def curves(parts: Mapping[str, Rows], x: str, title: str) -> Any:
     if low < -25:  # A setting that fails would flatten what is compared.
         axes[0, 0].set_ylim(-25, 1)
     axes[0, 0].set_ylabel("macro accuracy less the best (points)")
-    axes[0, 0].legend(fontsize=8.5)
+    handles, _ = axes[0, 0].get_legend_handles_labels()
+    if dotted:
+        grey = {"color": pictures.GREY, "lw": 0.9, "ls": ":"}
+        handles.append(lines.Line2D([], [], label="AUTO-S", **grey))
+    axes[0, 0].legend(handles=handles, fontsize=8.5)
     pictures.title(picture, title, fontsize=10.5)
     return picture
 
@@ -77,6 +82,7 @@ def _curve(ax, rows, x, label, look):
     ax.plot(places, points_of("mean"), label=label, **look)
     band = {"color": look["color"], "alpha": 0.15, "lw": 0}
     ax.fill_between(places, points_of("min"), points_of("max"), **band)
+    dotted = False
     for row in rows:
         if isinstance(row[x], str):
             ax.axhline(
@@ -84,8 +90,9 @@ def _curve(ax, rows, x, label, look):
                 color=look["color"],
                 lw=0.9,
                 ls=":",
-                label=f"AUTO-S, {label}",
             )
+            dotted = True
+    return dotted
 
 
 def by_epochs(rows: Rows, title: str) -> Any:
@@ -153,6 +160,19 @@ def best_clip_norms(parts: Mapping[str, Rows], title: str) -> Any:
     ax.legend(fontsize=8.5)
     pictures.title(picture, title, fontsize=10.5)
     return picture
+
+
+def order(first: Sequence[float], second: Sequence[float]) -> str:
+    """What two sets of settings, each not told apart, say for first > second.
+
+    >>> order([10, 42], [1]), order([1], [0.1, 1])
+    ('evidence', 'not told apart, so no evidence')
+    """
+    if min(first) > max(second):
+        return "evidence"
+    if max(first) < min(second):
+        return "evidence against it, not"
+    return "not told apart, so no evidence"
 
 
 def close_to_best(rows: Rows, name: str) -> tuple[Any, list[Any]]:

@@ -153,11 +153,7 @@ def _order(one, other) -> str:
     first, second = (
         [float(c) for c in row["not_told_apart"].split()] for row in (one, other)
     )
-    if min(first) > max(second):
-        return "evidence"
-    if max(first) < min(second):
-        return "evidence against it, not"
-    return "not told apart, so no evidence"
+    return grid_figures.order(first, second)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -226,7 +226,7 @@ def _figures(clip_rows, size_rows, problem) -> dict[str, Any]:
 def _findings(rows) -> list[str]:
     texts = []
     for epochs, part in grid_figures.of_epochs(rows).items():
-        chosen = []
+        chosen, told = [], []
         for epsilon in sorted({row["epsilon"] for row in part}):
             mine = [row for row in part if row["epsilon"] == epsilon]
             flat = [row for row in mine if row["clip_norm"] != "auto_s"]
@@ -248,6 +248,7 @@ def _findings(rows) -> list[str]:
                     f"{gap:.3f}"
                 )
             _, close = grid_figures.close_to_best(flat, "clip_norm")
+            told.append(close)
             close = [f"{c:g}" for c in close if c != best["clip_norm"]]
             if close:
                 text += (
@@ -256,16 +257,11 @@ def _findings(rows) -> list[str]:
                 )
             texts.append(text + ".")
         if len(chosen) > 1:
-            words = (
-                "as the paper says"
-                if chosen[0] > chosen[-1]
-                else "no change"
-                if chosen[0] == chosen[-1]
-                else "the reverse of the paper"
-            )
+            words = grid_figures.order(told[0], told[-1])
             texts.append(
-                "Claim: the best clip norm grows as epsilon falls. By ascending "
-                f"epsilon: {', '.join(f'{c:g}' for c in chosen)}: {words}. The tuned "
+                "By ascending epsilon the best clip norms are "
+                f"{', '.join(f'{c:g}' for c in chosen)}. Least against greatest: "
+                f"{words} for 'the best clip norm grows as epsilon falls'. The tuned "
                 "flat clip is a maximum over more settings than AUTO-S, and wins a "
                 "little by that alone."
             )

@@ -86,6 +86,10 @@ class EvaluationData:
             self.num_examples += count
         self._kept: list[Arrays] | None = None
 
+    def same_as(self, other: EvaluationData) -> bool:
+        """Whether another one has the same examples."""
+        return self._source is other._source and self._plan == other._plan
+
     def __iter__(self) -> Iterator[Arrays]:
         if self._kept is not None:
             return iter(self._kept)

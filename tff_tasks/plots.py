@@ -92,6 +92,10 @@ class Results:
         last = chosen.get("first_seed", 1) + chosen.get("seeds", 1)
         return [r for r in self.rows if r.clipping == clipping and r.seed < last]
 
+    def levels(self, clipping: str) -> list[float]:
+        """The quantiles or norms that were run."""
+        return sorted({row.level for row in self._searched(clipping)})
+
     def best(self, clipping: str, level: float) -> Row | None:
         """The best run without noise of a setting."""
         rows = [
@@ -156,7 +160,7 @@ def figure_3(results: list[Results]) -> Any:
         _lines(one, result, "adaptive", only=(0.0,))
         one.set_xlabel("target quantile")
         one.set_ylabel(result.metric)
-        one.set_xticks(studies.QUANTILES)
+        one.set_xticks(result.levels("adaptive"))
         one.legend(fontsize=8)
     return picture
 
@@ -170,7 +174,8 @@ def figure_4(results: list[Results]) -> Any:
         results, "Clip norm that follows a quantile of update norms, without noise"
     )
     for one, result in zip(axes, results, strict=True):
-        for colour, quantile in zip(pictures.COLORS, studies.QUANTILES, strict=False):
+        levels = result.levels("adaptive")
+        for colour, quantile in zip(pictures.COLORS, levels, strict=False):
             best = result.best("adaptive", quantile)
             if best is None:
                 continue
@@ -216,7 +221,7 @@ def figure_5(results: list[Results]) -> Any:
         _lines(one, result, "adaptive")
         one.set_xlabel("target quantile")
         one.set_ylabel(result.metric)
-        one.set_xticks(studies.QUANTILES)
+        one.set_xticks(result.levels("adaptive"))
         one.legend(fontsize=8)
     return picture
 
@@ -231,7 +236,7 @@ def figure_6(results: list[Results]) -> Any:
         _baseline(one, result)
         _lines(one, result, "fixed")
         one.set_xscale("log")
-        levels = sorted({level for level, _ in result.averages("fixed")})
+        levels = result.levels("fixed")
         one.set_xticks(levels, [f"{level:.3g}" for level in levels])
         one.set_xticks([], minor=True)
         one.set_xlabel("clip norm (log scale)")

@@ -168,13 +168,27 @@ class _Training:
         row["data_seconds"] = round(prepared - started, 4)
         row["round_seconds"] = round(time.monotonic() - prepared, 4)
         if round_num % self.config.rounds_per_eval == 0 or round_num == last:
-            row["epsilon"] = self.spending.epsilon
+            # With a seed nothing is spent, and accounting can take longer than rounds:
+            # what the run would cost without it is told once.
+            if self.config.seed is None or round_num == last:
+                row["epsilon"] = self.spending.epsilon
             row.update(self._evaluate())
         return row
 
     def _evaluate(self):
         measured = self.evaluator(self.engine.weights, self.eval_data)
         return {f"eval_{name}": value for name, value in measured.items()}
+
+    def _evaluate_at_the_end(self, weights):
+        if not self.final_data.same_as(self.eval_data):
+            return self.evaluator(weights, self.final_data)
+        # Every run's last row is evaluated, on just these examples.
+        prefix = "eval_"
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.table.rows[-1].items()
+            if name.startswith(prefix)
+        }
 
     def _add_row(self, row, writer):
         self.table.add(row)
@@ -197,7 +211,7 @@ class _Training:
 
     def _finish(self):
         weights = self.engine.weights
-        final = self.evaluator(weights, self.final_data)
+        final = self._evaluate_at_the_end(weights)
         column = f"eval_{self.task.metric}"
         last_round = self.table.rows[-1]["round"]
         window = summary_window(last_round)

@@ -166,7 +166,7 @@ def discovered_range(
 
     Rounds are discarded until the unclipped fraction is first within 0.05 of the
     target. The least is the smallest estimate at the lowest quantile, the largest the
-    largest at the highest: Andrew et al. (2021), section 4.
+    largest at the highest: Andrew et al. (2021), section 4 (quantiles 0.1 and 0.9).
 
     Args:
       rows: runs of adaptive clipping without noise.
@@ -177,7 +177,8 @@ def discovered_range(
       ValueError: if an estimate never came near its target.
     """
     ends = []
-    for pick, quantile in ((min, min(r.level for r in rows)), (max, 0.9)):
+    for pick in (min, max):
+        quantile = pick(row.level for row in rows)
         runs = [row for row in rows if row.level == quantile]
         best = better(runs, key=lambda row: row.summary)
         settled = settled_norms(directory / best.directory, quantile)

@@ -44,6 +44,10 @@ class SweepConfig:
         "", "Flags of all runs, as in --run_flags='--data_dir=data --rounds=100'."
     )
     figures: str = settings.words("3,4,5,6,7", "Which figures to run for, such as 3,4.")
+    quantiles: str = settings.words(
+        ",".join(map(str, studies.QUANTILES)), "Target quantiles of adaptive clipping."
+    )
+    fixed_clips: int = settings.count(5, "How many fixed norms to try.", least=2)
     noise_multipliers: str = settings.words(
         "", "Levels of noise, such as 0,0.03. Default: the paper's for the task."
     )
@@ -69,12 +73,26 @@ class SweepConfig:
         studies.numbers(self.server_rate_factors, "server_rate_factors")
         if self.noise_multipliers:
             studies.numbers(self.noise_multipliers, "noise_multipliers")
+        self._check_quantiles()
         if self.clip_range not in ("discover", "paper"):
             if len(studies.numbers(self.clip_range, "clip_range")) != 2:
                 raise ValueError(
                     f"clip_range must be two numbers, 'paper' or 'discover', got "
                     f"{self.clip_range!r}; for example clip_range=0.3,1.6."
                 )
+
+    def _check_quantiles(self):
+        levels = studies.numbers(self.quantiles, "quantiles")
+        if max(levels) > 1:
+            raise ValueError(
+                f"quantiles must be at most 1, got {self.quantiles!r}; for example "
+                "quantiles=0.1,0.5,0.9."
+            )
+        if 0.5 not in levels and "7" in self.figures:
+            raise ValueError(
+                f"quantiles={self.quantiles} has no median, which Figure 7 is about; "
+                "add 0.5, or leave 7 out of --figures."
+            )
 
     def base(self) -> RunConfig:
         """What all runs share."""
@@ -185,15 +203,14 @@ class Sweep:
     def run(self) -> str:
         """The whole sweep; returns a report."""
         wanted = set(studies.numbers(self.config.figures, "figures"))
+        quantiles = studies.numbers(self.config.quantiles, "quantiles")
         noises = [z for z in self.config.noise_levels() if z > 0]
         self.measure_all("none", [0.0], [0.0])
-        adaptive = self.measure_all("adaptive", studies.QUANTILES, [0.0])
+        adaptive = self.measure_all("adaptive", quantiles, [0.0])
         if wanted & {6, 7}:
             self.clips = self._clips(adaptive)
         if 5 in wanted or 7 in wanted:
-            self.measure_all(
-                "adaptive", studies.QUANTILES if 5 in wanted else [0.5], noises
-            )
+            self.measure_all("adaptive", quantiles if 5 in wanted else [0.5], noises)
         if 6 in wanted or 7 in wanted:
             self.measure_all("fixed", self.clips, [0.0, *noises])
         chosen = None
@@ -215,13 +232,14 @@ class Sweep:
 
     def _clips(self, adaptive: list[studies.Row]) -> list[float]:
         if self.config.clip_range == "paper":
-            return self.task.paper.fixed_clips()
+            return self.task.paper.fixed_clips(self.config.fixed_clips)
         if self.config.clip_range != "discover":
             low, high = studies.numbers(self.config.clip_range, "clip_range")
-            return np.geomspace(low, high, 5).tolist()
+            return np.geomspace(low, high, self.config.fixed_clips).tolist()
         low, high = studies.discovered_range(adaptive, self.directory, self.better)
         # Two digits name the norms; what runs is what is named.
-        return [float(f"{clip:.2g}") for clip in np.geomspace(low, high, 5)]
+        norms = np.geomspace(low, high, self.config.fixed_clips)
+        return [float(f"{clip:.2g}") for clip in norms]
 
     def best(self, clipping: str, noise_multiplier: float) -> studies.Row:
         """The best level and rate by the average over seeds."""

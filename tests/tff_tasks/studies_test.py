@@ -239,6 +239,9 @@ def test_figures_need_a_sweep(tmp_path):
         ({"clip_range": "1"}, "clip_range must be"),
         ({"run_flags": "--rounds=0"}, "--rounds=0: must be"),
         ({"final_seeds": 0}, "final_seeds must be"),
+        ({"quantiles": "0.5,1.1"}, "quantiles must be at most 1"),
+        ({"quantiles": "0.1,0.9"}, "no median.*add 0.5"),
+        ({"fixed_clips": 1}, "fixed_clips must be"),
     ],
 )
 def test_sweep_names_bad_settings(settings, named):

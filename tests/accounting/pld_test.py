@@ -216,6 +216,25 @@ class TestPoisson:
         mu = accounting.subsampled_gdp_mu(10.0, 1e-4, 10_000)
         assert spent == pytest.approx(accounting.gdp_epsilon(mu, 1e-5), rel=0.05)
 
+    @pytest.mark.parametrize("z, relative", [(0.1, 1e-5), (0.3, 1e-6)])
+    def test_large_steps_are_told_as_well_by_wide_cells(self, monkeypatch, z, relative):
+        event = sampling.FixedSize(20, 600).event(z, 30, unit="client")
+        spent = accounting.event_epsilon(event, 1e-3)
+        widths = []
+        single = _pld._single
+
+        def narrow(event, cell):
+            widths.append(cell)
+            return single(event, cell)
+
+        monkeypatch.setattr(_pld, "_single", narrow)
+        accounting.event_epsilon(event, 1e-3)
+        monkeypatch.setattr(_pld, "_MOST_CELLS_PER_DEVIATION", math.inf)
+        assert accounting.event_epsilon(event, 1e-3) == pytest.approx(
+            spent, rel=relative
+        )
+        assert widths[0] > 2 * widths[1]
+
     def test_a_certain_rate_is_no_sampling(self):
         sampled = accounting.epsilon(2.0, 5, sampling.Poisson(1.0), 1e-5)
         assert sampled == accounting.epsilon(2.0, 5, sampling.FullBatch(), 1e-5)

@@ -22,9 +22,10 @@ from tfdpclip.accounting import gdp
 from tfdpclip.sampling import events
 
 # Width of the cells of a distribution, unless the step's own privacy loss is so small
-# that cells this wide would overstate it.
+# that cells this wide would overstate it, or so large that wider ones tell as much.
 _WIDEST_CELL = 1e-4
 _CELLS_PER_DEVIATION = 25
+_MOST_CELLS_PER_DEVIATION = 2500
 _NARROWEST_CELL = 1e-8
 # No distribution gets more cells than this. Wider cells remain an upper bound.
 _MAX_STEP_CELLS = 200_000
@@ -164,14 +165,18 @@ def _cell_width(leaves) -> float:
     after step, so the width follows the standard deviation of one step's loss, about
     q sqrt(e^(1/z^2) - 1). The spread of the composed loss bounds it from below.
     """
-    width, total_spread, widest_step = _WIDEST_CELL, 0.0, 0.0
+    width, total_spread, widest_step = math.inf, 0.0, 0.0
     for event, count in leaves.items():
         z, q = noise_multiplier(event), _sampling_rate(event)
         x = 1 / z**2
         unsampled = 1 / z
         sampled = q * math.exp(x / 2) * math.sqrt(-math.expm1(-x)) if x < 600 else 1e300
         deviation = min(unsampled, sampled)
-        width = min(width, deviation / _CELLS_PER_DEVIATION)
+        width = min(
+            width,
+            deviation / _CELLS_PER_DEVIATION,
+            max(_WIDEST_CELL, deviation / _MOST_CELLS_PER_DEVIATION),
+        )
         mu = deviation * math.sqrt(count)
         step = _largest_loss(z, q)
         total_spread += mu * mu / 2 + 12 * mu + step

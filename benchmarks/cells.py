@@ -55,6 +55,7 @@ _WORKERS = {
     "opacus": "benchmarks.peers.opacus_step",
     "jax": "benchmarks.peers.jax_step",
     "federated": "benchmarks.federated_worker",
+    "federated_tasks": "benchmarks.federated_tasks_worker",
 }
 # Starting Python and importing a framework, and tracing or compiling, on a slow day.
 _START_SECONDS = 60.0
@@ -95,7 +96,7 @@ def run(
     """Measures one block in a fresh process.
 
     Args:
-      framework: "tensorflow", "federated", "opacus" or "jax".
+      framework: "tensorflow", "federated", "federated_tasks", "opacus" or "jax".
       spec: what to measure.
       timeout: seconds after which the process is stopped.
       memory_limit_mib: resident memory at which it is stopped; None: 90% of what is

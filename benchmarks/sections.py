@@ -284,6 +284,7 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
         text += section
         figures += made
     text += _plain_table(folder, "federated.csv", "A round of federated aggregation")
+    text += _plain_table(folder, "federated_tasks.csv", "A round of federated tasks")
     text += _plain_table(folder, "accounting.csv", "Accounting")
     if figures:
         text += "## Figures\n\n"

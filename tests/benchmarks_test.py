@@ -16,6 +16,8 @@ import pytest
 from benchmarks import (
     cells,
     federated_round,
+    federated_tasks,
+    federated_tasks_worker,
     growth,
     memory,
     op_times,
@@ -24,10 +26,13 @@ from benchmarks import (
     sections,
     smoke,
     step_time,
+    task_data,
     timing,
 )
 from benchmarks.peers import installed
 from tests import stack
+from tff_tasks import command
+from tff_tasks.registry import task_class
 
 TINY = ["--models=mlp", "--batch_sizes=16", "--repeats=2", "--seconds_per_cell=5"]
 
@@ -336,6 +341,10 @@ def test_smoke_fails_above_the_limit_only(monkeypatch, capsys):
         (memory.arguments, "--memory_budget=inf"),
         (federated_round.arguments, "--seconds=nan"),
         (federated_round.arguments, "--modes=none"),
+        (federated_tasks.arguments, "--tasks=none"),
+        (federated_tasks.arguments, "--variants=plain"),
+        (federated_tasks.arguments, "--seconds=0"),
+        (federated_tasks.arguments, "--clients=0"),
     ],
 )
 def test_errors_name_the_flag(command, flag, capsys):
@@ -369,6 +378,45 @@ def test_federated_rounds_run(tmp_path):
     rows = rows_of(tmp_path / "federated.csv")
     assert [row["aggregator"] for row in rows] == ["plain", "central", "distributed"]
     assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_federated_tasks_are_timed_on_the_batches_of_a_round():
+    options = {"examples": 7}
+    spec = timing.Spec("digits", 4, ("plain", "local", "evaluation"), options)
+    made, parameters = federated_tasks_worker.makers(spec)
+    assert list(made) == ["plain", "local", "evaluation"] and parameters == 2410
+    for maker in made.values():
+        maker()()
+    round_ = federated_tasks_worker.Round(spec)
+    batches = [batch for one in round_.datasets() for batch in one]
+    assert [len(y) for _, y in batches] == [5, 3] * 4
+    with pytest.raises(ValueError, match="variants must be of plain, local"):
+        federated_tasks_worker.makers(dataclasses.replace(spec, variants=("none",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", federated_tasks.SIZES)
+def test_made_up_files_are_those_of_the_task(tmp_path, task):
+    flags = task_data.write(task, tmp_path, clients=4, examples=6)
+    config = command.config_from(task, flags)
+    made = task_class(task)(config.options)
+    source = made.load(config.data_dir)["train"]
+    if task != "digits":
+        assert list(source.counts.values()) == [6] * 4
+    assert len(made.encode(source.examples(source.client_ids[0]))[0]) >= 6
+
+
+@pytest.mark.skipif(not stack.FEDERATED, reason="TensorFlow Federated is not installed")
+@pytest.mark.slow
+def test_rounds_of_tasks_run_and_are_not_measured_again(tmp_path, monkeypatch):
+    arguments = ["--tasks=digits", "--clients=4", "--repeats=2", "--seconds=5"]
+    federated_tasks.main([*arguments, f"--output_dir={tmp_path}"])
+    rows = rows_of(tmp_path / "federated_tasks.csv")
+    assert [row["variant"] for row in rows] == list(federated_tasks.VARIANTS)
+    assert {row["status"] for row in rows} == {"ok"}
+    assert "A round of federated tasks" in (tmp_path / "report.md").read_text()
+    monkeypatch.setattr(cells, "run", lambda *_, **__: pytest.fail("measured again"))
+    federated_tasks.main([*arguments, f"--output_dir={tmp_path}"])
 
 
 @pytest.mark.slow

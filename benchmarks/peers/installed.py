@@ -46,7 +46,7 @@ def directory() -> pathlib.Path:
 
 def python_of(framework: str) -> str | None:
     """The Python that runs a framework, or None if its environment does not exist."""
-    if framework in ("tensorflow", "federated"):
+    if framework in ("tensorflow", "federated", "federated_tasks"):
         return sys.executable
     found = directory() / framework / "bin" / "python"
     return str(found) if found.exists() else None

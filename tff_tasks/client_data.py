@@ -98,6 +98,15 @@ class EvaluationData:
             return iter(self._kept)
         return self._chunks()
 
+    def first_chunk(self) -> tuple[Arrays, int]:
+        """What comes first, and how many examples it is made of."""
+        size = 0
+        for _, count in self._plan:
+            size += count
+            if size >= _CHUNK:
+                break
+        return next(iter(self)), size
+
     def _chunks(self) -> Iterator[Arrays]:
         parts, size = [], 0
         for client_id, count in self._plan:

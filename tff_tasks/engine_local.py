@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise import GaussianNoise
+from tff_tasks import cost
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig
 from tff_tasks.streams import stream_seed
@@ -70,6 +71,13 @@ class _Lane:
         self._groups = (0,) * len(self._variables) if groups is None else groups
         #: The sums of its clients' indicators.
         self.counts = tf.Variable(tf.zeros([len(mechanism.count_stddevs)]))
+
+    def trace(self, arrays: Arrays, clip_state: Any) -> None:
+        """Traces for clients of any size: each new size would be traced by itself."""
+        specs = tuple(
+            tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in arrays
+        )
+        self.train.get_concrete_function(specs, clip_state)
 
     def begin(self, weights: Sequence[np.ndarray]) -> None:
         """Before a round: what clients start from; nothing is summed."""
@@ -151,6 +159,7 @@ class LocalEngine:
         self._noise = GaussianNoise() if config.seed is None else None
         for lane in self._lanes:
             lane.bind(self._mechanism)
+        self._traced = False
 
     @property
     def weights(self) -> list[np.ndarray]:
@@ -177,8 +186,15 @@ class LocalEngine:
         Returns:
           Measurements by name, as `dpc.federated.clipped_mean` has them.
         """
+        self._train(clients)
+        return self._finish(round_num)
+
+    def _train(self, clients):
         for lane in self._lanes:
             lane.begin(self._weights)
+            if clients and not self._traced:
+                lane.trace(clients[0], self._clip_state)
+        self._traced |= bool(clients)
         shares = divided([len(arrays[0]) for arrays in clients], LANES)
 
         def work(lane, share):
@@ -192,7 +208,17 @@ class LocalEngine:
                 for both in zip(self._lanes, shares, strict=True)
             ]:
                 done.result()
-        return self._finish(round_num)
+
+    def round_seconds(self, arrays: Arrays, clients: int) -> float:
+        """About how long a round takes, after tracing; nothing is released.
+
+        Args:
+          arrays: what each client is taken to have; of no client who is protected.
+          clients: how many there are.
+        """
+        cohort = [arrays] * LANES
+        self._train(cohort)
+        return cost.timed(lambda: self._train(cohort)) * clients / LANES
 
     def _finish(self, round_num):
         sums = zip(*(lane.sums for lane in self._lanes), strict=True)

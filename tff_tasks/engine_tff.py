@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tfdpclip import federated
 from tfdpclip.mechanism import Mechanism, Unclipped
+from tff_tasks import cost
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig
 from tff_tasks.streams import stream_seed
@@ -27,6 +28,18 @@ def allow_deep_messages() -> None:
     except ImportError:
         return
     _message.SetAllowOversizeProtos(True)
+
+
+def _few_arrays() -> tf.data.Options:
+    """What data sets are told that are arrays in memory, read once.
+
+    Their graphs are not rewritten, nor watched while they run: for a client of a few
+    batches, that takes longer than reading them.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
 
 
 class TffEngine:
@@ -66,8 +79,10 @@ class TffEngine:
         )
 
         def model_fn():
+            # Metrics of training are computed for whoever asked for them.
+            metrics = task.metrics() if config.train_metrics else None
             return tff.learning.models.from_keras_model(
-                task.build_model(), task.loss(), spec, metrics=task.metrics()
+                task.build_model(), task.loss(), spec, metrics=metrics
             )
 
         self._process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -79,6 +94,9 @@ class TffEngine:
                 damped=config.momentum_damping,
             ),
             model_aggregator=self.aggregator,
+            # The other loop, over `Dataset.reduce`, starts each client by preparing
+            # its functions anew and takes up to seven times as long.
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
         self._state = self._process.set_model_weights(
             self._process.initialize(),
@@ -99,12 +117,28 @@ class TffEngine:
         weights = self._process.get_model_weights(self._state)
         return [np.asarray(w) for w in weights.trainable]
 
+    def _next(self, clients):
+        batch_size = self._config.client_batch_size
+        datasets = [
+            self._task.dataset(arrays, batch_size).with_options(_few_arrays())
+            for arrays in clients
+        ]
+        return self._process.next(self._state, datasets)
+
+    def round_seconds(self, arrays: Arrays, clients: int) -> float:
+        """About how long a round takes; see `LocalEngine.round_seconds`.
+
+        What comes of the rounds that are timed is thrown away.
+        """
+        step = self._config.client_batch_size
+        # A computation is prepared for each size of a cohort.
+        self._next([tuple(part[:step] for part in arrays)] * clients)
+        return cost.timed(lambda: self._next([arrays] * clients))
+
     def run_round(self, clients: Sequence[Arrays], round_num: int) -> dict[str, Any]:
         """One round; see `LocalEngine.run_round`."""
         del round_num  # The aggregator counts.
-        batch_size = self._config.client_batch_size
-        datasets = [self._task.dataset(arrays, batch_size) for arrays in clients]
-        output = self._process.next(self._state, datasets)
+        output = self._next(clients)
         self._state = output.state
         measured = dict(output.metrics["aggregator"])
         kept = ("clip_norm", "next_clip_norm", "unclipped_fraction", "sum_noise_stddev")

@@ -72,6 +72,12 @@ class Results:
         """The benchmark's."""
         return self.settings["title"]
 
+    @property
+    def final_clients(self) -> str:
+        """Whom Figure 7 was measured on."""
+        base = self.settings.get("base", {})
+        return studies.final_clients(base.get("eval_split", "test"))
+
     def averages(self, clipping: str) -> dict[tuple[float, float], float]:
         """The metric by level and noise, at the best rate, averaged over seeds."""
         better = max if self.settings["higher_is_better"] else min
@@ -279,7 +285,7 @@ def figure_7(results: list[Results]) -> Any:
         one.set_yticks([0, 1], names)
         one.set_ylim(1.5, -0.5)
         one.set_xlabel(
-            f"{result.metric} on clients not used before\n"
+            f"{result.metric} on {result.final_clients}\n"
             "(dots: single runs; bars: 95% interval of the mean)",
             fontsize=9,
         )

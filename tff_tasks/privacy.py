@@ -107,14 +107,18 @@ class Spending:
     @property
     def epsilon(self) -> float:
         """What was spent, or would be without the seed; infinite without noise."""
-        config = self._config
-        if self._aggregator is not None and config.noise_multiplier > 0:
-            return self._epsilon(self.rounds)
-        if config.seed is None:
+        if self._aggregator is None and self._config.seed is None:
             return self.ledger.epsilon()
         # Many runs of a sweep ask the same.
+        return self.forecast(0)
+
+    def forecast(self, rounds: int) -> float:
+        """Epsilon after so many more rounds; infinite without noise."""
+        config, rounds = self._config, self.rounds + rounds
+        if self._aggregator is not None and config.noise_multiplier > 0:
+            return self._epsilon(rounds)
         settings = self.delta, config.accountant
-        return _epsilon(self.scheme, config.noise_multiplier, self.rounds, *settings)
+        return _epsilon(self.scheme, config.noise_multiplier, rounds, *settings)
 
     def _epsilon(self, rounds: int) -> float:
         if not rounds:

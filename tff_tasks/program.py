@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ import tensorflow as tf
 
 from driver_kit import reports
 from tfdpclip import files
-from tff_tasks import records, reporting
+from tff_tasks import cost, records, reporting
 from tff_tasks.client_data import EvaluationData, select_clients, training_arrays
 from tff_tasks.config import FREE_ON_RESUME, RunConfig
 from tff_tasks.engine_local import LocalEngine
-from tff_tasks.evaluation import Evaluator
+from tff_tasks.evaluation import BATCH_SIZE, Evaluator
 from tff_tasks.privacy import Spending, check_ledger_is_there
 from tff_tasks.registry import task_class
 from tff_tasks.run_result import RunResult
@@ -28,11 +29,15 @@ from tff_tasks.streams import stream_seed
 from tff_tasks.task import SettingsError, Task
 
 
-def run(config: RunConfig) -> RunResult:
+def run(
+    config: RunConfig, on_cost: Callable[[cost.Cost], None] | None = None
+) -> RunResult:
     """Runs a benchmark, or continues a run that was begun in the same directory.
 
     Args:
       config: the settings.
+      on_cost: is told what the run will take, before its first round; by default that
+        is printed, unless quiet.
 
     Raises:
       DataFileError: if data are missing or malformed.
@@ -41,7 +46,7 @@ def run(config: RunConfig) -> RunResult:
       PrivacyMismatchError: if the ledger was kept for another run.
     """
     with _context(config):
-        return _Training(config).run()
+        return _Training(config).run(on_cost)
 
 
 class _Training:
@@ -124,7 +129,30 @@ class _Training:
         self.table.write()
         return start
 
-    def run(self) -> RunResult:
+    def cost(self, rounds: int) -> cost.Cost:
+        """What so many rounds will take, about."""
+        config, data = self.config, self.eval_data
+        arrays, examples = data.first_chunk()
+        rows = len(arrays[0]) / max(1, examples)
+        cap = self.task.settings.get("cap", "before")
+        batches = cost.mean_batches(config, self.train.counts, rows, cap)
+        some, timed = cost.sample(config, data, batches)
+        # A client without examples takes part, too.
+        share = max(batches, 1) / max(timed, 1)
+        round_seconds = self.engine.round_seconds(some, config.clients_per_round)
+        batch = self.evaluator.batch_seconds(arrays)
+        accounting = 0.0
+        if config.seed is None and config.noise_multiplier > 0:
+            accounting = cost.timed(lambda: self.spending.forecast(rounds))
+        return cost.Cost(
+            rounds,
+            share * round_seconds,
+            math.ceil(rounds / config.rounds_per_eval),
+            batch * data.num_examples * rows / BATCH_SIZE,
+            accounting,
+        )
+
+    def run(self, on_cost=None) -> RunResult:
         """All rounds that are left, and the report."""
         config = self.config
         last = config.rounds
@@ -136,6 +164,9 @@ class _Training:
             writer = tf.summary.create_file_writer(str(self.directory / "tensorboard"))
         for text in self.task.warnings():
             warnings.warn(text, stacklevel=2)
+        if last > self.start and (on_cost is not None or not config.quiet):
+            expected = self.cost(last - self.start)
+            (on_cost or _print_cost)(expected)
         progress = reporting.Progress(config, self.start, last)
         if not self.table.rows:
             self._add_row({"round": 0, "epsilon": 0.0, **self._evaluate()}, writer)
@@ -246,6 +277,10 @@ class _Training:
         )
         records.write_atomically(self.directory / reports.REPORT, text)
         return dataclasses.replace(result, report=text)
+
+
+def _print_cost(expected: cost.Cost) -> None:
+    print("\n".join(expected.lines()), flush=True)
 
 
 def summary_window(rounds: int) -> int:

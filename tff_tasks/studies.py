@@ -145,6 +145,17 @@ def finished(config: RunConfig) -> dict[str, Any] | None:
     return result if result.get("rounds") == config.rounds else None
 
 
+def final_clients(eval_split: str) -> str:
+    """Whom the last model of a run was evaluated on, beside those it was chosen by.
+
+    >>> final_clients("validation")
+    'clients not used before'
+    """
+    if eval_split == "test":
+        return "the clients that settings were chosen by: --eval_split=test"
+    return "clients not used before"
+
+
 def relative_loss(
     reference: float, value: float, higher_is_better: bool = True
 ) -> float:

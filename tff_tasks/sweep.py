@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import programs, reports, settings
+from driver_kit import programs, progress, reports, settings
 from tfdpclip import files
-from tff_tasks import command, records, studies
+from tff_tasks import command, cost, records, studies
 from tff_tasks.config import RunConfig
 from tff_tasks.registry import task_class
 
@@ -147,7 +147,7 @@ class Sweep:
         config = cell.config(self.base, self.directory)
         result = studies.finished(config)
         if result is None:
-            program.run(config)
+            program.run(config, None if self._ran else self._announce)
             self._ran += 1
             result = studies.finished(config)
         row = studies.Row(
@@ -177,6 +177,28 @@ class Sweep:
             flush=True,
         )
         return row
+
+    def _announce(self, expected: cost.Cost) -> None:
+        """Says what all runs will take, when it is known of the first."""
+        left = self.planned() - len(self.rows)
+        total = progress.duration(left * expected.seconds)
+        print(f"A run: {expected.lines()[0]}", *expected.lines()[1:], sep="\n")
+        print(f"{left} runs: about {total}, if each is as long.", flush=True)
+
+    def planned(self) -> int:
+        """How many runs there will be in all."""
+        config = self.config
+        wanted = set(studies.numbers(config.figures, "figures"))
+        noises = sum(z > 0 for z in config.noise_levels())
+        rates = len(studies.numbers(config.server_rate_factors, "server_rate_factors"))
+        quantiles = len(studies.numbers(config.quantiles, "quantiles"))
+        settings = quantiles
+        if 5 in wanted or 7 in wanted:
+            settings += noises * (quantiles if 5 in wanted else 1)
+        if wanted & {6, 7}:
+            settings += config.fixed_clips * (1 + noises)
+        final = 2 * config.final_seeds if 7 in wanted else 0
+        return config.seeds * (1 + settings * rates) + final
 
     def _write(self):
         rows = map(dataclasses.asdict, self._known.values())
@@ -331,7 +353,8 @@ class Sweep:
                 "",
                 f"At noise multiplier {chosen['noise_multiplier']:g}, with "
                 f"{self.config.final_seeds} seeds not used before (95% bootstrap "
-                "interval of the mean, evaluated on clients not used before):",
+                f"interval of the mean, evaluated on "
+                f"{studies.final_clients(self.base.eval_split)}):",
                 f"  adaptive to the median: {_interval(chosen['adaptive']['final'])}",
                 f"  fixed clip {chosen['clip']:g}: "
                 f"{_interval(chosen['fixed']['final'])}",

@@ -140,6 +140,8 @@ def test_sweep_runs_every_setting_once(swept):
         ("fixed", 3),
     ]
     assert all(row.rounds == 15 for row in rows)
+    # What was announced before the first.
+    assert sweep.Sweep(config).planned() == len(rows)
 
 
 @pytest.mark.slow
@@ -148,11 +150,73 @@ def test_sweep_resumes_without_running_again(swept, monkeypatch):
 
     config, text = swept
 
-    def never(_):
+    def never(*_):
         raise AssertionError("ran again")
 
     monkeypatch.setattr(program, "run", never)
     assert sweep.run(config) == text
+
+
+def test_sweep_says_what_all_runs_will_take_once(tmp_path, monkeypatch, capsys):
+    from tff_tasks import cost, program
+
+    def no_run(config, on_cost):
+        if on_cost is not None:
+            on_cost(cost.Cost(15, 1.0, 3, 5.0))
+
+    monkeypatch.setattr(program, "run", no_run)
+    outcome = {"summary": 0.5, "final": {"accuracy": 0.5}, "rounds": 15}
+    known: list[str] = []
+
+    def finished(config):
+        known.append(config.output_dir)
+        return outcome if known.count(config.output_dir) > 1 else None
+
+    monkeypatch.setattr(studies, "finished", finished)
+    config = sweep.SweepConfig(
+        output_dir=str(tmp_path),
+        run_flags=FLAGS,
+        figures="3,5,6",
+        noise_multipliers="0,0.3",
+        quantiles="0.5,0.9",
+        fixed_clips=2,
+        clip_range="0.1,0.4",
+        server_rate_factors="1,3",
+    )
+    text = sweep.run(config)
+    # No clipping; 2 quantiles and 2 norms, at 2 levels of noise and 2 rates.
+    assert len(studies.read_rows(tmp_path)) == 1 + 2 * 2 * 2 * 2
+    said = capsys.readouterr().out
+    assert said.count("A run: About 30 s: 15 rounds of 1 s") == 1
+    assert "17 runs: about 8 min, if each is as long." in said
+    assert "Fixed clip norms: 0.1, 0.4" in text
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ("test", "on the clients that settings were chosen by"),
+        ("validation", "not used"),
+    ],
+)
+def test_figure_7_says_whom_it_is_measured_on(tmp_path, split, words):
+    settings = [("adaptive", 0.5, 0.3), ("fixed", 1.0, 0.3)]
+    directory = sweep_of(tmp_path, *settings)
+    found = {"mean": 0.9, "low": 0.8, "high": 0.95, "runs": 2}
+    chosen = {
+        "noise_multiplier": 0.3,
+        "clip": 1.0,
+        "rate_factors": {"adaptive": 1.0, "fixed": 1.0},
+        "adaptive": {"final": found},
+        "fixed": {"final": found},
+    }
+    path = directory / studies.SETTINGS
+    about = json.loads(path.read_text())
+    about |= {"figure_7": chosen, "base": {"eval_split": split}}
+    about["settings"] = {"first_seed": 0}  # The runs are not of the search.
+    path.write_text(json.dumps(about))
+    (axes,) = plots.FIGURES[7]([plots.Results(directory)]).axes
+    assert words in axes.get_xlabel()
 
 
 @pytest.mark.slow

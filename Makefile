@@ -57,7 +57,7 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz bench smoke peers lint format requirements clean distclean
+.PHONY: help demo test test-all fuzz bench real smoke peers lint format requirements clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
@@ -66,6 +66,7 @@ help:
 	@echo 'make fuzz          random models against one backward pass per example'
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
 	@echo 'make bench         time private steps against plain steps and other libraries'
+	@echo 'make real          the experiments on real data, short form: make real DATA=DIR'
 	@echo 'make peers         install the other libraries that make bench compares with'
 	@echo 'make lint          ruff check, ruff format --check and mypy'
 	@echo 'make format        let ruff rewrite what make lint complains about'
@@ -110,6 +111,11 @@ fuzz: $(READY)
 
 bench: $(READY)
 	@$(PY) -m benchmarks.step_time $(ARGS)
+
+# `make real DATA=data`; ARGS=--form=long takes hours. docs/results/real/README.md says
+# what has to be in DATA.
+real: $(READY)
+	@$(PY) -m tools.real $(if $(DATA),--data_dir='$(DATA)') $(ARGS)
 
 smoke: $(READY)
 	@$(PY) -m benchmarks.smoke $(ARGS)

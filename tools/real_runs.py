@@ -1,0 +1,188 @@
+"""The commands behind docs/results/real/, in a short and a long form."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An experiment.
+
+    Attributes:
+      name: of the run, and of its directory.
+      form: "short" or "long".
+      minutes: that it takes, about, on two cores.
+      lines: modules and arguments; {data} is the directory of the data, {out} that of
+        this run, {all} that of all runs.
+    """
+
+    name: str
+    form: str
+    minutes: float
+    lines: tuple[str, ...]
+
+    @property
+    def needs(self) -> set[str]:
+        """What is read of the data."""
+        return set(re.findall(r"{data}/([\w.]+)", " ".join(self.lines)))
+
+    @property
+    def after(self) -> set[str]:
+        """The runs whose results it reads."""
+        return set(re.findall(r"{all}/(\w+)", " ".join(self.lines)))
+
+    def commands(self, data: str, out: str) -> list[str]:
+        """The lines, filled in, for a shell."""
+        return [
+            " ".join(
+                shlex.quote(word.format(data=data, out=f"{out}/{self.name}", all=out))
+                for word in shlex.split(line)
+            )
+            for line in self.lines
+        ]
+
+
+_K = "keras_examples."
+_BATCH = (
+    f"{_K}batch_clipping_sweep --dataset={{set}} --data_dir={{{{data}}}}/{{set}} "
+    "--output_dir={{out}}"
+)
+_WAYS = "sgd,batch:adaptive,batch:layerwise,batch:full,batch:scaled"
+_FEATURES = (
+    f"{_K}frozen_features --data_dir={{{{data}}}}/{{set}} --image_size=64 "
+    "--checkpoint={{data}}/efficientnet_lite0_imagenet.npz --output_dir={{out}}"
+)
+_CLIP = f"{_K}default_clip --output_dir={{out}}"
+_SMALL_CNNS = "--data_dir={data} --examples=12000 --batch_size=256"
+_DIGITS = (
+    "--tasks=imbalanced_digits,digits,hard_digits --batch_size=128 --epochs=10 "
+    "--tuning_repeats=2 --repeats=8 --learning_rates=0.05,0.15,0.5,1.5"
+)
+
+
+def _batch(dataset: str, *flags: str) -> str:
+    return " ".join([_BATCH.format(set=dataset), *flags])
+
+
+def _features(dataset: str, *flags: str) -> str:
+    return " ".join([_FEATURES.format(set=dataset), *flags])
+
+
+_LONG = {
+    "gradient_symmetry": (
+        40,
+        f"{_K}gradient_symmetry --data_dir={{data}}/mnist --output_dir={{out}}",
+    ),
+    "batch_clipping_mnist": (
+        15,
+        _batch("mnist", "--examples=20000", "--epochs=8")
+        + f" --methods={_WAYS},batch:adaptive_zhang",
+    ),
+    "batch_clipping_mnist_clip_norms": (
+        4,
+        _batch("mnist", "--examples=20000", "--epochs=8", "--methods=batch:full")
+        + " --clip_norms=0.05,0.2,1 --noise=equal_privacy --repeats=1",
+    ),
+    "batch_clipping_mnist_sigmas": (
+        5,
+        _batch("mnist", "--examples=20000", "--epochs=8", "--sigmas=0.5,2.5")
+        + " --methods=sgd,batch:adaptive,batch:full --repeats=1",
+    ),
+    "batch_clipping_fashion_mnist": (
+        5,
+        _batch("fashion_mnist", "--examples=10000", "--epochs=6", "--repeats=1")
+        + f" --methods={_WAYS},batch:adaptive_zhang",
+    ),
+    "batch_clipping_layer_norms": (
+        3,
+        f"{_K}batch_clipping --network=bn_lenet5 --dataset=mnist "
+        "--data_dir={data}/mnist --examples=10000 --clip_norm=0.2 --sigma=0.5 "
+        "--epochs=6 --baseline_epochs=6 --record_layer_norms --output_dir={out}",
+    ),
+    "features_fashion_mnist": (3, _features("fashion_mnist")),
+    "features_mnist": (3, _features("mnist")),
+    "features_10000": (1, _features("fashion_mnist", "--subset=0.1667")),
+    "transfer_heads": (
+        30,
+        f"{_K}tune_grid --grid=mnist_efficientnet_lite0 --seeds=2 "
+        "--features={all}/features_10000/features.npz --epsilons=0.5,1,3,8 "
+        "--clip_norms=0.1,1,10,42 --batch_sizes=256,1024,4096,full "
+        "--learning_rates=0.001,0.005,0.02 --output_dir={out}",
+    ),
+    "transfer_heads_batch_size_20": (
+        1,
+        f"{_K}batch_size --results={{all}}/transfer_heads --output_dir={{out}}",
+    ),
+    "transfer_heads_batch_size_79": (
+        1,
+        f"{_K}batch_size --results={{all}}/transfer_heads --min_steps=79 "
+        "--output_dir={out}",
+    ),
+    "transfer_head_norms": (
+        5,
+        f"{_K}norms_and_weights --features={{all}}/features_10000/features.npz "
+        "--epsilons=0.5,8 --clip_norms=0.1,1,42 --learning_rates=0.001,0.005,0.02 "
+        "--batch_size=1024 --repeats=3 --write_gradients=1024 --output_dir={out}",
+    ),
+    **{
+        f"transfer_head_optimal_clip_eps_{epsilon}": (
+            1,
+            f"{_K}optimal_clip --batch=1024 --noise_multipliers=0.896,1.574,3.63,6.6 "
+            f"--gradients={{all}}/transfer_head_norms/gradients_eps_{epsilon}.npz "
+            "--output_dir={out}",
+        )
+        for epsilon in ("0.5", "8")
+    },
+    "default_clip_features": (
+        20,
+        f"{_CLIP} --tasks=features --epsilons=1,8 --features={{all}}"
+        "/features_fashion_mnist/features.npz,{all}/features_mnist/features.npz",
+    ),
+    "default_clip_digits": (20, f"{_CLIP} {_DIGITS} --epsilons=1,8"),
+    "default_clip_cnn": (
+        45,
+        f"{_CLIP} {_SMALL_CNNS} --tasks=mnist,fashion_mnist,imbalanced_fashion",
+    ),
+}
+_SHORT = {
+    "gradient_symmetry": (
+        2,
+        f"{_K}gradient_symmetry --data_dir={{data}}/mnist --epochs=3 --samples=300 "
+        "--scatter_epochs=0,1,2,3 --planes_epoch=2 --cosine_epochs=1,2,3 "
+        "--score_epochs=0,1,2,3 --output_dir={out}",
+    ),
+    "batch_clipping_mnist": (
+        3,
+        _batch("mnist", "--examples=6000", "--epochs=3", "--repeats=1")
+        + " --methods=sgd,batch:adaptive,batch:full",
+    ),
+    "features_3000": (1, _features("fashion_mnist", "--subset=0.05")),
+    "transfer_heads": (
+        2,
+        f"{_K}tune_grid --grid=mnist_efficientnet_lite0 --seeds=1 --epochs=4 "
+        "--features={all}/features_3000/features.npz --epsilons=1,8 "
+        "--clip_norms=0.1,10 --batch_sizes=256 --learning_rates=0.002,0.01 "
+        "--output_dir={out}",
+    ),
+    "transfer_head_norms": (
+        1,
+        f"{_K}norms_and_weights --features={{all}}/features_3000/features.npz "
+        "--epsilons=1,8 --clip_norms=0.1,10 --learning_rates=0.005 --epochs=4 "
+        "--batch_size=256 --repeats=1 --output_dir={out}",
+    ),
+    "default_clip": (
+        3,
+        f"{_CLIP} --tasks=mnist,features --data_dir={{data}} --epsilons=3 "
+        "--features={all}/features_3000/features.npz --examples=3000 --epochs=3 "
+        "--batch_size=128 --clip_norms=0.1,1,10 --learning_rates=0.1,0.3 "
+        "--rules='quantile,quantile 0.65' --repeats=2",
+    ),
+}
+RUNS = tuple(
+    Run(name, form, minutes, tuple(lines))
+    for form, runs in (("short", _SHORT), ("long", _LONG))
+    for name, (minutes, *lines) in runs.items()
+)

@@ -267,14 +267,15 @@ def _findings(rows):
 
 
 def _by_epoch(rows, name):
-    picture, axes = pictures.new(8.6, 3.6, 1, 2)
+    picture, axes = pictures.new(8.6, 4.4, 1, 2)
     epochs = [row["epoch"] for row in rows]
     for k, (column, label) in enumerate(_MEASURES.items()):
         axes[0, 0].plot(
             epochs, [row[column] for row in rows], label=label, **pictures.style(k)
         )
     axes[0, 0].set(xlabel="epoch", ylabel="asymmetry (0: symmetric)")
-    axes[0, 0].legend(fontsize=8.5)
+    # Scores of symmetric points are on either side of 0.
+    axes[0, 0].set_yscale("symlog", linthresh=1e-3)
     for k, (column, label) in enumerate(
         {
             "symmetric_progress": "if gradients were symmetric",
@@ -286,7 +287,8 @@ def _by_epoch(rows, name):
             epochs, [row[column] for row in rows], label=label, **pictures.style(k)
         )
     axes[0, 1].set(xlabel="epoch", ylabel="progress of one clipped gradient")
-    axes[0, 1].legend(fontsize=8.5)
+    for ax in axes[0]:
+        ax.legend(fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     pictures.title(picture, f"{name}: symmetry, and what it is worth", fontsize=11)
     return picture
 

@@ -110,7 +110,7 @@ class EmnistCharacter(_Emnist):
     """EMNIST-CR: a convolutional network reads handwritten characters."""
 
     name = "emnist_character"
-    title = "EMNIST character recognition, CNN"
+    title = "EMNIST character recognition"
     metric = "accuracy"
     paper = PaperSettings(
         rounds=1500,

@@ -31,10 +31,23 @@ class PlotConfig:
         "runs/sweep_digits", "Directories of sweeps, separated by commas."
     )
     output_dir: str = settings.words("", "Where figures go. Default: the first sweep.")
+    titles: str = settings.words(
+        "",
+        "What to call the sweeps, separated by semicolons, where the benchmark's name "
+        "does not say what was run.",
+        good="MNIST dealt to 600 clients, 2NN",
+    )
     figure_format: tuple[str, ...] = settings.figure_format()
 
     def __post_init__(self):
         settings.check(self)
+        given, sweeps = self.titles.split(";"), self.sweeps.split(",")
+        if self.titles and len(given) != len(sweeps):
+            raise ValueError(
+                f"titles must be one for each of {len(sweeps)} sweeps, separated by "
+                f"semicolons, got {self.titles!r}; for example titles="
+                f"{';'.join('ABC'[i % 3] for i in range(len(sweeps)))}."
+            )
 
 
 class Results:
@@ -130,8 +143,9 @@ class Results:
         seeds = len({row.seed for row in rows})
         clipped = [row for row in rows if row.clipping != "none"]
         rates = len({row.rate_factor for row in clipped})
+        tuned = f"best of {rates} server rates" if rates > 1 else "one server rate"
         return (
-            f"{'/'.join(map(str, rounds))} rounds, best of {rates} server rates, "
+            f"{'/'.join(map(str, rounds))} rounds, {tuned}, "
             f"{seeds} seed{'s' if seeds > 1 else ''}"
         )
 
@@ -305,6 +319,9 @@ def draw(config: PlotConfig) -> str:
     """Draws what can be drawn; returns what was written."""
     directories = [pathlib.Path(part) for part in config.sweeps.split(",")]
     results = [Results(directory) for directory in directories]
+    if config.titles:
+        for result, title in zip(results, config.titles.split(";"), strict=True):
+            result.settings["title"] = title.strip()
     target = pathlib.Path(config.output_dir or directories[0])
     drawn = {number: figure(results) for number, figure in FIGURES.items()}
     written = [

@@ -288,6 +288,20 @@ def test_no_figure_of_what_was_not_run(run, drawn, tmp_path):
     assert f"not drawn: {missing}." in text
 
 
+def test_figures_have_the_titles_that_are_given(tmp_path, monkeypatch):
+    directory = sweep_of(tmp_path / "sweep", ("adaptive", 0.5, 0.0))
+    seen = []
+    monkeypatch.setitem(
+        plots.FIGURES, 3, lambda results: seen.extend(r.title for r in results)
+    )
+    plots.draw(
+        plots.PlotConfig(f"{directory},{directory}", str(tmp_path), "MNIST; plays")
+    )
+    assert seen == ["MNIST", "plays"]
+    with pytest.raises(ValueError, match="titles must be one for each of 2 sweeps"):
+        plots.PlotConfig(f"{directory},{directory}", str(tmp_path), "MNIST")
+
+
 def test_figures_need_a_sweep(tmp_path):
     with pytest.raises(ValueError, match="python -m tff_tasks.sweep"):
         plots.draw(plots.PlotConfig(str(tmp_path)))

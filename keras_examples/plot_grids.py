@@ -139,11 +139,11 @@ def _between(rows, names) -> list[str]:
                 weak, strong = sorted((row, other), key=lambda one: one["mean"])
                 texts.append(
                     f"epsilon {row['epsilon']:g}, {row['epochs']:g} epochs: the "
-                    f"weaker, {weak['results']} ({weak['mean']:.3f}), is best at "
-                    f"{weak['best_clip_norm']:g}, {strong['results']} "
+                    f"less accurate, {weak['results']} ({weak['mean']:.3f}), "
+                    f"is best at {weak['best_clip_norm']:g}, {strong['results']} "
                     f"({strong['mean']:.3f}) at {strong['best_clip_norm']:g}: "
-                    f"{_order(weak, strong)} for 'the weaker network wants the larger "
-                    "clip norm'."
+                    f"{_order(weak, strong)} for 'the weaker network, or the harder "
+                    "problem, wants the larger clip norm'."
                 )
     return texts
 

@@ -15,6 +15,7 @@ from tests.source_tree import ROOT
 from tff_tasks import command, registry
 from tools import real, real_runs
 
+_CONFIGS = ("SweepConfig", "RecipeConfig", "RatesConfig", "PlotConfig")
 README = ROOT / "docs" / "results" / "real" / "README.md"
 
 
@@ -29,7 +30,7 @@ def check_flags(line: str) -> None:
     kinds = [
         kind
         for name, kind in vars(program).items()
-        if name in ("Settings", "SweepConfig", "RecipeConfig", "RatesConfig")
+        if name == "Settings" or name in _CONFIGS
     ]
     assert len(kinds) == 1, module
     assert settings.parse(kinds[0], [module, *flags]) is not None

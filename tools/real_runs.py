@@ -36,9 +36,12 @@ class Run:
 
     def commands(self, data: str, out: str) -> list[str]:
         """The lines, filled in, for a shell."""
+        places = {"data": data, "out": f"{out}/{self.name}", "all": out}
+        # A word of several has flags in it, which a program takes apart again.
+        quoted = {name: shlex.quote(place) for name, place in places.items()}
         return [
-            " ".join(
-                shlex.quote(word.format(data=data, out=f"{out}/{self.name}", all=out))
+            shlex.join(
+                word.format(**(quoted if " " in word else places))
                 for word in shlex.split(line)
             )
             for line in self.lines
@@ -59,7 +62,24 @@ _CLIP = f"{_K}default_clip --output_dir={{out}}"
 _SMALL_CNNS = "--data_dir={data} --examples=12000 --batch_size=256"
 _DIGITS = (
     "--tasks=imbalanced_digits,digits,hard_digits --batch_size=128 --epochs=10 "
-    "--tuning_repeats=2 --repeats=8 --learning_rates=0.05,0.15,0.5,1.5"
+    "--tuning_repeats=2 --repeats=8"
+)
+
+_DEAL = (
+    "tff_tasks.convert --task=emnist_character --input={data}/mnist --dealt_to=600 "
+    "--dirichlet=0.3 --only_digits --output_dir={out}/clients"
+)
+_DEALT = (
+    "--data_dir={out}/clients --only_digits --model_id=2nn --engine=local "
+    "--accountant=rdp --eval_split=validation --clients_per_round=20"
+)
+_SPEAKERS = (
+    "tff_tasks.convert --task=shakespeare_character --format=plays "
+    "--input={data}/shakespeare --output_dir={out}/clients"
+)
+_PLAYS = (
+    "tff_tasks.shakespeare_character --data_dir={out}/clients --engine=local "
+    "--clients_per_round=10 --max_elements=8 --clip=0.5 --output_dir={out}"
 )
 
 
@@ -141,10 +161,52 @@ _LONG = {
         f"{_CLIP} --tasks=features --epsilons=1,8 --features={{all}}"
         "/features_fashion_mnist/features.npz,{all}/features_mnist/features.npz",
     ),
-    "default_clip_digits": (20, f"{_CLIP} {_DIGITS} --epsilons=1,8"),
-    "default_clip_cnn": (
-        45,
-        f"{_CLIP} {_SMALL_CNNS} --tasks=mnist,fashion_mnist,imbalanced_fashion",
+    "default_clip_digits_eps_8": (
+        6,
+        f"{_CLIP} {_DIGITS} --epsilons=8 --learning_rates=0.05,0.15,0.5,1.5",
+    ),
+    "default_clip_digits_eps_1": (
+        6,
+        f"{_CLIP} {_DIGITS} --epsilons=1 --learning_rates=0.015,0.05,0.15,0.5",
+    ),
+    "default_clip_mnist": (8, f"{_CLIP} {_SMALL_CNNS} --tasks=mnist --epsilons=1"),
+    "default_clip_imbalanced_fashion": (
+        8,
+        f"{_CLIP} {_SMALL_CNNS} --tasks=imbalanced_fashion --epsilons=8 "
+        "--rules='quantile,quantile 0.5,quantile 0.65,quantile 0.8'",
+    ),
+    "transfer_film_digits": (
+        12,
+        f"{_K}tune_grid --trainable=film --epsilons=0.5,8 --epochs=2,8 --seeds=2 "
+        "--clip_norms=0.1,1,10 --batch_sizes=64,256 --learning_rates=0.01,0.05 "
+        "--physical_batch_size=400 --output_dir={out}",
+    ),
+    "transfer_film_lite0": (
+        6,
+        f"{_K}tune_grid --trainable=film --model=efficientnet_lite0 --image_size=48 "
+        "--checkpoint={data}/efficientnet_lite0_imagenet.npz --dataset=mnist "
+        "--data_dir={data}/fashion_mnist --subset=0.02 --methods=flat --seeds=1 "
+        "--grid=mnist_efficientnet_lite0 --epsilons=3 --epochs=2 --batch_sizes=300 "
+        "--clip_norms=0.1,1,10 --learning_rates=0.004 --output_dir={out}",
+    ),
+    "federated_mnist": (
+        35,
+        _DEAL,
+        f"tff_tasks.rates --task=emnist_character --run_flags='{_DEALT} --rounds=60' "
+        "--client_factors=1,3.162,10 --server_factors=0.1,0.3162,1 "
+        "--output_dir={out}/rates",
+        f"tff_tasks.sweep --task=emnist_character --run_flags='{_DEALT} --rounds=60' "
+        "--server_rate_factors=1 --final_seeds=8 --output_dir={out}/sweep",
+        "tff_tasks.plots --sweeps={out}/sweep "
+        "--titles='MNIST dealt to 600 clients, 2NN'",
+        f"tff_tasks.recipe --task=emnist_character --run_flags='{_DEALT} --rounds=60' "
+        "--client_rate_factors=1,3.162 --server_rate_factors=0.316,1 "
+        "--output_dir={out}/recipe",
+    ),
+    "plays": (
+        10,
+        _SPEAKERS,
+        f"{_PLAYS} --rounds=80 --max_eval_examples=500 --max_final_examples=2000",
     ),
 }
 _SHORT = {
@@ -179,6 +241,16 @@ _SHORT = {
         "--features={all}/features_3000/features.npz --examples=3000 --epochs=3 "
         "--batch_size=128 --clip_norms=0.1,1,10 --learning_rates=0.1,0.3 "
         "--rules='quantile,quantile 0.65' --repeats=2",
+    ),
+    "federated_mnist": (
+        2,
+        _DEAL,
+        f"tff_tasks.emnist_character {_DEALT} --rounds=15 --output_dir={{out}}",
+    ),
+    "plays": (
+        3,
+        _SPEAKERS,
+        f"{_PLAYS} --rounds=8 --max_eval_examples=200 --max_final_examples=400",
     ),
 }
 RUNS = tuple(

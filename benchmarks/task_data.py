@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
-
-from tff_tasks import convert
 
 _WORDS = 10_000
 _TAGS = 500
@@ -49,7 +49,13 @@ def write(
     shares = [f"--test_share={test / total}"]
     if heldout:
         shares.append(f"--heldout_share={heldout / total}")
-    convert.main([*flags, *shares, f"--output_dir={folder}", "--overwrite"])
+    arguments = [*flags, *shares, f"--output_dir={folder}", "--overwrite"]
+    # A program, which no module imports.
+    subprocess.run(
+        [sys.executable, "-m", "tff_tasks.convert", *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return [f"--data_dir={folder}"]
 
 

@@ -4,8 +4,8 @@ r"""Reruns the experiments on real data that docs/results/real/ reports.
     python -m tools.real --data_dir=DIR --form=long --only=gradient_symmetry
 
 DIR has what README.md in docs/results/real names, as it was published. The short form
-takes less than half an hour on two cores; it shows the order of things, and not their
-size. What the long form takes stands beside its runs (--dry_run). A run that ended well
+takes some ten minutes on two cores, and shows what there is rather than how things are.
+What the long form takes stands beside its runs (--dry_run). A run that ended well
 is not repeated; the others are, and go on where their program can.
 """
 

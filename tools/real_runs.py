@@ -211,19 +211,19 @@ _LONG = {
 }
 _SHORT = {
     "gradient_symmetry": (
-        2,
+        1,
         f"{_K}gradient_symmetry --data_dir={{data}}/mnist --epochs=3 --samples=300 "
         "--scatter_epochs=0,1,2,3 --planes_epoch=2 --cosine_epochs=1,2,3 "
         "--score_epochs=0,1,2,3 --output_dir={out}",
     ),
     "batch_clipping_mnist": (
-        3,
+        1,
         _batch("mnist", "--examples=6000", "--epochs=3", "--repeats=1")
         + " --methods=sgd,batch:adaptive,batch:full",
     ),
     "features_3000": (1, _features("fashion_mnist", "--subset=0.05")),
     "transfer_heads": (
-        2,
+        1,
         f"{_K}tune_grid --grid=mnist_efficientnet_lite0 --seeds=1 --epochs=4 "
         "--features={all}/features_3000/features.npz --epsilons=1,8 "
         "--clip_norms=0.1,10 --batch_sizes=256 --learning_rates=0.002,0.01 "
@@ -236,19 +236,19 @@ _SHORT = {
         "--batch_size=256 --repeats=1 --output_dir={out}",
     ),
     "default_clip": (
-        3,
+        2,
         f"{_CLIP} --tasks=mnist,features --data_dir={{data}} --epsilons=3 "
         "--features={all}/features_3000/features.npz --examples=3000 --epochs=3 "
         "--batch_size=128 --clip_norms=0.1,1,10 --learning_rates=0.1,0.3 "
         "--rules='quantile,quantile 0.65' --repeats=2",
     ),
     "federated_mnist": (
-        2,
+        1,
         _DEAL,
         f"tff_tasks.emnist_character {_DEALT} --rounds=15 --output_dir={{out}}",
     ),
     "plays": (
-        3,
+        2,
         _SPEAKERS,
         f"{_PLAYS} --rounds=8 --max_eval_examples=200 --max_final_examples=400",
     ),

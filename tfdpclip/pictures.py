@@ -193,6 +193,33 @@ def note(figure: Any, text: str = PRIVATE_NOTE) -> None:
     figure.supxlabel(text, fontsize=7.5, color=GREY)
 
 
+def round_ticks(axis: Any, low: float, high: float) -> None:
+    """Plain round numbers on a logarithmic axis that spans less than it should."""
+    from matplotlib import ticker
+
+    steps = (1, 1.5, 2, 2.5, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5)
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    values = [step * 10.0**k for k in powers for step in steps]
+    axis.set_major_locator(
+        ticker.FixedLocator([v for v in values if 0.8 * low <= v <= 1.25 * high])
+    )
+    axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def plain_ticks(axis: Any, low: float, high: float) -> None:
+    """Plain numbers at powers of two, rather than powers of ten that nothing meets."""
+    from matplotlib import ticker
+
+    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    step = max(1, round((last - first) / 8))
+    axis.set_major_locator(
+        ticker.FixedLocator([2.0**k for k in range(first, last + 1, step)])
+    )
+    axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
 def save_as(
     figure: Any, path: str | os.PathLike[str], formats: Sequence[str] = ("png",)
 ) -> list[pathlib.Path]:

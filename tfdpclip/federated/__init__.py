@@ -12,6 +12,7 @@ from tfdpclip.federated.aggregators import (
 from tfdpclip.federated.contexts import local_context
 from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
 from tfdpclip.federated.optimizers import server_momentum
+from tfdpclip.federated.privacy_plan import PrivacyPlan
 from tfdpclip.federated.programs import CohortDataSource
 from tfdpclip.federated.remote import remote_context
 from tfdpclip.federated.secure import SecureSettings
@@ -20,6 +21,7 @@ __all__ = [
     "ClippedMeanFactory",
     "CohortDataSource",
     "InnerSum",
+    "PrivacyPlan",
     "SecureSettings",
     "ZeroConcentratedDpEvent",
     "clipped_mean",

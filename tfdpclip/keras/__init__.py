@@ -12,6 +12,7 @@ from tfdpclip.keras.optimizers import (
 )
 from tfdpclip.keras.per_example_loss import PerExampleLoss
 from tfdpclip.keras.privacy_budget import PrivacyBudget
+from tfdpclip.keras.privacy_plan import PrivacyPlan
 from tfdpclip.keras.private_state import PrivateStateWarning
 from tfdpclip.keras.public_data import (
     PublicBatchStatistics,
@@ -30,6 +31,7 @@ __all__ = [
     "FrozenBatchNormalization",
     "PerExampleLoss",
     "PrivacyBudget",
+    "PrivacyPlan",
     "PrivateStateWarning",
     "PublicBatchStatistics",
     "PublicGradientNorms",

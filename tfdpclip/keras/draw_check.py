@@ -120,7 +120,9 @@ class DrawCheck:
                 f"{fed} batches were trained on, but not as many were drawn "
                 f"by the batches accounted for ({self.scheme.describe()}): the data "
                 f"of fit were drawn {origin}, or batches were reused. That step's "
-                "privacy is unknown." + see("batches-drawn-another-way")
+                "privacy is unknown. Give fit the drawn batches, not arrays: "
+                "model.fit(batches, ...), or model.fit(plan.batches((x, y)), ...)."
+                + see("batches-drawn-another-way")
             )
         for drawer, _ in ours:
             self._refuse_misfit(drawer)
@@ -146,7 +148,9 @@ class DrawCheck:
                 f"No batches drawn by {self._sampling.describe()} exist, so the data "
                 "given to fit are something else. Pass "
                 f"sampling.{self._sampling!r}.batches(data) to fit, and account for "
-                "the same scheme (or pass those batches as `sampling`)."
+                "the same scheme (or pass those batches as `sampling`); or let a "
+                "PrivacyPlan do both: model.fit(plan.batches((x, y)), "
+                "epochs=plan.epochs, callbacks=plan.callbacks)."
                 + see("batches-drawn-another-way")
             )
         if len({drawer.scheme for drawer in candidates}) > 1:

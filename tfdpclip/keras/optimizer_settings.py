@@ -95,7 +95,8 @@ class OptimizerSettings:
             raise ValueError(
                 f"{type(self).__name__} needs {' and '.join(missing)}, for example "
                 f"{type(self).__name__}(learning_rate=0.1, noise_multiplier=1.1, "
-                "expected_batch_size=256)."
+                "expected_batch_size=256). A PrivacyPlan works them out of a budget: "
+                "plan.optimizer(...)."
             )
 
     @property

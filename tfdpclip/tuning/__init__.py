@@ -5,7 +5,7 @@ Advice that uses public numbers alone (`batch_size_advice`) or public data
 of a single run does not cover: `run_grid` keeps a statement for the search itself.
 """
 
-from tfdpclip.tuning.batch_size import (
+from tfdpclip.accounting.batch_size import (
     BatchSizeAdvice,
     BatchSizeNoise,
     batch_size_advice,

@@ -1,4 +1,4 @@
-"""Pictures of batch sizes and grids."""
+"""Pictures of grids."""
 
 from __future__ import annotations
 
@@ -13,64 +13,6 @@ _NAMES = {
     "batch_size": "expected batch size",
     "learning_rate": "learning rate",
 }
-
-
-def batch_size(advice, path):
-    """Cumulative noise against batch size and against steps."""
-    figure, axes = pictures.new(9.0, 4.0, 1, 2, sharey=True)
-    for ax, key in zip(axes[0], ("batch_size", "steps"), strict=True):
-        x = [getattr(c, key) for c in advice.candidates]
-        y = [c.cumulative_noise for c in advice.candidates]
-        ax.plot(x, y, color=pictures.GREY, linewidth=1, zorder=1)
-        chosen = [c.batch_size == advice.batch_size for c in advice.candidates]
-        good = [c.batch_size in advice.good for c in advice.candidates]
-        few = [c.steps < advice.minimum_steps for c in advice.candidates]
-        rest = [not (a or b or c) for a, b, c in zip(chosen, good, few, strict=True)]
-        good = [a and not b for a, b in zip(good, chosen, strict=True)]
-        few = [a and not b for a, b in zip(few, chosen, strict=True)]
-        for mask, label, color, marker, size in (
-            (rest, "more noise", pictures.COLORS[5], "o", 36),
-            (few, "too few steps", pictures.COLORS[1], "X", 44),
-            (good, "nearly the least noise", pictures.COLORS[0], "D", 36),
-            (chosen, "recommended", pictures.COLORS[2], "*", 190),
-        ):
-            if any(mask):
-                ax.scatter(
-                    np.asarray(x)[mask],
-                    np.asarray(y)[mask],
-                    s=size,
-                    color=color,
-                    marker=marker,
-                    label=label,
-                    zorder=3,
-                )
-        ax.set_xscale("log", base=2 if key == "batch_size" else 10)
-        ax.set_yscale("log")
-        _round_ticks(ax.yaxis, min(y), max(y))
-    left, right = axes[0]
-    left.set_xlabel("expected batch size (records)")
-    left.set_ylabel("cumulative noise  z √T  (clip norms)")
-    _plain_ticks(
-        left.xaxis, *(f([c.batch_size for c in advice.candidates]) for f in (min, max))
-    )
-    right.set_xlabel("steps T")
-    right.axvline(advice.minimum_steps, color=pictures.GREY, linestyle="--")
-    right.annotate(
-        f" {advice.minimum_steps} steps",
-        (advice.minimum_steps, 0.98),
-        xycoords=("data", "axes fraction"),
-        va="top",
-        fontsize=8,
-        color=pictures.GREY,
-    )
-    left.legend(fontsize=8, frameon=False)
-    pictures.title(
-        figure,
-        f"Noise by batch size: {advice.population} records, {advice.epochs:g} epochs, "
-        f"ε = {advice.epsilon:g}, δ = {advice.delta:g}",
-        fontsize=11,
-    )
-    return pictures.finish(figure, path)
 
 
 def heatmap(result, path, metric, label, title):
@@ -162,7 +104,7 @@ def curves(result, path, x, by, metric, difference_to_best, label, title):
     elif len(places) > 1 and min(places) > 0:
         ax.set_xscale("log", base=2 if x == "batch_size" else 10)
         if x == "batch_size":
-            _plain_ticks(ax.xaxis, min(places), max(places))
+            pictures.plain_ticks(ax.xaxis, min(places), max(places))
     unit = " (records)" if x == "batch_size" else ""
     ax.set_xlabel(f"{_NAMES.get(x, x)}{unit}")
     name = metric if label is None else label
@@ -204,30 +146,3 @@ def _digits(values) -> int:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _round_ticks(axis, low, high) -> None:
-    """Plain round numbers on a logarithmic axis that spans less than it should."""
-    from matplotlib import ticker
-
-    steps = (1, 1.5, 2, 2.5, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5)
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    values = [step * 10.0**k for k in powers for step in steps]
-    axis.set_major_locator(
-        ticker.FixedLocator([v for v in values if 0.8 * low <= v <= 1.25 * high])
-    )
-    axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
-    axis.set_minor_locator(ticker.NullLocator())
-
-
-def _plain_ticks(axis, low, high) -> None:
-    """Plain numbers at powers of two, rather than powers of ten that nothing meets."""
-    from matplotlib import ticker
-
-    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
-    step = max(1, round((last - first) / 8))
-    axis.set_major_locator(
-        ticker.FixedLocator([2.0**k for k in range(first, last + 1, step)])
-    )
-    axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
-    axis.set_minor_locator(ticker.NullLocator())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdpclip import _arguments
-from tfdpclip.tuning.batch_size import BatchSizeAdvice, batch_size_advice
+from tfdpclip.accounting.batch_size import BatchSizeAdvice, batch_size_advice
 from tfdpclip.tuning.grid import Grid, geometric
 from tfdpclip.tuning.grid_result import GridResult
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdpclip import _arguments
-from tfdpclip.accounting import noise_multiplier
+from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.sampling import FullBatch, Poisson
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ class BatchSizeAdvice:
         Returns:
           The figure.
         """
-        from tfdpclip.tuning import _plots
+        from tfdpclip.accounting import _batch_size_plot
 
-        return _plots.batch_size(self, path)
+        return _batch_size_plot.draw(self, path)
 
 
 def batch_size_noise(

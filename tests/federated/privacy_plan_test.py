@@ -1,0 +1,100 @@
+"""A federated plan: its aggregator, cohorts and rounds are what is accounted for."""
+
+import pytest
+
+import tfdpclip as dpc
+from tfdpclip import accounting
+
+IDS = [f"client {i}" for i in range(200)]
+
+
+def plan_of(**changes):
+    given = dict(
+        epsilon=4, delta=1e-4, population=len(IDS), clients_per_round=40, rounds=6
+    )
+    return dpc.federated.PrivacyPlan(**{**given, **changes})
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_rounds_fit_the_budget_and_use_it(sampling, accountant):
+    plan = plan_of(sampling=sampling, accountant=accountant)
+    aggregator = plan.aggregator(secure=True)
+    assert aggregator.noise_multiplier == plan.noise_multiplier
+    assert aggregator.clients_per_round == 40
+    budget = plan.budget(IDS)
+    assert budget.rounds_left == 6
+    seen = []
+    while budget.rounds_left:
+        with budget.round() as cohort:
+            seen.append(len(cohort))
+    assert len(seen) == 6 and set(seen) == (
+        {40} if sampling == "fixed_size" else set(seen)
+    )
+    assert 3.99 < plan.statement().epsilon <= 4
+    assert plan.statement().clips == (str(aggregator.clip),)
+    assert plan.statement().epsilon == accounting.epsilon(
+        plan.noise_multiplier,
+        6,
+        plan.scheme,
+        1e-4,
+        accountant,
+        unit="client",
+    )
+    # The ledger is the plan's: another budget of it has nothing left.
+    with pytest.raises(accounting.BudgetExceededError):
+        with plan.budget(IDS).round():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise_multiplier": 1.0}, "noise_multiplier follows"),
+        ({"clients_per_round": 3}, "clients_per_round follows"),
+        ({"noise": "distributed", "secure": True}, "distributed"),
+        ({"seed": 1}, "seed"),
+        ({"clip": None}, "clip must not be None"),
+    ],
+)
+def test_what_would_void_the_plan_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        plan_of().aggregator(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 1 / 200}, "delta must be below 1 / population"),
+        ({"clients_per_round": 201}, "clients_per_round must be at most population"),
+        ({"clients_per_round": 0}, "clients_per_round"),
+        ({"rounds": 0}, "rounds"),
+        ({"epsilon": -1}, "epsilon"),
+        ({"sampling": "shuffled"}, "sampling"),
+    ],
+)
+def test_contradictions_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan_of(**changes)
+
+
+def test_other_clients_than_planned_are_refused():
+    with pytest.raises(ValueError, match="client_ids has 199 clients, the plan is for"):
+        plan_of().budget(IDS[:-1])
+
+
+def test_too_small_a_cohort_for_its_counts_is_refused():
+    with pytest.raises(ValueError, match="too precise"):
+        plan_of(clients_per_round=3).aggregator()
+    assert plan_of(clients_per_round=3).aggregator(clip=1.0).private
+
+
+def test_the_text_and_the_table():
+    plan = plan_of()
+    assert "40 clients expected in a round" in str(plan)
+    assert [row["rounds"] for row in plan.rows()] == [6, 6, 6, 6, 6, 3, 12]
+    assert plan.table().splitlines()[0].split() == [
+        "epsilon", "clients", "per", "round", "rounds", "noise", "noise", "/", "clients"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="Nothing ran yet"):
+        plan.statement()

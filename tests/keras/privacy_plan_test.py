@@ -1,0 +1,231 @@
+"""A plan says the budget once: what runs, what is accounted and what is said agree."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import accounting
+
+EXAMPLES = 400
+
+
+def data(examples=EXAMPLES):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 5)).astype(np.float32)
+    return x, rng.integers(3, size=examples)
+
+
+def plan_of(**changes):
+    given = dict(epsilon=3, delta=1e-4, examples=EXAMPLES, batch_size=100, epochs=3)
+    return dpc.keras.PrivacyPlan(**{**given, **changes})
+
+
+def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, **options):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(optimizer, learning_rate=0.1, **options), loss)
+    batches = plan.batches(data())
+    history = model.fit(
+        batches,
+        epochs=epochs or plan.epochs,
+        callbacks=plan.callbacks if watched else [],
+        verbose=0,
+    )
+    return model, history.history
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rows", "accountant"),
+    [
+        ("poisson", None, "pld"),
+        ("poisson", 32, "rdp"),
+        ("fixed_size", 32, "pld"),
+        ("shuffled", None, "rdp"),
+    ],
+)
+def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
+    plan = plan_of(sampling=sampling, physical_batch_size=rows, accountant=accountant)
+    model, history = trained(plan, epochs=plan.epochs + 2)
+    # The budget, not `epochs`, ended it: at the step that was planned.
+    assert int(model.optimizer.iterations) == plan.steps == plan.ledger.steps == 12
+    assert 2.99 < history["epsilon"][-1] <= 3
+    stated = plan.statement()
+    assert stated.epsilon == plan.planned_epsilon == history["epsilon"][-1]
+    assert stated.noise_multipliers == (plan.noise_multiplier,)
+    assert not stated.not_private
+    if rows:
+        assert plan.accumulation_steps > 1 and plan.physical_batch_size <= rows
+    # What accounts for it knows nothing of plans.
+    assert stated.epsilon == accounting.epsilon(
+        plan.noise_multiplier, 12, plan.scheme, 1e-4, accountant
+    )
+
+
+def test_a_batch_as_large_as_the_data_is_the_data():
+    plan = plan_of(batch_size=EXAMPLES)
+    assert plan.scheme == dpc.sampling.FullBatch() and plan.steps == 3
+    trained(plan)
+    assert plan.statement().epsilon == pytest.approx(3, rel=1e-4)
+
+
+def test_all_calls_of_fit_share_the_budget():
+    plan = plan_of()
+    trained(plan, epochs=2)
+    model, _ = trained(plan, epochs=2)
+    assert plan.ledger.steps == plan.steps
+    assert int(model.optimizer.iterations) == 4
+    with pytest.raises(ValueError, match="leaves room for 0 steps"):
+        trained(plan, epochs=1)
+
+
+def test_a_ledger_file_outlives_the_plan(tmp_path):
+    path = tmp_path / "ledger.json"
+    trained(plan_of(ledger=path), epochs=2)
+    again = plan_of(ledger=path)
+    assert again.ledger.steps == 8
+    trained(again)
+    assert again.statement().steps == 12
+    assert again.replace(epochs=4).ledger.steps == 0
+
+
+def test_steps_without_the_callbacks_are_not_passed_over():
+    plan = plan_of()
+    trained(plan, epochs=1, watched=False)
+    for ask in (plan.statement, lambda: plan.statement("json")):
+        with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
+            ask()
+    # Nor are they if the model is gone, or others are counted.
+    trained(plan, epochs=1)
+    with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
+        str(plan)
+
+
+def test_data_that_were_mapped_are_stated():
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, learning_rate=0.1), loss)
+    batches = plan.batches(data()).map_batches(lambda x, y: (2 * x, y))
+    model.fit(batches, epochs=1, callbacks=plan.callbacks, verbose=0)
+    assert any("transformed by" in text for text in plan.statement().assumptions)
+
+
+def test_arrays_are_refused_with_the_lines_to_write():
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, learning_rate=0.1), loss)
+    with pytest.raises(ValueError, match=r"model.fit\(plan.batches\(\(x, y\)\)"):
+        model.fit(*data(), callbacks=plan.callbacks)
+    plan.batches(data())  # There are batches, but fit gets arrays.
+    with pytest.raises(accounting.PrivacyMismatchError):
+        model.fit(*data(), batch_size=100, callbacks=plan.callbacks, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 1 / EXAMPLES}, "delta must be below 1 / examples .0.0025., got"),
+        ({"delta": 0}, "delta"),
+        ({"epsilon": 0}, "epsilon"),
+        ({"epsilon": float("inf")}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"examples": 0}, "examples"),
+        ({"batch_size": EXAMPLES + 1}, "batch_size must be at most examples"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": "big"}, "batch_size"),
+        ({"batch_size": "auto", "sampling": "fixed_size"}, 'batch_size="auto"'),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"sampling": "uniform"}, "sampling"),
+        ({"accountant": "gdp"}, "accountant"),
+        ({"physical_batch_size": 0}, "physical_batch_size"),
+    ],
+)
+def test_contradictions_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan_of(**changes)
+
+
+def test_what_the_plan_says_cannot_be_said_again():
+    plan = plan_of()
+    for name in ("noise_multiplier", "expected_batch_size", "accumulation_steps"):
+        with pytest.raises(ValueError, match=f"{name} follows from the plan"):
+            plan.optimizer(dpc.keras.DPSGD, 0.1, **{name: 1})
+    with pytest.raises(ValueError, match="unit follows from the plan"):
+        plan.optimizer(dpc.keras.DPSGD, 0.1, unit="batch")
+    for name in ("physical_batch_size", "accumulation_steps", "independent_groups"):
+        with pytest.raises(ValueError, match=f"{name} follows from the plan"):
+            plan.batches(data(), **{name: 1})
+    with pytest.raises(ValueError, match="data has 300 examples, the plan is for 400"):
+        plan.batches(data(300))
+    with pytest.raises(ValueError, match="optimizer must be a class"):
+        plan.optimizer("adam")
+    with pytest.raises(ValueError, match="no argument 'batchsize'"):
+        plan.replace(batchsize=3)
+
+
+def test_counts_that_are_too_precise_are_refused_before_the_model_is_made():
+    plan = plan_of(batch_size=6, epsilon=1)
+    with pytest.raises(ValueError, match="too precise"):
+        plan.optimizer(dpc.keras.DPSGD, 0.1)
+    plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
+
+
+def test_any_keras_optimizer_is_made_private():
+    model, _ = trained(plan_of(), epochs=1, optimizer=tf.keras.optimizers.Nadam)
+    assert model.optimizer.noise_multiplier > 0
+
+
+def test_the_batch_size_rule_fills_in():
+    plan = plan_of(batch_size="auto", examples=50_000, epochs=8, delta=1e-6)
+    advice = dpc.tuning.batch_size_advice(50_000, 8, 3.0, 1e-6, minimum_steps=80)
+    assert plan.batch_size == advice.batch_size
+    assert plan.steps >= 80 and "batch size:" in str(plan)
+
+
+def test_the_table_is_of_plans_that_could_be_made():
+    plan = plan_of()
+    rows = {row["change"]: row for row in plan.rows()}
+    assert len(rows) == 7
+    twice = rows["twice the epochs"]
+    assert twice["noise_multiplier"] == plan_of(epochs=6).noise_multiplier
+    assert twice["steps"] == 24
+    assert rows["half the batch size"]["noise_multiplier"] < plan.noise_multiplier
+    assert rows["half the epsilon"]["noise_multiplier"] > plan.noise_multiplier
+    text = plan.table().splitlines()
+    assert len(text) == 8 and len({line.index("3") for line in text[1:2]}) == 1
+    # A batch larger than the data is no neighbour.
+    assert len(plan_of(batch_size=EXAMPLES).rows()) == 6
+
+
+def test_the_model_card_says_what_the_statement_says():
+    plan = plan_of()
+    with pytest.raises(ValueError, match="Nothing ran yet"):
+        plan.statement()
+    trained(plan, epochs=1)
+    stated = plan.statement()
+    card = plan.statement(format="markdown")
+    told = json.loads(plan.statement(format="json"))
+    assert told["epsilon"] == stated.epsilon and told["private"] is True
+    assert told["steps"] == 4 and told["delta"] == 1e-4
+    for text in (
+        stated.relation,
+        stated.unit,
+        *stated.assumptions,
+        *told["not_covered"],
+    ):
+        assert text in card
+    assert plan.statement(format="text") == str(stated)
+    with pytest.raises(ValueError, match="format"):
+        plan.statement(format="html")
+
+
+def test_a_seed_is_not_private_in_any_format():
+    plan = plan_of()
+    trained(plan, epochs=1, seed=1)
+    assert "not private" in plan.statement("markdown").splitlines()[2]
+    assert json.loads(plan.statement("json"))["private"] is False

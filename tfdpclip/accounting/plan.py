@@ -1,0 +1,239 @@
+"""A privacy plan: the public facts of a run, said once, and what follows from them.
+
+`tfdpclip.keras.PrivacyPlan` and `tfdpclip.federated.PrivacyPlan` are the plans to use.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from typing import Any
+
+from tfdpclip import _arguments
+from tfdpclip.accounting import accountants
+from tfdpclip.accounting.calibration import epsilon as epsilon_of
+from tfdpclip.accounting.calibration import noise_multiplier
+from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
+
+
+class BudgetPlan(abc.ABC):
+    """What follows from a budget and the facts of a run. Not for use on its own.
+
+    Args:
+      settings: the arguments of the plan, for `replace`.
+      epsilon: the budget.
+      delta: the delta.
+      population: the records there are.
+      size: the records expected in a step: the public divisor.
+      steps: how many steps (rounds) the run has.
+      scheme: what draws them, as it is accounted for.
+      unit: what is clipped.
+      accountant: `"pld"` or `"rdp"`.
+      ledger: a ledger, or the path of its file; None for one in memory.
+    """
+
+    #: How this plan calls a record, what it draws at once, how often it goes through
+    #: the data, and a step.
+    _RECORD, _SIZE, _LENGTH, _STEP = "record", "size", "length", "step"
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        *,
+        epsilon: float,
+        delta: float,
+        population: int,
+        size: float,
+        steps: int,
+        scheme: Any,
+        unit: str,
+        accountant: str,
+        ledger: Ledger | str | os.PathLike[str] | None,
+    ):
+        self._settings = settings
+        #: The budget.
+        self.epsilon = epsilon
+        #: The delta of the budget.
+        self.delta = delta
+        #: The scheme that draws, as it is accounted for.
+        self.scheme = scheme
+        #: Steps (rounds) of the whole run.
+        self.steps = steps
+        #: The accountant.
+        self.accountant = accountant
+        self._population, self._size, self._unit = population, size, unit
+        #: z: the least noise with which the whole run stays within the budget.
+        self.noise_multiplier = noise_multiplier(
+            epsilon, delta, steps, scheme, accountant, unit=unit
+        )
+        #: What has been spent, step by step.
+        self.ledger = Ledger.open(ledger, delta, accountant)
+
+    @property
+    def planned_epsilon(self) -> float:
+        """What the whole run spends: the budget, or very little less."""
+        return epsilon_of(
+            self.noise_multiplier,
+            self.steps,
+            self.scheme,
+            self.delta,
+            self.accountant,
+            unit=self._unit,
+        )
+
+    def replace(self, **changes: Any) -> BudgetPlan:
+        """A new plan with other arguments, with a ledger of its own that is empty.
+
+        Args:
+          **changes: arguments of the plan.
+        """
+        unknown = set(changes) - set(self._settings)
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} has no argument {sorted(unknown)[0]!r}: it has "
+                f"{', '.join(self._settings)}."
+            )
+        return type(self)(**{**self._settings, "ledger": None, **changes})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """This plan and its neighbours, one dictionary each, for CSV files or pandas.
+
+        Each has half, or twice, of one argument. No data are used.
+        """
+        found = [self._row("this plan", self)]
+        for name in ("epsilon", self._SIZE, self._LENGTH):
+            for factor, words in ((0.5, "half"), (2, "twice")):
+                value = self._settings[name]
+                if isinstance(value, str):
+                    value = self._size  # "auto"
+                value *= factor
+                if name != "epsilon":
+                    value = int(value)
+                    if value < 1 or (name == self._SIZE and value > self._population):
+                        continue
+                label = name.replace("_", " ")
+                words = f"{words} the {label}"
+                found.append(self._row(words, self.replace(**{name: value})))
+        return found
+
+    def _row(self, change: str, plan: BudgetPlan) -> dict[str, Any]:
+        return {
+            "change": change,
+            "epsilon": plan.epsilon,
+            "delta": plan.delta,
+            self._SIZE: plan._size,
+            self._LENGTH: plan._settings[self._LENGTH],
+            "steps": plan.steps,
+            "noise_multiplier": plan.noise_multiplier,
+            "noise_of_the_mean": plan.noise_multiplier / plan._size,
+        }
+
+    def table(self) -> str:
+        """`rows` as text: what neighbouring choices would need in noise."""
+        titles = {
+            "change": "",
+            "epsilon": "epsilon",
+            self._SIZE: self._SIZE.replace("_", " "),
+            self._LENGTH: self._LENGTH,
+            "steps": f"{self._STEP}s",
+            "noise_multiplier": "noise",
+            "noise_of_the_mean": "noise / " + self._SIZE.split("_")[0],
+        }
+        if self._LENGTH == f"{self._STEP}s":
+            del titles["steps"]
+        lines = [list(titles.values())]
+        for row in self.rows():
+            lines.append([_cell(row[key]) for key in titles])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+    def statement(self, format: str | None = None) -> PrivacyStatement | str:
+        """What was spent, with everything that the number means nothing without.
+
+        Args:
+          format: None for a `PrivacyStatement`; `"text"`, `"markdown"` (a section of
+            a model card) or `"json"` for that text.
+
+        Raises:
+          ValueError: If nothing ran yet, or the format is another one.
+          PrivacyMismatchError: If steps ran that the plan did not see.
+        """
+        if format is not None:
+            _arguments.choice("format", format, FORMATS)
+        self._refuse_unseen()
+        if not self.ledger.phases:
+            raise ValueError(
+                "Nothing ran yet, so there is nothing to state. print(plan) shows what "
+                "is planned."
+            )
+        stated = self.ledger.statement()
+        return stated if format is None else stated.render(format)
+
+    @abc.abstractmethod
+    def _refuse_unseen(self) -> None:
+        """Raises if something ran that the ledger does not know of."""
+
+    @abc.abstractmethod
+    def _facts(self) -> list[tuple[str, str]]:
+        """What the plan's text says, line by line."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"Plan for ({self.epsilon:g}, {self.delta:g})-differential privacy of "
+            f"{self._population:,} {self._RECORD}s.",
+            *(f"  {name + ':':<12} {text}" for name, text in self._facts()),
+            f"  {'will spend:':<12} epsilon {self.planned_epsilon:.4g} at delta "
+            f"{self.delta:g}, by {self.accountant}",
+        ]
+        if self.ledger.phases:
+            lines += ["", "So far:", str(self.statement())]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        given = ", ".join(
+            f"{name}={value!r}"
+            for name, value in self._settings.items()
+            if value is not None
+        )
+        return f"{type(self).__name__}({given})"
+
+
+def check_facts(epsilon: Any, delta: Any, name: str, population: Any) -> tuple:
+    """The budget and the population, checked; a delta that says nothing is refused.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    epsilon = _arguments.positive("epsilon", epsilon)
+    delta = _arguments.delta(delta)
+    population = _arguments.integer(name, population, 1)
+    if delta * population >= 1:
+        raise ValueError(
+            f"delta must be below 1 / {name} ({1 / population:.2g}), got {delta:g}: a "
+            "program that publishes a whole record at random would keep that promise. "
+            f"For example delta={10 ** -(len(str(population)) + 1):g}."
+        )
+    return epsilon, delta, population
+
+
+def check_accountant(accountant: Any) -> str:
+    """An accountant that keeps budgets.
+
+    Raises:
+      ValueError: If it is another one.
+    """
+    allowed = tuple(a for a in accountants.ACCOUNTANTS if a != "gdp")
+    return _arguments.choice("accountant", accountant, allowed)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < 1e6 else f"{value:,.0f}"
+    return str(value)

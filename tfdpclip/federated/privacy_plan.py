@@ -1,0 +1,216 @@
+"""A privacy plan for federated rounds: the budget and the public facts, said once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tfdpclip import _arguments
+from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.noise_split import split_noise_multiplier
+from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
+from tfdpclip.accounting.rounds import RoundBudget
+from tfdpclip.federated.aggregators import ClippedMeanFactory, clipped_mean
+from tfdpclip.sampling.schemes import FixedSize, Poisson
+
+#: Ways to draw cohorts, by name.
+SAMPLING = ("poisson", "fixed_size")
+# What the plan tells an aggregator.
+_PLANNED = ("noise_multiplier", "clients_per_round")
+
+
+class PrivacyPlan(BudgetPlan):
+    """A budget and the public facts of federated training; the noise follows.
+
+        plan = dpc.federated.PrivacyPlan(
+            epsilon=5, delta=1e-7, population=10**6, clients_per_round=1000, rounds=500)
+        process = tff.learning.algorithms.build_unweighted_fed_avg(
+            model_fn, ..., model_aggregator=plan.aggregator(secure=True))
+        budget = plan.budget(client_ids)
+        while budget.rounds_left:
+            with budget.round() as cohort:
+                state = process.next(state, [data[c] for c in cohort]).state
+        print(plan)
+
+    *Formal guarantees*
+
+    * The noise multiplier is the least with which all rounds stay within (epsilon,
+      delta) for adding or removing a client (`"poisson"`), or replacing one
+      (`"fixed_size"`), if cohorts are drawn as planned. What the clip rule counts is
+      within it.
+    * `budget` draws the cohorts so, and counts a round before it runs; all budgets of
+      one plan share its ledger. Rounds that run without it are not counted.
+    * Noise is the server's. With `noise="distributed"` the server knows the cohort and
+      nothing is gained by drawing: such an aggregator is refused.
+
+    Args:
+      epsilon: The budget.
+      delta: In (0, 1 / population).
+      population: Number of clients to draw from.
+      clients_per_round: Expected clients per round: the divisor.
+      rounds: Number of rounds.
+      sampling: `"poisson"`, or `"fixed_size"`: cohorts of one size, which are faster
+        with TensorFlow Federated and need about twice the noise.
+      accountant: `"pld"` or `"rdp"`.
+      ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+
+    Attributes:
+      epsilon, delta, population, clients_per_round, rounds: As given.
+      noise_multiplier: z of every round.
+      scheme: What draws the cohorts.
+      ledger: What was spent.
+
+    Raises:
+      ValueError: If an argument is out of range, or they contradict each other.
+
+    >>> plan = PrivacyPlan(2, 1e-7, population=10**6, clients_per_round=500, rounds=100)
+    >>> round(plan.noise_multiplier, 2)
+    0.61
+    """
+
+    _RECORD, _SIZE, _LENGTH, _STEP = "client", "clients_per_round", "rounds", "round"
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        population: int,
+        clients_per_round: int,
+        rounds: int,
+        *,
+        sampling: str = "poisson",
+        accountant: str = "pld",
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+    ):
+        settings = dict(
+            epsilon=epsilon,
+            delta=delta,
+            population=population,
+            clients_per_round=clients_per_round,
+            rounds=rounds,
+            sampling=sampling,
+            accountant=accountant,
+            ledger=ledger,
+        )
+        epsilon, delta, population = check_facts(
+            epsilon, delta, "population", population
+        )
+        rounds = _arguments.integer("rounds", rounds, 1)
+        clients = _arguments.integer("clients_per_round", clients_per_round, 1)
+        _arguments.choice("sampling", sampling, SAMPLING)
+        check_accountant(accountant)
+        if clients > population:
+            raise ValueError(
+                f"clients_per_round must be at most population ({population}), got "
+                f"{clients}."
+            )
+        self.population, self.clients_per_round = population, clients
+        self.rounds = rounds
+        super().__init__(
+            settings,
+            epsilon=epsilon,
+            delta=delta,
+            population=population,
+            size=clients,
+            steps=rounds,
+            scheme=_scheme(sampling, clients, population),
+            unit="client",
+            accountant=accountant,
+            ledger=ledger,
+        )
+        self._clip = ""
+
+    def aggregator(self, **options: Any) -> ClippedMeanFactory:
+        """A `dpc.federated.clipped_mean` with the noise of the plan.
+
+        Args:
+          **options: As there: `clip`, `secure`, `variable_names`, `inner`.
+
+        Raises:
+          ValueError: If an option says what the plan says, or voids what it promises.
+        """
+        for name in _PLANNED:
+            if name in options:
+                raise ValueError(
+                    f"{name} follows from the plan: leave it out, or say something "
+                    "else to the plan."
+                )
+        if options.get("noise", "central") != "central":
+            raise ValueError(
+                'noise="distributed" cannot be planned so: the server knows the '
+                "cohort, so that drawing it hides nobody. Use clipped_mean(z, ..., "
+                'noise="distributed") with the z for which its epsilon(delta, rounds) '
+                "is the budget."
+            )
+        if options.get("seed") is not None:
+            raise ValueError(
+                "seed must be None: noise that can be repeated is not private. For "
+                "experiments use dpc.federated.clipped_mean(..., seed=...)."
+            )
+        if "clip" in options and options["clip"] is None:
+            raise ValueError(
+                "clip must not be None: nothing would bound one client. Leave it out, "
+                "or give a clip rule or a clip norm."
+            )
+        made = clipped_mean(
+            self.noise_multiplier, float(self.clients_per_round), **options
+        )
+        counts = made.clip.count_stddevs(float(self.clients_per_round))
+        split_noise_multiplier(self.noise_multiplier, counts)
+        self._clip = str(made.clip)
+        return made
+
+    def budget(self, client_ids: Sequence[Any], **options: Any) -> RoundBudget:
+        """What draws the cohorts of the rounds and stops them before the budget ends.
+
+        Args:
+          client_ids: The clients, `population` of them.
+          **options: `seed` of the cohorts, for experiments only.
+
+        Raises:
+          ValueError: If there are more or fewer clients than planned.
+        """
+        cohorts = self.scheme.cohorts(client_ids, **options)
+        if cohorts.population != self.population:
+            raise ValueError(
+                f"client_ids has {cohorts.population} clients, the plan is for "
+                f"{self.population}: PrivacyPlan(population={cohorts.population}, ...)."
+            )
+        return RoundBudget(
+            self.epsilon,
+            self.delta,
+            cohorts,
+            self.noise_multiplier,
+            clip=self._clip,
+            accountant=self.accountant,
+            ledger=self.ledger,
+        )
+
+    def _refuse_unseen(self) -> None:
+        """TFF's processes keep no count of rounds that `budget` could be held to."""
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [
+            (
+                "draws",
+                f"{self.scheme.describe()}: {self.clients_per_round:,} clients "
+                "expected in a round",
+            ),
+            ("runs", f"{self.rounds:,} rounds"),
+            (
+                "noise",
+                f"multiplier {self.noise_multiplier:.4g}, "
+                f"{self.noise_multiplier / self.clients_per_round:.3g} clip norms on "
+                "the mean",
+            ),
+        ]
+        if self._clip:
+            facts.append(("clip", self._clip))
+        return facts
+
+
+def _scheme(sampling: str, clients: int, population: int) -> Any:
+    if sampling == "fixed_size":
+        return FixedSize(clients, population)
+    return Poisson(clients / population)

@@ -37,6 +37,7 @@ PRIVACY = {
     "public_variables": (),
     "seed": None,
 }
+PLAN = keras.PrivacyPlan(1.0, 1e-5, examples=100, batch_size=100, epochs=2)
 
 
 @functools.cache
@@ -91,6 +92,24 @@ KERAS: dict[str, Any] = {
         check_data=True,
         allow_change=False,
     ),
+    "PrivacyPlan": case(
+        keras.PrivacyPlan,
+        _={"fixed": ("ledger",), "named": {"epochs": ("steps",)}},
+        epsilon=1.0,
+        delta=1e-5,
+        examples=100,
+        # All of them: measured in closed form.
+        batch_size=100,
+        epochs=2,
+        sampling="poisson",
+        physical_batch_size=None,
+        accountant="pld",
+        ledger=None,
+    ),
+    "PrivacyPlan.optimizer": case(
+        PLAN.optimizer, _={"costly": True}, optimizer=keras.DPSGD
+    ),
+    "PrivacyPlan.batches": case(PLAN.batches, data=np.zeros((100, 2), np.float32)),
     "PerExampleLoss": case(keras.PerExampleLoss, loss="mse", length=5.0, name="own"),
     "PublicBatchStatistics": case(keras.PublicBatchStatistics, data=X, batch_size=2),
     "PublicGradientNorms": case(
@@ -366,6 +385,7 @@ def federated() -> dict[str, Any]:
 
     budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, 2.0, accountant="rdp")
     one = library.clipped_mean(1.0, 100)
+    plan = library.PrivacyPlan(1.0, 1e-5, 100, clients_per_round=100, rounds=2)
     return {
         "ClippedMeanFactory": mean(library.ClippedMeanFactory),
         "clipped_mean": mean(library.clipped_mean),
@@ -381,6 +401,20 @@ def federated() -> dict[str, Any]:
             federated_type=tff.FederatedType(np.int32, tff.CLIENTS),
             name="bad input",
         ),
+        "PrivacyPlan": case(
+            library.PrivacyPlan,
+            _={"fixed": ("ledger",)},
+            epsilon=1.0,
+            delta=1e-5,
+            population=100,
+            clients_per_round=100,
+            rounds=2,
+            sampling="fixed_size",
+            accountant="pld",
+            ledger=None,
+        ),
+        "PrivacyPlan.aggregator": case(plan.aggregator, clip=1.0, secure=False),
+        "PrivacyPlan.budget": case(plan.budget, client_ids=range(100)),
         "InnerSum": case(
             library.InnerSum, factory=tff.aggregators.SumFactory(), inflation=1.0
         ),

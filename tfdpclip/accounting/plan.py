@@ -14,6 +14,7 @@ from tfdpclip.accounting import accountants
 from tfdpclip.accounting.calibration import epsilon as epsilon_of
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.noise_split import split_noise_multiplier
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
 
 
@@ -175,6 +176,15 @@ class BudgetPlan(abc.ABC):
             )
         stated = self.ledger.statement()
         return stated if format is None else stated.render(format)
+
+    def _check_counts(self, rule: Any) -> None:
+        """Raises if what the clip rule counts is too precise for the noise.
+
+        A rule with groups does not know yet how many; its mechanism looks then.
+        """
+        if not rule.has_groups:
+            counts = rule.count_stddevs(float(self._size))
+            split_noise_multiplier(self.noise_multiplier, counts)
 
     @abc.abstractmethod
     def _refuse_unseen(self) -> None:

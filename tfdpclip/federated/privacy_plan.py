@@ -8,7 +8,6 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.noise_split import split_noise_multiplier
 from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
 from tfdpclip.accounting.rounds import RoundBudget
 from tfdpclip.federated.aggregators import ClippedMeanFactory, clipped_mean
@@ -156,8 +155,7 @@ class PrivacyPlan(BudgetPlan):
         made = clipped_mean(
             self.noise_multiplier, float(self.clients_per_round), **options
         )
-        counts = made.clip.count_stddevs(float(self.clients_per_round))
-        split_noise_multiplier(self.noise_multiplier, counts)
+        self._check_counts(made.clip)
         self._clip = str(made.clip)
         return made
 

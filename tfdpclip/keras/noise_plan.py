@@ -13,6 +13,14 @@ import tensorflow as tf
 # privacy loss distribution for every step would cost more than it tells.
 _RATIO = 0.05
 
+_OPTIMIZER_ATTRIBUTES = (
+    "noise_multiplier",
+    "iterations",
+    "expected_batch_size",
+    "accumulation_steps",
+    "clip",
+)
+
 
 class NoisePlan:
     """What to account for each step of an optimizer.
@@ -78,3 +86,19 @@ class NoisePlan:
         found = (widest(step) for step in range(start, start + steps))
         for z, group in itertools.groupby(found):
             yield z, len(list(group))
+
+
+def private_optimizer(optimizer: Any) -> Any:
+    """The optimizer, if it says of itself what accounting must know.
+
+    Raises:
+      ValueError: if it does not.
+    """
+    missing = [a for a in _OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, a)]
+    if missing:
+        raise ValueError(
+            "PrivacyBudget needs a private optimizer, such as "
+            "tfdpclip.keras.DPSGD(...); "
+            f"{type(optimizer).__name__} has no {', '.join(missing)}."
+        )
+    return optimizer

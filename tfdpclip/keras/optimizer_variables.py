@@ -178,6 +178,15 @@ class OptimizerVariables(OptimizerSettings):
         return dict(zip(rule.layout.names, norms, strict=True))
 
     @property
+    def noise_stddevs(self) -> dict[str, float]:
+        """The noise stddev on each coordinate of the next mean gradient, by group."""
+        stddevs = self._mechanism.noise_stddevs(self.clip_state, self.iterations)
+        rule = self._mechanism.rule
+        names = rule.layout.names if rule.has_groups else ("all",)
+        values = (stddevs / self._divisor).numpy().tolist()
+        return dict(zip(names, values, strict=True))
+
+    @property
     def public_layout(self) -> Groups:
         """The groups whose gradient norms the clip rule takes from public data.
 

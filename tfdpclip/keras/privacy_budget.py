@@ -18,24 +18,22 @@ from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.agreement import Agreement
 from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.executions import Executions, refuse_overrun
-from tfdpclip.keras.noise_plan import NoisePlan
+from tfdpclip.keras.noise_plan import NoisePlan, private_optimizer
+from tfdpclip.keras.public_metrics import PublicMetrics
 from tfdpclip.keras.room import Room
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 
-_OPTIMIZER_ATTRIBUTES = (
-    "noise_multiplier",
-    "iterations",
-    "expected_batch_size",
-    "accumulation_steps",
-    "clip",
-)
-
 
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Puts `epsilon` into the logs and stops before a privacy budget is exceeded.
+
+    Beside it, for the progress bar, `History` and TensorBoard: `clip_norm` (by group,
+    if there are several), `noise_stddev` of each coordinate of the mean gradient and,
+    where the rule follows one quantile, `unclipped_fraction`, the epoch's mean as it
+    was noised. All are released already. Callbacks that write logs come after this.
 
     *Formal guarantees*
 
@@ -163,7 +161,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def _begin(self) -> None:
         """Looks at everything before the first step, which it may refuse."""
-        optimizer = _private_optimizer(self.model.optimizer)
+        optimizer = private_optimizer(self.model.optimizer)
         if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
                 'steps_per_execution="auto" changes how many steps run at a time while '
@@ -173,6 +171,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if self.model.built:
             optimizer.build(self.model.trainable_variables)
         self._optimizer = optimizer
+        self._metrics = PublicMetrics(optimizer)
         self._noise = NoisePlan(optimizer)
         self._draws = DrawCheck(
             self.sampling, self._batches, optimizer, self._check_data
@@ -282,6 +281,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         del epoch, logs
         self._look_for_unseen = True
+        self._metrics.begin()
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch
@@ -290,6 +290,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         (spent,) = self._workers.told(own)
         if logs is not None:
             logs["epsilon"] = spent
+            logs.update(self._metrics.end())
 
     def on_train_end(self, logs=None):
         del logs
@@ -382,17 +383,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.record(self._watch.take(), save=False)
             self._ledger.release()
         self._watch = None
-
-
-def _private_optimizer(optimizer: Any) -> Any:
-    missing = [a for a in _OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, a)]
-    if missing:
-        raise ValueError(
-            "PrivacyBudget needs a private optimizer, such as "
-            "tfdpclip.keras.DPSGD(...); "
-            f"{type(optimizer).__name__} has no {', '.join(missing)}."
-        )
-    return optimizer
 
 
 def _first_seed(*seeded: Any) -> int | None:

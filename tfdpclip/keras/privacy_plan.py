@@ -11,7 +11,6 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.batch_size import batch_size_advice
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.noise_split import split_noise_multiplier
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
 from tfdpclip.keras.optimizers import privatize
@@ -210,9 +209,7 @@ class PrivacyPlan(BudgetPlan):
             accumulation_steps=self.accumulation_steps,
             **options,
         )
-        # Rules that know their groups only with the model are checked there.
-        counts = made.clip.count_stddevs(float(self.batch_size))
-        split_noise_multiplier(self.noise_multiplier, counts)
+        self._check_counts(made.clip)
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         return made

@@ -887,3 +887,90 @@ def test_batch_clipping_learns_digits_with_batch_normalisation(k):
     )
     _, accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)
     assert accuracy > 0.6
+
+
+def _kept_in_python():
+    kept = [0.0]
+
+    def swap(value):
+        before, kept[0] = kept[0], float(value)
+        return np.float32(before)
+
+    return lambda y: tf.py_function(swap, [tf.reduce_mean(y)], tf.float32)
+
+
+def _kept_in_numpy():
+    return lambda y: tf.numpy_function(np.mean, [y], tf.float32)
+
+
+def _kept_in_a_queue():
+    queue = tf.queue.FIFOQueue(9, [tf.float32], shapes=[[]])
+    queue.enqueue(1.0)
+
+    def swap(y):
+        before = queue.dequeue()
+        with tf.control_dependencies([queue.enqueue(tf.reduce_mean(y))]):
+            return tf.identity(before)
+
+    return swap
+
+
+def _kept_in_a_table():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 1.0)
+    key = tf.constant(3, tf.int64)
+
+    def swap(y):
+        before = table.lookup(key)
+        with tf.control_dependencies([table.insert(key, tf.reduce_mean(y))]):
+            return tf.identity(before)
+
+    return swap
+
+
+def _kept_in_a_file(path="no/such/file"):
+    return lambda y: tf.strings.to_number(tf.io.read_file(path)) + 0 * y[0, 0]
+
+
+def _inside(function):
+    return lambda y: tf.function(function)(y)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        _kept_in_python(),
+        _kept_in_numpy(),
+        _kept_in_a_queue(),
+        _kept_in_a_table(),
+        _kept_in_a_file(),
+        _inside(_kept_in_python()),
+        _inside(_kept_in_a_queue()),
+        _inside(_kept_in_a_table()),
+    ],
+)
+def test_what_another_batch_left_does_not_reach_this_ones_gradient(kept):
+    model = tf.keras.Sequential([L.Dense(1)])
+    optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")
+    model.compile(optimizer, lambda y, p: tf.reduce_mean((y - p) ** 2) * kept(y))
+    with pytest.raises(Exception, match="may be\\s+of other batches"):
+        model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), verbose=0)
+    assert int(optimizer.iterations) == 0
+
+
+def test_what_keeps_nothing_is_allowed_in_a_clipped_batch():
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([1], [2.0], tf.int64, tf.float32), 1.0
+    )
+
+    def loss(y, p):
+        tf.debugging.assert_all_finite(p, "p")
+        weight = table.lookup(tf.ones([], tf.int64))
+        parts = tf.map_fn(lambda row: row * 2, p - y)
+        return weight * tf.reduce_mean(parts**2)
+
+    model = tf.keras.Sequential(
+        [L.Dense(4), L.Dropout(0.5), L.Reshape((2, 2)), L.LSTM(3), L.Dense(1)]
+    )
+    model.compile(DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch"), loss)
+    model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), verbose=0)
+    assert int(model.optimizer.iterations) == 1

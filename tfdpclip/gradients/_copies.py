@@ -29,6 +29,22 @@ def calls_python(op: tf.Operation) -> bool:
     return not ops.PYTHON.isdisjoint(_ops_within(op))
 
 
+def kept_elsewhere(op: tf.Operation) -> str | None:
+    """The type of an op, here or in a function, that may give what is kept elsewhere.
+
+    Python, files, queues, tables that change: what other batches left there. Variables
+    are not meant: `state.reads` finds them.
+    """
+    for name in sorted(_ops_within(op)):
+        if name in ops.FROM_OUTSIDE - ops.OF_ONE_RUN:
+            return name
+        known = name in ops.KEEPS_NOTHING or name in ops.FIRST_ARGUMENT
+        known = known or name.startswith((*ops.COLLECTIVES, *ops.SEEDED_DRAWS))
+        if _is_stateful(name) and not known:
+            return name
+    return None
+
+
 def draws(op: tf.Operation) -> bool:
     """Whether the op, or a function that it calls, draws random numbers."""
     return any(

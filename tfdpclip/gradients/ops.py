@@ -96,6 +96,38 @@ DETERMINISTIC = frozenset(
     VariableShape""".split()
 )
 
+#: Tensors that are kept while a graph runs once.
+OF_ONE_RUN = frozenset(
+    """ImmutableConst TensorArrayV3 TensorArrayReadV3 TensorArrayWriteV3
+    TensorArraySizeV3 TensorArrayScatterV3 TensorArrayGatherV3 TensorArrayConcatV3
+    TensorArraySplitV3 TensorArrayCloseV3 TensorArrayGradV3""".split()
+)
+
+#: What writes to a variable.
+WRITES = frozenset(
+    """AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd
+    ResourceScatterSub ResourceScatterMul ResourceScatterDiv ResourceScatterMin
+    ResourceScatterMax ResourceScatterUpdate ResourceScatterNdAdd
+    ResourceScatterNdSub ResourceScatterNdUpdate""".split()
+)
+
+#: Marked as stateful, and nothing of an earlier batch comes out of it; variables do.
+KEEPS_NOTHING = (
+    DETERMINISTIC
+    | READS
+    | WRITES
+    | RANDOM
+    | ITERATORS
+    | PUBLIC_LEAVES
+    | OF_ONE_RUN
+    | frozenset(
+        """LookupTableFind LookupTableSize HashTable Placeholder Print PrintV2 Timestamp
+        CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2
+        CudnnRNNBackpropV3 XlaLaunch WriteSummary WriteScalarSummary
+        WriteHistogramSummary WriteImageSummary""".split()
+    )
+)
+
 #: What makes a tensor of a shape that it is given.
 SHAPERS = frozenset(
     """Fill BroadcastTo Tile RandomUniform RandomUniformInt RandomStandardNormal

@@ -174,14 +174,38 @@ def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
     return list(found.values())
 
 
-def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
+def table_written_to(loss: tf.Tensor) -> tf.Operation | None:
+    """What writes to a lookup table that `loss` reads, if the graph does.
+
+    Args:
+      loss: the loss.
+    """
+    writers = None
+    for op in ancestors([loss]):
+        for handle in _handles_for(op, ops.TABLE_READS):
+            writers = _writers(loss.graph) if writers is None else writers
+            for writer in writers[id(origins.captured_from(handle))][0]:
+                for index, used in enumerate(writer.inputs):
+                    users = set(origins.handle_users(writer, index))
+                    if used.dtype == tf.resource and not users <= ops.TABLE_READS:
+                        return writer
+    return None
+
+
+def _handles_for(op: tf.Operation, kind: frozenset[str]) -> Iterable[tf.Tensor]:
+    """The handles that the op, or a function that it calls, gives to such ops."""
     for index, handle in enumerate(op.inputs):
         if handle.dtype != tf.resource:
             continue
-        if not ops.READS.isdisjoint(origins.handle_users(op, index)):
-            while handle.op.type == "Identity":
-                handle = handle.op.inputs[0]
+        if not kind.isdisjoint(origins.handle_users(op, index)):
             yield handle
+
+
+def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
+    for handle in _handles_for(op, ops.READS):
+        while handle.op.type == "Identity":
+            handle = handle.op.inputs[0]
+        yield handle
 
 
 def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
+from tfdpclip.gradients import _copies
+from tfdpclip.gradients.dataflow import ancestors
+from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients, column_of
+from tfdpclip.gradients.state import table_written_to
 
 
 class WholeGradient(RecordGradients):
@@ -29,6 +34,8 @@ class WholeGradient(RecordGradients):
 
     Raises:
       ValueError: if the loss depends on none of the variables.
+      ExampleIsolationError: if it may depend on what other batches left in Python, in
+        a queue or in a file.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class WholeGradient(RecordGradients):
     ):
         self.variables = all_unwrapped(variables)
         self.isolated = tf.constant(True)
+        _refuse_what_others_left(loss)
         found = self._differentiate(loss)
         self._connected = [g is not None for g in found]
         if not any(self._connected):
@@ -110,3 +118,21 @@ def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
     """A tensor of the variable's shape, in float32 at least."""
     gradient = tf.reshape(tf.convert_to_tensor(gradient), variable.shape)
     return gradient if gradient.dtype.size >= 4 else tf.cast(gradient, tf.float32)
+
+
+def _refuse_what_others_left(loss: tf.Tensor) -> None:
+    through: list[tuple[tf.Operation, str]] = []
+    for op in ancestors([loss]):
+        kind = _copies.kept_elsewhere(op)
+        if kind is not None:
+            through.append((op, kind))
+    writer = table_written_to(loss)
+    if writer is not None:
+        through.append((writer, writer.type))
+    for op, kind in through:
+        raise ExampleIsolationError(
+            f"The loss depends on {op.name!r} (a {kind}): what comes from there may be "
+            "of other batches, and would reach this one's gradient without having "
+            "been clipped. Use TensorFlow's ops, or run the code in the data "
+            "pipeline, before batches are drawn." + see("mixed-examples")
+        )

@@ -315,7 +315,7 @@ def _plot(gaps):
             [mine[n]["gap"] for n in names],
             [i + shift for i in range(len(names))],
             xerr=[mine[n]["gap_half_width"] for n in names],
-            fmt="o",
+            fmt="osD^"[k // len(pictures.COLORS) % 4],
             ms=4,
             color=pictures.COLORS[k % len(pictures.COLORS)],
             label=f"{place[0]}, epsilon {place[1]:g}",

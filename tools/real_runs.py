@@ -157,8 +157,8 @@ _LONG = {
         for epsilon in ("0.5", "8")
     },
     "default_clip_features": (
-        20,
-        f"{_CLIP} --tasks=features --epsilons=1,8 --features={{all}}"
+        40,
+        f"{_CLIP} --tasks=features --epsilons=0.5,1,3,8 --features={{all}}"
         "/features_fashion_mnist/features.npz,{all}/features_mnist/features.npz",
     ),
     "default_clip_digits_eps_8": (

@@ -79,8 +79,15 @@ def test_contradictions_are_refused(changes, message):
 
 
 def test_other_clients_than_planned_are_refused():
+    plan = plan_of()
+    plan.aggregator()
     with pytest.raises(ValueError, match="client_ids has 199 clients, the plan is for"):
-        plan_of().budget(IDS[:-1])
+        plan.budget(IDS[:-1])
+
+
+def test_rounds_of_another_aggregator_are_not_counted_as_planned():
+    with pytest.raises(ValueError, match="make it first"):
+        plan_of().budget(IDS)
 
 
 def test_too_small_a_cohort_for_its_counts_is_refused():

@@ -103,6 +103,25 @@ def test_steps_without_the_callbacks_are_not_passed_over():
         str(plan)
 
 
+def test_an_interrupted_fit_is_counted_and_goes_on():
+    class Interrupt(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                raise KeyboardInterrupt
+
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), loss)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(
+            plan.batches(data()), callbacks=[*plan.callbacks, Interrupt()], verbose=0
+        )
+    assert plan.statement().steps == int(model.optimizer.iterations) == 2
+    model.fit(plan.batches(data()), epochs=9, callbacks=plan.callbacks, verbose=0)
+    assert plan.statement().steps == int(model.optimizer.iterations) == plan.steps
+
+
 def test_data_that_were_mapped_are_stated():
     plan = plan_of()
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])

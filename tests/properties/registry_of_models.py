@@ -386,6 +386,7 @@ def federated() -> dict[str, Any]:
     budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, 2.0, accountant="rdp")
     one = library.clipped_mean(1.0, 100)
     plan = library.PrivacyPlan(1.0, 1e-5, 100, clients_per_round=100, rounds=2)
+    plan.aggregator(clip=1.0)
     return {
         "ClippedMeanFactory": mean(library.ClippedMeanFactory),
         "clipped_mean": mean(library.clipped_mean),

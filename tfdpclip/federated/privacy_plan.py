@@ -167,8 +167,14 @@ class PrivacyPlan(BudgetPlan):
           **options: `seed` of the cohorts, for experiments only.
 
         Raises:
-          ValueError: If there are more or fewer clients than planned.
+          ValueError: If there are more or fewer clients than planned, or no
+            `aggregator` was made, whose noise is what is counted.
         """
+        if not self._clip:
+            raise ValueError(
+                "The rounds that are counted are those of plan.aggregator(...), which "
+                "was not called yet: make it first, and give it to the process."
+            )
         cohorts = self.scheme.cohorts(client_ids, **options)
         if cohorts.population != self.population:
             raise ValueError(

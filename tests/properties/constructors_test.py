@@ -28,7 +28,7 @@ SECTIONS: dict[str, dict[str, Case | None]] = {
     "tfdpclip.keras": registry_of_models.KERAS,
     "tfdpclip.mechanism": registry.MECHANISM,
     "tfdpclip.noise": registry.NOISE,
-    "tfdpclip.sampling": registry.SAMPLING,
+    "tfdpclip.sampling": registry.SAMPLING | registry_of_noise.SAMPLING,
     "tfdpclip.testing": registry_of_models.TESTING,
     "tfdpclip.tuning": registry.TUNING | registry_of_models.TUNING,
 }

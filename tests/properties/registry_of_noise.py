@@ -1,9 +1,11 @@
 """Valid calls of what correlated noise adds to the public names."""
 
-from tests.properties.registry import case
-from tfdpclip import correlated
+from tests.properties.registry import EVENT, case
+from tfdpclip import correlated, sampling
 
 _ONCE = correlated.SingleEpoch()
+_FIXED = sampling.MinSeparation(20, 5)
+_CYCLIC = sampling.CyclicPoisson(20, rate=0.1, separation=4)
 _ROOT = correlated.SquareRootToeplitz(4)
 _SEARCH = {"steps": 12, "participation": _ONCE, "error": "mean"}
 
@@ -70,4 +72,28 @@ CORRELATED = {
         noise_multiplier=1.0,
         path=None,
     ),
+}
+
+SAMPLING = {
+    "CyclicPoisson": case(
+        sampling.CyclicPoisson,
+        population=20,
+        rate=0.1,
+        separation=4,
+        capacity=5,
+        order=0,
+    ),
+    "CyclicPoisson.event": case(_CYCLIC.event, **EVENT),
+    "CyclicPoisson.participation": case(_CYCLIC.participation, steps=3),
+    "MinSeparation": case(
+        sampling.MinSeparation,
+        population=20,
+        batch_size=5,
+        min_separation=2,
+        participations=3,
+        relation="zero_out",
+        order=0,
+    ),
+    "MinSeparation.event": case(_FIXED.event, **EVENT),
+    "MinSeparation.participation": case(_FIXED.participation, steps=3),
 }

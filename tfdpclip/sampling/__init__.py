@@ -18,6 +18,7 @@ from tfdpclip.sampling.schemes import (
     ShuffledEpochs,
     from_dict,
 )
+from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
@@ -35,8 +36,10 @@ def __getattr__(name: str):
 __all__ = [
     "Batches",
     "Cohorts",
+    "CyclicPoisson",
     "FixedSize",
     "FullBatch",
+    "MinSeparation",
     "Poisson",
     "SamplingScheme",
     "ShuffledEpochs",

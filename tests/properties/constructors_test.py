@@ -20,7 +20,7 @@ from tests.properties.registry import Case
 from tfdpclip import sampling
 
 SECTIONS: dict[str, dict[str, Case | None]] = {
-    "tfdpclip.accounting": registry.ACCOUNTING,
+    "tfdpclip.accounting": registry.ACCOUNTING | registry_of_noise.ACCOUNTING,
     "tfdpclip.clipping": registry.CLIPPING,
     "tfdpclip.correlated": registry_of_noise.CORRELATED,
     "tfdpclip.diagnostics": registry.DIAGNOSTICS | registry_of_models.DIAGNOSTICS,

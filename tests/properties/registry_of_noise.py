@@ -1,7 +1,7 @@
 """Valid calls of what correlated noise adds to the public names."""
 
 from tests.properties.registry import EVENT, case
-from tfdpclip import correlated, sampling
+from tfdpclip import accounting, correlated, sampling
 
 _ONCE = correlated.SingleEpoch()
 _FIXED = sampling.MinSeparation(20, 5)
@@ -71,6 +71,18 @@ CORRELATED = {
         workload=correlated.Workload(),
         noise_multiplier=1.0,
         path=None,
+    ),
+}
+
+ACCOUNTING = {
+    "correlated_event": case(
+        accounting.correlated_event,
+        matrix=_ROOT,
+        noise_multiplier=1.0,
+        steps=10,
+        sampling=_FIXED,
+        horizon=20,
+        unit="example",
     ),
 }
 

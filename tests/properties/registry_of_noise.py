@@ -6,6 +6,7 @@ from tfdpclip import accounting, correlated, sampling
 _ONCE = correlated.SingleEpoch()
 _FIXED = sampling.MinSeparation(20, 5)
 _CYCLIC = sampling.CyclicPoisson(20, rate=0.1, separation=4)
+_AVAILABLE = sampling.AvailableClients(3, separation=2)
 _ROOT = correlated.SquareRootToeplitz(4)
 _SEARCH = {"steps": 12, "participation": _ONCE, "error": "mean"}
 
@@ -87,6 +88,17 @@ ACCOUNTING = {
 }
 
 SAMPLING = {
+    "AvailableClients": case(
+        sampling.AvailableClients, cohort_size=3, separation=2, participations=2
+    ),
+    "AvailableClients.event": case(_AVAILABLE.event, **EVENT),
+    "AvailableClients.participation": case(_AVAILABLE.participation, steps=3),
+    "AvailableCohorts": case(
+        sampling.AvailableCohorts,
+        scheme=_AVAILABLE,
+        available=lambda round_num: range(9),
+        state={"next": 1, "clients": [["a", 0, 1]]},
+    ),
     "CyclicPoisson": case(
         sampling.CyclicPoisson,
         population=20,

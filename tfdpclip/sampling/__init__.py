@@ -9,6 +9,7 @@ what `tfdpclip.accounting` measures.
 from typing import TYPE_CHECKING
 
 from tfdpclip.sampling import drawing  # Gives schemes `batches` and `cohorts`.
+from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.schemes import (
@@ -34,6 +35,8 @@ def __getattr__(name: str):
 
 
 __all__ = [
+    "AvailableClients",
+    "AvailableCohorts",
     "Batches",
     "Cohorts",
     "CyclicPoisson",

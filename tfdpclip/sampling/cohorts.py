@@ -62,7 +62,9 @@ class Cohorts:
         if not isinstance(scheme, (FixedSize, Poisson, MinSeparation, CyclicPoisson)):
             raise ValueError(
                 "scheme must be FixedSize or Poisson (or MinSeparation or "
-                f"CyclicPoisson) to draw cohorts, got {_arguments.shown(scheme)}."
+                f"CyclicPoisson) to draw cohorts, got {_arguments.shown(scheme)}. Of "
+                "clients that come and go: AvailableCohorts(AvailableClients(...), "
+                "available)."
             )
         # Text is a sequence of one-letter ids.
         ids = list(client_ids) if isinstance(client_ids, str) else client_ids

@@ -16,6 +16,7 @@ import numpy as np
 
 from tfdpclip import _arguments, correlated
 from tfdpclip.sampling import events
+from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
@@ -363,6 +364,7 @@ _SCHEMES: tuple[type[Any], ...] = (
     FullBatch,
     MinSeparation,
     CyclicPoisson,
+    AvailableClients,
 )
 
 

@@ -14,6 +14,7 @@ FLOORS = [
     + ["_variables"],
     ["_arguments", "_devices", "files"],
     ["_schedules", "_data", "_philox", "pictures"],
+    ["correlated"],
     ["noise", "clipping", "sampling"],
     ["accounting"],
     ["mechanism", "gradients"],

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tfdpclip import (
         accounting,
         clipping,
+        correlated,
         diagnostics,
         federated,
         gradients,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "accounting",
     "clipping",
+    "correlated",
     "diagnostics",
     "federated",
     "gradients",
@@ -77,6 +79,7 @@ __all__ = [
     "__version__",
     "accounting",
     "clipping",
+    "correlated",
     "diagnostics",
     "federated",
     "gradients",

@@ -118,7 +118,7 @@ class TestCounting:
         again = Ledger.load(path)
         assert again.steps == 7 and again.counted == {}
         again.record(1)
-        assert json.loads(path.read_text())["format"] == 3
+        assert json.loads(path.read_text())["format"] == 4
 
 
 class TestReservations:

@@ -15,19 +15,20 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 
-from tests.properties import nasty, registry, registry_of_models
+from tests.properties import nasty, registry, registry_of_models, registry_of_noise
 from tests.properties.registry import Case
 from tfdpclip import sampling
 
 SECTIONS: dict[str, dict[str, Case | None]] = {
-    "tfdpclip.accounting": registry.ACCOUNTING,
+    "tfdpclip.accounting": registry.ACCOUNTING | registry_of_noise.ACCOUNTING,
     "tfdpclip.clipping": registry.CLIPPING,
+    "tfdpclip.correlated": registry_of_noise.CORRELATED,
     "tfdpclip.diagnostics": registry.DIAGNOSTICS | registry_of_models.DIAGNOSTICS,
     "tfdpclip.gradients": registry_of_models.GRADIENTS,
     "tfdpclip.keras": registry_of_models.KERAS,
     "tfdpclip.mechanism": registry.MECHANISM,
     "tfdpclip.noise": registry.NOISE,
-    "tfdpclip.sampling": registry.SAMPLING,
+    "tfdpclip.sampling": registry.SAMPLING | registry_of_noise.SAMPLING,
     "tfdpclip.testing": registry_of_models.TESTING,
     "tfdpclip.tuning": registry.TUNING | registry_of_models.TUNING,
 }

@@ -26,6 +26,7 @@ from tfdpclip.accounting.gdp import (
     subsampled_gdp_mu,
 )
 from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.accounting.noise_split import (
     effective_noise_multiplier,
     group_noise_multipliers,
@@ -52,6 +53,7 @@ __all__ = [
     "PrivacyStatement",
     "TruncatedPoissonSampledDpEvent",
     "cohort_for",
+    "correlated_event",
     "delta",
     "effective_noise_multiplier",
     "epsilon",

@@ -10,10 +10,10 @@ from typing import Any
 
 from tfdpclip import files
 
-FORMAT = 3
-# Format 2 did not say which optimizer ran the steps: those of a restored optimizer
-# cannot be recognised, and count once more.
-_READABLE = (2, 3)
+FORMAT = 4
+# Format 3 knew no correlated noise. Format 2 did not say which optimizer ran the steps:
+# those of a restored optimizer cannot be recognised, and count once more.
+_READABLE = (2, 3, 4)
 _CHECKSUM = "checksum"
 _MOST_BYTES = 2**28
 _ADVICE = (

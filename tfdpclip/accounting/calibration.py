@@ -14,6 +14,8 @@ import numpy as np
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import _pld, accountants, gdp, search
+from tfdpclip.accounting.matrix_events import correlated_event
+from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 
 
@@ -26,6 +28,7 @@ def epsilon(
     *,
     unit: str = "example",
     sensitivity: float | None = None,
+    matrix: NoiseMatrix | None = None,
 ) -> float:
     """Returns the epsilon that a training run spends at `delta`.
 
@@ -51,6 +54,7 @@ def epsilon(
         `sensitivity=1.0` is the convention of Table 1 of Andrew et al. 2021 (a
         replace-one bound with the multiplier of an add-or-remove sum): it reproduces
         their numbers and is not the strict guarantee.
+      matrix: C of correlated noise, for all the steps; None for independent noise.
 
     Returns:
       The epsilon, or infinity.
@@ -59,11 +63,14 @@ def epsilon(
       ValueError: If an argument is out of range.
       UnsupportedEventError: If the accountant cannot measure the scheme.
 
-    >>> from tfdpclip import sampling
+    >>> from tfdpclip import correlated, sampling
     >>> round(epsilon(1.1, 1000, sampling.Poisson(0.01), 1e-5), 2)
     1.52
+    >>> fixed = sampling.MinSeparation(1000, 10, relation="zero_out")
+    >>> round(epsilon(5.0, 1000, fixed, 1e-5, matrix=correlated.Tree()), 2)
+    0.73
     """
-    event = _event(noise_multiplier, steps, sampling, unit, sensitivity)
+    event = _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix)
     return event_epsilon(event, delta, accountant)
 
 
@@ -76,6 +83,7 @@ def delta(
     *,
     unit: str = "example",
     sensitivity: float | None = None,
+    matrix: NoiseMatrix | None = None,
 ) -> float:
     """Returns the delta that a training run spends at `epsilon`.
 
@@ -89,6 +97,7 @@ def delta(
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
       unit: What is clipped.
       sensitivity: Overrides the sensitivity, in clip norms.
+      matrix: C of correlated noise, for all the steps; None for independent noise.
 
     Returns:
       The delta, in [0, 1].
@@ -101,7 +110,7 @@ def delta(
     >>> round(1e6 * delta(1.1, 1000, sampling.Poisson(0.01), 2.0), 2)
     0.08
     """
-    event = _event(noise_multiplier, steps, sampling, unit, sensitivity)
+    event = _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix)
     epsilon = _arguments.non_negative("epsilon", epsilon)
     return accountants.delta(event, epsilon, accountant)
 
@@ -142,6 +151,7 @@ def noise_multiplier(
     *,
     unit: str = "example",
     sensitivity: float | None = None,
+    matrix: NoiseMatrix | None = None,
 ) -> float:
     """Returns the least noise multiplier with which a run stays within a budget.
 
@@ -153,6 +163,7 @@ def noise_multiplier(
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
       unit: What is clipped.
       sensitivity: Overrides the sensitivity, in clip norms.
+      matrix: C of correlated noise, for all the steps; None for independent noise.
 
     Returns:
       z with `epsilon(z, ...) <= epsilon`, never above it and at most a relative 3e-5
@@ -172,10 +183,10 @@ def noise_multiplier(
     steps = _arguments.integer("steps", steps)
     _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
     if epsilon == math.inf or steps == 0:
-        _event(1.0, steps, sampling, unit, sensitivity)  # Validates the rest.
+        _event(1.0, steps, sampling, unit, sensitivity, matrix)  # Validates the rest.
         return 0.0
 
-    leaves = events.leaves(_event(1.0, steps, sampling, unit, sensitivity))
+    leaves = events.leaves(_event(1.0, steps, sampling, unit, sensitivity, matrix))
     mu = _pld.gaussian_mu(leaves)
     if mu is not None and accountant != "rdp":
         z = mu / gdp.gdp_mu(epsilon, delta) * (1 + 1e-12)
@@ -188,7 +199,7 @@ def noise_multiplier(
         return z
 
     def spent(z: float, coarseness: float = 1.0) -> float:
-        event = _event(z, steps, sampling, unit, sensitivity)
+        event = _event(z, steps, sampling, unit, sensitivity, matrix)
         return accountants.epsilon(event, delta, accountant, coarseness)
 
     return search.least_noise(spent, epsilon, accountant == "pld")
@@ -297,7 +308,7 @@ def epsilon_profile(
     )
 
 
-def _event(noise_multiplier, steps, sampling, unit, sensitivity):
+def _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix=None):
     """Asks the scheme for its event."""
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     steps = _arguments.integer("steps", steps)
@@ -309,4 +320,10 @@ def _event(noise_multiplier, steps, sampling, unit, sensitivity):
         )
     if sensitivity is not None:
         sensitivity = _arguments.positive("sensitivity", sensitivity)
+    if matrix is not None:
+        if sensitivity is not None:
+            raise ValueError(
+                "sensitivity must be None with a matrix, which has one of its own."
+            )
+        return correlated_event(matrix, z, steps, scheme, unit=unit)
     return scheme.event(z, steps, unit=unit, sensitivity=sensitivity)

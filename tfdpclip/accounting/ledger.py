@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,9 @@ from typing import Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
-from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
+from tfdpclip.accounting.phases import Phase, PrivacyMismatchError, begin_run
 from tfdpclip.accounting.spending import Spending
+from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 
 
@@ -132,6 +132,9 @@ class Ledger(Spending):
         observed: bool = True,
         change: bool = False,
         holder: str | None = None,
+        noise: NoiseMatrix | None = None,
+        horizon: int | None = None,
+        continued: int | None = None,
     ) -> None:
         """Opens a phase, or continues the last one if nothing changed.
 
@@ -144,6 +147,10 @@ class Ledger(Spending):
           observed: Whether the draws are seen, not merely declared.
           change: Whether other settings than before are meant.
           holder: Identity of the optimizer that runs the steps, if it has one.
+          noise: The matrix of correlated noise; None for independent noise.
+          horizon: For how many steps a matrix is made; needed with one.
+          continued: Of restored correlated noise, how many steps it has made; None
+            where another matrix begins, which is counted as such.
 
         Raises:
           PrivacyMismatchError: If the settings differ from the last phase's and
@@ -164,18 +171,12 @@ class Ledger(Spending):
             str(clip),
             seeded,
             _arguments.boolean("observed", observed),
+            noise=noise,
+            horizon=horizon,
         )
         phase.event(1)  # Validates the rest.
         self._forfeit_reserved()
-        if self.phases:
-            self.phases[-1].check_continued(phase, change)
-        if self.phases and self.phases[-1].settings() == phase.settings():
-            current = self.phases[-1]
-        else:
-            current = phase
-            self.phases.append(phase)
-        if not current.runs or not scheme.independent_steps:
-            current.runs.append(0)
+        begin_run(self.phases, phase, change, continued)
         self._holder = holder
         self.save()
 
@@ -239,14 +240,7 @@ class Ledger(Spending):
         steps = _arguments.integer("steps", steps)
         if steps == 0:
             return
-        z = phase.noise_multiplier if noise_multiplier is None else noise_multiplier
-        unseen = dataclasses.replace(
-            phase,
-            sampling=phase.sampling.at_worst(),
-            noise_multiplier=_arguments.non_negative("noise_multiplier", z),
-            unit=phase.unit if unit is None else unit,
-            runs=[steps],
-        )
+        unseen = phase.unseen(steps, noise_multiplier, unit)
         # Before the current phase, which stays the last one.
         before = self.phases[-2] if len(self.phases) > 1 else None
         if before is not None and before.settings() == unseen.settings():

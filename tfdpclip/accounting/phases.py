@@ -7,9 +7,13 @@ from typing import Any
 
 import dp_accounting
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, correlated
 from tfdpclip._docs import see
+from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.sampling import events, schemes
+
+# What follows from the data and from the room for a draw.
+_ROOM = ("capacity", "population")
 
 
 class PrivacyMismatchError(ValueError):
@@ -27,8 +31,10 @@ class Phase:
       clip: The clip rule, in words.
       seeded: Whether noise or draws came from a fixed seed.
       observed: Whether the draws were seen, not merely declared.
-      runs: Steps of each uninterrupted stretch. One entry unless the scheme's steps
-        depend on each other.
+      runs: Steps of each uninterrupted stretch. One entry unless the scheme's steps,
+        or the noise of several steps, depend on each other.
+      noise: The matrix of correlated noise; None for independent noise.
+      horizon: For how many steps a matrix is made; None without one.
     """
 
     sampling: Any
@@ -38,6 +44,8 @@ class Phase:
     seeded: bool = False
     observed: bool = True
     runs: list[int] = dataclasses.field(default_factory=list)
+    noise: correlated.NoiseMatrix | None = None
+    horizon: int | None = None
 
     @property
     def steps(self) -> int:
@@ -58,6 +66,12 @@ class Phase:
                 "sampling must be a scheme of tfdpclip.sampling, such as "
                 f"Poisson(rate), got {_arguments.shown(self.sampling)}."
             )
+        if self.noise is None and self.horizon is None:
+            return
+        if self.noise is None:
+            raise ValueError("horizon must be None without correlated noise.")
+        # Validates the rest, and whether the matrix fits the scheme.
+        self._run(0)
 
     def settings(self) -> dict[str, Any]:
         """Returns everything but the steps, comparable and JSON-ready."""
@@ -68,13 +82,17 @@ class Phase:
             "clip": self.clip,
             "seeded": self.seeded,
             "observed": self.observed,
+            "noise": None if self.noise is None else self.noise.to_dict(),
+            "horizon": self.horizon,
         }
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Phase:
         """The phase of which `settings()`, with its runs, are the content."""
         content = dict(content)
+        noise = content.pop("noise", None)
         return cls(
+            noise=None if noise is None else correlated.from_dict(noise),
             # What decides the cost has no default.
             sampling=schemes.from_dict(content.pop("sampling")),
             noise_multiplier=content.pop("noise_multiplier"),
@@ -86,11 +104,46 @@ class Phase:
     def event(self, more: int = 0) -> dp_accounting.DpEvent:
         """Returns what the phase did to privacy, with `more` steps in its last run."""
         runs = [*self.runs[:-1], (self.runs[-1] if self.runs else 0) + more]
-        return dp_accounting.ComposedDpEvent(
-            [
-                self.sampling.event(self.noise_multiplier, steps, unit=self.unit)
-                for steps in runs
-            ]
+        return dp_accounting.ComposedDpEvent([self._run(steps) for steps in runs])
+
+    def unseen(
+        self, steps: int, noise_multiplier: float | None, unit: str | None
+    ) -> Phase:
+        """Returns a phase of steps that nobody saw: each may have used every record.
+
+        Args:
+          steps: How many.
+          noise_multiplier: Theirs, if it is known; this phase's otherwise.
+          unit: What they clipped, if it is known; as here otherwise.
+
+        Raises:
+          PrivacyMismatchError: Under correlated noise.
+        """
+        if self.noise is not None:
+            raise PrivacyMismatchError(
+                f"{steps} steps ran that were not recorded, under correlated noise: "
+                "nothing bounds them together with those that share their noise. "
+                "Begin with a new optimizer, and keep one ledger from its first step."
+            )
+        z = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        return dataclasses.replace(
+            self,
+            sampling=self.sampling.at_worst(),
+            noise_multiplier=_arguments.non_negative("noise_multiplier", z),
+            unit=self.unit if unit is None else unit,
+            runs=[steps],
+        )
+
+    def _run(self, steps: int) -> dp_accounting.DpEvent:
+        if self.noise is None:
+            return self.sampling.event(self.noise_multiplier, steps, unit=self.unit)
+        return correlated_event(
+            self.noise,
+            self.noise_multiplier,
+            steps,
+            self.sampling,
+            horizon=_arguments.integer("horizon", self.horizon, 1),
+            unit=self.unit,
         )
 
     def check_continued(self, new: Phase, change: bool) -> None:
@@ -127,6 +180,48 @@ class Phase:
             )
 
 
+def begin_run(
+    phases: list[Phase], phase: Phase, change: bool, continued: int | None
+) -> None:
+    """Begins a run of a phase, or goes on with the last one where that adds up.
+
+    Args:
+      phases: The phases until now; this one is added if it is not the last of them.
+      phase: The phase.
+      change: Whether other settings than before are meant.
+      continued: Of restored correlated noise, how many steps it has made; None where
+        another matrix begins.
+
+    Raises:
+      PrivacyMismatchError: If the phases do not add up, or the noise was restored to
+        another step than the last one that ran: it would be used twice.
+    """
+    if phases:
+        phases[-1].check_continued(phase, change)
+    same = bool(phases) and phases[-1].settings() == phase.settings()
+    if continued is not None:
+        continued = _arguments.integer("continued", continued)
+        ran = phases[-1].runs[-1] if same and phases[-1].runs else None
+        if phase.noise is None or ran != continued:
+            raise PrivacyMismatchError(
+                f"Noise was restored that has made {continued} steps, and the ledger "
+                f"has {'no run' if ran is None else f'a run of {ran}'} that it could "
+                "go on with: noise that was released is never used again. Begin with "
+                "fresh noise, continued=None."
+            )
+    if not same:
+        phases.append(phase)
+    # Another matrix, or another order: what is bounded within one is composed.
+    whole = phase.noise is None and phase.sampling.independent_steps
+    if not phases[-1].runs or not (whole or continued is not None):
+        phases[-1].runs.append(0)
+
+
 def _same_rate(old: Any, new: Any) -> bool:
-    rates = [getattr(scheme, "rate", None) for scheme in (old, new)]
-    return rates[0] is not None and rates[0] == rates[1]
+    if not hasattr(old, "rate"):
+        return False
+    before, now = (
+        {k: v for k, v in scheme.to_dict().items() if k not in _ROOM}
+        for scheme in (old, new)
+    )
+    return before == now

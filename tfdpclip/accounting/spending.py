@@ -87,6 +87,9 @@ class Spending:
             )
         for phase in self.phases:
             assumptions += phase.sampling.assumptions()
+            if phase.noise is not None:
+                found = phase.sampling.participation(phase.horizon)
+                assumptions.append(found.describe())
         if not all(phase.observed for phase in self.phases):
             assumptions.append(
                 "records were drawn as declared; the draws were not observed"
@@ -114,6 +117,11 @@ class Spending:
             sampling=_unique(p.sampling.describe() for p in self.phases),
             accountant=self.accountant,
             clips=_unique(p.clip for p in self.phases if p.clip),
+            matrices=_unique(
+                f"{p.noise.describe()}, anew every {p.horizon} steps"
+                for p in self.phases
+                if p.noise is not None
+            ),
             assumptions=_unique(assumptions),
             not_private=tuple(not_private),
         )

@@ -45,6 +45,7 @@ class PrivacyStatement:
       clips: The clip rules, in words.
       assumptions: What must hold for the claim.
       not_private: Why the run is not private at all, if so.
+      matrices: By what the noise of different steps is correlated, in words.
     """
 
     epsilon: float
@@ -58,6 +59,7 @@ class PrivacyStatement:
     clips: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     not_private: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = self._claim()
@@ -67,6 +69,7 @@ class PrivacyStatement:
             ("sampling", "; then ".join(self.sampling)),
             ("steps", str(self.steps)),
             ("noise", _noise_in_words(self.noise_multipliers)),
+            ("correlation", "; then ".join(self.matrices)),
             ("clip", "; then ".join(self.clips)),
             ("accountant", _ACCOUNTANTS.get(self.accountant, self.accountant)),
         ]

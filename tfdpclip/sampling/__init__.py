@@ -9,6 +9,7 @@ what `tfdpclip.accounting` measures.
 from typing import TYPE_CHECKING
 
 from tfdpclip.sampling import drawing  # Gives schemes `batches` and `cohorts`.
+from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.schemes import (
@@ -18,6 +19,7 @@ from tfdpclip.sampling.schemes import (
     ShuffledEpochs,
     from_dict,
 )
+from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
@@ -33,10 +35,14 @@ def __getattr__(name: str):
 
 
 __all__ = [
+    "AvailableClients",
+    "AvailableCohorts",
     "Batches",
     "Cohorts",
+    "CyclicPoisson",
     "FixedSize",
     "FullBatch",
+    "MinSeparation",
     "Poisson",
     "SamplingScheme",
     "ShuffledEpochs",

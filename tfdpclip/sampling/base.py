@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import dp_accounting
 import numpy as np
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, correlated
 from tfdpclip.sampling import events
 from tfdpclip.sampling.draw_key import DrawKey
 
@@ -77,6 +77,27 @@ class SamplingScheme(abc.ABC):
         if isinstance(inner, dp_accounting.GaussianDpEvent):
             inner = self._sampled(inner)
         return events.repeated(inner, releases)
+
+    def participation(
+        self, steps: int
+    ) -> correlated.MinSeparation | correlated.CyclicPoisson:
+        """Returns how often, and how far apart, a record is in so many steps.
+
+        What correlated noise costs depends on it (`tfdpclip.correlated`).
+
+        Raises:
+          ValueError: If the scheme keeps no record's steps apart.
+
+        >>> from tfdpclip import sampling
+        >>> sampling.ShuffledEpochs(10, 100).participation(25)
+        MinSeparation(separation=1, participations=3)
+        """
+        raise ValueError(
+            f"{self.describe()}: a record may be in every step, and nothing is known "
+            "that amplifies correlated noise then. Draw by MinSeparation(population, "
+            "batch_size), or by CyclicPoisson(population, rate, separation) with at "
+            "most that many bands; or use independent noise."
+        )
 
     @abc.abstractmethod
     def expected_batch_size(self, population: int) -> float:

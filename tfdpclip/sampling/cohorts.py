@@ -11,6 +11,7 @@ from tfdpclip import _arguments
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.draw_key import DrawKey
 from tfdpclip.sampling.schemes import FixedSize, Poisson
+from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 # The multiplicative congruential generator of Lehmer with the constants of Park and
 # Miller: one 31-bit seed per round, reachable without going through earlier rounds.
@@ -25,8 +26,8 @@ class Cohorts:
 
     *Formal guarantees*
 
-    * Round t's cohort is drawn by `scheme`, independently across rounds. Calling
-      twice with the same round gives the same cohort.
+    * Round t's cohort is drawn by `scheme`, independently across rounds unless the
+      scheme keeps them apart. Calling twice with the same round gives the same cohort.
     * Randomness is fresh from the operating system unless `seed` is given; after a
       restart, rounds not yet run are drawn afresh. With a seed, cohorts are the same
       in every process, so a run can be resumed at any round; whoever knows the seed
@@ -37,7 +38,8 @@ class Cohorts:
     repeated client for client.
 
     Args:
-      scheme: `FixedSize` or `Poisson`.
+      scheme: `FixedSize`, `Poisson`, or one that keeps a client's rounds apart
+        (`MinSeparation`, `CyclicPoisson`).
       client_ids: The clients, in a fixed order.
       seed: Fixes the cohorts. For experiments only.
 
@@ -57,10 +59,12 @@ class Cohorts:
         *,
         seed: int | None = None,
     ):
-        if not isinstance(scheme, (FixedSize, Poisson)):
+        if not isinstance(scheme, (FixedSize, Poisson, MinSeparation, CyclicPoisson)):
             raise ValueError(
-                f"scheme must be FixedSize or Poisson to draw cohorts, got "
-                f"{_arguments.shown(scheme)}."
+                "scheme must be FixedSize or Poisson (or MinSeparation or "
+                f"CyclicPoisson) to draw cohorts, got {_arguments.shown(scheme)}. Of "
+                "clients that come and go: AvailableCohorts(AvailableClients(...), "
+                "available)."
             )
         # Text is a sequence of one-letter ids.
         ids = list(client_ids) if isinstance(client_ids, str) else client_ids
@@ -73,7 +77,7 @@ class Cohorts:
             raise ValueError("client_ids must not repeat: a client is one record.")
         if not self.client_ids:
             raise ValueError("client_ids must hold at least one client, got none.")
-        if isinstance(scheme, Poisson):
+        if isinstance(scheme, (Poisson, CyclicPoisson)):
             capacity = scheme.capacity or len(self.client_ids)
         else:
             capacity = scheme.batch_size

@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 import dp_accounting
 import numpy as np
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, correlated
 from tfdpclip.sampling import events
+from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
+from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 # Probability per step that a default capacity is exceeded. What an overflow costs is
 # accounted for; this makes it too small to see.
@@ -300,6 +302,10 @@ class ShuffledEpochs(_EqualSteps):
     def at_worst(self) -> ShuffledEpochs:
         return ShuffledEpochs(self.population, self.population, self.relation)
 
+    def participation(self, steps: int) -> correlated.MinSeparation:
+        # The last of an epoch may be the first of the next.
+        return correlated.MinSeparation(1, self._releases(max(1, steps)))
+
     def _releases(self, steps: int) -> int:
         return -(-steps // self.steps_per_epoch(self.population))
 
@@ -335,6 +341,9 @@ class FullBatch(SamplingScheme):
         del population
         return 1
 
+    def participation(self, steps: int) -> correlated.MinSeparation:
+        return correlated.MinSeparation(1, _arguments.integer("steps", steps, 1))
+
     def describe(self) -> str:
         return "full batch"
 
@@ -346,6 +355,17 @@ class FullBatch(SamplingScheme):
 
     def _draw(self, key, population, step):
         return np.arange(population)
+
+
+_SCHEMES: tuple[type[Any], ...] = (
+    Poisson,
+    FixedSize,
+    ShuffledEpochs,
+    FullBatch,
+    MinSeparation,
+    CyclicPoisson,
+    AvailableClients,
+)
 
 
 def from_dict(settings: dict[str, Any]) -> SamplingScheme:
@@ -360,7 +380,7 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
         )
     settings = dict(settings)
     name = settings.pop("scheme", None)
-    kinds = {k.__name__: k for k in (Poisson, FixedSize, ShuffledEpochs, FullBatch)}
+    kinds = {k.__name__: k for k in _SCHEMES}
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(
             f"Unknown sampling scheme {_arguments.shown(name)} in settings; known: "

@@ -1,0 +1,170 @@
+"""How often, and how far apart, one record may take part in the steps of a run.
+
+What a matrix costs in privacy depends on it. The sampling schemes of
+`tfdpclip.sampling` say which one they keep (`scheme.participation(steps)`), and are
+taken wherever one of these is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from tfdpclip import _arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparation:
+    """At most k times, with at least b steps from one time to the next.
+
+    Steps i < j of one record have j - i >= `separation`: 1 lets it take part in every
+    step. A fixed order of batches in every epoch keeps it, with b the steps of an
+    epoch; so does a device that takes a break (Choquette-Choo et al. 2023, arXiv
+    2306.08153, who call it b-min-sep-participation).
+
+    Attributes:
+      separation: b, 1 or more.
+      participations: k; None for as often as the separation lets it.
+
+    >>> MinSeparation(4).most(10), MinSeparation(4, 2).most(10)
+    (3, 2)
+    """
+
+    separation: int
+    participations: int | None = None
+
+    def __post_init__(self):
+        for name in ("separation", "participations"):
+            value = getattr(self, name)
+            if not (name == "participations" and value is None):
+                object.__setattr__(self, name, _arguments.integer(name, value, 1))
+
+    @property
+    def amplified_rate(self) -> float | None:
+        """The rate of Poisson sampling that may be accounted for: none."""
+        return None
+
+    def most(self, steps: int) -> int:
+        """Returns in how many of so many steps a record can be."""
+        fitting = -(-_arguments.integer("steps", steps, 1) // self.separation)
+        if self.participations is None:
+            return fitting
+        return min(self.participations, fitting)
+
+    def patterns(self, steps: int) -> Iterator[tuple[int, ...]]:
+        """Every set of steps that a record can be in, for matrices of a few steps."""
+        for count in range(self.most(steps) + 1):
+            for chosen in itertools.combinations(range(steps), count):
+                if all(j - i >= self.separation for i, j in itertools.pairwise(chosen)):
+                    yield chosen
+
+    def describe(self) -> str:
+        """Returns it in words, for privacy statements."""
+        times = (
+            "any number of times"
+            if self.participations is None
+            else _times(self.participations)
+        )
+        if self.participations == 1:
+            return "a record takes part once"
+        return (
+            f"a record takes part {times}, with at least {self.separation} steps from "
+            "one time to the next"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleEpoch(MinSeparation):
+    """Every record takes part once.
+
+    >>> SingleEpoch().most(10)
+    1
+    """
+
+    separation: int = dataclasses.field(default=1, init=False)
+    participations: int | None = dataclasses.field(default=1, init=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson:
+    """Records of b groups take turns; one whose turn it is enters at random.
+
+    Every record is in one of `separation` groups, which may be known. In step t it
+    enters with probability `rate` times `separation` if t modulo `separation` is its
+    group, independently of everything else, and not at all in other steps.
+
+    A matrix of at most b bands is then amplified (Choquette-Choo et al. 2023, arXiv
+    2306.08153, Theorem 4; proved again in docs/guarantees.md): n steps are dominated by
+    ceil(n / b) steps of the Poisson-sampled Gaussian at rate b q.
+
+    Attributes:
+      separation: b, the number of groups.
+      rate: q, the share of all records that a step has on average; at most 1/b.
+
+    >>> CyclicPoisson(separation=4, rate=0.05).amplified_rate
+    0.2
+    """
+
+    separation: int
+    rate: float
+
+    def __post_init__(self):
+        object.__setattr__(
+            self, "separation", _arguments.integer("separation", self.separation, 1)
+        )
+        rate = _arguments.rate("rate", self.rate)
+        object.__setattr__(self, "rate", rate)
+        check_cyclic_rate(rate, self.separation)
+
+    @property
+    def amplified_rate(self) -> float:
+        """The rate at which a record enters when it is its turn: min(1, b q)."""
+        return min(1.0, self.separation * self.rate)
+
+    def most(self, steps: int) -> int:
+        """Returns in how many of so many steps a record can be."""
+        return -(-_arguments.integer("steps", steps, 1) // self.separation)
+
+    def describe(self) -> str:
+        """Returns it in words, for privacy statements."""
+        return (
+            f"records of {self.separation} groups take turns; one whose turn it is "
+            f"enters with probability {self.amplified_rate:.6g}"
+        )
+
+
+def check_cyclic_rate(rate: float, groups: int) -> None:
+    """Refuses a share of all records that one of so many groups does not have."""
+    if rate * groups > 1 + 1e-9:
+        raise ValueError(
+            f"rate must be at most 1 / separation = {1 / groups:.6g}, got {rate!r}: a "
+            f"step takes from one of {groups} groups. Lower the rate, or have fewer "
+            "groups and bands."
+        )
+
+
+def of(value: Any, steps: int) -> MinSeparation | CyclicPoisson:
+    """The participation that is meant, of n steps: itself, or what a scheme keeps.
+
+    Raises:
+      ValueError: If it is neither, or the scheme keeps none.
+
+    >>> of(SingleEpoch(), 10)
+    SingleEpoch(separation=1, participations=1)
+    """
+    if isinstance(value, (MinSeparation, CyclicPoisson)):
+        return value
+    scheme = getattr(value, "scheme", value)
+    if hasattr(scheme, "participation"):
+        return scheme.participation(steps)
+    raise ValueError(
+        "participation must say how often a record takes part, such as "
+        "SingleEpoch(), MinSeparation(separation=100, participations=5) or a scheme "
+        f"that keeps one; got {_arguments.shown(value)}."
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"at most {count} times"

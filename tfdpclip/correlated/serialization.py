@@ -1,0 +1,61 @@
+"""Matrices as JSON-ready values, and back: what a ledger keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdpclip import _arguments
+from tfdpclip.correlated import buffered, matrices, optimized, tree
+from tfdpclip.correlated import participation as participations
+from tfdpclip.correlated.workload import Workload
+
+_MATRICES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        matrices.Independent,
+        matrices.Toeplitz,
+        matrices.SquareRootToeplitz,
+        matrices.InverseSquareRootToeplitz,
+        optimized.OptimizedToeplitz,
+        buffered.BufferedToeplitz,
+        tree.Tree,
+    )
+}
+_PARTICIPATIONS: dict[str, Any] = {
+    "SingleEpoch": lambda **_: participations.SingleEpoch(),
+    "MinSeparation": participations.MinSeparation,
+    "CyclicPoisson": participations.CyclicPoisson,
+}
+
+
+def from_dict(settings: dict[str, Any]) -> matrices.NoiseMatrix:
+    """Returns the matrix that `NoiseMatrix.to_dict` described.
+
+    What an optimised matrix had found is kept, not sought again.
+
+    Raises:
+      ValueError: If the settings are not those of a matrix.
+
+    >>> from_dict(matrices.SquareRootToeplitz(3).to_dict())
+    SquareRootToeplitz(bands=3, momentum=0.0)
+    """
+    if not isinstance(settings, Mapping):
+        raise ValueError(
+            f"settings must be a dictionary, got {_arguments.shown(settings)}."
+        )
+    settings = dict(settings)
+    try:
+        kind = _MATRICES[settings.pop("matrix")]
+        if isinstance(settings.get("participation"), Mapping):
+            given = dict(settings["participation"])
+            make = _PARTICIPATIONS[given.pop("participation")]
+            settings["participation"] = make(**given)
+        if isinstance(settings.get("workload"), Mapping):
+            settings["workload"] = Workload(**settings["workload"])
+        return kind(**settings)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"settings are not those of a noise matrix ({error}); known are "
+            f"{', '.join(_MATRICES)}."
+        ) from error

@@ -1,0 +1,115 @@
+"""What the noise is to be small in: the weights after every step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import signal
+
+from tfdpclip import _arguments
+from tfdpclip.correlated import toeplitz
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """How released gradients become weights: momentum, and a learning rate by step.
+
+    The weights after step t are a sum of the gradients released until then. In a plain
+    descent all have the same factor (prefix sums). With momentum mu, as Keras has it
+    (v = mu v - eta_t g, w = w + v), step j weighs eta_j (1 + mu + ... + mu^(t-j)) in
+    the weights after step t.
+
+    Attributes:
+      momentum: mu, from 0 up to, but not, 1.
+      learning_rates: eta of every step, for a schedule; None where it is constant. Only
+        the ratios matter.
+
+    >>> Workload(momentum=0.5).coefficients(4)
+    array([1.   , 1.5  , 1.75 , 1.875])
+    """
+
+    momentum: float = 0.0
+    learning_rates: tuple[float, ...] | None = None
+
+    def __post_init__(self):
+        momentum = _arguments.fraction("momentum", self.momentum)
+        if momentum == 1:
+            raise ValueError("momentum must be below 1, such as 0.9, got 1.")
+        object.__setattr__(self, "momentum", momentum)
+        if self.learning_rates is None:
+            return
+        rates = _arguments.floats("learning_rates", self.learning_rates)
+        if rates.ndim != 1 or not rates.size or not np.all(np.isfinite(rates)):
+            raise ValueError("learning_rates must be a list of finite numbers.")
+        if not (np.all(rates >= 0) and rates.max() > 0):
+            raise ValueError("learning_rates must be 0 or above, and not all 0.")
+        object.__setattr__(self, "learning_rates", tuple(map(float, rates)))
+
+    def coefficients(self, steps: int) -> np.ndarray:
+        """The first column of the workload, without learning rates."""
+        if self.momentum == 0:
+            return np.ones(steps)
+        return np.cumsum(self.momentum ** np.arange(steps))
+
+    def rates(self, steps: int) -> np.ndarray | None:
+        """The learning rates, the largest being 1; None if all are the same.
+
+        Raises:
+          ValueError: If there are fewer than steps.
+        """
+        if self.learning_rates is None:
+            return None
+        if len(self.learning_rates) < steps:
+            raise ValueError(
+                f"learning_rates must be given for each of the {steps} steps, got "
+                f"{len(self.learning_rates)}."
+            )
+        rates = np.array(self.learning_rates[:steps])
+        if not rates.max() > 0:
+            raise ValueError(f"learning_rates of the first {steps} steps are all 0.")
+        return None if np.ptp(rates) == 0 else rates / rates.max()
+
+    def matrix(self, steps: int) -> np.ndarray:
+        """A, which takes the released gradients to the weights after every step.
+
+        >>> Workload(learning_rates=(1.0, 0.5)).matrix(2)
+        array([[1. , 0. ],
+               [1. , 0.5]])
+        """
+        matrix = toeplitz.dense(self.coefficients(steps), steps)
+        rates = self.rates(steps)
+        return matrix if rates is None else matrix * rates
+
+    def applied(self, stream: np.ndarray) -> np.ndarray:
+        """A times a stream of steps along the first axis, without learning rates.
+
+        >>> Workload().applied(np.ones(3))
+        array([1., 2., 3.])
+        """
+        mu = self.momentum
+        return signal.lfilter([1.0], [1.0, -(1.0 + mu), mu], stream, axis=0)
+
+    def applied_transposed(self, stream: np.ndarray) -> np.ndarray:
+        """A^T times a stream, without learning rates."""
+        return self.applied(stream[::-1])[::-1]
+
+    def describe(self) -> str:
+        """Returns it in words."""
+        parts = [f"momentum {self.momentum:g}"] if self.momentum else []
+        if self.learning_rates is not None:
+            parts.append("a learning rate schedule")
+        return " and ".join(parts) or "prefix sums"
+
+
+def check_workload(workload: Any) -> Workload:
+    """Returns a workload, prefix sums for None; ValueError for what is none."""
+    if workload is None:
+        return Workload()
+    if not isinstance(workload, Workload):
+        raise ValueError(
+            "workload must be a Workload, such as Workload(momentum=0.9), got "
+            f"{_arguments.shown(workload)}."
+        )
+    return workload

@@ -16,7 +16,7 @@ FLOORS = [
     ["_schedules", "_data", "_philox", "pictures"],
     ["correlated"],
     ["noise", "clipping", "sampling"],
-    ["accounting"],
+    ["accounting", "matrix_noise"],
     ["mechanism", "gradients"],
     ["keras", "federated"],
     ["diagnostics"],

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         GradientMismatchError,
         LossStructureError,
     )
+    from tfdpclip.matrix_noise import CorrelatedNoise
 
 _MODULES = (
     "accounting",
@@ -59,6 +60,7 @@ _HOMES = {
     "PublicNormClip": "tfdpclip.clipping",
     "QuantileClip": "tfdpclip.clipping",
     "ScaledClip": "tfdpclip.clipping",
+    "CorrelatedNoise": "tfdpclip.matrix_noise",
     "ExampleIsolationError": "tfdpclip.gradients",
     "GradientMismatchError": "tfdpclip.gradients",
     "LossStructureError": "tfdpclip.gradients",
@@ -67,6 +69,7 @@ _HOMES = {
 __all__ = [
     "AutomaticClip",
     "ClipRule",
+    "CorrelatedNoise",
     "ExampleIsolationError",
     "FixedClip",
     "GradientMismatchError",

@@ -1,7 +1,7 @@
 """Valid calls of what correlated noise adds to the public names."""
 
 from tests.properties.registry import EVENT, case
-from tfdpclip import accounting, correlated, sampling
+from tfdpclip import accounting, correlated, matrix_noise, sampling
 
 _ONCE = correlated.SingleEpoch()
 _FIXED = sampling.MinSeparation(20, 5)
@@ -120,4 +120,20 @@ SAMPLING = {
     ),
     "MinSeparation.event": case(_FIXED.event, **EVENT),
     "MinSeparation.participation": case(_FIXED.participation, steps=3),
+}
+
+_RUN = matrix_noise.CorrelatedNoise(_ROOT, 12, _FIXED)
+MATRIX_NOISE = {
+    "CorrelatedNoise": case(
+        matrix_noise.CorrelatedNoise, matrix=_ROOT, steps=12, sampling=_FIXED
+    ),
+    # Of what an optimizer made; `as_run` is how it does.
+    "MatrixNoise": None,
+    "as_run": case(
+        matrix_noise.as_run,
+        # The mechanism looks at the number.
+        _={"free": ("noise_multiplier",)},
+        noise=_RUN,
+        noise_multiplier=1.0,
+    ),
 }

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 from tfdpclip._docs import see
+from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
+
+# Of correlated noise.
+_MORE_DRAWN = (
+    "{} steps were drawn from the batches and not trained on, so that the steps of a "
+    "record came closer to each other than its correlated noise is made for. Draw what "
+    "else you need (evaluation, a look at the data) from batches of their own."
+)
 
 
 class DrawCheck:
@@ -127,12 +134,43 @@ class DrawCheck:
         for drawer, _ in ours:
             self._refuse_misfit(drawer)
 
-    def shuffled_steps(self) -> Iterator[int]:
-        """Steps that each drawer went along its shuffle, whatever they were for."""
+    def refuse_other_noise(self, noise: Any) -> None:
+        """Raises if correlated noise is made for another way to draw.
+
+        Args:
+          noise: a `CorrelatedNoise`.
+        """
+        if not noise.sampling.accounts_for(self.scheme):
+            raise PrivacyMismatchError(
+                f"The noise is made for {noise.sampling.describe()}, and the batches "
+                f"are drawn by {self.scheme.describe()}. How often a record takes part "
+                "decides how much noise it needs: make both of one scheme."
+            )
+        if self._observer is None:
+            raise PrivacyMismatchError(
+                "check_data=False: with correlated noise the draws must be seen, as "
+                "nothing bounds a record that comes more often than it should."
+            )
+
+    def move_on(self, ledger: Ledger) -> None:
+        """Counts how far the run came in its order, whatever it was drawn for.
+
+        Args:
+          ledger: what counts the steps, after those of an execution.
+
+        Raises:
+          PrivacyMismatchError: if steps were drawn for something else, and noise is
+            correlated.
+        """
         if self._observer is None or self.scheme.independent_steps:
             return
+        current = ledger.phases[-1]
         for _, count in self._ours()[0]:
-            yield count // self._pieces
+            more = count // self._pieces - current.runs[-1]
+            current.runs[-1] += max(0, more)
+            if more > 0 and current.noise is not None:
+                ledger.save()
+                raise PrivacyMismatchError(_MORE_DRAWN.format(more))
 
     def _expected(self) -> Any:
         if self._wanted is not None:

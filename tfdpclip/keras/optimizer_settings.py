@@ -17,6 +17,7 @@ from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import DEFAULT_RATE
+from tfdpclip.matrix_noise import CorrelatedNoise, MatrixNoise, as_run
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
@@ -42,6 +43,7 @@ class OptimizerSettings:
         gradient_memory: int = DEFAULT_MEMORY,
         hardened_noise: bool = False,
         public_variables: Sequence[tf.Variable | str] = (),
+        noise: CorrelatedNoise | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ):
@@ -67,7 +69,8 @@ class OptimizerSettings:
         positive("gradient_memory", gradient_memory)
         perturbation = non_negative("perturbation", perturbation)
         public = PublicVariables(public_variables)
-        noise = GaussianNoise(seed, hardened_noise)
+        source = GaussianNoise(seed, hardened_noise)
+        correlated = as_run(noise, noise_multiplier)
         divisor = accumulation_steps if unit == "batch" else expected_batch_size
         super().__init__(*args, **kwargs)
         self._rule = rule
@@ -84,7 +87,9 @@ class OptimizerSettings:
         self._gradient_memory = int(gradient_memory)
         self._public_variables = public
         self._seed = seed
-        self._noise = noise
+        self._hardened = hardened_noise
+        self._correlated = correlated
+        self._noise = source if correlated is None else MatrixNoise(correlated, source)
 
     def _check_missing(self, noise_multiplier, expected_batch_size, unit):
         needed = [("noise_multiplier", noise_multiplier)]
@@ -120,6 +125,11 @@ class OptimizerSettings:
         """z of step `step`, counted from 0."""
         with tf.init_scope():
             return float(value_at(self._noise_setting, step))
+
+    @property
+    def noise(self) -> CorrelatedNoise | None:
+        """The correlated noise of the run; None for independent noise."""
+        return self._correlated
 
     @property
     def gradient_noise_multiplier(self) -> float:
@@ -181,7 +191,8 @@ class OptimizerSettings:
             check_isolation=self._check_isolation,
             recheck_rate=self._recheck_rate,
             gradient_memory=self._gradient_memory,
-            hardened_noise=self._noise.hardened,
+            hardened_noise=self._hardened,
+            noise=None if self._correlated is None else self._correlated.to_dict(),
             public_variables=list(self._public_variables.names),
             seed=self._seed,
         )

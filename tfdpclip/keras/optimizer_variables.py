@@ -20,6 +20,7 @@ from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.step_sums import StepSums
+from tfdpclip.matrix_noise import MatrixNoise
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
@@ -108,6 +109,11 @@ class OptimizerVariables(OptimizerSettings):
         """What draws the noise of this replica, or its share of it."""
         if replicas.count() == 1:
             return self._noise
+        if self._correlated is not None:
+            raise ValueError(
+                "noise: correlated noise is made on one device only; train without a "
+                "distribution strategy, or with independent noise (noise=None)."
+            )
         here = self._transient.here
         if here.noise is None:
             here.noise = self._noise.of_replica(replicas.index())
@@ -152,6 +158,11 @@ class OptimizerVariables(OptimizerSettings):
     def _public(self) -> PublicVariables:
         """What is declared to be public, and the optimizer's own."""
         return self._public_variables.and_those_of(all_unwrapped(self._variables))
+
+    def restart_noise(self) -> None:
+        """Begins another matrix of correlated noise, which is accounted for anew."""
+        if isinstance(self._noise, MatrixNoise):
+            self._noise.restart()
 
     @property
     def clip_state(self) -> Any:

@@ -192,6 +192,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             "observed": self._check_data,
             "holder": self._history.identity,
         }
+        if getattr(optimizer, "noise", None) is not None:
+            self._draws.refuse_other_noise(optimizer.noise)
+            self._phase |= optimizer.noise.of_a_phase
+            # Every call of `fit` has a matrix of its own.
+            optimizer.restart_noise()
         iterations = int(optimizer.iterations.numpy())
         self._z = self._noise.least(iterations, 1)
         if self._noise.scheduled and self._ledger.phases:
@@ -313,10 +318,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.add_unseen(ran, holder=self._history.identity)
             raise
         self._ledger.record(ran, save=False)
-        # What was drawn for another purpose moves the run along its shuffle.
-        current = self._ledger.phases[-1]
-        for steps in self._draws.shuffled_steps():
-            current.runs[-1] += max(0, steps - current.runs[-1])
+        self._draws.move_on(self._ledger)
 
     def _plan(self, done: int = 0) -> None:
         """Works out how many steps this call of fit may run, with those done."""

@@ -151,6 +151,9 @@ class StepHistory(tf.train.experimental.PythonState):
             return int(self._optimizer().iterations.numpy())
 
     def _least_noise(self, releases: int) -> float:
+        if getattr(self._optimizer(), "noise", None) is not None:
+            # Steps that share their noise mean nothing without their ledger.
+            return 0.0
         plan = NoisePlan(self._optimizer())
         if not plan.scheduled:
             return plan.at(0)

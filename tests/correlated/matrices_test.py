@@ -97,6 +97,33 @@ class TestEveryMatrix:
         assert hash(matrix) == hash(matrix)
 
 
+def test_every_matrix_has_an_entry():
+    public = {getattr(correlated, name) for name in correlated.__all__}
+    matrices = {
+        kind
+        for kind in public
+        if isinstance(kind, type) and issubclass(kind, correlated.NoiseMatrix)
+    }
+    abstract = {correlated.NoiseMatrix, correlated.ToeplitzMatrix}
+    assert matrices - abstract == {type(matrix) for matrix in MATRICES}
+
+
+@pytest.mark.parametrize("matrix", MATRICES, ids=repr)
+def test_a_matrix_is_its_settings(matrix):
+    settings = json.loads(json.dumps(matrix.to_dict()))
+    again = correlated.from_dict(settings)
+    assert again == matrix and hash(again) == hash(matrix)
+    np.testing.assert_array_equal(again.noising(9), matrix.noising(9))
+
+
+@pytest.mark.parametrize(
+    "settings", [None, {}, {"matrix": "Diagonal"}, {"matrix": "Tree", "depth": 3}]
+)
+def test_settings_of_nothing_are_refused(settings):
+    with pytest.raises(ValueError, match="settings"):
+        correlated.from_dict(settings)
+
+
 @pytest.mark.parametrize("matrix", TOEPLITZ, ids=repr)
 def test_coefficients_are_the_columns(matrix):
     np.testing.assert_array_equal(matrix.strategy(9)[:, 0], matrix.coefficients(9))

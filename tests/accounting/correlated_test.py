@@ -130,6 +130,54 @@ class TestAgainstTheDefinition:
         if matrix == _BANDED:
             assert worst == pytest.approx(_mu(event))
 
+    @pytest.mark.parametrize("turns", [False, True])
+    @pytest.mark.parametrize(
+        "matrix", [correlated.SquareRootToeplitz(3), _BUFFERED, _BANDED]
+    )
+    def test_a_clip_and_a_record_that_adapt_are_seen_no_better(self, matrix, turns):
+        """The likelihoods of a run under both neighbours, from what it released.
+
+        The clip follows the releases, and so do the other records. The record is as
+        long as it may be whenever it takes part; where it turns, its sign follows the
+        releases, too.
+        """
+        steps, z, runs = 7, 1.1, 100_000
+        scheme = sampling.MinSeparation(30, 10, relation="zero_out")
+        record = (0, 3, 6)
+        scale = z * matrix.sensitivity(steps, scheme)
+        strategy, noising = matrix.strategy(steps), matrix.noising(steps)
+        rng = np.random.default_rng(0)
+        noise = scale * rng.normal(size=(runs, steps)) @ noising.T
+
+        def stream(released, present):
+            """x of every step, by what was released before it."""
+            clip, before = np.ones(runs), np.zeros(runs)
+            for step in range(steps):
+                others = sum(np.clip(k * before, -clip, clip) for k in (1, -2, 3))
+                sign = np.where(before > 0, 1.0, -1.0) if turns else 1.0
+                own = np.clip(5 * sign, -clip, clip) * (present and step in record)
+                yield (others + own) / clip
+                before = released[:, step]
+                clip = clip * np.exp(-0.5 * np.tanh(before))
+
+        released = np.zeros((runs, steps))
+        for step, x in enumerate(stream(released, True)):
+            released[:, step] = x + noise[:, step]
+        squares = []
+        for present in (True, False):
+            x = np.array(list(stream(released, present))).T
+            squares.append(np.sum(((released - x) @ strategy.T / scale) ** 2, axis=1))
+        loss = (squares[1] - squares[0]) / 2
+        for epsilon in (0.3, 1.0, 2.0):
+            values = np.maximum(0, -np.expm1(epsilon - loss))
+            # Six deviations: a false alarm in 10^9.
+            margin = 6 * values.std() / math.sqrt(runs)
+            stated = accounting.delta(z, steps, scheme, epsilon, matrix=matrix)
+            assert values.mean() - margin <= stated
+            if not turns:
+                # Signs that agree are the worst there is, to the letter.
+                assert values.mean() + margin >= stated
+
     def test_amplification_bounds_the_exact_divergence(self):
         """Two turns of a banded matrix, on a grid: E_gamma of the mixtures.
 

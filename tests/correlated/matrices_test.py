@@ -97,6 +97,33 @@ class TestEveryMatrix:
         assert hash(matrix) == hash(matrix)
 
 
+def test_every_matrix_has_an_entry():
+    public = {getattr(correlated, name) for name in correlated.__all__}
+    matrices = {
+        kind
+        for kind in public
+        if isinstance(kind, type) and issubclass(kind, correlated.NoiseMatrix)
+    }
+    abstract = {correlated.NoiseMatrix, correlated.ToeplitzMatrix}
+    assert matrices - abstract == {type(matrix) for matrix in MATRICES}
+
+
+@pytest.mark.parametrize("matrix", MATRICES, ids=repr)
+def test_a_matrix_is_its_settings(matrix):
+    settings = json.loads(json.dumps(matrix.to_dict()))
+    again = correlated.from_dict(settings)
+    assert again == matrix and hash(again) == hash(matrix)
+    np.testing.assert_array_equal(again.noising(9), matrix.noising(9))
+
+
+@pytest.mark.parametrize(
+    "settings", [None, {}, {"matrix": "Diagonal"}, {"matrix": "Tree", "depth": 3}]
+)
+def test_settings_of_nothing_are_refused(settings):
+    with pytest.raises(ValueError, match="settings"):
+        correlated.from_dict(settings)
+
+
 @pytest.mark.parametrize("matrix", TOEPLITZ, ids=repr)
 def test_coefficients_are_the_columns(matrix):
     np.testing.assert_array_equal(matrix.strategy(9)[:, 0], matrix.coefficients(9))
@@ -207,6 +234,25 @@ class TestBuffered:
         found = correlated.noise_error(few, 1000, _ONCE)
         # Not below: the square root has the least maximal error there is.
         assert root.max * (1 - 1e-9) <= found.max <= 1.01 * root.max
+
+    @pytest.mark.parametrize(
+        "steps, buffers, factor",
+        [(10, 1, 1.04), (100, 2, 1.03), (1000, 3, 1.03), (10_000, 4, 1.03)],
+    )
+    def test_the_error_is_within_percents_of_the_bound(self, steps, buffers, factor):
+        """1 + ln(n) / pi bounds the least error (Mathias 1993, Corollary 3.5).
+
+        The factors are those that the tests of JAX Privacy hold its own search to.
+        """
+        matrix = correlated.BufferedToeplitz(buffers, steps, _ONCE, error="last")
+        error = correlated.noise_error(matrix, steps, _ONCE)
+        assert error.max <= factor * (1 + math.log(steps) / math.pi)
+
+    def test_it_is_what_jax_privacy_finds(self):
+        """Known answer of its test for two buffers and 100,000 steps."""
+        matrix = correlated.BufferedToeplitz(2, 100_000, _ONCE, error="last")
+        assert matrix.decay == pytest.approx((0.9999528892, 0.9857068667), rel=1e-5)
+        assert matrix.scale == pytest.approx((0.0122853238, 0.1878393665), rel=1e-5)
 
 
 class TestOptimized:

@@ -145,6 +145,21 @@ def test_more_bands_than_groups_are_not_amplified(groups):
         correlated.OptimizedToeplitz(3, 12, cyclic)
 
 
+def test_columns_that_only_miss_each_other_are_not_amplified():
+    """Orthogonal is not enough: what is added in a turn has to end before the next."""
+    cyclic = correlated.CyclicPoisson(2, 0.1)
+    matrix = np.eye(7, 6)  # With a last row for what comes after all steps.
+    assert sensitivity.of_matrix(matrix, cyclic) == pytest.approx(1.0)
+    matrix[6, 0] = 1.0
+    once = correlated.SingleEpoch()
+    assert sensitivity.of_matrix(matrix, once) == pytest.approx(2**0.5)
+    with pytest.raises(ValueError, match="bands"):
+        sensitivity.of_matrix(matrix, cyclic)
+    matrix = np.eye(6)
+    matrix[1, 0] = 1.0
+    assert sensitivity.of_matrix(matrix, cyclic) == pytest.approx(2**0.5)
+
+
 def test_rounding_is_upwards():
     """Against the same sums in exact arithmetic."""
     from fractions import Fraction

@@ -76,6 +76,30 @@ CORRELATED = {
 }
 
 ACCOUNTING = {
+    "Ledger.begin_with_a_matrix": case(
+        lambda **arguments: accounting.Ledger(1e-5).begin(**arguments),
+        noise_multiplier=1.0,
+        sampling=_FIXED,
+        noise=_ROOT,
+        horizon=20,
+        continued=None,
+    ),
+    "Phase.with_a_matrix": case(
+        accounting.Phase,
+        sampling=_FIXED,
+        noise_multiplier=1.0,
+        noise=_ROOT,
+        horizon=20,
+    ),
+    "noise_multiplier.with_a_matrix": case(
+        accounting.noise_multiplier,
+        _={"unbounded": ("epsilon",)},
+        epsilon=1.0,
+        delta=1e-5,
+        steps=10,
+        sampling=_FIXED,
+        matrix=_ROOT,
+    ),
     "correlated_event": case(
         accounting.correlated_event,
         matrix=_ROOT,

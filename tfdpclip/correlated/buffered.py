@@ -129,8 +129,9 @@ class BufferedToeplitz(ToeplitzMatrix):
         return np.concatenate([[1.0], np.minimum(tail, 1.0)])
 
     def inverse_coefficients(self, steps: int) -> np.ndarray:
+        steps = count(steps)
         decay, scale = np.array(self.decay), np.array(self.scale)
-        kept, column = np.zeros(self.buffers), np.zeros(count(steps))
+        kept, column = np.zeros(self.buffers), np.zeros(steps)
         for step in range(steps):
             column[step] = (step == 0) - scale @ kept
             kept = decay * kept + column[step]

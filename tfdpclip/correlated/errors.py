@@ -116,8 +116,9 @@ def plot_noise(
         )
     workload = check_workload(workload)
     given = {"independent": Independent(), **matrices}
+    steps = count(steps)
     figure, axes = pictures.new(10, 4, columns=2)
-    at = np.arange(1, count(steps) + 1)
+    at = np.arange(1, steps + 1)
     means: dict[str, float] = {}
     for index, (name, matrix) in enumerate(given.items()):
         check_matrix(f"matrices[{name!r}]", matrix)

@@ -38,8 +38,9 @@ def of_matrix(strategy: Any, participation: Any) -> float:
       arXiv 2306.08153, Algorithm 3).
     * Otherwise an upper bound: for every step the worst others by |C^T C|, and of these
       sums the worst again (their Algorithm 4).
-    * For `CyclicPoisson`: the longest column, of a matrix with at most `separation`
-      bands; others are refused.
+    * For `CyclicPoisson`: the longest column, of a matrix in which every column ends
+      before the one `separation` later begins, as with at most that many bands; others
+      are refused.
 
     Args:
       strategy: C, `[rows, steps]`.
@@ -67,7 +68,7 @@ def of_matrix(strategy: Any, participation: Any) -> float:
     # Of absolute values, so that rounding makes nothing orthogonal that is not.
     orthogonal = not np.any(gram[apart])
     if found.amplified_rate is not None:
-        if not orthogonal:
+        if not _ends_in_time(matrix, found.separation):
             raise ValueError(
                 f"strategy must have at most separation = {found.separation} bands "
                 "to be amplified: what a record adds in one turn must have ended "
@@ -139,6 +140,17 @@ def of_toeplitz(
         response[start : start + length] += column[:length]
     squared = float(response @ response)
     return toeplitz.upward(math.sqrt(squared), steps * terms + 2 * most)
+
+
+def _ends_in_time(matrix: np.ndarray, separation: int) -> bool:
+    """Whether a column's last row is before the first of that a separation later."""
+    rows = len(matrix)
+    seen = matrix != 0
+    used = seen.any(axis=0)
+    first = np.where(used, np.argmax(seen, axis=0), rows)
+    last = np.where(used, rows - 1 - np.argmax(seen[::-1], axis=0), -1)
+    latest = np.maximum.accumulate(last)[:-separation]
+    return bool(np.all(latest < first[separation:]))
 
 
 def _best_sum(values: np.ndarray, separation: int, most: int) -> float:

@@ -81,7 +81,7 @@ class SamplingScheme(abc.ABC):
     def participation(
         self, steps: int
     ) -> correlated.MinSeparation | correlated.CyclicPoisson:
-        """Returns how often, and how far apart, a record is in so many steps.
+        """Returns how often, and how far apart, a record is in any steps on end.
 
         What correlated noise costs depends on it (`tfdpclip.correlated`).
 
@@ -90,7 +90,7 @@ class SamplingScheme(abc.ABC):
 
         >>> from tfdpclip import sampling
         >>> sampling.ShuffledEpochs(10, 100).participation(25)
-        MinSeparation(separation=1, participations=3)
+        MinSeparation(separation=1, participations=4)
         """
         raise ValueError(
             f"{self.describe()}: a record may be in every step, and nothing is known "

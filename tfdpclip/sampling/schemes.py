@@ -303,8 +303,11 @@ class ShuffledEpochs(_EqualSteps):
         return ShuffledEpochs(self.population, self.population, self.relation)
 
     def participation(self, steps: int) -> correlated.MinSeparation:
-        # The last of an epoch may be the first of the next.
-        return correlated.MinSeparation(1, self._releases(max(1, steps)))
+        # The last of an epoch may be the first of the next, and a matrix may begin in
+        # the middle of one.
+        epoch = self.steps_per_epoch(self.population)
+        steps = _arguments.integer("steps", steps, 1)
+        return correlated.MinSeparation(1, 1 + (steps + epoch - 2) // epoch)
 
     def _releases(self, steps: int) -> int:
         return -(-steps // self.steps_per_epoch(self.population))

@@ -141,10 +141,11 @@ class ServerClips(PlainSum):
             return _encode(self, leaves, state)
 
     def decode(self, summed, state):
-        total, counts = summed
+        *pieces, counts = summed
         bound = self.clip.sensitivity(self.clip.state(state["clip"]))
-        total = tf.clip_by_norm(total, tf.cast(bound, total.dtype)[0])
-        return self.clip.layout.split(total), counts
+        bound = tf.cast(bound, self.clip.layout.dtype)[0]
+        pieces, _ = tf.clip_by_global_norm(pieces, bound)
+        return self.clip.layout.split_pieces(pieces), counts
 
 
 def unclipped(self, leaves, state, exact=False):

@@ -129,7 +129,7 @@ def test_what_is_drawn_by_rejection_is_what_is_left_over(stddev, table):
 
 
 @pytest.mark.parametrize("stddev", [0.5, 1.0, 3.7, 31.9, 128.1, 12345.6, 1e8])
-@pytest.mark.parametrize("count", [30_000, 1_000_000])
+@pytest.mark.parametrize("count", [8_000, 1_000_000])
 def test_samples_are_discrete_gaussian(stddev, count):
     x = _discrete_noise.sample(count, stddev, _seed(stddev)).numpy()
     assert x.shape == (count,) and x.dtype == np.int64
@@ -139,12 +139,10 @@ def test_samples_are_discrete_gaussian(stddev, count):
         _chi_square(np.bincount(x + reach, minlength=2 * reach + 1), chances)
         variance = float(np.sum(chances * np.arange(-reach, reach + 1.0) ** 2))
     else:
-        edges = stddev * scipy.stats.norm.ppf(np.arange(1, 1000) / 1000)
-        edges = np.floor(edges)
-        bins = np.diff(
-            scipy.stats.norm.cdf((edges + 0.5) / stddev), prepend=0, append=1
-        )
-        _chi_square(np.bincount(np.searchsorted(edges, x), minlength=1000), bins)
+        edges = np.floor(stddev * scipy.stats.norm.ppf(np.arange(1, 100) / 100))
+        below = scipy.stats.norm.cdf((edges + 0.5) / stddev)
+        bins = np.diff(below, prepend=0, append=1)
+        _chi_square(np.bincount(np.searchsorted(edges, x), minlength=100), bins)
         # Where in its cell a number is.
         low = x % 64
         _chi_square(np.bincount(low, minlength=64), np.full(64, 1 / 64))

@@ -23,12 +23,13 @@ from tfdpclip.federated import _entropy
 
 # Mass of 2e-23 lies beyond.
 _REACH = 10.0
-# Cells of one number up to here; then of as many as leave a stddev of half of this to
-# this many cells.
+# The stddev in cells is at most this, and above half of it where a cell has more than
+# one number. With more, the grain of the table leaves more over; with less, the fall
+# within cells does.
 _CELLS = 128
-# 16 random bits choose a slot of the table. Fewer samples than these are not worth it.
+# 16 random bits choose a slot of the table: too much work for fewer samples than these.
 _INDEX_BITS = 16
-_TABLE_FROM = 2**15
+_TABLE_FROM = 2**13
 
 
 def sample(
@@ -40,7 +41,7 @@ def sample(
 
     *Formal guarantees*, with uniform random bits in the place of the generator's: the
     distribution of a sample is within 2e-17 of N_Z(0, stddev^2) in total variation
-    (2e-15 for counts below 2^15), and has all numbers up to 8.6 standard deviations.
+    (2e-15 for counts below 2^13), and has all numbers up to 8.6 standard deviations.
     Namely, with p(k) the probabilities, cells of K numbers, and q the smallest p in a
     cell:
 
@@ -50,7 +51,7 @@ def sample(
       cell less n / (2^16 K) for every number. Cells are chosen by 63 bits, which
       moves a cell's chance by 2^-63 at most; numbers are kept by 52 bits and float64
       arithmetic, which moves a chance by 8e-16 at most. Of 3000 cells and 1.2% of the
-      samples at most, both together are below 2e-17. (Below 2^15 samples there is no
+      samples at most, both together are below 2e-17. (Below 2^13 samples there is no
       table: all are drawn in this way.)
     * The probabilities behind these numbers have 64 bits where numpy's `longdouble` is
       wider than a float64, as on x86.

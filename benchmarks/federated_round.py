@@ -60,7 +60,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--aggregators",
         type=names,
         default=list(AGGREGATORS),
-        help="Also central_fixed and central_layerwise.",
+        help="Also central_fixed and central_layerwise, and what there is no way "
+        "below: floor_central and floor_distributed.",
     )
     add(
         "--modes",

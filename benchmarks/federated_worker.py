@@ -4,7 +4,8 @@
 
 `benchmarks.federated_round` starts it; `benchmarks.timing` says what the files hold.
 "plain" is TensorFlow Federated's unweighted mean, `gaussian_adaptive` its own
-aggregator with adaptive clipping, the others ours.
+aggregator with adaptive clipping; floors are in `benchmarks.federated_floors`, the
+others ours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tfdpclip as dpc
-from benchmarks import timing
+from benchmarks import federated_floors, timing
 from tfdpclip import federated
 
 _INPUTS = 784
@@ -62,6 +63,8 @@ def aggregators(clients: int) -> dict[str, Callable]:
             noise="distributed",
             minimum_clients=max(1, int(0.8 * clients)),
         ),
+        "floor_central": lambda: federated_floors.Product(clients),
+        "floor_distributed": lambda: federated_floors.ModularSum(clients),
     }
 
 

@@ -326,7 +326,12 @@ def test_smoke_fails_above_the_limit_only(monkeypatch, capsys):
     assert smoke.main([]) == 0
     factor["batch"] = 1.01 * smoke.limit("mlp")
     assert smoke.main(["--models=mlp"]) == 1
+    factor["batch"] = 1.0
     assert "TOO SLOW" in capsys.readouterr().out
+    if stack.FEDERATED:
+        assert smoke.main(["--models=aggregation"]) == 0
+        factor["distributed"] = 14.0
+        assert smoke.main(["--models=mlp,aggregation"]) == 1
     with pytest.raises(SystemExit):
         smoke.main(["--factor=nan"])
 
@@ -372,11 +377,13 @@ def test_peers_run_where_they_are_installed(peer, model):
 @pytest.mark.slow
 def test_federated_rounds_run(tmp_path):
     federated_round.main(
-        ["--parameters=1e4", "--clients=10", "--aggregators=central,distributed"]
+        ["--parameters=1e4", "--clients=10"]
+        + ["--aggregators=central,distributed,floor_central,floor_distributed"]
         + ["--repeats=2", "--seconds=5", f"--output_dir={tmp_path}"]
     )
     rows = rows_of(tmp_path / "federated.csv")
-    assert [row["aggregator"] for row in rows] == ["plain", "central", "distributed"]
+    names = ["plain", "central", "distributed", "floor_central", "floor_distributed"]
+    assert [row["aggregator"] for row in rows] == names
     assert {row["status"] for row in rows} == {"ok"}
 
 

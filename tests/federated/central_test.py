@@ -205,6 +205,30 @@ def test_mixed_dtypes_keep_their_own():
         np.testing.assert_allclose(flat(result), [3, 0, 0, 4, 0, 0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_large_and_small_tensors_come_back_in_their_places(layerwise):
+    # Large ones are summed by themselves, small ones as one vector.
+    shapes = [[3], [300, 300], [2, 2], [70_000], []]
+    rng = np.random.default_rng(0)
+    clients = [
+        [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        for _ in range(3)
+    ]
+    clip = dpc.LayerwiseClip(0.5, groups="variable") if layerwise else 0.5
+    process = federated.clipped_mean(0.0, 3, clip).create(
+        tff.to_type([(np.float32, shape) for shape in shapes])
+    )
+    result = process.next(process.initialize(), clients).result
+    norms = np.array([[np.linalg.norm(np.ravel(x)) for x in c] for c in clients])
+    if not layerwise:
+        norms = np.linalg.norm(norms, axis=1, keepdims=True) * np.ones_like(norms)
+    weights = np.minimum(1, 0.5 / norms)
+    for i, found in enumerate(result):
+        assert found.shape == tuple(shapes[i])
+        expected = sum(w[i] * c[i] for w, c in zip(weights, clients, strict=True)) / 3
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_a_round_without_clients_is_noise_alone():
     for secure in (False, True):
         process = federated.clipped_mean(1.0, 100, secure=secure).create(NESTED)

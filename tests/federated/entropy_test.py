@@ -10,15 +10,18 @@ import tensorflow_federated as tff
 from tests.federated.helpers import vector_type
 from tests.seeds import COLLIDING, SCANNED, assert_random_words, opened
 from tfdpclip import federated
-from tfdpclip.federated import _discrete_noise, _entropy, distributed
+from tfdpclip.federated import _discrete_noise, _entropy, _rotation, distributed
 
-# A table makes the first, rejection the second.
+# Cells of one number, and of several.
 STDDEVS = (2.0, 1000.0)
 SAMPLERS = {
     "central": lambda seed: _entropy.standard_normal(64, seed),
-    "table": lambda seed: _discrete_noise.sample(64, STDDEVS[0], seed),
+    "cells": lambda seed: _discrete_noise.sample(64, STDDEVS[0], seed),
     "rejection": lambda seed: _discrete_noise.sample(64, STDDEVS[1], seed),
-    "signs": lambda seed: distributed.signs(128, seed, tf.float32),
+    "table": lambda seed: _discrete_noise.from_table(
+        _discrete_noise.cells_for(STDDEVS[1], True), 64, seed, tf.int64
+    ),
+    "signs": lambda seed: _rotation.signs(128, seed),
 }
 
 
@@ -38,7 +41,7 @@ def _plan():
 def _encoded(seed):
     rotation = tf.constant([3, 4], tf.int64)
     update = tf.ones([128]) / 128**0.5
-    return distributed.encode(_plan(), update, tf.zeros([0]), rotation, seed)
+    return distributed.encode(_plan(), [update], tf.zeros([0]), rotation, seed)
 
 
 def _each(function, seeds):

@@ -380,7 +380,7 @@ def check_record(leaves, values, rule):
     ]
     state = clip.state(clip.initial_state())
     weights, norms, _ = clip.weigh(record, state)
-    vector = clip.scale(record, clip.spread(weights) if clip.groups == 1 else weights)
+    vector = layout.to_vector(clip.scale_leaves(record, weights))
     vector = tf.cast(vector, tf.float64).numpy()
     assert np.isfinite(vector).all()
     assert np.isfinite(weights).all() and np.isfinite(norms).all()

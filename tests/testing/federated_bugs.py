@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from unittest import mock
 
@@ -26,6 +27,7 @@ _stddevs = Mechanism._stddevs
 _encode = PlainSum.encode
 _weigh = RecordClip.weigh
 _plan = distributed.plan
+_decode = distributed.decode
 _standard_normal = _entropy.standard_normal
 _derive = _entropy.derive
 _indicators = rules.QuantileClip.indicators
@@ -139,10 +141,11 @@ class ServerClips(PlainSum):
             return _encode(self, leaves, state)
 
     def decode(self, summed, state):
-        total, counts = summed
+        *pieces, counts = summed
         bound = self.clip.sensitivity(self.clip.state(state["clip"]))
-        total = tf.clip_by_norm(total, tf.cast(bound, total.dtype)[0])
-        return self.clip.layout.split(total), counts
+        bound = tf.cast(bound, self.clip.layout.dtype)[0]
+        pieces, _ = tf.clip_by_global_norm(pieces, bound)
+        return self.clip.layout.split_pieces(pieces), counts
 
 
 def unclipped(self, leaves, state, exact=False):
@@ -194,13 +197,9 @@ def shares_of_the_whole(**settings):
 
 
 def not_centred(constants, total, rotation):
-    vector = tf.cast(total, tf.float64) / constants.scale
-    vector = distributed.hadamard(vector) * distributed.signs(
-        constants.dimension, rotation, tf.float64
-    )
-    update = vector[: constants.size] / constants.update_factor
-    counts = vector[constants.size : constants.size + constants.counts]
-    return update, counts / tf.constant(constants.count_factors, tf.float64)
+    # What is below 0 is 2^bits too large.
+    wide = dataclasses.replace(constants, bits=constants.bits + 1)
+    return _decode(wide, total, rotation)
 
 
 def fixed_seed():
@@ -225,8 +224,8 @@ def uniform(count, seed):
     return math.sqrt(3) * tf.math.erf(_standard_normal(count, seed) / math.sqrt(2))
 
 
-def no_shares(count, stddev, seed):
-    return tf.zeros([count], tf.int64)
+def no_shares(count, stddev, seed, dtype):
+    return tf.zeros([count], dtype)
 
 
 def twice_the_bits(self, norms, state, present=None):

@@ -14,6 +14,8 @@ from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
 _SMALL_SQUARES = 1e-18
+# A leaf of as many coordinates is worth a tensor of its own: one less copy of it.
+_LARGE_LEAF = 2**16
 
 
 class Layout:
@@ -51,6 +53,10 @@ class Layout:
         self.dtypes = [tf.as_dtype(leaf.dtype) for _, leaf in named]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.size = sum(self.sizes)
+        large = [i for i, size in enumerate(self.sizes) if size >= _LARGE_LEAF]
+        small = [i for i in range(len(named)) if i not in large]
+        #: The places of the leaves that travel as one tensor.
+        self.pieces = [*([i] for i in large), *([small] if small else [])]
         wide = tf.float64 in self.dtypes
         self.dtype = tf.float64 if wide else tf.float32
 
@@ -62,6 +68,20 @@ class Layout:
     def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """The coordinates of each leaf from those of all."""
         return tf.split(vector, self.sizes) if len(self.sizes) > 1 else [vector]
+
+    def to_pieces(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The leaves as few vectors of `dtype`, with few copies of what is large."""
+        return [self.to_vector([leaves[i] for i in piece]) for piece in self.pieces]
+
+    def split_pieces(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The coordinates of each leaf from those of the pieces."""
+        found: list[Any] = [None] * len(self.sizes)
+        for places, piece in zip(self.pieces, pieces, strict=True):
+            sizes = [self.sizes[i] for i in places]
+            parts = tf.split(piece, sizes) if len(places) > 1 else [piece]
+            for i, part in zip(places, parts, strict=True):
+                found[i] = part
+        return found
 
     def to_value(self, parts: Sequence[tf.Tensor]) -> Any:
         """The structure with these coordinates, every leaf in its own dtype."""
@@ -199,21 +219,13 @@ class RecordClip:
             tf.gather(values, self.assignment), np.asarray(self.layout.sizes)
         )
 
-    def scale(self, leaves: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
-        """The record as a vector, every group times its factor.
-
-        A factor of 0 gives zeros whatever it meets, NaN included.
-        """
-        factors = tf.cast(factors, self.layout.dtype)
-        if self.groups == 1:
-            vector = self.layout.to_vector(leaves)
-            return tf.math.multiply_no_nan(vector, tf.reshape(factors, []))
-        return self.layout.to_vector(self.scale_leaves(leaves, factors))
-
     def scale_leaves(
         self, leaves: Sequence[tf.Tensor], factors: tf.Tensor
     ) -> list[tf.Tensor]:
-        """As `scale`, tensor by tensor."""
+        """The record's tensors in the layout's dtype, every group times its factor.
+
+        A factor of 0 gives zeros whatever it meets, NaN included.
+        """
         factors = tf.unstack(tf.cast(factors, self.layout.dtype), num=self.groups)
         return [
             tf.math.multiply_no_nan(tf.cast(leaf, self.layout.dtype), factors[group])

@@ -106,14 +106,15 @@ class PlainSum(Summation):
 
     def encode(self, leaves, state):
         weights, _, bits = self.clip.weigh(leaves, self.clip.state(state["clip"]))
-        return self.clip.scale(leaves, weights), bits
+        record = self.clip.scale_leaves(leaves, weights)
+        return self.clip.layout.to_pieces(record), bits
 
     def sum(self, encoded, inner_state):
         return _tff.federated_sum(encoded), inner_state
 
     def decode(self, summed, state):
-        total, counts = summed
-        return self.clip.layout.split(total), counts
+        *pieces, counts = summed
+        return self.clip.layout.split_pieces(pieces), counts
 
 
 class SecureSum(Summation):

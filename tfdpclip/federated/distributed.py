@@ -35,12 +35,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _streams
-from tfdpclip.federated import _discrete_noise, _entropy, _tff, discrete
+from tfdpclip.federated import _discrete_noise, _entropy, _rotation, _tff, discrete
 from tfdpclip.federated._records import RecordClip
 from tfdpclip.federated._summation import Summation
 from tfdpclip.mechanism import Mechanism
@@ -81,6 +82,20 @@ class Plan:
     squared_norm: int
     local_stddev: float
     minimum_clients: int
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Of clients' integers, and of their sum.
+
+        Sums of integers wrap around in TensorFlow, and a modulus that is a power of 2
+        divides what they wrap at.
+        """
+        return tf.int32 if self.bits <= 30 else tf.int64
+
+    @property
+    def modulus(self) -> np.integer:
+        """2^bits."""
+        return self.dtype.as_numpy_dtype(2**self.bits)
 
     @property
     def sum_stddev(self) -> float:
@@ -187,114 +202,109 @@ def plan(
     )
 
 
-def hadamard(vector: tf.Tensor) -> tf.Tensor:
-    """The orthonormal Walsh-Hadamard transform of a vector; its own inverse.
-
-    Args:
-      vector: `[D]`, D a power of 2.
-    """
-    dimension = int(vector.shape[0])
-    left = dimension.bit_length() - 1
-    result = vector
-    while left:
-        # Blocks that the matrix product is fast for.
-        size = 2 ** min(left, 7)
-        left -= min(left, 7)
-        result = tf.reshape(result, [size, dimension // size])
-        # The first axis is transformed and becomes the last.
-        result = tf.matmul(result, _matrix(size, vector.dtype), transpose_a=True)
-    return tf.reshape(result, [dimension])
-
-
-def _matrix(size: int, dtype: tf.DType) -> tf.Tensor:
-    matrix = np.ones([1, 1])
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return tf.constant(matrix / math.sqrt(size), dtype)
-
-
-def signs(dimension: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """`[dimension]` independent signs."""
-    bits = _streams.full_integers([dimension], seed, tf.int32)
-    return tf.where(bits < 0, -tf.ones([], dtype), tf.ones([], dtype))
-
-
 def encode(
     constants: Plan,
-    update: tf.Tensor,
+    parts: Sequence[tf.Tensor],
     indicators: tf.Tensor,
     rotation: tf.Tensor,
     seed: tf.Tensor,
 ) -> tf.Tensor:
-    """One client's integers, `[dimension]` int64, before noise.
+    """One client's integers before noise: `[dimension]`, whole numbers in float32.
 
     Args:
       constants: the plan.
-      update: `[size]`, of norm at most 1.
+      parts: an update of `size` coordinates, of norm `update_factor` at most.
       indicators: `[counts]`.
       rotation: the public seed of the signs.
       seed: the client's own.
     """
     vector = tf.concat(
         [
-            tf.cast(update, tf.float32) * constants.update_factor,
+            *(tf.reshape(tf.cast(part, tf.float32), [-1]) for part in parts),
             tf.cast(indicators, tf.float32)
             * tf.constant(constants.count_factors, tf.float32),
             tf.zeros([constants.dimension - constants.size - constants.counts]),
         ],
         0,
     )
-    rotated = hadamard(vector * signs(constants.dimension, rotation, tf.float32))
-    scaled = rotated * constants.scale
-    chance = _streams.uniform([constants.dimension], seed)
-    return round_within(scaled, chance, constants.squared_norm)
+    vector *= _rotation.signs(constants.dimension, rotation, constants.scale)
+    return round_within(
+        _rotation.hadamard(vector),
+        _chances(constants.dimension, seed),
+        constants.squared_norm,
+    )
+
+
+def _chances(count, seed):
+    """Multiples of 2^-16, uniform on [0, 1); two of them from one random word."""
+    words = _streams.full_integers([(count + 1) // 2], seed, tf.int32)
+    halves = tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:count]
+    return tf.cast(halves, tf.float32) * 2.0**-16
 
 
 def round_within(vector: tf.Tensor, chance: tf.Tensor, squared_norm: int) -> tf.Tensor:
     """Rounds to integers of a bounded norm.
 
     Args:
-      vector: what to round.
+      vector: what to round, float32.
       chance: uniform on [0, 1), one for each coordinate: rounds each up with
-        probability equal to its fraction.
+        probability equal to its fraction, as far as it and float32 have the bits.
       squared_norm: the bound. If the integers exceed it, all coordinates are rounded
         towards zero; if these do too, which takes a vector that was too long, they are
         zeros.
 
     Returns:
-      int64 integers, of squared norm at most `squared_norm`.
+      Whole numbers, float32, of squared norm at most `squared_norm`.
     """
-    whole = tf.floor(vector)
-    at_random = whole + tf.cast(chance < vector - whole, vector.dtype)
+    at_random = tf.floor(vector + chance)
 
     def within(rounded):
-        return tf.reduce_sum(tf.square(tf.cast(rounded, tf.int64))) <= squared_norm
+        whole = tf.cast(rounded, tf.int64)
+        return tf.reduce_sum(tf.square(whole)) <= squared_norm
 
     def towards_zero():
         shorter = tf.sign(vector) * tf.floor(tf.abs(vector))
         return tf.where(within(shorter), shorter, tf.zeros_like(shorter))
 
-    rounded = tf.cond(within(at_random), lambda: at_random, towards_zero)
-    return tf.cast(rounded, tf.int64)
+    def looked_at_closely():
+        return tf.cond(within(at_random), lambda: at_random, towards_zero)
+
+    # Integers are slow to square. A sum that is surely not too small is short enough
+    # nearly always.
+    short = _squares_at_most(at_random) <= float(squared_norm) * (1 - 2.0**-50)
+    return tf.cond(short, lambda: at_random, looked_at_closely)
+
+
+def _squares_at_most(vector):
+    """The sum of squares of whole numbers in float32, or a little more; float64.
+
+    Sums of 16 squares in float32 are too small by a relative 2^-20 at most, and their
+    sum in float64 by less than 2^-26 for up to 2^31 coordinates.
+    """
+    rows = math.gcd(vector.shape[0], 16)
+    squares = tf.reduce_sum(tf.square(tf.reshape(vector, [rows, -1])), 0)
+    return tf.reduce_sum(tf.cast(squares, tf.float64)) * (1 + 2.0**-19)
 
 
 def decode(
     constants: Plan, total: tf.Tensor, rotation: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The sums of updates (of norm 1) and of indicators from the modular sum.
+    """The sums of updates (of norm 1) and of indicators from the modular sum; float32.
 
     Args:
       constants: the plan.
-      total: `[dimension]` int64, in [0, 2^bits).
+      total: `[dimension]`, of the plan's type, in [0, 2^bits).
       rotation: the seed of the signs.
     """
-    half = 2 ** (constants.bits - 1)
-    centred = tf.math.floormod(total + half, 2 * half) - half
-    vector = tf.cast(centred, tf.float64) / constants.scale
-    vector = hadamard(vector) * signs(constants.dimension, rotation, tf.float64)
-    update = vector[: constants.size] / constants.update_factor
+    # The sign of the modular sum is its highest bit.
+    unused = tf.constant(8 * total.dtype.size - constants.bits, total.dtype)
+    centred = tf.bitwise.right_shift(tf.bitwise.left_shift(total, unused), unused)
+    unit = constants.scale * constants.update_factor
+    vector = _rotation.hadamard(tf.cast(centred, tf.float32))
+    vector *= _rotation.signs(constants.dimension, rotation, 1 / unit)
     counts = vector[constants.size : constants.size + constants.counts]
-    return update, counts / tf.constant(constants.count_factors, tf.float64)
+    factors = np.asarray(constants.count_factors) / constants.update_factor
+    return vector[: constants.size], counts / tf.constant(factors, tf.float32)
 
 
 class DistributedSum(Summation):
@@ -337,24 +347,28 @@ class DistributedSum(Summation):
         clip, constants = self.clip, self._plan
         rule_state = clip.state(state["clip"])
         weights, _, indicators = clip.weigh(leaves, rule_state)
-        update = clip.scale(leaves, weights / clip.noise_scales(rule_state))
+        # Group by group of norm 1, whatever the clip is now.
+        factors = weights / clip.noise_scales(rule_state) * constants.update_factor
         seed = _entropy.fresh_seed()
         whole = encode(
             constants,
-            update,
+            clip.scale_leaves(leaves, factors),
             indicators,
             self._rotation(state),
             _entropy.derive(seed, 0),
         )
-        noised = whole + _discrete_noise.sample(
-            constants.dimension, constants.local_stddev, _entropy.derive(seed, 1)
+        noise = _discrete_noise.sample(
+            constants.dimension,
+            constants.local_stddev,
+            _entropy.derive(seed, 1),
+            constants.dtype,
         )
-        modulus = tf.constant(2**constants.bits, tf.int64)
-        return tf.math.floormod(noised, modulus), tf.constant(1, tf.int32)
+        noised = tf.cast(whole, constants.dtype) + noise
+        code = tf.bitwise.bitwise_and(noised, constants.modulus - 1)
+        return code, tf.constant(1, tf.int32)
 
     def sum(self, encoded, inner_state):
-        modulus = np.int64(2**self._plan.bits)
-        total = _tff.secure_modular_sum(encoded[0], modulus)
+        total = _tff.secure_modular_sum(encoded[0], self._plan.modulus)
         clients = _tff.secure_sum_bitwidth(encoded[1], 1)
         return _tff.federated_zip((total, clients)), inner_state
 
@@ -371,7 +385,8 @@ class DistributedSum(Summation):
             total = tf.identity(total)
         update, counts = decode(self._plan, total, self._rotation(state))
         scales = self.clip.noise_scales(self.clip.state(state["clip"]))
-        return self.clip.layout.split(update * self.clip.spread(scales)), counts
+        spread = tf.cast(self.clip.spread(scales), tf.float32)
+        return self.clip.layout.split(update * spread), counts
 
     def release(self, summed, state, seed):
         del seed  # Each client draws its own share.

@@ -137,7 +137,9 @@ class Dial:
         del seed
         return tf.cast(self._read(count), tf.float32)
 
-    def discrete(self, count: int, stddev: float, seed: tf.Tensor) -> tf.Tensor:
+    def discrete(
+        self, count: int, stddev: float, seed: tf.Tensor, dtype: tf.DType
+    ) -> tf.Tensor:
         """In place of `_discrete_noise.sample`: all clients draw the same.
 
         Shares of n clients are independent, so that their sum has sqrt(n) times the
@@ -146,7 +148,7 @@ class Dial:
         del seed
         self.share = stddev if self.share is None else min(self.share, stddev)
         unit = stddev / np.sqrt(self.clients)
-        return tf.cast(tf.round(self._read(count) * unit), tf.int64)
+        return tf.cast(tf.round(self._read(count) * unit), dtype)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -281,9 +283,9 @@ def counted_shares() -> Iterator[list[float]]:
     module, stddevs = modules().discrete_noise, []
     own = module.sample
 
-    def sample(count, stddev, seed):
+    def sample(count, stddev, seed, dtype):
         stddevs.append(stddev)
-        return own(count, stddev, seed)
+        return own(count, stddev, seed, dtype)
 
     module.sample = sample
     try:

@@ -201,14 +201,17 @@ class Batches(tf.data.Dataset):
 
     @property
     def scheme(self) -> SamplingScheme:
+        """The scheme that drew what was drawn last."""
         return self._drawer.last.scheme
 
     @property
     def population(self) -> int:
+        """How many records there are to draw from."""
         return self._drawer.population
 
     @property
     def expected_batch_size(self) -> float:
+        """What the optimizer needs: the records of a logical step, on average."""
         return self.scheme.expected_batch_size(self.population)
 
     @property

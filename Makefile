@@ -241,7 +241,7 @@ requirements:
 	  --output-file requirements-keras3.txt requirements-keras3.in
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache bazel-*
+	rm -rf build dist docs/project docs/reference *.egg-info .mypy_cache .pytest_cache .ruff_cache bazel-*
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune \
 	  -exec rm -rf {} +
 

@@ -180,7 +180,11 @@ def overview_page() -> str:
     """The reference's first page: the packages, and what stands at the top level."""
     top = importlib.import_module("tfdpclip")
     placed = homes()
-    short = [f"`{placed[f'tfdpclip.{n}']}`" for n in top.__all__ if n[0].isupper()]
+    short = [
+        f":py:obj:`dpc.{name} <{placed[f'tfdpclip.{name}']}>`"
+        for name in top.__all__
+        if name[0].isupper()
+    ]
     lines = ["API reference", "=============", ""]
     lines += ["``import tfdpclip as dpc`` is the documented spelling: in examples,"]
     lines += ["``dpc.keras.DPSGD`` is `tfdpclip.keras.DPSGD`.", ""]

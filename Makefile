@@ -57,7 +57,7 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz bench real smoke peers lint format requirements clean distclean
+.PHONY: help demo docs test test-all fuzz bench real smoke peers lint format requirements clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
@@ -65,6 +65,7 @@ help:
 	@echo 'make test-all      lint, then every test'
 	@echo 'make fuzz          random models against one backward pass per example'
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
+	@echo 'make docs          build the documentation site in build/site'
 	@echo 'make bench         time private steps against plain steps and other libraries'
 	@echo 'make real          the experiments on real data, short form: make real DATA=DIR'
 	@echo 'make peers         install the other libraries that make bench compares with'
@@ -78,6 +79,19 @@ help:
 
 demo: $(READY)
 	@$(PY) -m keras_examples.digits $(ARGS)
+
+# The reference has the federated half, so that the site is built on the pinned stack.
+# Whatever Sphinx warns of (a broken link, a name that is nowhere) is an error.
+ifeq ($(ON),pinned)
+docs: $(VENV)/.docs
+	@$(PY) -m sphinx -b html --fresh-env --nitpicky --fail-on-warning --keep-going \
+	  --quiet -d build/doctrees docs build/site
+	@echo 'The site is in build/site: open index.html.'
+else
+docs:
+	@echo 'The site needs the stack pinned, and so Python 3.11:'; \
+	echo '    make docs STACK=pinned'; exit 1
+endif
 
 # TensorFlow never frees what XLA compiled, and this suite compiles hundreds of steps.
 # So the tests run in parts, each in processes of its own; the last part is whatever the
@@ -203,6 +217,11 @@ $(READY): $(VENV)/.requirements setup.py pyproject.toml
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Beside the stack: what both have is of the same version.
+$(VENV)/.docs: requirements-docs.txt $(READY)
+	@$(PIP) install -qq --no-deps --require-hashes -r requirements-docs.txt
+	@touch $@
+
 # Every package moves to its newest version that fits.
 RESOLVE = $(UV) pip compile --quiet --upgrade --generate-hashes --no-emit-index-url \
     --no-header --no-annotate
@@ -215,11 +234,14 @@ requirements:
 	@$(RESOLVE) --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
 	  --override requirements.overrides --output-file requirements.txt \
 	  requirements.in
+	@$(RESOLVE) --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
+	  --constraint requirements.txt --output-file requirements-docs.txt \
+	  requirements-docs.in
 	@$(RESOLVE) --python-version 3.10 --universal \
 	  --output-file requirements-keras3.txt requirements-keras3.in
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache bazel-*
+	rm -rf build dist docs/project docs/reference *.egg-info .mypy_cache .pytest_cache .ruff_cache bazel-*
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune \
 	  -exec rm -rf {} +
 

@@ -34,6 +34,8 @@ setuptools.setup(
     description="Differentially private training with TensorFlow, by better clipping",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="The authors of tfdpclip",
+    keywords="differential-privacy dp-sgd tensorflow keras federated-learning",
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=setuptools.find_packages(
@@ -72,6 +74,7 @@ setuptools.setup(
         "all": sorted({*EXAMPLES, *BENCHMARKS, *DEV}),
     },
     classifiers=[
+        "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.10",

@@ -13,7 +13,7 @@ from tfdpclip._docs import see
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md")])
 
 
 def anchors(page: pathlib.Path) -> list[str]:

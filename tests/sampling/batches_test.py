@@ -380,6 +380,42 @@ class TestData:
         with pytest.raises(ValueError, match=match):
             list(sampling.FullBatch().batches(data))
 
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda data: data.batch(5),
+            lambda data: data.batch(5).prefetch(1),
+            lambda data: data.batch(5).map(lambda x, y: (2 * x, y)),
+            lambda data: data.repeat(3),
+            lambda data: data.shuffle(10),
+            lambda data: data.take(4).concatenate(data.batch(1)),
+        ],
+        ids=["batch", "below prefetch", "below map", "repeat", "shuffle", "a part"],
+    )
+    def test_pipelines_whose_elements_are_not_records_are_refused(self, step):
+        pipeline = step(tf.data.Dataset.from_tensor_slices(_numbered()))
+        with pytest.raises(ValueError, match="need not be one record.*#rows-that-are"):
+            sampling.Poisson(0.1).batches(pipeline)
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda data: data.map(lambda x, y: (x, y), num_parallel_calls=2),
+            lambda data: data.take(40).skip(10).shard(2, 0),
+            lambda data: data.cache().prefetch(2).with_options(tf.data.Options()),
+            lambda data: tf.data.Dataset.zip((data.map(lambda x, y: x), data)).map(
+                lambda x, other: (x, other[1])
+            ),
+        ],
+        ids=["map", "parts", "cache", "zip"],
+    )
+    def test_pipelines_of_records_are_taken(self, step):
+        pipeline = step(tf.data.Dataset.from_tensor_slices(_numbered()))
+        batches = sampling.Poisson(0.5).batches(pipeline)
+        assert batches.population == int(pipeline.cardinality())
+        x, y, _ = next(iter(batches))
+        assert x.shape[1:] == _numbered()[0].shape[1:] and y.shape.rank == 1
+
     def test_records_must_have_one_shape(self):
         source = open_source(_Records([(2,), (3,)]))
         with pytest.raises(ValueError, match="record 1 has shape"):

@@ -105,6 +105,13 @@ def test_every_command_that_a_conversion_suggests_is_one(converted):
         assert pathlib.Path(config.data_dir).is_dir()
 
 
+def test_the_tutorial_shows_commands_of_the_page():
+    tutorial = (ROOT / "docs" / "tutorials" / "federated_plays.md").read_text()
+    (block,) = re.findall(r"^```sh\n(.*?)^```", tutorial, re.S | re.M)
+    assert len(block.splitlines()) == 2
+    assert all(shlex.split(line) in COMMANDS for line in block.splitlines())
+
+
 def test_the_page_names_the_features_of_every_benchmark():
     for name, task in TASKS.items():
         if task.file_name:

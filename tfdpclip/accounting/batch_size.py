@@ -45,6 +45,7 @@ class BatchSizeNoise:
 
     @property
     def cumulative_noise(self) -> float:
+        """z sqrt(T): the stddev of the noise of all steps, in clip norms."""
         return self.noise_multiplier * math.sqrt(self.steps)
 
     @property
@@ -81,8 +82,9 @@ class BatchSizeAdvice:
       good: the batch sizes with enough steps whose cumulative noise is within the
         tolerance of the best; the least of them is recommended. Empty if no candidate
         has enough steps.
-      population, epochs, epsilon, delta, minimum_steps, tolerance, convention: as
-        given.
+
+    What was given is kept: `population`, `epochs`, `epsilon`, `delta`,
+    `minimum_steps`, `tolerance` and `convention`.
     """
 
     batch_size: int

@@ -133,7 +133,7 @@ class OptimizerSettings:
 
     @property
     def gradient_noise_multiplier(self) -> float:
-        """z_g: the sum of group h gets stddev z_g times ``clip.noise_scales``[h]."""
+        """z_g: the sum of group h gets stddev z_g times scale h of `clip`."""
         with tf.init_scope():
             return float(self._mechanism.gradient_noise_multiplier(self.iterations))
 

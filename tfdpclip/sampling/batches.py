@@ -66,12 +66,6 @@ class Batches(tf.data.Dataset):
       ValueError: If an argument is out of range, the data do not fit the scheme, or
         the physical batches are too small for it.
 
-    Attributes:
-      scheme: The scheme that describes these very draws: for `Poisson`, with the
-        capacity that the physical shape imposes. Account for this one.
-      population: Number of records.
-      expected_batch_size: Expected records per logical step: the public divisor.
-
     >>> import numpy as np
     >>> from tfdpclip import sampling
     >>> x, y = np.ones((100, 3)), np.arange(100)
@@ -201,14 +195,17 @@ class Batches(tf.data.Dataset):
 
     @property
     def scheme(self) -> SamplingScheme:
+        """Of these very draws, with the capacity that their shape imposes."""
         return self._drawer.last.scheme
 
     @property
     def population(self) -> int:
+        """How many records there are to draw from."""
         return self._drawer.population
 
     @property
     def expected_batch_size(self) -> float:
+        """Records of a logical step on average: the public divisor."""
         return self.scheme.expected_batch_size(self.population)
 
     @property

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip._docs import see
+
 Structure = Any
 
 
@@ -153,7 +155,35 @@ def _dataset_source(dataset) -> Records:
             "data: this tf.data.Dataset has no random access. Sampling needs it; "
             "build it from tensor slices (and maps of those), or give arrays."
         ) from error
+    _check_gives_records(dataset)
     return Records(size, fetch)
+
+
+# Steps of a pipeline after which an element is still one record, and is there once.
+_KEEPS_RECORDS = frozenset(
+    """CacheDataset ConcatenateDataset MapDataset OptionsDataset ParallelMapDataset
+    PrefetchDataset RangeDataset ShardDataset SkipDataset TakeDataset TensorDataset
+    TensorSliceDataset ZipDataset""".split()
+)
+
+
+def _check_gives_records(dataset) -> None:
+    """Refuses a pipeline whose elements may be batches, or the same record twice."""
+    pending = [dataset]
+    while pending:
+        current = pending.pop()
+        kind = type(current).__name__.lstrip("_")
+        if kind not in _KEEPS_RECORDS:
+            step = kind.removesuffix("Dataset").lower()
+            raise ValueError(
+                f"data: this tf.data.Dataset goes through {step!r}, so that an element "
+                "need not be one record: a batch would be drawn, clipped and accounted "
+                "for as if it were one, and a record that is repeated as if it were "
+                "several. Take batch, shuffle and repeat out, which the scheme does; "
+                "tf.keras.utils.*_dataset_from_directory take batch_size=None and "
+                "shuffle=False." + see("rows-that-are-not-records")
+            )
+        pending.extend(current._inputs())
 
 
 def _check_size(size: int) -> None:

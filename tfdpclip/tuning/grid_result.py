@@ -42,8 +42,8 @@ class GridResult:
           metric: which score; that of the grid by default.
 
         Returns:
-          One dictionary for each setting: the settings, "mean", "min", "max" and
-          "runs". A repeat that is NaN makes all three NaN.
+          One dictionary for each setting, with it, "mean", "min", "max" and "runs".
+          A repeat that is NaN makes all three NaN.
 
         Raises:
           ValueError: if there is no such score.

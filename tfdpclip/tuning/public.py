@@ -180,7 +180,7 @@ class Recipe:
           factor: they reach from the best one divided by this to it times this.
 
         Returns:
-          The grid to run next: the best two clip norms, each with learning rates
+          The grid to run next, of the best two clip norms, each with learning rates
           around the better one's best.
 
         Raises:

@@ -64,6 +64,25 @@ def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
     )
 
 
+@pytest.mark.parametrize("noise", ["buffered", "toeplitz", "tree"])
+def test_correlated_noise_is_one_argument(noise):
+    plan = plan_of(noise=noise, physical_batch_size=64)
+    independent = plan_of(sampling="fixed_order")
+    model, history = trained(plan, epochs=9)
+    assert model.optimizer.noise is not None and plan.accumulation_steps == 2
+    assert plan.ledger.steps == plan.steps == 12
+    assert 2.99 < plan.statement().epsilon <= 3
+    assert "correlated" in str(plan.statement()) or "tree" in str(plan.statement())
+    # What it is for: less noise in the sum of the steps, which is the weights.
+    steps, scheme = plan.steps, plan.scheme
+    ours = (
+        plan.noise_multiplier
+        * dpc.correlated.noise_error(model.optimizer.noise.matrix, steps, scheme).max
+    )
+    theirs = independent.noise_multiplier * np.sqrt(steps)
+    assert ours < 0.9 * theirs
+
+
 def test_a_batch_as_large_as_the_data_is_the_data():
     plan = plan_of(batch_size=EXAMPLES)
     assert plan.scheme == dpc.sampling.FullBatch() and plan.steps == 3
@@ -160,6 +179,9 @@ def test_arrays_are_refused_with_the_lines_to_write():
         ({"epochs": 0}, "epochs"),
         ({"epochs": 1.5}, "epochs"),
         ({"sampling": "uniform"}, "sampling"),
+        ({"noise": "brown"}, "noise"),
+        ({"noise": "buffered", "sampling": "poisson"}, "MinSeparation"),
+        ({"noise": None}, "noise"),
         ({"accountant": "gdp"}, "accountant"),
         ({"physical_batch_size": 0}, "physical_batch_size"),
     ],

@@ -102,6 +102,7 @@ KERAS: dict[str, Any] = {
         batch_size=100,
         epochs=2,
         sampling="poisson",
+        noise="independent",
         physical_batch_size=None,
         accountant="pld",
         ledger=None,

@@ -16,6 +16,7 @@ from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_split import split_noise_multiplier
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
+from tfdpclip.correlated import NoiseMatrix
 
 
 class BudgetPlan(abc.ABC):
@@ -32,6 +33,7 @@ class BudgetPlan(abc.ABC):
       unit: what is clipped.
       accountant: `"pld"` or `"rdp"`.
       ledger: a ledger, or the path of its file; None for one in memory.
+      matrix: of correlated noise, for all the steps; None for independent noise.
     """
 
     #: How this plan calls a record, what it draws at once, how often it goes through
@@ -51,6 +53,7 @@ class BudgetPlan(abc.ABC):
         unit: str,
         accountant: str,
         ledger: Ledger | str | os.PathLike[str] | None,
+        matrix: NoiseMatrix | None = None,
     ):
         self._settings = settings
         #: The budget.
@@ -64,9 +67,10 @@ class BudgetPlan(abc.ABC):
         #: The accountant.
         self.accountant = accountant
         self._population, self._size, self._unit = population, size, unit
+        self._matrix = matrix
         #: z: the least noise with which the whole run stays within the budget.
         self.noise_multiplier = noise_multiplier(
-            epsilon, delta, steps, scheme, accountant, unit=unit
+            epsilon, delta, steps, scheme, accountant, unit=unit, matrix=matrix
         )
         #: What has been spent, step by step.
         self.ledger = Ledger.open(ledger, delta, accountant)
@@ -81,6 +85,7 @@ class BudgetPlan(abc.ABC):
             self.delta,
             self.accountant,
             unit=self._unit,
+            matrix=self._matrix,
         )
 
     def replace(self, **changes: Any) -> BudgetPlan:

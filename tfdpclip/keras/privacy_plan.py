@@ -13,17 +13,29 @@ from tfdpclip.accounting.batch_size import batch_size_advice
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
+from tfdpclip.correlated import (
+    BufferedToeplitz,
+    NoiseMatrix,
+    SquareRootToeplitz,
+    Tree,
+)
 from tfdpclip.keras.optimizers import privatize
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.step_history import StepHistory, history_of
+from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for
 from tfdpclip.sampling.schemes import FixedSize, FullBatch, Poisson, ShuffledEpochs
+from tfdpclip.sampling.separated import MinSeparation
 
 #: Ways to draw, by name.
-SAMPLING = ("poisson", "fixed_size", "shuffled")
+SAMPLING = ("poisson", "fixed_size", "shuffled", "fixed_order")
+#: Correlated noise, by name.
+NOISE = ("independent", "buffered", "toeplitz", "tree")
+# Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
+_BUFFERS, _BANDS = 3, 16
 #: The least number of steps that batch_size="auto" leaves: with 79 the rule of Rehn et
 #: al. was within 0.5 points of the best, with their 20 it lost up to 1.3
 #: (docs/results/real).
@@ -33,7 +45,13 @@ _LINES = (
     "    model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)"
 )
 # What the plan tells an optimizer, and batches.
-_PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps", "unit")
+_PLANNED = (
+    "noise_multiplier",
+    "expected_batch_size",
+    "accumulation_steps",
+    "unit",
+    "noise",
+)
 _SHAPED = ("physical_batch_size", "accumulation_steps", "steps", "independent_groups")
 
 
@@ -65,9 +83,13 @@ class PrivacyPlan(BudgetPlan):
       batch_size: Expected examples per step; "auto" takes the rule of Rehn et al.
         (2025) with at least 80 steps (`dpc.tuning.batch_size_advice`).
       epochs: How often to go through the data, on average.
-      sampling: `"poisson"` (the least noise; all examples in every step where the batch
-        is as large as the data), `"fixed_size"`, or `"shuffled"`, as plain `fit` draws,
-        with no amplification.
+      sampling: `"poisson"` by default: the least noise, and all examples in every step
+        where the batch is as large as the data. `"fixed_size"`; `"shuffled"`, as plain
+        `fit` draws, or `"fixed_order"`, the same in every epoch: the last two with no
+        amplification.
+      noise: `"independent"`, or correlated over the steps, for `"fixed_order"`:
+        `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix of
+        `dpc.correlated`. It is made for one call of `fit` over all epochs.
       physical_batch_size: Most examples that the device holds at a time; a step is
         then made of several batches. By default a step is one.
       accountant: `"pld"` or `"rdp"`.
@@ -102,7 +124,8 @@ class PrivacyPlan(BudgetPlan):
         batch_size: int | str,
         epochs: int,
         *,
-        sampling: str = "poisson",
+        sampling: str | None = None,
+        noise: str | NoiseMatrix = "independent",
         physical_batch_size: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
@@ -114,10 +137,15 @@ class PrivacyPlan(BudgetPlan):
             batch_size=batch_size,
             epochs=epochs,
             sampling=sampling,
+            noise=noise,
             physical_batch_size=physical_batch_size,
             accountant=accountant,
             ledger=ledger,
         )
+        if not isinstance(noise, NoiseMatrix):
+            _arguments.choice("noise", noise, NOISE)
+        if sampling is None:
+            sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
         epochs = _arguments.integer("epochs", epochs, 1)
         _arguments.choice("sampling", sampling, SAMPLING)
@@ -155,17 +183,21 @@ class PrivacyPlan(BudgetPlan):
             asked, examples, rows, self.accumulation_steps, False
         )
         self._asked = asked
+        steps = epochs * drawn.steps_per_epoch(examples)
+        matrix = _matrix(noise, steps, drawn)
+        self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
             settings,
             epsilon=epsilon,
             delta=delta,
             population=examples,
             size=batch_size,
-            steps=epochs * drawn.steps_per_epoch(examples),
+            steps=steps,
             scheme=drawn,
             unit="example",
             accountant=accountant,
             ledger=ledger,
+            matrix=matrix,
         )
         self._batches: Batches | None = None
         self._histories: list[StepHistory] = []
@@ -207,6 +239,7 @@ class PrivacyPlan(BudgetPlan):
             noise_multiplier=self.noise_multiplier,
             expected_batch_size=float(self.batch_size),
             accumulation_steps=self.accumulation_steps,
+            noise=self._noise,
             **options,
         )
         self._check_counts(made.clip)
@@ -298,6 +331,8 @@ class PrivacyPlan(BudgetPlan):
                 f"{self.noise_multiplier / self.batch_size:.3g} clip norms on the mean",
             ),
         ]
+        if self._matrix is not None:
+            facts.append(("correlation", self._matrix.describe()))
         if self._clip:
             facts.append(("clip", self._clip))
         if self.batch_size_advice is not None:
@@ -310,4 +345,17 @@ def _scheme(sampling: str, batch_size: int, examples: int) -> SamplingScheme:
         return FixedSize(batch_size, examples)
     if sampling == "shuffled":
         return ShuffledEpochs(batch_size, examples)
+    if sampling == "fixed_order":
+        return MinSeparation(examples, batch_size)
     return FullBatch() if batch_size == examples else Poisson(batch_size / examples)
+
+
+def _matrix(noise: str | NoiseMatrix, steps: int, scheme: SamplingScheme) -> Any:
+    """The matrix that an argument stands for; None for independent noise."""
+    if isinstance(noise, NoiseMatrix):
+        return noise
+    if noise == "buffered":
+        return BufferedToeplitz(_BUFFERS, steps, scheme)
+    if noise == "toeplitz":
+        return SquareRootToeplitz(_BANDS)
+    return Tree() if noise == "tree" else None

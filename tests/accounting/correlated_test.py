@@ -130,6 +130,30 @@ class TestAgainstTheDefinition:
         if matrix == _BANDED:
             assert worst == pytest.approx(_mu(event))
 
+    def test_counts_through_the_same_matrix_are_in_the_split(self):
+        """A record's sum of norm 1 and its bits, in the noise that each has.
+
+        Noise z_g s C^-1 Z on the sum and s_k s C^-1 Z_k on two counts: at Mahalanobis
+        distance 1/z, when the bits are +-1/2 and signs agree, and no further.
+        """
+        steps, z, stddevs = 8, 1.7, [3.0, 4.0]
+        scheme = sampling.MinSeparation(30, 10, relation="zero_out")
+        sum_z = accounting.split_noise_multiplier(z, stddevs)
+        s, noising = _BANDED.sensitivity(steps, scheme), _BANDED.noising(steps)
+        precision = np.linalg.inv(noising @ noising.T)
+        rng = np.random.default_rng(0)
+        worst = 0.0
+        for pattern in scheme.participation(steps).patterns(steps):
+            for trial in range(10):
+                squared = 0.0
+                for stddev, most in ((sum_z, 1.0), *((k, 0.5) for k in stddevs)):
+                    shift = np.zeros(steps)
+                    signs = rng.choice([-1, 1], len(pattern)) if trial else 1
+                    shift[list(pattern)] = most * np.asarray(signs)
+                    squared += shift @ precision @ shift / (stddev * s) ** 2
+                worst = max(worst, math.sqrt(squared))
+        assert worst == pytest.approx(1 / z)
+
     @pytest.mark.parametrize("turns", [False, True])
     @pytest.mark.parametrize(
         "matrix", [correlated.SquareRootToeplitz(3), _BUFFERED, _BANDED]

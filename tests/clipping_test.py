@@ -174,6 +174,19 @@ def test_the_linear_update_stops_above_zero():
     assert math.isfinite(float(back))
 
 
+@pytest.mark.parametrize("update", ["geometric", "linear"])
+def test_a_quantile_stays_at_the_least_norm_and_leaves_it(update):
+    rule = QuantileClip(0.5, 1.0, 0.4, update=update, minimum_norm=0.3)
+    state = rule.initial_state()
+    for _ in range(20):
+        state = rule.next_state(state, tf.constant([1.0]))
+    assert float(rule.clip_norm(state)) == pytest.approx(0.3)
+    state = rule.next_state(state, tf.constant([0.0]))
+    assert float(rule.clip_norm(state)) > 0.3
+    with pytest.raises(ValueError, match="minimum_norm must be at most initial_norm"):
+        QuantileClip(0.5, 0.1, minimum_norm=0.3)
+
+
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_extreme_quantiles_move_one_way_only(target):
     rule = QuantileClip(target, 1.0)

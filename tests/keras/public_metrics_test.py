@@ -39,6 +39,11 @@ def test_the_unclipped_fraction_is_that_of_the_epoch(update, start, fraction):
     assert logs["noise_stddev"] == [0, 0]
 
 
+def test_a_clip_norm_at_its_least_tells_no_fraction():
+    logs, _ = logged(dpc.QuantileClip(0.4, 50.0, learning_rate=0.1, minimum_norm=49.0))
+    assert logs["clip_norm"][-1] == 49 and "unclipped_fraction" not in logs
+
+
 def test_the_fraction_is_the_noised_one():
     # Noise of a tenth of the records on each count, over 8 steps: within 6 stddevs of
     # 1/2 except for one run in 5e8, and the same number twice once in millions.

@@ -188,6 +188,8 @@ def test_the_count_gets_its_own_noise():
 
 def test_the_default_clip_follows_a_quantile_and_can_be_watched():
     optimizer = DPAdam(noise_multiplier=1.0, expected_batch_size=64)
-    assert optimizer.clip == QuantileClip(0.65, initial_norm=1.0, normalize=True)
+    assert optimizer.clip == QuantileClip(
+        0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1
+    )
     assert float(optimizer.clip_norm) == pytest.approx(1.0)
     assert optimizer.count_stddevs == (64 / 20,)

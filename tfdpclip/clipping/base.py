@@ -164,6 +164,17 @@ class ClipRule(abc.ABC):
         del fractions
         return state
 
+    def mean_fraction(self, before: Any, after: Any, steps: int) -> float | None:
+        """The mean of the noised fractions of some steps, if the state tells.
+
+        Args:
+          before: C_t before the first of them.
+          after: the state after the last.
+          steps: how many.
+        """
+        del before, after, steps
+        return None
+
     def count_stddevs(
         self, records_per_step: float, private: bool = True
     ) -> tuple[float, ...]:

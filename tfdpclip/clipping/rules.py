@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,9 @@ class QuantileClip(ClipRule):
         step, the paper's rule (section 3.1).
       update: "geometric" or "linear".
       normalize: whether to divide the clipped record by the current C.
+      minimum_norm: C stays at it or above. Where a model fits most records their
+        gradients are nearly 0; a C that follows them there clips every record to the
+        same norm, and normalised steps no longer shrink as training converges.
 
     Raises:
       ValueError: if an argument is not a finite number in its range.
@@ -132,6 +136,7 @@ class QuantileClip(ClipRule):
     count_stddev: float | None = None
     update: str = "geometric"
     normalize: bool = False
+    minimum_norm: float = 0.0
 
     elementwise = True
 
@@ -149,6 +154,13 @@ class QuantileClip(ClipRule):
             object.__setattr__(self, "count_stddev", stddev)
         _arguments.choice("update", self.update, ("geometric", "linear"))
         _arguments.boolean("normalize", self.normalize)
+        least = _arguments.non_negative("minimum_norm", self.minimum_norm)
+        object.__setattr__(self, "minimum_norm", least)
+        if least > self.initial_norm:
+            raise ValueError(
+                f"minimum_norm must be at most initial_norm ({self.initial_norm:g}), "
+                f"got {least:g}."
+            )
 
     def initial_state(self) -> Any:
         clip_norm = tf.constant(self.initial_norm, tf.float32)
@@ -191,8 +203,19 @@ class QuantileClip(ClipRule):
             moved = clip_norm * tf.exp(-self.learning_rate * error)
         else:
             moved = clip_norm - self.learning_rate * error
-        moved = _in_range(moved)
+        moved = tf.maximum(_in_range(moved), self.minimum_norm)
         return (moved, state[1] + 1) if isinstance(state, (tuple, list)) else moved
+
+    def mean_fraction(self, before: Any, after: Any, steps: int) -> float | None:
+        if isinstance(self.target_quantile, Schedule):
+            return None
+        first, last = (float(self.clip_norm(state)) for state in (before, after))
+        if min(first, last) <= 1.0001 * self.minimum_norm:
+            return None
+        moved = first - last
+        if self.update == "geometric":
+            moved = math.log(first / last)
+        return self.target_quantile + moved / (self.learning_rate * steps)
 
     def count_stddevs(
         self, records_per_step: float, private: bool = True

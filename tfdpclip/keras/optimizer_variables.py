@@ -165,6 +165,11 @@ class OptimizerVariables(OptimizerSettings):
             self._noise.restart()
 
     @property
+    def knows_its_groups(self) -> bool:
+        """Whether the clip rule has a state: one with groups, once it is built."""
+        return self._bound_mechanism is not None
+
+    @property
     def clip_state(self) -> Any:
         """The clip rule's current state."""
         flat = [tf.convert_to_tensor(part) for part in self._clip_state]

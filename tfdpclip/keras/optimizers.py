@@ -18,10 +18,10 @@ _ARGUMENTS = """
 
     Args:
       clip: the clip norm, a Keras schedule of it, or a clip rule. The default,
-        ``QuantileClip(0.65, initial_norm=1.0, normalize=True)``, follows a quantile of
-        the gradient norms and divides by it, so that the useful learning rate does not
-        depend on the size of gradients: a step moves the weights by the learning rate
-        at most, but for noise and momentum.
+        ``QuantileClip(0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1)``,
+        follows a quantile of the gradient norms and divides by it, so that the useful
+        learning rate does not depend on the size of gradients: a step moves the weights
+        by the learning rate at most, but for noise and momentum.
       noise_multiplier: z, the number the accountant gets: the noise's stddev as a
         multiple of the clip norm, 0 or above. What the gradient sum gets is slightly
         more where the clip rule spends some of the budget on counts
@@ -55,6 +55,9 @@ _ARGUMENTS = """
         all the same: an average of the trained model, a schedule. Any other variable
         that the loss reads must not change during training. Terms that are no
         example's own (weight decay) may depend on these and on trained variables only.
+      noise: a `tfdpclip.CorrelatedNoise`, for noise that cancels over the steps
+        (docs/correlated_noise.md); independent noise by default. It is made on one
+        device, for draws that `PrivacyBudget` sees.
       seed: an integer makes the noise reproducible, for experiments only: the run is
         then not private, and reports say so.
 
@@ -93,7 +96,7 @@ def privatize(
       A subclass of it, named with DP in front, that takes the arguments of the class
       and `clip`, `noise_multiplier`, `expected_batch_size`, `accumulation_steps`,
       `unit`, `perturbation`, `check_isolation`, `recheck_rate`, `gradient_memory`,
-      `hardened_noise`, `public_variables` and `seed` by keyword.
+      `hardened_noise`, `public_variables`, `noise` and `seed` by keyword.
 
     Raises:
       ValueError: if it is no such class.

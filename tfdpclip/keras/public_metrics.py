@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from tfdpclip._schedules import Schedule
-from tfdpclip.clipping import QuantileClip
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 
 
@@ -15,7 +12,8 @@ class PublicMetrics:
 
     *Formal guarantees*: all are functions of what the steps released and of public
     settings. The fraction of unclipped records is the mean of the *noised* fractions,
-    worked out from how far they moved the clip norm.
+    worked out from how far they moved the clip norm; it is left out where that cannot
+    tell.
 
     Args:
       optimizer: the optimizer that trains.
@@ -23,7 +21,7 @@ class PublicMetrics:
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
-        self._start: tuple[float, int] | None = None
+        self._start: tuple[Any, int] | None = None
 
     def begin(self) -> None:
         """Begins an epoch."""
@@ -36,38 +34,29 @@ class PublicMetrics:
             return {}
         found: dict[str, float] = {}
         if made.clip.threshold is not None:
-            norms = made.clip_norms
-            found = {f"clip_norm/{name}": norm for name, norm in norms.items()}
-            if set(norms) == {"all"}:
-                found = {"clip_norm": norms["all"]}
+            found |= _named("clip_norm", made.clip_norms)
         fraction = self._unclipped()
         if fraction is not None:
             found["unclipped_fraction"] = fraction
-        stddevs = made.noise_stddevs
-        for name, stddev in stddevs.items():
-            key = "noise_stddev" if set(stddevs) == {"all"} else f"noise_stddev/{name}"
-            found[key] = stddev
-        return found
+        return found | _named("noise_stddev", made.noise_stddevs)
 
-    def _position(self) -> tuple[float, int] | None:
-        """The clip norm, where one number follows a quantile, and the step."""
+    def _position(self) -> tuple[Any, int] | None:
+        """The clip's state and the step; None before there is a state."""
         made = self._optimizer
-        if not isinstance(made, PrivateOptimizer):
+        if not isinstance(made, PrivateOptimizer) or not made.knows_its_groups:
             return None
-        rule = made.clip
-        if not isinstance(rule, QuantileClip) or rule.has_groups:
-            return None
-        if isinstance(rule.target_quantile, Schedule):
-            return None
-        return float(made.clip_norm), int(made.iterations)
+        return made.clip_state, int(made.iterations)
 
     def _unclipped(self) -> float | None:
         now = self._position()
         if now is None or self._start is None or now[1] <= self._start[1]:
             return None
         rule, steps = self._optimizer.clip, now[1] - self._start[1]
-        if rule.update == "geometric":
-            moved = math.log(self._start[0] / now[0])
-        else:
-            moved = self._start[0] - now[0]
-        return rule.target_quantile + moved / (rule.learning_rate * steps)
+        return rule.mean_fraction(self._start[0], now[0], steps)
+
+
+def _named(name: str, values: dict[str, float]) -> dict[str, float]:
+    """By group, if there are several."""
+    if set(values) == {"all"}:
+        return {name: values["all"]}
+    return {f"{name}/{group}": value for group, value in values.items()}

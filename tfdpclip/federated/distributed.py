@@ -17,9 +17,9 @@ undoes the linear steps.
 replacing all that one client contributes by zeros (the server knows who takes part, so
 that taking part is not what is hidden):
 
-* A client's integers have a norm of at most B, checked in integers: if rounding at
-  random exceeded it (probability 1e-6), the vector is rounded towards zero instead,
-  which makes nothing longer.
+* A client's integers have a norm of at most B, checked with nothing lost to rounding:
+  if rounding at random exceeded it (probability 1e-6), the vector is rounded towards
+  zero instead, which makes nothing longer.
 * The sum of at least `minimum_clients` shares makes every round
   1 / (2 z^2)-zero-concentrated private, z being `noise_multiplier`: by
   `discrete.sum_multiplier`, which accounts for the rounding and for sums of discrete

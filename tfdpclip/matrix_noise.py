@@ -48,7 +48,7 @@ class CorrelatedNoise:
     >>> scheme = sampling.MinSeparation(1000, 100)
     >>> run = CorrelatedNoise(correlated.SquareRootToeplitz(4), 20, scheme)
     >>> round(run.sensitivity, 3)
-    1.744
+    1.725
     """
 
     matrix: correlated.NoiseMatrix

@@ -23,6 +23,7 @@ PACKAGES = {
     "clipping": "Clip rules",
     "sampling": "Schemes that draw batches and cohorts, and state what that does",
     "accounting": "Epsilon, calibration, ledgers, statements",
+    "correlated": "Matrices of correlated noise: what they cost, how it is made",
     "federated": "Aggregators for TensorFlow Federated",
     "tuning": "Clip norm, batch size and learning rate, and what choosing costs",
     "testing": "Tests of privacy for your own pipelines",

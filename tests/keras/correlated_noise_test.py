@@ -115,6 +115,7 @@ def test_every_clip_and_accumulation_train_and_are_counted(optimizer, options):
     assert budget.ledger.steps == STEPS == int(model.optimizer.iterations)
     assert 2.99 < budget.statement.epsilon <= 3
     assert "correlated" in str(budget.statement)
+    assert not any("noise_stddev" in name for name in model.history.history)
 
 
 def test_kept_noise_is_in_no_file(tmp_path):

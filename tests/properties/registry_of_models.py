@@ -81,6 +81,8 @@ KERAS: dict[str, Any] = {
     "DPAdamW": case(keras.DPAdamW, _={"costly": True}, **PRIVACY),
     "DPAdagrad": case(keras.DPAdagrad, _={"costly": True}, **PRIVACY),
     "DPRMSprop": case(keras.DPRMSprop, _={"costly": True}, **PRIVACY),
+    # In the section of `tfdpclip.matrix_noise`.
+    "CorrelatedNoise": None,
     "PrivacyBudget": case(
         keras.PrivacyBudget,
         _={"unbounded": ("epsilon",), "fixed": ("ledger",)},

@@ -65,7 +65,7 @@ class PrivacyPlan(BudgetPlan):
 
     >>> plan = PrivacyPlan(2, 1e-7, population=10**6, clients_per_round=500, rounds=100)
     >>> round(plan.noise_multiplier, 2)
-    0.61
+    0.55
     """
 
     _RECORD, _SIZE, _LENGTH, _STEP = "client", "clients_per_round", "rounds", "round"

@@ -21,8 +21,10 @@ from tfdpclip.keras.public_data import (
 )
 from tfdpclip.keras.transfer import TrainableCounts, film
 from tfdpclip.keras.workers import WorkerLostError, multi_worker_strategy
+from tfdpclip.matrix_noise import CorrelatedNoise
 
 __all__ = [
+    "CorrelatedNoise",
     "DPSGD",
     "DPAdagrad",
     "DPAdam",

@@ -195,7 +195,10 @@ class OptimizerVariables(OptimizerSettings):
 
     @property
     def noise_stddevs(self) -> dict[str, float]:
-        """The noise stddev on each coordinate of the next mean gradient, by group."""
+        """The noise stddev on each coordinate of the next mean gradient, by group.
+
+        Correlated noise has this times s(C) and the norm of a row of C^-1.
+        """
         stddevs = self._mechanism.noise_stddevs(self.clip_state, self.iterations)
         rule = self._mechanism.rule
         names = rule.layout.names if rule.has_groups else ("all",)

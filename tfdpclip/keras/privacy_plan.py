@@ -109,7 +109,7 @@ class PrivacyPlan(BudgetPlan):
     >>> plan = PrivacyPlan(
     ...     epsilon=3, delta=1e-5, examples=1000, batch_size=100, epochs=5)
     >>> plan.steps, round(plan.noise_multiplier, 2)
-    (50, 1.58)
+    (50, 1.35)
     >>> print(plan.replace(epochs=10).steps)
     100
     """

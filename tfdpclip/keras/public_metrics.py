@@ -38,14 +38,16 @@ class PublicMetrics:
         fraction = self._unclipped()
         if fraction is not None:
             found["unclipped_fraction"] = fraction
-        return found | _named("noise_stddev", made.noise_stddevs)
+        if made.noise is None:
+            found |= _named("noise_stddev", made.noise_stddevs)
+        return found
 
     def _position(self) -> tuple[Any, int] | None:
         """The clip's state and the step; None before there is a state."""
         made = self._optimizer
         if not isinstance(made, PrivateOptimizer) or not made.knows_its_groups:
             return None
-        return made.clip_state, int(made.iterations)
+        return made.clip_state, int(made.iterations.numpy())
 
     def _unclipped(self) -> float | None:
         now = self._position()

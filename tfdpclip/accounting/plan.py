@@ -88,7 +88,7 @@ class BudgetPlan(abc.ABC):
             matrix=self._matrix,
         )
 
-    def replace(self, **changes: Any) -> BudgetPlan:
+    def replace(self, **changes: Any) -> Any:
         """A new plan with other arguments, with a ledger of its own that is empty.
 
         Args:

@@ -55,7 +55,11 @@ class PrivacyPlan(BudgetPlan):
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
 
     Attributes:
-      epsilon, delta, population, clients_per_round, rounds: As given.
+      epsilon: As given.
+      delta: As given.
+      population: As given.
+      clients_per_round: As given.
+      rounds: As given.
       noise_multiplier: z of every round.
       scheme: What draws the cohorts.
       ledger: What was spent.

@@ -96,11 +96,16 @@ class PrivacyPlan(BudgetPlan):
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
 
     Attributes:
-      epsilon, delta, examples, batch_size, epochs: As given; `batch_size` is a number.
+      epsilon: As given.
+      delta: As given.
+      examples: As given.
+      batch_size: As given, or as chosen.
+      epochs: As given.
       noise_multiplier: z of every step.
       steps: Steps of all epochs.
       scheme: What draws them, as it is accounted for.
-      physical_batch_size, accumulation_steps: Rows of a batch, and batches of a step.
+      physical_batch_size: Rows of a batch.
+      accumulation_steps: Batches of a step.
       ledger: What was spent.
 
     Raises:
@@ -209,7 +214,8 @@ class PrivacyPlan(BudgetPlan):
         Args:
           optimizer: A class: `dpc.keras.DPAdam` and the others, or any Keras optimizer,
             which is made private.
-          *args, **options: As for that class; among them `clip`, `learning_rate`.
+          *args: As for that class.
+          **options: As for that class; among them `clip`, `learning_rate`.
 
         Raises:
           ValueError: If the plan says already what an argument says, or the clip rule's

@@ -16,8 +16,15 @@ import tfdpclip as dpc
 from benchmarks import models
 from benchmarks.timing import Spec, UnsupportedError
 
+# Steps that correlated noise is made for, and how they draw.
+_STEPS, _SCHEME = 1000, dpc.sampling.MinSeparation(10_000, 100)
 # Many groups need counts with more noise than the default.
 _GROUP_COUNTS = 100.0
+
+
+def _correlated(matrix: dpc.correlated.NoiseMatrix) -> dict[str, Any]:
+    return {"clip": 1.0, "noise": dpc.CorrelatedNoise(matrix, _STEPS, _SCHEME)}
+
 
 OURS: dict[str, Callable[[], dict[str, Any]]] = {
     "fixed": lambda: {"clip": 1.0},
@@ -31,6 +38,10 @@ OURS: dict[str, Callable[[], dict[str, Any]]] = {
     "normalized": lambda: {"clip": dpc.FixedClip(1.0, normalize=True)},
     "batch": lambda: {"clip": 1.0, "unit": "batch"},
     "perturbation": lambda: {"clip": 1.0, "perturbation": 0.1},
+    "buffered_3": lambda: _correlated(
+        dpc.correlated.BufferedToeplitz(3, _STEPS, _SCHEME)
+    ),
+    "toeplitz_16": lambda: _correlated(dpc.correlated.SquareRootToeplitz(16)),
     # Not private. What is left without it is the cost of drawing the noise, a number
     # for each parameter, which small batches of large dense models mostly wait for.
     "quantile_no_noise": lambda: {"clip": dpc.QuantileClip(), "noise_multiplier": 0.0},

@@ -274,10 +274,13 @@ def _advance(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Te
 
 def _buffered(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
     """w = z - sum_i scale_i s_i; s_i = decay_i s_i + w."""
-    before = tf.where(step > 0, kept.kept.read_value(), tf.zeros([], kept.dtype))
+    # What is kept of an earlier matrix is finite, and counts for nothing.
+    goes_on = tf.cast(step > 0, kept.dtype)
     scale, decay = (
-        tf.constant(part, kept.dtype) for part in (kept.stream.scale, kept.stream.decay)
+        goes_on * tf.constant(part, kept.dtype)
+        for part in (kept.stream.scale, kept.stream.decay)
     )
+    before = kept.kept.read_value()
     noise = fresh - tf.tensordot(scale, before, 1)
     decayed = tf.reshape(decay, [-1] + [1] * kept.shape.rank) * before
     kept.kept.assign(decayed + noise)
@@ -295,22 +298,17 @@ def _banded(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
     count = len(rest)
     noise = fresh * tf.constant(first, kept.dtype)
     if count:
-        # The one of k steps ago is at (step - k) modulo the length of the ring.
+        # The one of k steps ago is at (step - k) modulo the length of the ring. What is
+        # of an earlier matrix is finite, and counts for nothing.
         age = (step - 1 - tf.range(count)) % count + 1
         there = age <= step
         weights = tf.gather(tf.constant(rest, kept.dtype), age - 1)
         weights = tf.where(there, weights, tf.zeros([], kept.dtype))
-        noise += tf.tensordot(weights, _finite(kept, there), 1)
+        noise += tf.tensordot(weights, kept.kept.read_value(), 1)
     newest = noise if solved else fresh
     place = step % max(1, count)
     kept.kept.scatter_update(tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis]))
     return noise
-
-
-def _finite(kept: _KeptStream, there: tf.Tensor) -> tf.Tensor:
-    """What is kept, with zeros for what is of an earlier matrix."""
-    shape = tf.reshape(there, [-1] + [1] * kept.shape.rank)
-    return tf.where(shape, kept.kept.read_value(), tf.zeros([], kept.dtype))
 
 
 def _tree(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:

@@ -138,8 +138,7 @@ def as_run(noise: Any, noise_multiplier: Any) -> CorrelatedNoise | None:
             "noise_multiplier must be a number with correlated noise: one matrix has "
             "one, for all of its steps."
         )
-    # What it always was, to the bit.
-    return None if isinstance(run.matrix, correlated.Independent) else run
+    return run
 
 
 class MatrixNoise:

@@ -959,6 +959,23 @@ def test_what_another_batch_left_does_not_reach_this_ones_gradient(kept):
     assert int(optimizer.iterations) == 0
 
 
+def test_nor_by_a_gradient_of_its_own():
+    swap = _kept_in_python()
+
+    @tf.custom_gradient
+    def passing(p, y):
+        def backward(upstream):
+            return upstream + tf.reshape(swap(y), []), None
+
+        return tf.identity(p), backward
+
+    model = tf.keras.Sequential([L.Dense(1)])
+    optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")
+    model.compile(optimizer, lambda y, p: tf.reduce_mean((y - passing(p, y)) ** 2))
+    with pytest.raises(Exception, match="may be\\s+of other batches"):
+        model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), verbose=0)
+
+
 def test_what_keeps_nothing_is_allowed_in_a_clipped_batch():
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([1], [2.0], tf.int64, tf.float32), 1.0

@@ -83,14 +83,44 @@ def test_released_prefix_sums_have_the_covariance_of_the_matrix(clip):
         assert len(set(seen.stddevs)) > STEPS // 2
 
 
-def test_the_identity_is_independent_noise_to_the_bit():
-    weights = []
-    for noise in (None, noise_of(correlated.Independent())):
-        model = model_of(500, seed=3, noise=noise)
+def test_the_identity_is_independent_noise_with_its_sensitivity():
+    """The same draws: one Gaussian of z for the run, so that each step has s(C) z."""
+    noise, weights = noise_of(correlated.Independent()), []
+    assert noise.sensitivity == pytest.approx(np.sqrt(2))  # Twice in eight steps.
+    for options in ({"z": noise.sensitivity}, {"z": 1.0, "noise": noise}):
+        model = model_of(500, seed=3, **options)
         model.set_weights([np.zeros((3, 500))])
         fitted(model)
         weights.append(model.get_weights()[0])
-    np.testing.assert_array_equal(*weights)
+    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fit_within_fit_is_refused():
+    """Otherwise several orders of the records share one matrix."""
+    model = model_of(noise=noise_of())
+    budget = dpc.keras.PrivacyBudget(1e6, 1e-5, SCHEME)
+
+    class Nested(tf.keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            inner = dpc.keras.PrivacyBudget(1e6, 1e-5, SCHEME, ledger=budget.ledger)
+            batches = SCHEME.batches((X, Y))
+            model.fit(batches.take(1), callbacks=[inner], verbose=0)
+
+    with pytest.raises(PrivacyMismatchError, match="while this one ran"):
+        fitted(model, 1, SCHEME.batches((X, Y)), budget, [Nested()])
+    assert int(model.optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize("scheme", [SCHEME, dpc.sampling.ShuffledEpochs(BATCH, N)])
+def test_arrays_that_are_shuffled_in_place_do_not_move_records(scheme):
+    x = np.arange(N, dtype=np.float32)[:, np.newaxis].copy()
+    batches = scheme.batches(x, seed=1) if scheme is not SCHEME else scheme.batches(x)
+    first = np.concatenate([part[0].numpy() for part in batches])
+    x[:] = x[::-1].copy()
+    second = np.concatenate([part[0].numpy() for part in batches])
+    assert sorted(first.ravel()) == sorted(second.ravel()) == list(range(N))
+    if scheme is SCHEME:
+        np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("optimizer", [dpc.keras.DPSGD, dpc.keras.DPAdam])

@@ -387,3 +387,31 @@ def test_the_training_function_is_put_back():
     # Without the callback nobody looks.
     x, y = _data()
     model.fit(x, y, verbose=0)
+
+
+class _Writes(tf.keras.layers.Layer):
+    """Python within a layer that adds the batch to the weights."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=[shape[-1], 1])
+
+    def call(self, inputs):
+        def put(batch):
+            self.w.assign_add(tf.reduce_sum(batch, 0)[:, tf.newaxis])
+            return np.float32(0)
+
+        tf.py_function(put, [inputs], tf.float32)
+        return tf.matmul(inputs, self.w)
+
+
+def test_python_in_the_training_step_is_refused():
+    x, y = np.ones((20, 3), np.float32), np.zeros((20, 1), np.float32)
+    model = tf.keras.Sequential([tf.keras.Input((3,)), _Writes()])
+    model.compile(
+        DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=20), "mse"
+    )
+    batches = sampling.FullBatch().batches((x, y))
+    budget = PrivacyBudget(float("inf"), 1e-5, batches)
+    with pytest.raises(PrivacyMismatchError, match="Python code runs in the training"):
+        model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
+    assert "not counted" in str(budget.statement)

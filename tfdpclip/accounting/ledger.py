@@ -117,6 +117,12 @@ class Ledger(Spending):
         return None if self._file is None else self._file.path
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """Where the books are: another one after whatever else was counted in them."""
+        runs = tuple(len(phase.runs) for phase in self.phases)
+        return self.steps, runs, self._holder
+
+    @property
     def holder(self) -> str | None:
         """Identity of the optimizer whose steps are recorded now, if it has one."""
         return self._holder

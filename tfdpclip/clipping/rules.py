@@ -215,7 +215,9 @@ class QuantileClip(ClipRule):
         moved = first - last
         if self.update == "geometric":
             moved = math.log(first / last)
-        return self.target_quantile + moved / (self.learning_rate * steps)
+        mean = self.target_quantile + moved / (self.learning_rate * steps)
+        # Elsewhere something else moved it: the least norm there is, or a checkpoint.
+        return mean if -1e-3 <= mean <= 1.001 else None
 
     def count_stddevs(
         self, records_per_step: float, private: bool = True

@@ -46,8 +46,8 @@ class WholeGradient(RecordGradients):
     ):
         self.variables = all_unwrapped(variables)
         self.isolated = tf.constant(True)
-        _refuse_what_others_left(loss)
         found = self._differentiate(loss)
+        _refuse_what_others_left(loss, found)
         self._connected = [g is not None for g in found]
         if not any(self._connected):
             raise ValueError(
@@ -120,9 +120,11 @@ def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
     return gradient if gradient.dtype.size >= 4 else tf.cast(gradient, tf.float32)
 
 
-def _refuse_what_others_left(loss: tf.Tensor) -> None:
+def _refuse_what_others_left(loss: tf.Tensor, gradients: Sequence) -> None:
+    # A gradient of its own (`tf.custom_gradient`) may depend on more than the loss.
+    parts = [t for g in gradients if g is not None for t in _tensors_of(g)]
     through: list[tuple[tf.Operation, str]] = []
-    for op in ancestors([loss]):
+    for op in ancestors([loss, *parts]):
         kind = _copies.kept_elsewhere(op)
         if kind is not None:
             through.append((op, kind))
@@ -136,3 +138,9 @@ def _refuse_what_others_left(loss: tf.Tensor) -> None:
             "been clipped. Use TensorFlow's ops, or run the code in the data "
             "pipeline, before batches are drawn." + see("mixed-examples")
         )
+
+
+def _tensors_of(gradient) -> list[tf.Tensor]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]

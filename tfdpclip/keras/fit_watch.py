@@ -11,6 +11,7 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
@@ -264,6 +265,16 @@ class FitWatch:
             found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
+            python = next(filter(calls_python, concrete.graph.get_operations()), None)
+            if python is not None and not self.problem:
+                self.problem = (
+                    f"Python code runs in the training step ({python.name!r}): what it "
+                    "writes to, the weights perhaps, nobody sees. Use TensorFlow's "
+                    "ops, or run it in the data pipeline or in a callback. If it "
+                    "writes to no weights, or what depends on released weights and "
+                    "public data only, say so: PrivacyBudget(..., "
+                    "allow_outside_updates=True)." + see("updates-by-something-else")
+                )
 
     def _report(self, variable: tf.Variable | None, how: str) -> None:
         if variable is None or self.problem:

@@ -20,7 +20,7 @@ from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.executions import Executions, refuse_overrun
 from tfdpclip.keras.noise_plan import NoisePlan, private_optimizer
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.room import Room
+from tfdpclip.keras.room import Room, refuse_other_use
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
@@ -227,9 +227,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         self._count_unseen()
         self._plan()
+        self._place = self._ledger.place
 
     def on_train_batch_begin(self, batch, logs=None):
         del logs
+        refuse_other_use(self._ledger, self._place)
         counted = self._ledger.counted.get(self._history.identity, 0)
         if self._look_for_unseen or self._history.releases != counted:
             # Another callback may have restored a checkpoint, or trained.
@@ -258,6 +260,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             iterations = int(self._optimizer.iterations.numpy())
             self._follow(self._noise.least(iterations, needed))
         self._reserve(needed)
+        self._place = self._ledger.place
         self._watch.arm()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -268,6 +271,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._record(ran)
         for text in self._watch.assumptions:
             self._ledger.assume(text)
+        self._place = self._ledger.place
         if self._watch.problem:
             self._ledger.assume(
                 f"something ran that is not counted: {self._watch.problem}"

@@ -119,6 +119,10 @@ class Batches(tf.data.Dataset):
         if prefetch and (accumulation_steps > 1 or not drawn.independent_steps):
             raise ValueError(NO_PREFETCH)
 
+        if not drawn.independent_steps:
+            # Places stand for records over the steps: arrays that are shuffled in place
+            # would bring a record to one step after the other.
+            source = source.kept()
         self._drawer = Drawer(
             drawn,
             source,

@@ -21,6 +21,13 @@ class Source(abc.ABC):
     #: One `(row_shape, dtype)` per part, in the structure (x,), (x, y) or (x, y, w).
     row_spec: tuple[Structure, ...]
 
+    def kept(self) -> Source:
+        """The same records, in their order, whatever the caller does to the arrays.
+
+        What the caller fetches one by one cannot be kept.
+        """
+        return self
+
     @abc.abstractmethod
     def take(self, indices: np.ndarray, rows: int) -> tuple[Structure, ...]:
         """Returns the given records, followed by zero rows up to `rows`."""
@@ -68,7 +75,7 @@ def open_source(data: Any) -> Source:
 
 
 class Columns(Source):
-    """Arrays whose first axis runs over records."""
+    """Arrays whose first axis runs over records; a view of what the caller has."""
 
     def __init__(self, parts: tuple[Structure, ...]):
         self._parts = tuple(_map(_as_column, part) for part in parts)
@@ -83,6 +90,12 @@ class Columns(Source):
             _map(lambda column: (column.shape[1:], column.dtype), part)
             for part in self._parts
         )
+
+    def kept(self) -> Columns:
+        copied = object.__new__(Columns)
+        copied.__dict__.update(vars(self))
+        copied._parts = tuple(_map(np.copy, part) for part in self._parts)
+        return copied
 
     def take(self, indices, rows):
         def gather(column):

@@ -55,7 +55,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--models", type=names, default=list(MODELS), help="Which models to time.")
     add("--batch_sizes", type=names, default=[str(size) for size in BATCH_SIZES])
-    add("--modes", type=names, default=list(cells.OURS), help="Ours; also joint.")
+    add(
+        "--modes",
+        type=names,
+        default=list(cells.OURS),
+        help="Ours; also joint, buffered_3, toeplitz_16.",
+    )
     add(
         "--peers",
         type=names,

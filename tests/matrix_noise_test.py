@@ -164,6 +164,8 @@ def test_what_does_not_fit_is_refused():
         CorrelatedNoise(correlated.Tree(), 0, SCHEME)
     with pytest.raises(ValueError, match="no bands"):
         CorrelatedNoise(correlated.SquareRootToeplitz(None), 5, SCHEME)
+    with pytest.raises(ValueError, match="an inverse that grows"):
+        CorrelatedNoise(correlated.Toeplitz((1.0, 1000.0)), 5, SCHEME)
     # A record of Poisson batches may come in every step, as often as it happens.
     with pytest.raises(ValueError):
         CorrelatedNoise(correlated.Tree(), 5, sampling.Poisson(0.1))

@@ -18,6 +18,9 @@ from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
 
+# Of useful matrices no coefficient of the inverse is above 1.
+_MOST_WEIGHT, _LOOKED_AT = 100.0, 10_000
+
 
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoise:
@@ -74,6 +77,15 @@ class CorrelatedNoise:
         _stream_of(self.matrix)  # Refuses what cannot be made step by step.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
+        if isinstance(self.matrix, correlated.ToeplitzMatrix):
+            column = self.matrix.inverse_coefficients(min(steps, _LOOKED_AT))
+            most = np.max(np.abs(column))
+            if not most <= _MOST_WEIGHT:
+                raise ValueError(
+                    f"matrix has an inverse that grows to {most:.3g}: "
+                    "old noise would drown the fresh noise of a step in float32. Use "
+                    "coefficients that do not rise, such as SquareRootToeplitz(16)."
+                )
 
     @functools.cached_property
     def sensitivity(self) -> float:

@@ -206,9 +206,7 @@ def test_the_tails_have_their_mass_to_six_standard_deviations(kind, blocks):
 @tf.function(jit_compile=True)
 def compiled_pair(first, second):
     """What compiled draws make of two words, laid out as `box_muller` does."""
-    words = (
-        tf.cast(tf.bitcast(word, tf.uint32), tf.uint64) for word in (first, second)
-    )
+    words = (tf.bitcast(word, tf.uint32) for word in (first, second))
     return tf.concat(_philox.two_normals(*words, tf.constant(1.0)), 0)
 
 
@@ -256,39 +254,70 @@ def test_samples_are_made_of_the_generators_words(kind):
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_compiled_samples_are_made_of_philox_blocks(jit):
-    """Of counters that differ in every block, draw and source."""
+def test_compiled_samples_are_made_of_threefry_blocks(jit):
+    """Of a key that differs for every draw and source, and another counter each."""
     source = GaussianNoise()
     sample = tf.function(lambda: source.sample([70_000], 2.0), jit_compile=jit)
     state = source._generator.state.numpy().view(np.uint64)
     first, second = sample().numpy(), sample().numpy()
-    low = np.uint64(2**32 - 1)
-    key = state[2] ^ np.uint64(_philox._DOMAIN)
-    # How far the framework moves its counter is its own choice, but it moves.
+    # How far the framework moves its counter is its own choice, but it moves, and by
+    # more than the two blocks that make a draw's key.
     moved = source._generator.state.numpy().view(np.uint64)[0] - state[0]
-    assert moved % 2 == 0 and moved > 0
-    for serial, drawn in (
-        (state[0], first),
-        (state[0] + moved // np.uint64(2), second),
-    ):
-        counter = [
-            np.arange(70_000 // 4, dtype=np.uint64),
-            *(state[1] & low, serial & low, serial >> np.uint64(32)),
+    assert moved % 4 == 0 and moved > 0
+    for drawn, by in ((first, 0), (second, moved // np.uint64(2))):
+        key, number, start, masks = draw_words(state, np.uint64(by))
+        index = tf.range(70_000 // 2, dtype=tf.int64)
+        counter = [tf.cast(index, tf.uint32) + start, number]
+        words = _philox.threefry(counter, key)
+        pair = [
+            tf.bitcast(tf.bitwise.bitwise_xor(word, mask), tf.int32)
+            for word, mask in zip(words, masks, strict=True)
         ]
-        words = _philox.philox(
+        cosine, sine = np.split(2 * box_muller(*pair).numpy(), 2)
+        # Sines, cosines and logarithms are the compiler's own, or ours: an angle
+        # is right to 2.4e-7, and a radius, of 2 * 7.4 at most, as far off.
+        np.testing.assert_allclose(drawn[::2], cosine, atol=1e-5)
+        np.testing.assert_allclose(drawn[1::2], sine, atol=1e-5)
+
+
+def draw_words(state, moved):
+    """A draw's key, number, start and masks, by two blocks of Philox."""
+    low, half = np.uint64(2**32 - 1), np.uint64(32)
+    secret = state[2] ^ np.uint64(_philox._DOMAIN)
+    words = []
+    for block in range(2):
+        serial = (state[0] + moved) ^ np.uint64(block)
+        counter = [serial & low, serial >> half, state[1] & low, state[1] >> half]
+        words += _philox.philox(
             [tf.constant(part) for part in counter],
-            [tf.constant(key & low), tf.constant(key >> np.uint64(32))],
+            [tf.constant(secret & low), tf.constant(secret >> half)],
         )
-        for place in (0, 2):
-            pair = [
-                tf.bitcast(tf.cast(word, tf.uint32), tf.int32)
-                for word in words[place : place + 2]
-            ]
-            cosine, sine = np.split(2 * box_muller(*pair).numpy(), 2)
-            # Sines, cosines and logarithms are the compiler's own, or ours: an angle
-            # is right to 2.4e-7, and a radius, of 2 * 7.4 at most, as far off.
-            np.testing.assert_allclose(drawn[place::4], cosine, atol=1e-5)
-            np.testing.assert_allclose(drawn[place + 1 :: 4], sine, atol=1e-5)
+    words = [tf.cast(word, tf.uint32) for word in words]
+    return words[:2], words[2], words[3], words[4:6]
+
+
+def test_draws_have_keys_of_their_own():
+    """Two draws in a row, whatever the counter's last bit."""
+    for last in (0, 1, 255):
+        seen = set()
+        for serial in range(40):
+            state = np.array([256 * serial + last, 5, 7], np.int64)
+            seen.add(tuple(int(w) for w in _philox.secrets_of(tf.constant(state))))
+        assert len(seen) == 40 and all(len(set(words)) == 8 for words in seen)
+
+
+@pytest.mark.parametrize(
+    "counter, key, words",
+    [
+        ([0] * 2, [0] * 2, [0x6B200159, 0x99BA4EFE]),
+        ([0xFFFFFFFF] * 2, [0xFFFFFFFF] * 2, [0x1CB996FC, 0xBB002BE7]),
+        ([0x243F6A88, 0x85A308D3], [0x13198A2E, 0x03707344], [0xC4923A9C, 0x483DF7A0]),
+    ],
+)
+def test_threefry_gives_the_published_words(counter, key, words):
+    """The known answers that Salmon et al. publish with their generator."""
+    counter, key = ([tf.constant(v, tf.uint32) for v in p] for p in (counter, key))
+    assert [int(word) for word in _philox.threefry(counter, key)] == words
 
 
 @pytest.mark.parametrize(

@@ -172,17 +172,13 @@ def test_every_bit_of_the_noise_source_changes_its_noise(dtype, jit):
         assert np.sum(drawn[0] == drawn[1]) < 2
 
 
-def test_160_bits_of_the_noise_source_change_compiled_noise():
-    """The upper 32 of the counter give way to the numbers of the blocks."""
-    rows = [np.frombuffer(np.random.default_rng().bytes(24), "u8")]
-    rows += [other for _, other in _flips(192, 64)]
-    for bit, (start, other) in enumerate(_flips(192, 64)):
+def test_every_bit_of_the_noise_source_changes_compiled_noise():
+    for start, other in _flips(192, 64):
         drawn = [
             _philox.normals(16, 0, tf.constant(state.view("i8")), tf.constant(1.0))
             for state in (start, other)
         ]
-        same = np.sum(drawn[0].numpy() == drawn[1].numpy())
-        assert same == 16 if 96 <= bit < 128 else same < 2
+        assert np.sum(drawn[0].numpy() == drawn[1].numpy()) < 2
 
 
 # Perturbation of records.

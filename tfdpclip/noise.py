@@ -16,8 +16,8 @@ from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
 
 # A draw of this many is worth the quarter of a second that compiling it takes. Beyond
-# the other number, blocks of one draw could not be told apart by 32 bits.
-_COMPILED_FROM, _COMPILED_TO = 2**16, 2**34
+# the other number, an int32 does not count its samples.
+_COMPILED_FROM, _COMPILED_TO = 2**16, 2**32
 # Parts of a draw that start at multiples of this are sliced without a copy.
 _ALIGNMENT = 16
 
@@ -34,8 +34,8 @@ class GaussianNoise:
       subtracted away.
     * Draws of one object never overlap: each advances the counter of one
       counter-based (Philox) stream. Draws of 65,536 float32 samples or more on a CPU,
-      which are compiled, are streams of their own under another key, numbered by that
-      counter.
+      which are compiled, are streams of their own of another generator (Threefry),
+      with keys that Philox makes of that counter.
 
     What this is not: Philox is not a cryptographic generator, and the samples are
     floating-point numbers, whose lowest bits can give away the sum they were added to

@@ -13,7 +13,7 @@ FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "_tf_private", "_streams"]
     + ["_variables"],
     ["_arguments", "_devices", "files"],
-    ["_schedules", "_data", "_philox", "pictures"],
+    ["_schedules", "_data", "_threefry", "pictures"],
     ["correlated"],
     ["noise", "clipping", "sampling"],
     ["accounting", "matrix_noise"],

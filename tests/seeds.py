@@ -1,9 +1,10 @@
-"""What tests of seeds share: Philox backwards, and tests for uniform words."""
+"""What tests of seeds share: Philox both ways, and tests for uniform words."""
 
 import numpy as np
 from scipy import stats
 
-from tfdpclip import _philox
+_ROUNDS, _MASK = 10, 2**32 - 1
+_MULTIPLIERS, _KEY_STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
 # Seeds that the framework's `stateless_fold_in` makes [s, purpose] of, s below 4096.
 SCANNED = [
@@ -25,23 +26,36 @@ COLLIDING = [
 ]
 
 
+def philox(counter, key):
+    """A block of Philox 4x32-10, the lowest word first; all are 32-bit integers."""
+    a, b, c, d = (int(word) for word in counter)
+    for turn in range(_ROUNDS):
+        first, second = (
+            (int(k) + turn * step) & _MASK
+            for k, step in zip(key, _KEY_STEPS, strict=True)
+        )
+        by_a, by_c = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b = by_c >> 32 ^ b ^ first, by_c & _MASK
+        c, d = by_a >> 32 ^ d ^ second, by_a & _MASK
+    return [a, b, c, d]
+
+
 def philox_backwards(words, key):
     """The counter of a block of Philox 4x32-10; all are lists of 32-bit integers."""
-    inverses = [pow(factor, -1, 2**32) for factor in _philox._MULTIPLIERS]
+    inverses = [pow(factor, -1, 2**32) for factor in _MULTIPLIERS]
     a, b, c, d = words
-    for turn in reversed(range(_philox._ROUNDS)):
+    for turn in reversed(range(_ROUNDS)):
         first, second = (
-            (k + turn * step) % 2**32
-            for k, step in zip(key, _philox._KEY_STEPS, strict=True)
+            (k + turn * step) % 2**32 for k, step in zip(key, _KEY_STEPS, strict=True)
         )
         # Forwards: a' = high(c M1) ^ b ^ k0, b' = low(c M1), c' = high(a M0) ^ d ^ k1,
         # d' = low(a M0).
         old_a, old_c = d * inverses[0] % 2**32, b * inverses[1] % 2**32
         a, b, c, d = (
             old_a,
-            a ^ (old_c * _philox._MULTIPLIERS[1] >> 32) ^ first,
+            a ^ (old_c * _MULTIPLIERS[1] >> 32) ^ first,
             old_c,
-            c ^ (old_a * _philox._MULTIPLIERS[0] >> 32) ^ second,
+            c ^ (old_a * _MULTIPLIERS[0] >> 32) ^ second,
         )
     return [a, b, c, d]
 

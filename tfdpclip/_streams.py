@@ -57,6 +57,26 @@ def uniform(shape: list, seed: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Te
     )
 
 
+def words(count: int, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    """The first 32-bit words of a stream whose key and counter are given in full.
+
+    Args:
+      count: how many.
+      key: uint64 `[1]`.
+      counter: uint64 `[2]`, the lower half first.
+
+    Returns:
+      uint32 `[count]`.
+    """
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[count],
+        key=key,
+        counter=counter,
+        alg=tf.constant(_PHILOX),
+        dtype=tf.uint32,
+    )
+
+
 def normal(shape: list, seed: tf.Tensor) -> tf.Tensor:
     """The framework's own normal samples, float32, which end at 5.7."""
     return tf.raw_ops.StatelessRandomNormalV2(

@@ -73,6 +73,14 @@ def watched_variables(graph: Any) -> Sequence[tf.Variable]:
     return getattr(graph, "_watched_variables", ())
 
 
+def run_as_it_is(call: tf.Operation) -> None:
+    """Has a call's function run without TensorFlow's graph rewriting."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    value = attr_value_pb2.AttrValue(s=config.SerializeToString())
+    call._set_attr("config_proto", value)
+
+
 @contextlib.contextmanager
 def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
     """Writes an attribute to every op that is made within, in this graph.

@@ -105,15 +105,23 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
 
 
 def called(function: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
-    """A branch for `tf.cond` that is a call, and stays one.
+    """A branch for `tf.cond` that is a call, stays one, and runs as it is.
 
     TensorFlow otherwise puts the ops of both branches into the graph around, and goes
     through those of the branch that is not taken in every step: four times what a
-    small model's step need pay for a check that is not due.
+    small model's step need pay for a check that is not due. And it would rewrite the
+    ops before it first runs them, for longer than a few checks take.
     """
-    return tf.function(
+    made = tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}
     )
+
+    def call():
+        result = made()
+        _tf_private.run_as_it_is(result.op)
+        return result
+
+    return call
 
 
 @contextlib.contextmanager

@@ -16,15 +16,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _streams
 from tfdpclip._devices import in_xla
 
 # Not the stream of anything else that is drawn with the same key.
 _DOMAIN = 0x746664_70636C6970
-
-_ROUNDS = 10
-_MASK = 2**32 - 1
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 # How far Threefry turns its second word, in turn, and the constant in its key.
 _TURNS, _PARITY = ((13, 15, 26, 6), (17, 29, 16, 24)), 0x1BD11BDA
@@ -36,38 +32,6 @@ _ROW = 256
 # and 3.3e-8, where float32 rounds by 6e-8.
 _SINE = (3.1415926434166805, -5.167707681865394, 2.5497610485864435, -0.58901220950996)
 _COSINE = (0.9999999673862839, -4.934786649424108, 4.05751914703107, -1.30550923344104)
-
-
-def philox(counter: list[tf.Tensor], key: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Four random words for each counter.
-
-    Args:
-      counter: four uint64 tensors below 2^32, which broadcast; the lowest word first.
-      key: two uint64 scalars below 2^32.
-
-    Returns:
-      Four uint64 tensors below 2^32.
-    """
-    xor, cut, right = (
-        tf.bitwise.bitwise_xor,
-        tf.bitwise.bitwise_and,
-        tf.bitwise.right_shift,
-    )
-    half, mask = tf.constant(32, tf.uint64), tf.constant(_MASK, tf.uint64)
-    factors = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
-    turns = tf.constant([[turn * s for turn in range(_ROUNDS)] for s in _KEY_STEPS])
-    keys = cut(tf.stack(key)[:, tf.newaxis] + tf.cast(turns, tf.uint64), mask)
-    a, b, c, d = counter
-    for pair in tf.unstack(keys, axis=1):
-        first, second = tf.unstack(pair)
-        by_a, by_c = a * factors[0], c * factors[1]
-        a, b, c, d = (
-            xor(xor(right(by_c, half), b), first),
-            cut(by_c, mask),
-            xor(xor(right(by_a, half), d), second),
-            cut(by_a, mask),
-        )
-    return [a, b, c, d]
 
 
 def threefry(
@@ -82,28 +46,22 @@ def threefry(
     Returns:
       Two uint32 tensors.
     """
-    xor = tf.bitwise.bitwise_xor
-    keys = [*key, xor(xor(*key), tf.constant(_PARITY, tf.uint32))]
+    xor, either = tf.bitwise.bitwise_xor, tf.bitwise.bitwise_or
+    up, down = tf.bitwise.left_shift, tf.bitwise.right_shift
+    keys = [*key, xor(xor(*key), _word(_PARITY))]
     a, b = counter[0] + keys[0], counter[1] + keys[1]
+    turns = [[(_word(t), _word(32 - t)) for t in part] for part in _TURNS]
     for group in range(1, 6):
-        for turn in _TURNS[(group - 1) % 2]:
+        for left, right in turns[(group - 1) % 2]:
             a = a + b
-            b = xor(_turned(b, turn), a)
+            b = xor(either(up(b, left), down(b, right)), a)
         a = a + keys[group % 3]
-        b = b + (keys[(group + 1) % 3] + tf.constant(group, tf.uint32))
+        b = b + (keys[(group + 1) % 3] + _word(group))
     return a, b
 
 
-def _turned(word, by):
-    left = tf.bitwise.left_shift(word, tf.constant(by, tf.uint32))
-    right = tf.bitwise.right_shift(word, tf.constant(32 - by, tf.uint32))
-    return tf.bitwise.bitwise_or(left, right)
-
-
-def _halves(wide: tf.Tensor) -> list[tf.Tensor]:
-    """The low and the high 32 bits of a uint64."""
-    low = tf.bitwise.bitwise_and(wide, tf.constant(_MASK, tf.uint64))
-    return [low, tf.bitwise.right_shift(wide, tf.constant(32, tf.uint64))]
+def _word(value):
+    return tf.constant(value, tf.uint32)
 
 
 def _polynomial(coefficients, x):
@@ -169,33 +127,28 @@ def two_normals(first, second, stddev):
     return radius * cosine, radius * sine
 
 
-def secrets_of(state: tf.Tensor) -> list[tf.Tensor]:
-    """What one draw is made with: eight uint32 scalars, two blocks of Philox.
+def secrets_of(state: tf.Tensor) -> tf.Tensor:
+    """What one draw is made with: eight uint32, which are two blocks of Philox.
 
     Args:
       state: int64 `[3]`: counter and key of the framework's generator, which has set
         256 blocks aside for the draw. All of its 192 bits matter.
     """
     state = tf.bitcast(state, tf.uint64)
-    key = _halves(tf.bitwise.bitwise_xor(state[2], tf.constant(_DOMAIN, tf.uint64)))
-    # The first entry moves by 256, so that the second block never carries.
-    first = tf.bitwise.bitwise_and(state[0], tf.constant(_MASK, tf.uint64))
-    blocks = tf.bitwise.bitwise_xor(first, tf.constant([0, 1], tf.uint64))
-    counter = [blocks, _halves(state[0])[1], *_halves(state[1])]
-    words = [tf.cast(word, tf.uint32) for word in philox(counter, key)]
-    return [word[i] for i in range(2) for word in words]
+    key = tf.bitwise.bitwise_xor(state[2:], tf.constant([_DOMAIN], tf.uint64))
+    return _streams.words(8, key, state[:2])
 
 
-def _pairs(scaled, standard, state, stddev):
-    """`[rows, _ROW]` pairs of samples, as a list of two."""
-    k0, k1, number, start, mask0, mask1, _, _ = secrets_of(state)
+def _pairs(scaled, standard, secrets, stddev):
+    """`[rows, _ROW]` pairs of samples, as two tensors."""
+    k0, k1, number, start, mask0, mask1, _, _ = tf.unstack(secrets)
     rows = -(-(scaled + standard) // _ROW)
     index = (tf.range(rows) * _ROW)[:, tf.newaxis] + tf.range(_ROW)
     if standard:
         stddev = tf.where(index < scaled, stddev, 1.0)
-    words = threefry([tf.bitcast(index, tf.uint32) + start, number], [k0, k1])
-    masked = map(tf.bitwise.bitwise_xor, words, (mask0, mask1))
-    return two_normals(*masked, stddev)
+    first, second = threefry([tf.bitcast(index, tf.uint32) + start, number], [k0, k1])
+    xor = tf.bitwise.bitwise_xor
+    return two_normals(xor(first, mask0), xor(second, mask1), stddev)
 
 
 # XLA computes an output element by element, and would run the generator for each of two
@@ -231,7 +184,7 @@ def normals(
     Returns:
       `[count + standard]`. Entries 2 k and 2 k + 1 are a pair.
     """
-    draw = (count // 2, standard // 2, state, stddev)
+    draw = (count // 2, standard // 2, secrets_of(state), stddev)
     # XLA does not reinterpret complex numbers.
     made = _packed(*_pairs(*draw)) if in_xla() else _compiled_pairs(*draw)
     return tf.reshape(tf.bitcast(made, tf.float32), [-1])[: count + standard]

@@ -17,6 +17,12 @@ def shuffled(tensor: tf.Tensor) -> tf.Tensor:
     return tf.random.shuffle(tensor, seed=_seed())
 
 
+def run_seed() -> tf.Tensor:
+    """int64 `[2]`: 62 bits, new in every run, for streams that a run draws twice."""
+    drawn = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32, seed=_seed())
+    return tf.cast(drawn, tf.int64)
+
+
 def _seed() -> int:
     """From the operating system, so that `tf.random.set_seed` does not fix it."""
     return secrets.randbits(31)

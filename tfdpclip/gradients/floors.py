@@ -93,6 +93,8 @@ def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return squares * tf.square(size)
 
 
+# Traced once or twice for all layers: the self-check asks for it at every one.
+@tf.function(autograph=False, reduce_retracing=True)
 def outer_parts(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     """`[B]`: sum_t |x_t|^2 |z_t|^2, for `x` and `z` as for `gram_norms`."""
     x, z, weights, size = _by_steps(x, z)

@@ -130,6 +130,7 @@ class SelfCheck:
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
         tensors = [p.tensor for p in self.probes]
+        signs = chance.run_seed()
 
         def body(i, plain, *worst):
             seed = seeds[i]
@@ -140,23 +141,19 @@ class SelfCheck:
                     tf.cast(seed, engine.loss.dtype),
                 )
             at_probes, truth = found[: len(tensors)], found[len(tensors) :]
-            # In float32, in which XLA keeps what it need not round.
-            at_probes = [
-                g if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
-                for g in at_probes
-            ]
+            rows = separation.products(self.probes, at_probes, engine.flows, signs)
             # By the very code that computes the others: compiled another way, the same
             # sums are rounded another way.
             plain = tf.cond(
                 tf.equal(i, 0),
                 lambda: [
-                    old if new is None else new
-                    for old, new in zip(plain, at_probes, strict=True)
+                    old if new is None else new.products
+                    for old, new in zip(plain, rows, strict=True)
                 ],
                 lambda: plain,
             )
             separate, two = separation.separate(
-                self.probes, plain, at_probes, engine.flows, seed, usable
+                self.probes, plain, rows, engine.flows, seed, usable
             )
             # Of a single example, nothing is learnt about others.
             several = tf.equal(i, 1)
@@ -177,12 +174,7 @@ class SelfCheck:
             tf.constant(False),
         )
         number = tf.shape(seeds)[0]
-        nothing = [
-            # Not the output itself: oneDNN's convolutions give one that somebody takes
-            # a wrong shape where the batch is empty.
-            tf.zeros_like(p.tensor if p.like is None else p.like, tf.float32)
-            for p in self.probes
-        ]
+        nothing = separation.nothing_yet(self.probes, engine.flows)
         _, _, *found = tf.while_loop(
             lambda i, *_: i < number,
             body,

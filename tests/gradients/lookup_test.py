@@ -13,12 +13,15 @@ def lookup_norms(ids, rows=7, steps=30):
     return form.squared_norms(forms.Budget(2**20, 4)).numpy(), z.numpy()
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("on_cpus", [True, False])
-def test_repeated_tokens_are_added_up(monkeypatch, on_cpus):
+def test_repeated_tokens_are_added_up(monkeypatch, on_cpus, count):
+    """Also of batches that do not fall into equal parts."""
     monkeypatch.setattr(lookup, "on_cpus", lambda: on_cpus)
-    ids = np.random.default_rng(0).integers(0, 7, [4, 30])
+    ids = np.random.default_rng(0).integers(0, 7, [count, 30])
     found, z = lookup_norms(ids)
-    for i in range(4):
+    assert len(found) == count
+    for i in range(count):
         rows = np.zeros([7, 3])
         np.add.at(rows, ids[i], z[i])
         assert found[i] == pytest.approx(np.sum(rows**2), rel=1e-5)

@@ -27,6 +27,8 @@ from tfdpclip.gradients import (
     PerExampleGradients,
     clipped_sum,
 )
+from tfdpclip.gradients.forms import Budget
+from tfdpclip.gradients.outer import Outer
 
 L = tf.keras.layers
 MANY = 40
@@ -433,3 +435,24 @@ def test_the_fallback_is_as_exact_as_the_rules():
         step = traced(lambda x: squash(opaque(x, v)), [v], [X])
         assert_matches(step, [v], expected, [X])
     assert_matches(traced(direct, [v], [X]), [v], expected, [X])
+
+
+@pytest.mark.parametrize("groups", [None, 2])
+def test_norms_of_single_products_are_exact_at_any_scale(groups):
+    """Whichever rows of a batch float32 could not square."""
+    rng = np.random.default_rng(0)
+    scales = [1.0, 0.0, 1e-30, 1e-12, 1e25, 1.0, 1e-20, 1.0, np.nan, np.inf]
+    lead = [len(scales)] + ([groups] if groups else [])
+    x, z = (rng.normal(size=[*lead, 1, k]).astype("float32") for k in (5, 3))
+    for i, scale in enumerate(scales):
+        x[i] *= np.float32(scale)
+    # Small where the other is huge: the product is an ordinary number.
+    z[4] *= np.float32(1e-25)
+    z[6] *= np.float32(1e20)
+    form = Outer(tf.constant(x), tf.constant(z), None, [5, 3], 1, ())
+    found = form.squared_norms(Budget(2**20, 4)).numpy()
+    wide = [part.astype("float64") ** 2 for part in (x, z)]
+    expected = np.sum(wide[0].sum(-1) * wide[1].sum(-1), tuple(range(1, len(lead) + 1)))
+    np.testing.assert_allclose(found[:8], expected[:8], rtol=1e-5, atol=1e-45)
+    assert not np.isfinite(found[8:]).any()
+    assert found[4] > 0.01 and found[6] > 0.01

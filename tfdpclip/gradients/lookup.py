@@ -10,6 +10,9 @@ from tfdpclip._devices import in_xla, on_cpus
 from tfdpclip.gradients import floors
 from tfdpclip.gradients.forms import Form, cut_rows, sum_squares
 
+# In how many parts of the batch to look for an example's equal tokens.
+_PARTS = 4
+
 
 class Lookup(Form):
     """Rows of a table: g_i has z_it added to row ids_it.
@@ -79,11 +82,16 @@ class Lookup(Form):
         if not on_cpus():
             # It must not be taken for another example's either.
             ids = tf.where(self._known(), ids, 0)
+        # Parts of the batch side by side: the search for equal keys is of one thread,
+        # and the table of a part fits a nearer cache.
+        rows = (self.batch_size + _PARTS - 1) // _PARTS
+        parts = [ids[i * rows : (i + 1) * rows] for i in range(_PARTS)]
+        return tf.concat([self._places_of(part) for part in parts], axis=0)
+
+    def _places_of(self, ids):
         bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
-        first = tf.bitwise.left_shift(
-            tf.range(tf.cast(self.batch_size, tf.int64)), bits
-        )
-        keys = ids + first[:, tf.newaxis]
+        example = tf.range(tf.cast(tf.shape(ids)[0], tf.int64))
+        keys = ids + tf.bitwise.left_shift(example, bits)[:, tf.newaxis]
         # Numbered as they come up, so that an example's begin with its first token's.
         found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
         return found - found[:, :1]

@@ -6,6 +6,7 @@ import math
 
 import tensorflow as tf
 
+from tfdpclip._devices import in_xla
 from tfdpclip.gradients import floors
 from tfdpclip.gradients.forms import (
     Form,
@@ -14,6 +15,24 @@ from tfdpclip.gradients.forms import (
     kept,
     sum_squares,
 )
+
+# Squares that float32 adds up with nothing lost and nothing overflowing: of numbers
+# whose squares are below 1e-38, a million are worth 1e-12 of it.
+_SAFE_SQUARE = 1e-18
+
+
+def _over_groups(squares):
+    return tf.reduce_sum(squares, axis=1) if squares.shape.rank == 2 else squares
+
+
+def _squares_of_outer(x, z):
+    """|x|^2 |z|^2 of `[B, (G,) K]` and `[B, (G,) U]`, summed over groups.
+
+    In float64 a square neither overflows nor, worse, underflows: an example whose small
+    gradient meets a huge input must not be taken for zero.
+    """
+    own = [sum_squares(tf.cast(part, tf.float64), 1) for part in (x, z)]
+    return tf.cast(_over_groups(own[0] * own[1]), z.dtype)
 
 
 class Outer(Form):
@@ -82,15 +101,7 @@ class Outer(Form):
 
     def squared_norms(self, budget):
         if self.steps == 1:
-            # In float64 a square neither overflows nor, worse, underflows: an example
-            # whose small gradient meets a huge input must not be taken for zero.
-            x, z = (
-                sum_squares(tf.cast(part, tf.float64), 1) for part in self._squeezed()
-            )
-            norms = x * z
-            if norms.shape.rank == 2:
-                norms = tf.reduce_sum(norms, axis=1)
-            return tf.cast(norms, self.dtype)
+            return self._norms_of_one()
         _, gram, building = self._costs()
         if gram <= building:
             memory = 8 * self._groups * (self.steps or 32) ** 2
@@ -105,6 +116,27 @@ class Outer(Form):
             self.batch_size,
             budget.chunk(memory),
         )
+
+    def _norms_of_one(self):
+        """Of single outer products: |x|^2 |z|^2, summed over groups."""
+        x, z = self._squeezed()
+        if in_xla() or x.dtype != tf.float32 or z.dtype != tf.float32:
+            return _squares_of_outer(x, z)
+        # One pass each, without a copy in float64, which few examples need.
+        own = [sum_squares(part, 1) for part in (x, z)]
+        norms = _over_groups(own[0] * own[1])
+        sure = [(part >= _SAFE_SQUARE) & (part <= 1 / _SAFE_SQUARE) for part in own]
+        sure = tf.logical_and(*sure)
+        if sure.shape.rank == 2:
+            sure = tf.reduce_all(sure, axis=1)
+
+        def mended():
+            rows = tf.where(~sure)
+            few = [tf.gather(part, rows[:, 0]) for part in (x, z)]
+            exact = _squares_of_outer(*few)
+            return tf.tensor_scatter_nd_update(norms, rows, exact)
+
+        return tf.cond(tf.reduce_all(sure), lambda: norms, mended)
 
     def _squeezed(self):
         if self.x.shape.rank == 4:

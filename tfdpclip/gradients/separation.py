@@ -19,6 +19,7 @@ import functools
 import tensorflow as tf
 
 from tfdpclip import _streams
+from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients import chance
 from tfdpclip.gradients.dataflow import Dataflow
@@ -113,19 +114,17 @@ def products(
       flows: the analysis of the losses.
       seed: int64 `[2]`, of the random signs.
     """
+    of_rows = _products_in_xla if in_xla() else _products
     found: list[Rows | None] = []
     for probe, gradient in zip(probes, gradients, strict=True):
         for axis in _axes(probe, flows):
             if gradient is None:
                 found.append(None)
                 continue
-            rank = gradient.shape.rank
-            if axis != 0:
-                perm = [axis, *(i for i in range(rank) if i != axis)]
-                gradient_rows = _as_matrix(tf.transpose(gradient, perm))
-            else:
-                gradient_rows = _as_matrix(gradient)
-            found.append(Rows(*tf.unstack(_products(gradient_rows, seed), num=2)))
+            others = [i for i in range(gradient.shape.rank) if i != axis]
+            first = tf.transpose(gradient, [axis, *others]) if axis else gradient
+            pair = of_rows(_as_matrix(first), seed)
+            found.append(Rows(*tf.unstack(pair, num=2)))
     return found
 
 
@@ -223,18 +222,7 @@ def _as_matrix(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32)
 
 
-# Functions of their own: a model with a hundred tensors calls them a hundred times, and
-# traces them once.
-
-
-@tf.function(
-    input_signature=[
-        tf.TensorSpec([None, None], tf.float32),
-        tf.TensorSpec([2], tf.int64),
-    ],
-    autograph=False,
-)
-def _products(rows, seed):
+def _of_rows(rows, seed, *, xla):
     """The product of each row with random signs, and its norm, `[2, N]`."""
     width = tf.shape(rows)[1]
     drawn = _streams.uniform(width[tf.newaxis], seed)
@@ -242,7 +230,10 @@ def _products(rows, seed):
     # No array of the gradient's own size, and no number that is squared alone: those
     # below 1e-19 would be lost, and those above 1e19 infinite.
     largest = tf.maximum(tf.reduce_max(rows, 1), -tf.reduce_min(rows, 1))
-    norms = tf.sqrt(tf.einsum("ne,ne->n", rows, rows))
+    if xla:  # Which fuses the two, and has no op for the norm.
+        norms = tf.sqrt(tf.reduce_sum(tf.square(rows), 1))
+    else:
+        norms = tf.math.reduce_euclidean_norm(rows, 1)
     most = largest * tf.sqrt(tf.cast(width, tf.float32))
     norms = tf.where(tf.math.is_finite(norms), tf.maximum(norms, largest), most)
     return tf.stack([tf.linalg.matvec(rows, signs), norms])
@@ -268,7 +259,18 @@ def _compare(first, product, size, scales, usable, *, minor):
     return good, telling | ~whole
 
 
+# Functions of their own: a model with a hundred tensors calls them a hundred times, and
+# traces them once.
 _VECTOR = tf.TensorSpec([None], tf.float32)
+_MATRIX = tf.TensorSpec([None, None], tf.float32)
+_products, _products_in_xla = (
+    tf.function(
+        functools.partial(_of_rows, xla=xla),
+        input_signature=[_MATRIX, tf.TensorSpec([2], tf.int64)],
+        autograph=False,
+    )
+    for xla in (False, True)
+)
 _compare_major, _compare_minor = (
     tf.function(
         functools.partial(_compare, minor=minor),

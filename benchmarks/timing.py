@@ -19,7 +19,9 @@ from typing import Any
 
 from driver_kit import command_line
 
-WARM_UP_STEPS = 2
+# Private steps check themselves at the steps 1, 2, 4 and 8: a few times a step's cost,
+# which the median of a few repeats must not be made of.
+WARM_UP_STEPS = 8
 LEAST_REPEATS = 3
 
 
@@ -104,7 +106,9 @@ def interleaved(
             step()
             first = time.perf_counter() - start
             # The first step of a slow variant is warm-up enough.
-            for _ in range(WARM_UP_STEPS - 1 if first < seconds else 0):
+            for _ in range(WARM_UP_STEPS - 1):
+                if time.perf_counter() - start > seconds:
+                    break
                 step()
         except Exception as error:
             results[name] = {"first": None, "times": [], **_status(error)}

@@ -16,6 +16,8 @@ from tfdpclip.gradients.forms import (
     sum_squares,
 )
 
+# What writing a product and reading it twice is worth, in multiply-adds of a number.
+_KEPT = 32
 # Squares that float32 adds up with nothing lost and nothing overflowing: of numbers
 # whose squares are below 1e-38, a million are worth 1e-12 of it.
 _SAFE_SQUARE = 1e-18
@@ -78,7 +80,7 @@ class Outer(Form):
         size, steps = math.prod(self.shape), self.steps or 32
         products = steps * size
         gram = self._groups * steps * steps * self._wide + products
-        return products + 8 * size, gram, 2 * products + 4 * size
+        return products + _KEPT * size, gram, 2 * products + _KEPT // 2 * size
 
     @property
     def _groups(self) -> int:

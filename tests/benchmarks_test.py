@@ -161,9 +161,10 @@ def test_variants_are_timed_in_turn_and_slow_ones_less(monkeypatch):
         "c": noted("c", 0.2),
     }
     found = timing.interleaved(makers, 20, 0.1)
-    # The first step of c takes longer than all the time there is: warm-up enough.
-    assert order[:7] == ["p", "p", "a", "a", "b", "b", "c"]
-    assert order[7:15] == ["p", "a", "b", "c"] * 2
+    # Eight steps of each, or what there is time for: the first of c takes longer.
+    warm = ["p"] * 8 + ["a"] * 8 + ["b"] * 4 + ["c"]
+    assert order[:21] == warm
+    assert order[21:29] == ["p", "a", "b", "c"] * 2
     counts = {name: len(cell["times"]) for name, cell in found.items()}
     # c: three steps at least, unless two take more than three times the limit.
     assert counts == {"plain": 20, "a": 20, "b": 4, "c": 2}
@@ -175,7 +176,7 @@ def test_one_failure_spares_the_others():
     makers = {
         "plain": sleeper(0.0),
         "early": failing(RuntimeError("at once\nmore")),
-        "late": failing(RuntimeError("later"), after=4),
+        "late": failing(RuntimeError("later"), after=10),
         "cannot": failing(timing.UnsupportedError("no such thing")),
         "memory": failing(MemoryError("full")),
         "good": sleeper(0.0),

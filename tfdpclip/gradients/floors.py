@@ -35,11 +35,14 @@ import tensorflow as tf
 
 # The square of a quarter.
 FLOOR = 1 / 16
-# A float32 is rounded by at most this, relatively.
-_UNIT = 2.0**-24
 # Matrix products add up one term after the other along runs of this length at most
 # here, whose rounding errors may all have one sign.
 _RUN = 512
+
+
+def _unit(tensor: tf.Tensor) -> float:
+    """By how much a number of the type is rounded at most, relatively."""
+    return 2.0**-53 if tensor.dtype == tf.float64 else 2.0**-24
 
 
 def floored(
@@ -49,13 +52,13 @@ def floored(
 
     Args:
       squares: of sums that were computed in float32, and that are off by at most
-        `_UNIT` (units + terms / 2) sum_t |p_t|.
+        a unit of rounding, times (units + terms / 2) sum_t |p_t|.
       parts: the sum of the squares of the parts, `[B]`.
       terms: how many parts there are at most.
       units: see `squares`.
     """
     terms = tf.cast(terms, squares.dtype)
-    error = _UNIT * (units + terms / 2) * tf.sqrt(terms)
+    error = _unit(squares) * (units + terms / 2) * tf.sqrt(terms)
     upper = tf.square(tf.sqrt(squares) + error * tf.sqrt(parts))
     return _guarded(squares, upper, parts)
 
@@ -71,7 +74,7 @@ def floored_sum(squares, parts, terms, width: int) -> tf.Tensor:
     """
     terms = tf.cast(terms, squares.dtype)
     units = 2 * _RUN + width / 2 + terms / 4
-    return _guarded(squares, squares + _UNIT * units * terms * parts, parts)
+    return _guarded(squares, squares + _unit(squares) * units * terms * parts, parts)
 
 
 def _guarded(squares, upper, parts):
@@ -152,7 +155,7 @@ def from_grams(x: tf.Tensor, z: tf.Tensor, units: float) -> tf.Tensor:
     if len(axes) == 3:
         sizes, parts = tf.reduce_sum(sizes, -1), tf.reduce_sum(parts, -1)
     steps = tf.cast(tf.shape(x)[-1], x.dtype)
-    upper = squares + _UNIT * (units + 8 + steps / 4) * sizes
+    upper = squares + _unit(squares) * (units + 8 + steps / 4) * sizes
     return _guarded(squares, upper, parts)
 
 

@@ -17,7 +17,7 @@ from tfdpclip.gradients.forms import (
 )
 
 # What writing a product and reading it twice is worth, in multiply-adds of a number.
-_KEPT = 32
+_KEPT = 12
 # Squares that float32 adds up with nothing lost and nothing overflowing: of numbers
 # whose squares are below 1e-38, a million are worth 1e-12 of it.
 _SAFE_SQUARE = 1e-18

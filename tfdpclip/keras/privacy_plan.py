@@ -195,6 +195,7 @@ class PrivacyPlan(BudgetPlan):
             matrix=matrix,
         )
         self._batches: Batches | None = None
+        self._budget: PrivacyBudget | None = None
         # Of how many batches its optimizers make a step.
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
@@ -342,19 +343,20 @@ class PrivacyPlan(BudgetPlan):
                 "The plan has drawn no batches yet, and arrays are not drawn as it "
                 f"accounts for. Write\n{_LINES}" + see("batches-drawn-another-way")
             )
-        return [
-            PrivacyBudget(
-                self.epsilon,
-                self.delta,
-                self._batches,
-                self.accountant,
-                ledger=self.ledger,
-            )
-        ]
+        self._budget = PrivacyBudget(
+            self.epsilon,
+            self.delta,
+            self._batches,
+            self.accountant,
+            ledger=self.ledger,
+        )
+        return [self._budget]
 
     def _refuse_unseen(self) -> None:
         for history in self._histories:
             unseen = history.releases - self.ledger.counted.get(history.identity, 0)
+            if self._budget is not None and self.ledger.holder == history.identity:
+                unseen -= self._budget._unrecorded()
             if unseen > 0:
                 raise PrivacyMismatchError(
                     f"{unseen} steps of an optimizer of this plan ran without its "

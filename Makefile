@@ -57,7 +57,7 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo docs test test-all fuzz bench real smoke peers lint format requirements clean distclean
+.PHONY: help demo docs dist test test-all fuzz bench real smoke peers lint format requirements clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
@@ -66,6 +66,7 @@ help:
 	@echo 'make fuzz          random models against one backward pass per example'
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
 	@echo 'make docs          build the documentation site in build/site'
+	@echo 'make dist          build sdist and wheel in dist, and check what they say of themselves'
 	@echo 'make bench         time private steps against plain steps and other libraries'
 	@echo 'make real          the experiments on real data, short form: make real DATA=DIR'
 	@echo 'make peers         install the other libraries that make bench compares with'
@@ -92,6 +93,15 @@ docs:
 	@echo 'The site needs the stack pinned, and so Python 3.11:'; \
 	echo '    make docs STACK=pinned'; exit 1
 endif
+
+# What is published: the source distribution, and the wheel that is made of it alone.
+dist: $(VENV)/.docs
+	@rm -rf dist && mkdir dist
+	@$(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' \
+	  >/dev/null
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir dist \
+	  dist/*.tar.gz
+	@$(PY) -m twine check --strict dist/*
 
 # TensorFlow never frees what XLA compiled, and this suite compiles hundreds of steps.
 # So the tests run in parts, each in processes of its own; the last part is whatever the

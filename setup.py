@@ -1,11 +1,20 @@
 """Packaging of tfdpclip. Tool settings are in pyproject.toml."""
 
 import pathlib
+import re
 import runpy
 
 import setuptools
 
 ROOT = pathlib.Path(__file__).resolve().parent
+
+# Where packages are listed there is nothing but this text: links to files of the
+# repository would lead nowhere, so their words are left.
+DESCRIPTION = re.sub(
+    r"\[([^\]]+)\]\((?!https?:)[^)]+\)",
+    r"\1",
+    (ROOT / "README.md").read_text(encoding="utf-8"),
+)
 
 # TensorBoard comes with TensorFlow 2.14, and `tf.summary` needs it.
 PLOTS = ["matplotlib>=3.7", "pandas>=2.0", "tensorboard>=2.14"]
@@ -32,7 +41,7 @@ setuptools.setup(
     name="tfdpclip",
     version=runpy.run_path(str(ROOT / "tfdpclip" / "_version.py"))["__version__"],
     description="Differentially private training with TensorFlow, by better clipping",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=DESCRIPTION,
     long_description_content_type="text/markdown",
     author="The authors of tfdpclip",
     keywords="differential-privacy dp-sgd tensorflow keras federated-learning",

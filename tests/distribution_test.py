@@ -36,6 +36,14 @@ BESIDE_MODULES = {
 }
 
 
+def installed_modules() -> set[str]:
+    return {
+        path
+        for path in source_tree.find_modules().values()
+        if path.split("/")[0] in source_tree.INSTALLED
+    }
+
+
 def run(*command: str, directory: pathlib.Path) -> None:
     result = subprocess.run(
         [sys.executable, *command], cwd=directory, capture_output=True, text=True
@@ -75,19 +83,20 @@ def test_the_source_distribution_has_the_package_and_nothing_else(sdist):
     assert sdist.name == f"tfdpclip-{VERSION}.tar.gz"
     with tarfile.open(sdist) as archive:
         paths = [m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()]
-    modules = {
-        path
-        for path in source_tree.find_modules().values()
-        if path.split("/")[0] in source_tree.INSTALLED
-    }
     made = {path for path in paths if "egg-info/" in path}
-    assert set(paths) - made == modules | BESIDE_MODULES
+    assert set(paths) - made == installed_modules() | BESIDE_MODULES
 
 
 def test_the_source_distribution_suffices_for_the_wheel(wheel):
     assert wheel.name == f"tfdpclip-{VERSION}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"tfdpclip/__init__.py", "tff_tasks/convert.py"} <= names
+    described = {name for name in names if ".dist-info/" in name}
+    assert names - described == installed_modules() | {"tfdpclip/py.typed"}
+    assert {name.partition(".dist-info/")[2] for name in described} >= {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+    }
 
 
 def test_metadata_is_complete(wheel):
@@ -99,14 +108,24 @@ def test_metadata_is_complete(wheel):
     licence = metadata["License"] or metadata["License-Expression"]
     assert licence == "Apache-2.0"
     assert len(metadata["Summary"]) < 100 and "\n" not in metadata["Summary"]
-    # What is shown where the package is listed is README.md, as Markdown.
     assert metadata["Description-Content-Type"].startswith("text/markdown")
-    text = metadata.get_payload(decode=True).decode()
-    assert text.strip() == (ROOT / "README.md").read_text().strip()
     for line in metadata.get_all("Requires-Dist"):
         assert Requirement(line)
     # An address would be that of somebody: a host is added where it is published.
     assert not metadata.get_all("Project-URL") and "Author-email" not in metadata
+
+
+def test_what_is_shown_where_it_is_listed_has_no_dead_links(wheel):
+    text = metadata_of(wheel).get_payload(decode=True).decode().strip()
+    readme = (ROOT / "README.md").read_text().strip()
+    assert len(re.findall(r"\]\(", readme)) > 20
+    for target in re.findall(r"\]\(([^)]*)\)", text):
+        assert target.startswith("https://"), target
+    # Code is as it was, and so are all words.
+    fences = re.compile(r"^```.*?^```", re.S | re.M)
+    assert fences.findall(text) == fences.findall(readme) != []
+    bare = re.sub(r"\]\((?!https:)[^)]*\)", "]", fences.sub("", readme))
+    assert re.findall(r"\w+", fences.sub("", text)) == re.findall(r"\w+", bare)
 
 
 def test_the_version_is_in_one_place():

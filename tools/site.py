@@ -276,8 +276,14 @@ def setup(app: Any) -> dict[str, Any]:
     from docutils import nodes
     from pygments.lexers.special import TextLexer
     from sphinx import addnodes
+    from sphinx.domains.python import PyObject
     from sphinx.ext import napoleon
     from sphinx.transforms import SphinxTransform
+
+    # Docstrings say Attributes; for Sphinx they are Variables.
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
 
     placed = homes()
     bare: dict[str, set[str]] = {}

@@ -122,23 +122,63 @@ def test_steps_without_the_callbacks_are_not_passed_over():
         str(plan)
 
 
-def test_an_interrupted_fit_is_counted_and_goes_on():
-    class Interrupt(tf.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 1:
-                raise KeyboardInterrupt
+class CtrlC(tf.keras.callbacks.Callback):
+    """The key is pressed while batch 1 is at some stage."""
 
-    plan = plan_of()
-    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    def __init__(self, stage):
+        super().__init__()
+        setattr(self, stage, self.press)
+
+    def press(self, batch, logs=None):
+        if batch == 1:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_any_stage_leaves_a_true_ledger_and_a_model_to_save(tmp_path):
+    path = tmp_path / "ledger.json"
+    plan = plan_of(epochs=4, ledger=path)
+    model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), loss)
+    batches, steps = plan.batches(data()), 0
+    # After the budget saw the step; before; before it runs, but when it is reserved.
+    for stage, first, ran in (
+        ("on_train_batch_end", False, 2),
+        ("on_train_batch_end", True, 2),
+        ("on_train_batch_begin", False, 1),
+    ):
+        callbacks = [*plan.callbacks, CtrlC(stage)]
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(batches, callbacks=callbacks[:: -1 if first else 1], verbose=0)
+        steps += ran
+        assert int(model.optimizer.iterations) == steps
+        # What was begun counts as well, here and in the file.
+        stated = plan.statement()
+        assert steps <= stated.steps <= steps + 1
+        assert accounting.Ledger.load(path).epsilon() == stated.epsilon > 0
+        assert str(plan).endswith(str(stated))
+    model.save(tmp_path / "model.keras")
+    again = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert int(again.optimizer.iterations) == steps
+    for ours, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    model.fit(batches, epochs=9, callbacks=plan.callbacks, verbose=0)
+    # The one that was begun, and did not run, is not given back.
+    assert plan.statement().steps == int(model.optimizer.iterations) + 1 == plan.steps
+
+
+def test_steps_that_nobody_watched_do_not_pass_for_interrupted_ones():
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), "mse")
+    batches = plan.batches((data()[0], np.zeros((EXAMPLES, 3))))
     with pytest.raises(KeyboardInterrupt):
-        model.fit(
-            plan.batches(data()), callbacks=[*plan.callbacks, Interrupt()], verbose=0
-        )
-    assert plan.statement().steps == int(model.optimizer.iterations) == 2
-    model.fit(plan.batches(data()), epochs=9, callbacks=plan.callbacks, verbose=0)
-    assert plan.statement().steps == int(model.optimizer.iterations) == plan.steps
+        callbacks = [CtrlC("on_train_batch_end"), *plan.callbacks]
+        model.fit(batches, callbacks=callbacks, verbose=0)
+    assert plan.statement().steps >= 2
+    model.fit(batches.take(1), verbose=0)
+    with pytest.raises(accounting.PrivacyMismatchError, match="1 steps of an opt"):
+        plan.statement()
 
 
 def test_data_that_were_mapped_are_stated():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from tfdpclip import accounting
+from tfdpclip import accounting, correlated
 from tfdpclip.accounting import _rdp
-from tfdpclip.sampling import FixedSize, Poisson
+from tfdpclip.sampling import FixedSize, MinSeparation, Poisson
 from tfdpclip.tuning import RandomStopping, TrainingPlan, search_privacy
 
 DELTA = 1e-5
@@ -85,6 +85,39 @@ def test_faults_before_the_search_are_faults_of_it():
         search_privacy([PLAN], DELTA, spent=2.0)
     nothing = search_privacy([PLAN], DELTA, spent=accounting.Ledger(1e-5))
     assert nothing == search_privacy([PLAN], DELTA)
+
+
+def test_runs_that_were_made_are_counted_by_their_ledgers():
+    scheme = MinSeparation(1000, 100)
+    matrix = correlated.SquareRootToeplitz(4)
+    ledger = accounting.Ledger(1e-3, "rdp")
+    ledger.begin(noise_multiplier=3.0, sampling=scheme, noise=matrix, horizon=20)
+    ledger.record(20)
+    other = TrainingPlan(scheme, 5.0, 10)
+    found = search_privacy([ledger, other, ledger], DELTA)
+    total = dp_accounting.ComposedDpEvent([ledger.event(), ledger.event(), other.event])
+    assert found.epsilon == pytest.approx(accounting.event_epsilon(total, DELTA))
+    one = accounting.event_epsilon(ledger.event(), DELTA)
+    assert found.single_epsilon == pytest.approx(one) and "3 runs" in found.method
+    # The choice is what this counts; what else the runs assume is said.
+    assert "is not counted" in str(ledger.statement())
+    assert "is not counted" not in str(found)
+    assert set(ledger.statement().assumptions) - set(found.assumptions) == {
+        "a choice among several runs, or of settings, is not counted"
+    }
+
+
+def test_ledgers_that_do_not_say_what_ran_are_refused():
+    seeded = search_privacy([spent_before(), spent_before(seed=3)], DELTA)
+    assert seeded.not_private == (
+        "in a run, a seed was fixed, so noise or draws can be repeated",
+    )
+    with pytest.raises(ValueError, match="a ledger is empty"):
+        search_privacy([spent_before(), accounting.Ledger(DELTA)], DELTA)
+    with pytest.raises(ValueError, match="could have been drawn"):
+        search_privacy([spent_before()], DELTA, RandomStopping(5.0))
+    with pytest.raises(ValueError, match="neighbouring relations"):
+        search_privacy([PLAN, spent_before(FixedSize(2, 100))], DELTA)
 
 
 def test_random_stopping_covers_the_worst_of_several_plans():

@@ -12,6 +12,9 @@ from tfdpclip.accounting.phases import Phase
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling import events
 
+#: What the statement of a run assumes, and that of a search does not.
+CHOICE = "a choice among several runs, or of settings, is not counted"
+
 
 class Spending:
     """Phases, and what they cost together.
@@ -103,9 +106,7 @@ class Spending:
             assumptions.append(
                 f"{self.reserved} steps that were begun but not finished are counted"
             )
-        assumptions.append(
-            "a choice among several runs, or of settings, is not counted"
-        )
+        assumptions.append(CHOICE)
         first = self.phases[0]
         return PrivacyStatement(
             epsilon=self.epsilon(),

@@ -139,9 +139,14 @@ class FitWatch:
             self._after(function, ran)
         return logs
 
+    @property
+    def ran(self) -> int:
+        """What `take` would say."""
+        return max(0, self._ran)
+
     def take(self) -> int:
         """Releases of executions since this was asked last."""
-        ran, self._ran = max(0, self._ran), 0
+        ran, self._ran = self.ran, 0
         return ran
 
     def _check_data(self, iterator: Any) -> None:

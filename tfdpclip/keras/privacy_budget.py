@@ -149,6 +149,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         """What was spent, with everything the number means nothing without."""
         return self.ledger.statement()
 
+    def _unrecorded(self) -> int:
+        """Steps that ran and are reserved, of an execution that was cut short."""
+        return min(self._watch.ran, self._ledger.reserved) if self._watch else 0
+
     def on_train_begin(self, logs=None):
         del logs
         self._workers = Workers(self.model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,29 +15,17 @@ from tfdpclip.accounting.batch_size import batch_size_advice
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
-from tfdpclip.correlated import (
-    BufferedToeplitz,
-    NoiseMatrix,
-    SquareRootToeplitz,
-    Tree,
-)
+from tfdpclip.correlated import NoiseMatrix
+from tfdpclip.keras import step_memory
 from tfdpclip.keras.optimizers import privatize
+from tfdpclip.keras.plan_choices import NOISE, SAMPLING, matrix_of, scheme_of
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.step_history import StepHistory, history_of
 from tfdpclip.matrix_noise import CorrelatedNoise
-from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for
-from tfdpclip.sampling.schemes import FixedSize, FullBatch, Poisson, ShuffledEpochs
-from tfdpclip.sampling.separated import MinSeparation
 
-#: Ways to draw, by name.
-SAMPLING = ("poisson", "fixed_size", "shuffled", "fixed_order")
-#: Correlated noise, by name.
-NOISE = ("independent", "buffered", "toeplitz", "tree")
-# Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
-_BUFFERS, _BANDS = 3, 16
 #: The least number of steps that batch_size="auto" leaves: with 79 the rule of Rehn et
 #: al. was within 0.5 points of the best, with their 20 it lost up to 1.3
 #: (docs/results/real).
@@ -178,7 +168,7 @@ class PrivacyPlan(BudgetPlan):
                 f"batch_size must be at most examples ({examples}), got {batch_size}."
             )
         self.examples, self.batch_size, self.epochs = examples, batch_size, epochs
-        asked = _scheme(sampling, batch_size, examples)
+        asked = scheme_of(sampling, batch_size, examples)
         capacity = asked._capacity(examples)
         rows = min(physical_batch_size or capacity, capacity)
         self.accumulation_steps = -(-capacity // rows)
@@ -189,7 +179,7 @@ class PrivacyPlan(BudgetPlan):
         )
         self._asked = asked
         steps = epochs * drawn.steps_per_epoch(examples)
-        matrix = _matrix(noise, steps, drawn)
+        matrix = matrix_of(noise, steps, drawn)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
             settings,
@@ -205,6 +195,9 @@ class PrivacyPlan(BudgetPlan):
             matrix=matrix,
         )
         self._batches: Batches | None = None
+        self._budget: PrivacyBudget | None = None
+        # Of how many batches its optimizers make a step.
+        self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
         self._clip = ""
 
@@ -244,7 +237,7 @@ class PrivacyPlan(BudgetPlan):
             *args,
             noise_multiplier=self.noise_multiplier,
             expected_batch_size=float(self.batch_size),
-            accumulation_steps=self.accumulation_steps,
+            accumulation_steps=self._summed,
             noise=self._noise,
             **options,
         )
@@ -284,6 +277,60 @@ class PrivacyPlan(BudgetPlan):
         self._batches = batches
         return batches
 
+    def within_memory(
+        self, memory: int, training: Callable[[PrivacyPlan], tuple[Any, Batches]]
+    ) -> PrivacyPlan:
+        """The same plan, with physical batches whose steps stay within some memory.
+
+            def training(plan):
+                model = build_model()
+                model.compile(plan.optimizer(dpc.keras.DPAdam, 1e-3), loss)
+                return model, plan.batches((x, y))
+
+            plan = plan.within_memory(2 * 2**30, training)
+            model, batches = training(plan)
+
+        It trains some models for three steps each, on zeros: no record is drawn, and
+        nothing is spent. TensorFlow counts the bytes; a line through the last two
+        sizes leads to the rows, which are tried as well, with a tenth to spare.
+
+        *Formal guarantees*: none are touched. The noise is worked out for the room
+        that these rows give, as for a `physical_batch_size` that is said.
+
+        Args:
+          memory: Bytes that a step may take on a device, beyond the weights, the
+            optimizer's variables and the data; 2**24 or more.
+          training: From a plan to a compiled model and its batches, both new.
+
+        Raises:
+          ValueError: If not even one row stays within it, the ledger has steps (rows
+            are then what they were: say `physical_batch_size`), or `training` returns
+            something else.
+          NotImplementedError: If TensorFlow does not count its memory here.
+        """
+        memory = _arguments.integer("memory", memory, step_memory.LEAST)
+        _arguments.function("training", training, 1)
+        if self.ledger.phases:
+            raise ValueError(
+                "This plan has spent already, with physical batches of "
+                f"{self.physical_batch_size} rows. To go on with them, say "
+                f"PrivacyPlan(..., physical_batch_size={self.physical_batch_size})."
+            )
+        capacity = self._asked._capacity(self.examples)
+
+        def used_by(rows: int) -> int:
+            trial = copy.copy(self)
+            trial.physical_batch_size = rows
+            trial.accumulation_steps = -(-capacity // rows)
+            # More of them take no more memory.
+            trial._summed = min(trial.accumulation_steps, 2)
+            trial.ledger, trial._histories = Ledger(self.delta, self.accountant), []
+            model, batches = training(trial)
+            return step_memory.of_step(model, batches, trial._summed)
+
+        rows = step_memory.most_rows(used_by, memory, capacity)
+        return self.replace(physical_batch_size=rows, ledger=self._settings["ledger"])
+
     @property
     def callbacks(self) -> list[tf.keras.callbacks.Callback]:
         """What `fit` needs: a `PrivacyBudget` for the last `batches` and the ledger.
@@ -296,19 +343,20 @@ class PrivacyPlan(BudgetPlan):
                 "The plan has drawn no batches yet, and arrays are not drawn as it "
                 f"accounts for. Write\n{_LINES}" + see("batches-drawn-another-way")
             )
-        return [
-            PrivacyBudget(
-                self.epsilon,
-                self.delta,
-                self._batches,
-                self.accountant,
-                ledger=self.ledger,
-            )
-        ]
+        self._budget = PrivacyBudget(
+            self.epsilon,
+            self.delta,
+            self._batches,
+            self.accountant,
+            ledger=self.ledger,
+        )
+        return [self._budget]
 
     def _refuse_unseen(self) -> None:
         for history in self._histories:
             unseen = history.releases - self.ledger.counted.get(history.identity, 0)
+            if self._budget is not None and self.ledger.holder == history.identity:
+                unseen -= self._budget._unrecorded()
             if unseen > 0:
                 raise PrivacyMismatchError(
                     f"{unseen} steps of an optimizer of this plan ran without its "
@@ -344,24 +392,3 @@ class PrivacyPlan(BudgetPlan):
         if self.batch_size_advice is not None:
             facts.append(("batch size", self.batch_size_advice.reason))
         return facts
-
-
-def _scheme(sampling: str, batch_size: int, examples: int) -> SamplingScheme:
-    if sampling == "fixed_size":
-        return FixedSize(batch_size, examples)
-    if sampling == "shuffled":
-        return ShuffledEpochs(batch_size, examples)
-    if sampling == "fixed_order":
-        return MinSeparation(examples, batch_size)
-    return FullBatch() if batch_size == examples else Poisson(batch_size / examples)
-
-
-def _matrix(noise: str | NoiseMatrix, steps: int, scheme: SamplingScheme) -> Any:
-    """The matrix that an argument stands for; None for independent noise."""
-    if isinstance(noise, NoiseMatrix):
-        return noise
-    if noise == "buffered":
-        return BufferedToeplitz(_BUFFERS, steps, scheme)
-    if noise == "toeplitz":
-        return SquareRootToeplitz(_BANDS)
-    return Tree() if noise == "tree" else None

@@ -13,6 +13,7 @@ from scipy import optimize
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import Ledger, _rdp, event_epsilon
+from tfdpclip.accounting.spending import CHOICE
 from tfdpclip.sampling import SamplingScheme, events
 
 _MOST_RUNS = 10**6
@@ -199,7 +200,7 @@ def not_accounted(
 
 
 def search_privacy(
-    plans: Iterable[TrainingPlan],
+    plans: Iterable[TrainingPlan | Ledger],
     delta: float,
     search: RandomStopping | None = None,
     spent: Ledger | None = None,
@@ -220,8 +221,9 @@ def search_privacy(
       released, as on features of a network that was trained so.
 
     Args:
-      plans: without `search`, one for each run that was made; with it, one for each
-        setting that could have been drawn.
+      plans: without `search`, one for each run that was made, which may also be its
+        ledger (`plan.ledger`): what was really spent, whatever the noise and however
+        it ended. With it, one for each setting that could have been drawn.
       delta: in (0, 1).
       search: how the runs were chosen, if at random.
       spent: what was spent on the same records before the search, if anything was.
@@ -231,7 +233,8 @@ def search_privacy(
 
     Raises:
       ValueError: if there are no plans, they are meant under different neighbouring
-        relations, or `delta` is out of range.
+        relations, a ledger is empty or stands for a random run, or `delta` is out of
+        range.
 
     >>> from tfdpclip.sampling import Poisson
     >>> plan = TrainingPlan(Poisson(0.01), 2.0, 1000)
@@ -241,18 +244,29 @@ def search_privacy(
     True
     """
     plans = _arguments.items("plans", plans)
-    for plan in plans:
-        if not isinstance(plan, TrainingPlan):
+    ledgers = [plan for plan in plans if isinstance(plan, Ledger)]
+    runs = [plan for plan in plans if not isinstance(plan, Ledger)]
+    for run in runs:
+        if not isinstance(run, TrainingPlan):
             raise ValueError(
-                f"plans must be TrainingPlans, got {_arguments.shown(plan)}."
+                "plans must be TrainingPlans, or Ledgers of runs, got "
+                f"{_arguments.shown(run)}."
             )
+    if any(not ledger.phases for ledger in ledgers):
+        raise ValueError("plans: a ledger is empty, so its run is not known.")
+    if ledgers and search is not None:
+        raise ValueError(
+            "plans: a ledger is of a run that was made. With search=, say every "
+            "setting that could have been drawn, as TrainingPlan(sampling, z, steps)."
+        )
     delta = _arguments.delta(delta)
     check_search(search)
     if not plans:
         raise ValueError("plans must not be empty: give one for each run.")
     check_spent(spent)
     before = spent.phases if spent is not None else []
-    schemes = [part.sampling for part in (*plans, *before)]
+    phases = [phase for ledger in ledgers for phase in ledger.phases]
+    schemes = [part.sampling for part in (*runs, *phases, *before)]
     relations = {scheme.neighboring_relation for scheme in schemes}
     if len(relations) > 1:
         raise ValueError(
@@ -260,34 +274,44 @@ def search_privacy(
             "neighbouring relations, which cannot be put together. Draw all batches by "
             "one kind of scheme."
         )
-    distinct = list(dict.fromkeys(plan.event for plan in plans))
+    distinct = list(dict.fromkeys(run.event for run in runs))
+    made = [ledger.event() for ledger in ledgers]
+    statements = [ledger.statement() for ledger in ledgers]
     assumptions = [
         "the runs are compared on public data, or on data outside of the claim",
         "the settings that were tried were chosen without looking at the data",
-        *dict.fromkeys(a for plan in plans for a in plan.sampling.assumptions()),
+        *dict.fromkeys(a for run in runs for a in run.sampling.assumptions()),
+        *dict.fromkeys(a for told in statements for a in told.assumptions),
     ]
+    if ledgers:
+        assumptions.remove(CHOICE)
     past = []
-    reasons: tuple[str, ...] = ()
+    reasons = tuple(
+        dict.fromkeys(
+            f"in a run, {why}" for told in statements for why in told.not_private
+        )
+    )
     if spent is not None and before:
         past = [spent.event()]
         told = spent.statement()
-        reasons = tuple(f"before the search, {why}" for why in told.not_private)
+        reasons += tuple(f"before the search, {why}" for why in told.not_private)
         assumptions += [f"before the search, {a}" for a in told.assumptions]
     if search is None:
         method = f"composition of {len(plans)} runs (pld)"
         counted: dict = {}
-        for plan in plans:
-            counted[plan.event] = counted.get(plan.event, 0) + 1
+        for run in runs:
+            counted[run.event] = counted.get(run.event, 0) + 1
         total = dp_accounting.ComposedDpEvent(
             [
                 *past,
+                *made,
                 *(dp_accounting.SelfComposedDpEvent(e, n) for e, n in counted.items()),
             ]
         )
         epsilon = event_epsilon(total, delta)
         single = max(
             event_epsilon(dp_accounting.ComposedDpEvent([*past, event]), delta)
-            for event in distinct
+            for event in (*distinct, *made)
         )
     else:
         kind = {0: "logarithmic", 1: "geometric", math.inf: "Poisson"}.get(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, correlated
+from tfdpclip._noise_steps import KeptStream, advance, stream_of
 from tfdpclip._outside import outside_of_functions
-from tfdpclip.correlated import streams
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
@@ -74,7 +74,7 @@ class CorrelatedNoise:
         steps = _arguments.integer("steps", self.steps, 1)
         object.__setattr__(self, "sampling", scheme)
         object.__setattr__(self, "steps", steps)
-        _stream_of(self.matrix)  # Refuses what cannot be made step by step.
+        stream_of(self.matrix)  # Refuses what cannot be made step by step.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
         if isinstance(self.matrix, correlated.ToeplitzMatrix):
@@ -175,7 +175,7 @@ class MatrixNoise:
 
     def __init__(self, run: CorrelatedNoise, source: GaussianNoise):
         self.run, self.source = run, source
-        self._streams: list[_KeptStream] | None = None
+        self._streams: list[KeptStream] | None = None
         with tf.init_scope():
             self._position = tf.Variable(0, trainable=False, dtype=tf.int32)
 
@@ -234,7 +234,7 @@ class MatrixNoise:
             return self.source.sample_all(shapes, [one] * len(shapes), kinds)
 
         step = self._position % self.run.steps
-        noise = _advance(kept, step, draw)
+        noise = advance(kept, step, draw)
         with tf.control_dependencies(noise):
             self._position.assign(step + 1)
         return [
@@ -245,134 +245,15 @@ class MatrixNoise:
         ]
 
     def _make(self, shapes, kinds) -> None:
-        stream = _stream_of(self.run.matrix)
+        stream = stream_of(self.run.matrix)
 
         def make():
             self._streams = [
-                _KeptStream(stream, tf.TensorShape(shape), kind, self.run.steps)
+                KeptStream(stream, tf.TensorShape(shape), kind, self.run.steps)
                 for shape, kind in zip(shapes, kinds, strict=True)
             ]
 
         outside_of_functions(make, [], in_strategy=False)
-
-
-class _KeptStream:
-    """What the noise of one tensor needs of the steps before."""
-
-    def __init__(self, stream: Any, shape, dtype, steps: int):
-        self.stream, self.shape, self.dtype = stream, shape, dtype
-        count = stream.buffers
-        if isinstance(stream, streams.TreeSums):
-            # A level for each power of 2 up to the steps, and the last prefix sum.
-            count = steps.bit_length() + 1
-        self.kept = tf.Variable(
-            tf.zeros([max(1, count), *shape], dtype), trainable=False
-        )
-
-
-Draw = Callable[[], list[tf.Tensor]]
-
-
-def _advance(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """The noise of a step; moves what is kept on."""
-    stream = kept[0].stream
-    if isinstance(stream, streams.Buffered):
-        return [_buffered(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    if isinstance(stream, (streams.Recursive, streams.Redrawn)):
-        return [_banded(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    return _tree(kept, step, draw)
-
-
-def _buffered(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
-    """w = z - sum_i scale_i s_i; s_i = decay_i s_i + w."""
-    # What is kept of an earlier matrix is finite, and counts for nothing.
-    goes_on = tf.cast(step > 0, kept.dtype)
-    scale, decay = (
-        goes_on * tf.constant(part, kept.dtype)
-        for part in (kept.stream.scale, kept.stream.decay)
-    )
-    before = kept.kept.read_value()
-    noise = fresh - tf.tensordot(scale, before, 1)
-    decayed = tf.reshape(decay, [-1] + [1] * kept.shape.rank) * before
-    kept.kept.assign(decayed + noise)
-    return noise
-
-
-def _banded(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
-    """The last noises (or draws), in a ring, with a coefficient each."""
-    stream = kept.stream
-    solved = isinstance(stream, streams.Recursive)
-    column = stream.coefficients if solved else stream.weights
-    first, rest = column[0], np.asarray(column[1:])
-    if solved:
-        first, rest = 1 / first, -rest / first
-    count = len(rest)
-    noise = fresh * tf.constant(first, kept.dtype)
-    if count:
-        # The one of k steps ago is at (step - k) modulo the length of the ring. What is
-        # of an earlier matrix is finite, and counts for nothing.
-        age = (step - 1 - tf.range(count)) % count + 1
-        there = age <= step
-        weights = tf.gather(tf.constant(rest, kept.dtype), age - 1)
-        weights = tf.where(there, weights, tf.zeros([], kept.dtype))
-        noise += tf.tensordot(weights, kept.kept.read_value(), 1)
-    newest = noise if solved else fresh
-    place = step % max(1, count)
-    kept.kept.scatter_update(tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis]))
-    return noise
-
-
-def _tree(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """Differences of prefix sums, whose nodes are kept by level; see `TreeSums`."""
-    stream = kept[0].stream
-    levels = kept[0].kept.shape[0] - 1
-    before = [k.kept.read_value() for k in kept]
-    estimates, carried = draw(), tf.constant(True)
-    top = tf.zeros([], tf.int32)
-    for level in range(levels - 1):
-        carried = tf.logical_and(carried, step // 2**level % 2 == 1)
-        share = stream._share(level + 1)
-
-        def merged(estimates=estimates, level=level, share=share):
-            return [
-                share * own + (1 - share) * (kept_[level] + part)
-                for own, kept_, part in zip(draw(), before, estimates, strict=True)
-            ]
-
-        estimates = tf.cond(carried, merged, lambda parts=estimates: list(parts))
-        top += tf.cast(carried, tf.int32)
-    # Of the next prefix, of step + 1 steps: the levels below `top` are merged.
-    index = np.arange(levels)
-    part_of = tf.logical_and((step + 1) // 2**index % 2 == 1, index != top)
-    noise = []
-    for one, was, estimate in zip(kept, before, estimates, strict=True):
-        mask = tf.reshape(part_of, [-1] + [1] * one.shape.rank)
-        others = tf.where(mask, was[:levels], tf.zeros([], one.dtype))
-        now = tf.reduce_sum(others, 0) + estimate
-        last = tf.where(step > 0, was[levels], tf.zeros([], one.dtype))
-        one.kept.scatter_update(
-            tf.IndexedSlices(
-                tf.stack([estimate, now]), tf.stack([top, tf.constant(levels)])
-            )
-        )
-        noise.append(now - last)
-    return noise
-
-
-def _stream_of(matrix: correlated.NoiseMatrix) -> streams.Stream:
-    stream = matrix.stream()
-    known = (
-        streams.Buffered,
-        streams.Recursive,
-        streams.Redrawn,
-        streams.TreeSums,
-    )
-    if not isinstance(stream, known):
-        raise ValueError(
-            f"matrix makes its noise by {type(stream).__name__}, which is not known "
-            "in graphs; use one of tfdpclip.correlated."
-        )
-    return stream
 
 
 def _wide(value: Any) -> Any:

@@ -11,6 +11,10 @@ import tensorflow as tf
 from tfdpclip import correlated
 from tfdpclip.correlated import streams
 
+# Of a tensor, so many coordinates tell whether draws are the same as before: others
+# are farther away in one of 10^3 cases, for each of them and each that is kept.
+_LOOKED_AT, _NEAR = 8, 1e-3
+
 
 class KeptStream:
     """What the noise of one tensor needs of the steps before."""
@@ -23,6 +27,20 @@ class KeptStream:
             count = steps.bit_length() + 1
         self.kept = tf.Variable(
             tf.zeros([max(1, count), *shape], dtype), trainable=False
+        )
+
+    def some(self) -> np.ndarray:
+        """What is kept of some coordinates. Not for use in graphs."""
+        size = self.shape.num_elements()
+        places = np.linspace(0, size - 1, min(size, _LOOKED_AT)).astype(int)
+        flat = tf.reshape(self.kept.read_value(), [-1, size])
+        return tf.gather(flat, places, axis=1).numpy().astype(float)
+
+    def is_like(self, before: Any) -> bool:
+        """Whether what is kept is what `some` gave before, to rounding."""
+        now, before = self.some(), np.asarray(before, float)
+        return now.shape == before.shape and bool(
+            np.all(np.abs(now - before) <= _NEAR * (1 + np.abs(before)))
         )
 
 

@@ -162,9 +162,12 @@ class MatrixNoise:
       t of C^-1 Z, with fresh Gaussians Z for every coordinate; the noised counts among
       them.
     * What is kept between steps is as secret as the data: whoever knows it and the
-      released numbers can take the noise off. It is in no checkpoint and in no file:
-      plain objects are invisible to them. So a run that is restored in another process
-      begins another matrix.
+      released numbers can take the noise off. It is in no checkpoint and in no saved
+      model: plain objects are invisible to them. A run that is restored in another
+      process begins another matrix, unless it is given the `secret` of this one.
+    * Noise that goes on from a secret is that of the same matrix, to rounding: all
+      draws before are drawn again, and compared with what was kept. The steps that are
+      skipped are never drawn for other data.
     * A step that fails after its noise was drawn has moved the noise on, and is never
       noised again with the same draws.
 
@@ -175,7 +178,10 @@ class MatrixNoise:
 
     def __init__(self, run: CorrelatedNoise, source: GaussianNoise):
         self.run, self.source = run, source
+        # What is no noise of a step must not move the draws of the matrix.
+        self._others = GaussianNoise(source.seed, source.hardened, replica=0)
         self._streams: list[KeptStream] | None = None
+        self._began_at: list[int] | None = None
         with tf.init_scope():
             self._position = tf.Variable(0, trainable=False, dtype=tf.int32)
 
@@ -186,18 +192,98 @@ class MatrixNoise:
     def __reduce__(self):
         return MatrixNoise, (self.run, self.source)
 
-    def restart(self) -> None:
-        """Begins another matrix, with noise of its own. Not for use in graphs."""
+    def restart(self, keep: bool = False) -> None:
+        """Begins another matrix, with noise of its own. Not for use in graphs.
+
+        Args:
+          keep: whether `secret` will be asked for.
+        """
+        self._clear()
+        self._began_at = self.source.state if keep else None
+
+    def _clear(self) -> None:
         self._position.assign(0)
+        for one in self._streams or []:
+            one.kept.assign(tf.zeros_like(one.kept))
 
     @property
     def made(self) -> int:
-        """Steps of the current matrix that had their noise. Not for use in graphs."""
+        """Steps that had their noise since the last restart. Not for use in graphs."""
         return int(self._position.numpy())
 
     def seed_pair(self) -> tf.Tensor:
         """As of `GaussianNoise`: fresh randomness that is no noise of a step."""
-        return self.source.seed_pair()
+        return self._others.seed_pair()
+
+    def secret(self) -> dict[str, Any]:
+        """What `go_on` needs, JSON-ready: whoever has it can take off all noise.
+
+        Raises:
+          ValueError: if no noise was made, or `restart` was not told to keep it.
+        """
+        if self._began_at is None or not self._streams:
+            raise ValueError(
+                "There is nothing to keep: call restart(keep=True) before the first "
+                "step, and make the noise of one."
+            )
+        return {
+            "source": self._began_at,
+            "hardened": self.source.hardened,
+            "shapes": [one.shape.as_list() for one in self._streams],
+            "kinds": [one.dtype.name for one in self._streams],
+            "made": self.made,
+            "kept": [one.some().tolist() for one in self._streams],
+        }
+
+    def go_on(self, secret: Mapping[str, Any], steps: int) -> None:
+        """Goes on with the noise of a `secret`. Not for use in graphs.
+
+        All steps before are drawn again, which takes as long as their noise took.
+
+        Args:
+          secret: what it gave, of a matrix of these settings.
+          steps: how many steps were released, or may have been: the next one is the
+            first that gets new noise.
+
+        Raises:
+          ValueError: if the secret is of other noise, or of more steps, or what is
+            drawn again is not what was kept.
+        """
+        _check_secret(secret, self.source.hardened)
+        steps = _arguments.integer("steps", steps)
+        made, kept = secret["made"], secret["kept"]
+        if made > steps:
+            raise ValueError(
+                f"it has made the noise of {made} steps, and {steps} are to be gone on "
+                "from: noise that was released would be used again."
+            )
+        shapes, kinds = secret["shapes"], [tf.as_dtype(t) for t in secret["kinds"]]
+        self._check_shapes(shapes, kinds)
+        # Draws that XLA compiles need not be those of other code.
+        for compiled in (False, True):
+            self._clear()
+            self.source.go_on_from(secret["source"])
+            again = tf.function(
+                lambda: self._next(shapes, kinds),
+                jit_compile=compiled,
+                autograph=False,
+            )
+            for _ in range(made):
+                again()
+            if all(
+                one.is_like(part)
+                for one, part in zip(self._streams or [], kept, strict=True)
+            ):
+                break
+        else:
+            self._clear()
+            raise ValueError(
+                "what is drawn again is not what was kept, as with another version of "
+                "TensorFlow or another device."
+            )
+        for _ in range(made, steps):
+            again()
+        self._began_at = list(secret["source"])
 
     @tf.autograph.experimental.do_not_convert
     def sample_all(
@@ -215,6 +301,30 @@ class MatrixNoise:
         """
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
         kinds = [t if t.size >= 4 else tf.float32 for t in dtypes]
+        noise = self._next(shapes, kinds)
+        return [
+            tf.cast(
+                part * tf.cast(self.run.sensitivity * _wide(stddev), part.dtype), dtype
+            )
+            for part, stddev, dtype in zip(noise, stddevs, dtypes, strict=True)
+        ]
+
+    def _next(self, shapes: Sequence, kinds: Sequence) -> list[tf.Tensor]:
+        """The noise of the next step, for standard deviations of 1."""
+        self._check_shapes(shapes, kinds)
+        # One for each coordinate, drawn at once.
+        one = tf.ones([])
+
+        def draw():
+            return self.source.sample_all(shapes, [one] * len(shapes), kinds)
+
+        made = self._position.read_value()
+        noise = advance(self._streams or [], made % self.run.steps, draw)
+        with tf.control_dependencies(noise):
+            self._position.assign(made + 1)
+        return noise
+
+    def _check_shapes(self, shapes: Sequence, kinds: Sequence) -> None:
         if self._streams is None:
             self._make(shapes, kinds)
         kept = self._streams or []
@@ -227,22 +337,6 @@ class MatrixNoise:
                 "be those of all. Use a new optimizer for another model, or after "
                 "layers were frozen."
             )
-        # One for each coordinate, drawn at once.
-        one = tf.ones([])
-
-        def draw():
-            return self.source.sample_all(shapes, [one] * len(shapes), kinds)
-
-        step = self._position % self.run.steps
-        noise = advance(kept, step, draw)
-        with tf.control_dependencies(noise):
-            self._position.assign(step + 1)
-        return [
-            tf.cast(
-                part * tf.cast(self.run.sensitivity * _wide(stddev), part.dtype), dtype
-            )
-            for part, stddev, dtype in zip(noise, stddevs, dtypes, strict=True)
-        ]
 
     def _make(self, shapes, kinds) -> None:
         stream = stream_of(self.run.matrix)
@@ -254,6 +348,19 @@ class MatrixNoise:
             ]
 
         outside_of_functions(make, [], in_strategy=False)
+
+
+def _check_secret(secret: Any, hardened: bool) -> None:
+    """Raises if it is not what `MatrixNoise.secret` gives."""
+    names = {"source", "hardened", "shapes", "kinds", "made", "kept"}
+    if not isinstance(secret, Mapping) or set(secret) != names:
+        raise ValueError("it is no secret of correlated noise.")
+    if secret["hardened"] is not hardened:
+        raise ValueError("it is of another hardened_noise.")
+    _arguments.integer("made", secret["made"], 1)
+    sizes = {len(secret[name]) for name in ("shapes", "kinds", "kept")}
+    if len(sizes) != 1 or len(secret["source"]) != 3:
+        raise ValueError("its parts do not fit together.")
 
 
 def _wide(value: Any) -> Any:

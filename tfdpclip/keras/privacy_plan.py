@@ -19,6 +19,7 @@ from tfdpclip.correlated import (
     SquareRootToeplitz,
     Tree,
 )
+from tfdpclip.keras.matrix_run import check_secret
 from tfdpclip.keras.optimizers import privatize
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
@@ -89,11 +90,13 @@ class PrivacyPlan(BudgetPlan):
         amplification.
       noise: `"independent"`, or correlated over the steps, for `"fixed_order"`:
         `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix of
-        `dpc.correlated`. It is made for one call of `fit` over all epochs.
+        `dpc.correlated`. It is made for one call of `fit` over all epochs, or with
+        `secret` for as many as that takes.
       physical_batch_size: Most examples that the device holds at a time; a step is
         then made of several batches. By default a step is one.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+      secret: A file from which correlated noise goes on, as of `PrivacyBudget`.
 
     Attributes:
       epsilon: As given.
@@ -134,6 +137,7 @@ class PrivacyPlan(BudgetPlan):
         physical_batch_size: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        secret: str | os.PathLike[str] | None = None,
     ):
         settings = dict(
             epsilon=epsilon,
@@ -146,6 +150,7 @@ class PrivacyPlan(BudgetPlan):
             physical_batch_size=physical_batch_size,
             accountant=accountant,
             ledger=ledger,
+            secret=secret,
         )
         if not isinstance(noise, NoiseMatrix):
             _arguments.choice("noise", noise, NOISE)
@@ -204,6 +209,8 @@ class PrivacyPlan(BudgetPlan):
             ledger=ledger,
             matrix=matrix,
         )
+        check_secret(secret, self.ledger, self._noise)
+        self._secret = secret
         self._batches: Batches | None = None
         self._histories: list[StepHistory] = []
         self._clip = ""
@@ -303,6 +310,7 @@ class PrivacyPlan(BudgetPlan):
                 self._batches,
                 self.accountant,
                 ledger=self.ledger,
+                secret=self._secret,
             )
         ]
 

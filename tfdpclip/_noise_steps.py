@@ -9,11 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import correlated
+from tfdpclip._devices import in_xla, on_cpus
 from tfdpclip.correlated import streams
 
 # Of a tensor, so many coordinates tell whether draws are the same as before: others
 # are farther away in one of 10^3 cases, for each of them and each that is kept.
 _LOOKED_AT, _NEAR = 8, 1e-3
+# Of so many coordinates a step is compiled, on CPUs: a loop over the coordinates reads
+# what is kept once or twice, ten operations several times.
+_COMPILED_FROM = 2**16
 
 
 class KeptStream:
@@ -25,6 +29,9 @@ class KeptStream:
         if isinstance(stream, streams.TreeSums):
             # A level for each power of 2 up to the steps, and the last prefix sum.
             count = steps.bit_length() + 1
+        # Worth the time that compiling takes; code that XLA compiles as a whole is.
+        large = shape.num_elements() >= _COMPILED_FROM
+        self.compiled = large and on_cpus()
         self.kept = tf.Variable(
             tf.zeros([max(1, count), *shape], dtype), trainable=False
         )
@@ -47,17 +54,22 @@ class KeptStream:
 Draw = Callable[[], list[tf.Tensor]]
 
 
-def advance(kept: list[KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """The noise of a step; moves what is kept on."""
+def advance(
+    kept: list[KeptStream], step: tf.Tensor, draw: Draw, scales: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The noise of a step, each part times its scale; moves what is kept on."""
     stream = kept[0].stream
-    if isinstance(stream, streams.Buffered):
-        return [_buffered(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    if isinstance(stream, (streams.Recursive, streams.Redrawn)):
-        return [_banded(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    return _tree(kept, step, draw)
+    if isinstance(stream, streams.TreeSums):
+        noise = _tree(kept, step, draw)
+        return [part * scale for part, scale in zip(noise, scales, strict=True)]
+    part_of = _buffered if isinstance(stream, streams.Buffered) else _banded
+    return [
+        part_of(one, step, fresh, scale)
+        for one, fresh, scale in zip(kept, draw(), scales, strict=True)
+    ]
 
 
-def _buffered(kept: KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
+def _buffered(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
     """w = z - sum_i scale_i s_i; s_i = decay_i s_i + w."""
     # What is kept of an earlier matrix is finite, and counts for nothing.
     goes_on = tf.cast(step > 0, kept.dtype)
@@ -65,14 +77,19 @@ def _buffered(kept: KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
         goes_on * tf.constant(part, kept.dtype)
         for part in (kept.stream.scale, kept.stream.decay)
     )
-    before = kept.kept.read_value()
-    noise = fresh - tf.tensordot(scale, before, 1)
-    decayed = tf.reshape(decay, [-1] + [1] * kept.shape.rank) * before
-    kept.kept.assign(decayed + noise)
+    update = _plain_buffered if not kept.compiled else _compiled_buffered
+    return update(kept.kept, scale, decay, fresh) * factor
+
+
+def _plain_buffered(kept, scale, decay, fresh):
+    before = kept.read_value()
+    noise = fresh - _weighted(scale, before)
+    decayed = tf.reshape(decay, [-1] + [1] * (before.shape.rank - 1)) * before
+    kept.assign(decayed + noise)
     return noise
 
 
-def _banded(kept: KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
+def _banded(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
     """The last noises (or draws), in a ring, with a coefficient each."""
     stream = kept.stream
     solved = isinstance(stream, streams.Recursive)
@@ -81,19 +98,41 @@ def _banded(kept: KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
     if solved:
         first, rest = 1 / first, -rest / first
     count = len(rest)
-    noise = fresh * tf.constant(first, kept.dtype)
+    weights = tf.zeros([1], kept.dtype)
     if count:
         # The one of k steps ago is at (step - k) modulo the length of the ring. What is
         # of an earlier matrix is finite, and counts for nothing.
         age = (step - 1 - tf.range(count)) % count + 1
-        there = age <= step
         weights = tf.gather(tf.constant(rest, kept.dtype), age - 1)
-        weights = tf.where(there, weights, tf.zeros([], kept.dtype))
-        noise += tf.tensordot(weights, kept.kept.read_value(), 1)
-    newest = noise if solved else fresh
-    place = step % max(1, count)
-    kept.kept.scatter_update(tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis]))
-    return noise
+        weights = tf.where(age <= step, weights, tf.zeros([], kept.dtype))
+    make = _plain_banded if not kept.compiled else _compiled_banded
+    noise, scaled = make(
+        kept.kept, weights, tf.constant(first, kept.dtype), fresh, factor
+    )
+    newest, place = noise if solved else fresh, step % max(1, count)
+    # Not in there: XLA would copy all that is kept.
+    with tf.control_dependencies([noise]):
+        kept.kept.scatter_update(
+            tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis])
+        )
+    return scaled
+
+
+def _plain_banded(kept, weights, first, fresh, factor):
+    noise = first * fresh + _weighted(weights, kept.read_value())
+    return noise, noise * factor
+
+
+def _weighted(weights: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
+    if not in_xla():
+        return tf.tensordot(weights, parts, 1)
+    # One loop over the coordinates, on all cores; a product with a vector is made by
+    # one of them, and takes four times as long.
+    return sum(weights[i] * parts[i] for i in range(parts.shape[0]))
+
+
+_compiled_buffered = tf.function(_plain_buffered, jit_compile=True, autograph=False)
+_compiled_banded = tf.function(_plain_banded, jit_compile=True, autograph=False)
 
 
 def _tree(kept: list[KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:

@@ -264,7 +264,7 @@ class MatrixNoise:
             self._clear()
             self.source.go_on_from(secret["source"])
             again = tf.function(
-                lambda: self._next(shapes, kinds),
+                lambda: self._next(shapes, kinds, [tf.ones([], t) for t in kinds]),
                 jit_compile=compiled,
                 autograph=False,
             )
@@ -301,16 +301,17 @@ class MatrixNoise:
         """
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
         kinds = [t if t.size >= 4 else tf.float32 for t in dtypes]
-        noise = self._next(shapes, kinds)
-        return [
-            tf.cast(
-                part * tf.cast(self.run.sensitivity * _wide(stddev), part.dtype), dtype
-            )
-            for part, stddev, dtype in zip(noise, stddevs, dtypes, strict=True)
+        scales = [
+            tf.cast(self.run.sensitivity * _wide(stddev), kind)
+            for stddev, kind in zip(stddevs, kinds, strict=True)
         ]
+        noise = self._next(shapes, kinds, scales)
+        return [tf.cast(part, t) for part, t in zip(noise, dtypes, strict=True)]
 
-    def _next(self, shapes: Sequence, kinds: Sequence) -> list[tf.Tensor]:
-        """The noise of the next step, for standard deviations of 1."""
+    def _next(
+        self, shapes: Sequence, kinds: Sequence, scales: Sequence
+    ) -> list[tf.Tensor]:
+        """The noise of the next step, times the scales."""
         self._check_shapes(shapes, kinds)
         # One for each coordinate, drawn at once.
         one = tf.ones([])
@@ -319,7 +320,8 @@ class MatrixNoise:
             return self.source.sample_all(shapes, [one] * len(shapes), kinds)
 
         made = self._position.read_value()
-        noise = advance(self._streams or [], made % self.run.steps, draw)
+        step = made % self.run.steps
+        noise = advance(self._streams or [], step, draw, list(scales))
         with tf.control_dependencies(noise):
             self._position.assign(made + 1)
         return noise

@@ -290,6 +290,15 @@ def test_noise_of_a_run_before_the_ledgers_last_is_refused(tmp_path):
     refused(tmp_path, "not of the run")
 
 
+def test_noise_of_another_ledger_is_refused(tmp_path):
+    """Its first run is not this one's, though both are of the same settings."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        interrupted(tmp_path / name)
+    shutil.copy(tmp_path / "one" / "secret", tmp_path / "other" / "secret")
+    refused(tmp_path / "other", "not of the run")
+
+
 def test_a_ledger_that_is_older_than_the_noise_is_refused(tmp_path):
     process, log = Process(tmp_path), []
     process.step(log)

@@ -160,7 +160,7 @@ class OptimizerVariables(OptimizerSettings):
         return self._public_variables.and_those_of(all_unwrapped(self._variables))
 
     @property
-    def matrix_noise(self) -> MatrixNoise | None:
+    def matrix_noise(self) -> Any:
         """What makes correlated noise; None for independent noise."""
         return self._noise if isinstance(self._noise, MatrixNoise) else None
 

@@ -46,7 +46,9 @@ _ADVICE = {
 }
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_atomically(
+    path: str | os.PathLike[str], content: str | bytes, private: bool = False
+) -> None:
     """Replaces a file in one step: it is never seen half written.
 
     *Guarantees*
@@ -60,6 +62,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     Args:
       path: The file.
       content: Bytes, or text to be written as UTF-8.
+      private: Whether nobody but the owner may read it, from its first byte on.
 
     Raises:
       OSError: If it cannot be written. Names the file and what to do.
@@ -68,8 +71,9 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     target = pathlib.Path(os.path.realpath(path))
     temporary = _temporary(target)
     try:
-        mode = _mode(target)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        mode = 0o600 if private else _mode(target)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        handle = os.open(temporary, flags, 0o600 if private else 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 if mode is not None:

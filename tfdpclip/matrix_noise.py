@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, correlated
+from tfdpclip._noise_steps import KeptStream, advance, stream_of
 from tfdpclip._outside import outside_of_functions
-from tfdpclip.correlated import streams
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
@@ -74,7 +74,7 @@ class CorrelatedNoise:
         steps = _arguments.integer("steps", self.steps, 1)
         object.__setattr__(self, "sampling", scheme)
         object.__setattr__(self, "steps", steps)
-        _stream_of(self.matrix)  # Refuses what cannot be made step by step.
+        stream_of(self.matrix)  # Refuses what cannot be made step by step.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
         if isinstance(self.matrix, correlated.ToeplitzMatrix):
@@ -162,9 +162,12 @@ class MatrixNoise:
       t of C^-1 Z, with fresh Gaussians Z for every coordinate; the noised counts among
       them.
     * What is kept between steps is as secret as the data: whoever knows it and the
-      released numbers can take the noise off. It is in no checkpoint and in no file:
-      plain objects are invisible to them. So a run that is restored in another process
-      begins another matrix.
+      released numbers can take the noise off. It is in no checkpoint and in no saved
+      model: plain objects are invisible to them. A run that is restored in another
+      process begins another matrix, unless it is given the `secret` of this one.
+    * Noise that goes on from a secret is that of the same matrix, to rounding: all
+      draws before are drawn again, and compared with what was kept. The steps that are
+      skipped are never drawn for other data.
     * A step that fails after its noise was drawn has moved the noise on, and is never
       noised again with the same draws.
 
@@ -175,7 +178,10 @@ class MatrixNoise:
 
     def __init__(self, run: CorrelatedNoise, source: GaussianNoise):
         self.run, self.source = run, source
-        self._streams: list[_KeptStream] | None = None
+        # What is no noise of a step must not move the draws of the matrix.
+        self._others = GaussianNoise(source.seed, source.hardened, replica=0)
+        self._streams: list[KeptStream] | None = None
+        self._began_at: list[int] | None = None
         with tf.init_scope():
             self._position = tf.Variable(0, trainable=False, dtype=tf.int32)
 
@@ -186,18 +192,98 @@ class MatrixNoise:
     def __reduce__(self):
         return MatrixNoise, (self.run, self.source)
 
-    def restart(self) -> None:
-        """Begins another matrix, with noise of its own. Not for use in graphs."""
+    def restart(self, keep: bool = False) -> None:
+        """Begins another matrix, with noise of its own. Not for use in graphs.
+
+        Args:
+          keep: whether `secret` will be asked for.
+        """
+        self._clear()
+        self._began_at = self.source.state if keep else None
+
+    def _clear(self) -> None:
         self._position.assign(0)
+        for one in self._streams or []:
+            one.kept.assign(tf.zeros_like(one.kept))
 
     @property
     def made(self) -> int:
-        """Steps of the current matrix that had their noise. Not for use in graphs."""
+        """Steps that had their noise since the last restart. Not for use in graphs."""
         return int(self._position.numpy())
 
     def seed_pair(self) -> tf.Tensor:
         """As of `GaussianNoise`: fresh randomness that is no noise of a step."""
-        return self.source.seed_pair()
+        return self._others.seed_pair()
+
+    def secret(self) -> dict[str, Any]:
+        """What `go_on` needs, JSON-ready: whoever has it can take off all noise.
+
+        Raises:
+          ValueError: if no noise was made, or `restart` was not told to keep it.
+        """
+        if self._began_at is None or not self._streams:
+            raise ValueError(
+                "There is nothing to keep: call restart(keep=True) before the first "
+                "step, and make the noise of one."
+            )
+        return {
+            "source": self._began_at,
+            "hardened": self.source.hardened,
+            "shapes": [one.shape.as_list() for one in self._streams],
+            "kinds": [one.dtype.name for one in self._streams],
+            "made": self.made,
+            "kept": [one.some().tolist() for one in self._streams],
+        }
+
+    def go_on(self, secret: Mapping[str, Any], steps: int) -> None:
+        """Goes on with the noise of a `secret`. Not for use in graphs.
+
+        All steps before are drawn again, which takes as long as their noise took.
+
+        Args:
+          secret: what it gave, of a matrix of these settings.
+          steps: how many steps were released, or may have been: the next one is the
+            first that gets new noise.
+
+        Raises:
+          ValueError: if the secret is of other noise, or of more steps, or what is
+            drawn again is not what was kept.
+        """
+        _check_secret(secret, self.source.hardened)
+        steps = _arguments.integer("steps", steps)
+        made, kept = secret["made"], secret["kept"]
+        if made > steps:
+            raise ValueError(
+                f"it has made the noise of {made} steps, and {steps} are to be gone on "
+                "from: noise that was released would be used again."
+            )
+        shapes, kinds = secret["shapes"], [tf.as_dtype(t) for t in secret["kinds"]]
+        self._check_shapes(shapes, kinds)
+        # Draws that XLA compiles need not be those of other code.
+        for compiled in (False, True):
+            self._clear()
+            self.source.go_on_from(secret["source"])
+            again = tf.function(
+                lambda: self._next(shapes, kinds, [tf.ones([], t) for t in kinds]),
+                jit_compile=compiled,
+                autograph=False,
+            )
+            for _ in range(made):
+                again()
+            if all(
+                one.is_like(part)
+                for one, part in zip(self._streams or [], kept, strict=True)
+            ):
+                break
+        else:
+            self._clear()
+            raise ValueError(
+                "what is drawn again is not what was kept, as with another version of "
+                "TensorFlow or another device."
+            )
+        for _ in range(made, steps):
+            again()
+        self._began_at = list(secret["source"])
 
     @tf.autograph.experimental.do_not_convert
     def sample_all(
@@ -215,6 +301,32 @@ class MatrixNoise:
         """
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
         kinds = [t if t.size >= 4 else tf.float32 for t in dtypes]
+        scales = [
+            tf.cast(self.run.sensitivity * _wide(stddev), kind)
+            for stddev, kind in zip(stddevs, kinds, strict=True)
+        ]
+        noise = self._next(shapes, kinds, scales)
+        return [tf.cast(part, t) for part, t in zip(noise, dtypes, strict=True)]
+
+    def _next(
+        self, shapes: Sequence, kinds: Sequence, scales: Sequence
+    ) -> list[tf.Tensor]:
+        """The noise of the next step, times the scales."""
+        self._check_shapes(shapes, kinds)
+        # One for each coordinate, drawn at once.
+        one = tf.ones([])
+
+        def draw():
+            return self.source.sample_all(shapes, [one] * len(shapes), kinds)
+
+        made = self._position.read_value()
+        step = made % self.run.steps
+        noise = advance(self._streams or [], step, draw, list(scales))
+        with tf.control_dependencies(noise):
+            self._position.assign(made + 1)
+        return noise
+
+    def _check_shapes(self, shapes: Sequence, kinds: Sequence) -> None:
         if self._streams is None:
             self._make(shapes, kinds)
         kept = self._streams or []
@@ -227,152 +339,30 @@ class MatrixNoise:
                 "be those of all. Use a new optimizer for another model, or after "
                 "layers were frozen."
             )
-        # One for each coordinate, drawn at once.
-        one = tf.ones([])
-
-        def draw():
-            return self.source.sample_all(shapes, [one] * len(shapes), kinds)
-
-        step = self._position % self.run.steps
-        noise = _advance(kept, step, draw)
-        with tf.control_dependencies(noise):
-            self._position.assign(step + 1)
-        return [
-            tf.cast(
-                part * tf.cast(self.run.sensitivity * _wide(stddev), part.dtype), dtype
-            )
-            for part, stddev, dtype in zip(noise, stddevs, dtypes, strict=True)
-        ]
 
     def _make(self, shapes, kinds) -> None:
-        stream = _stream_of(self.run.matrix)
+        stream = stream_of(self.run.matrix)
 
         def make():
             self._streams = [
-                _KeptStream(stream, tf.TensorShape(shape), kind, self.run.steps)
+                KeptStream(stream, tf.TensorShape(shape), kind, self.run.steps)
                 for shape, kind in zip(shapes, kinds, strict=True)
             ]
 
         outside_of_functions(make, [], in_strategy=False)
 
 
-class _KeptStream:
-    """What the noise of one tensor needs of the steps before."""
-
-    def __init__(self, stream: Any, shape, dtype, steps: int):
-        self.stream, self.shape, self.dtype = stream, shape, dtype
-        count = stream.buffers
-        if isinstance(stream, streams.TreeSums):
-            # A level for each power of 2 up to the steps, and the last prefix sum.
-            count = steps.bit_length() + 1
-        self.kept = tf.Variable(
-            tf.zeros([max(1, count), *shape], dtype), trainable=False
-        )
-
-
-Draw = Callable[[], list[tf.Tensor]]
-
-
-def _advance(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """The noise of a step; moves what is kept on."""
-    stream = kept[0].stream
-    if isinstance(stream, streams.Buffered):
-        return [_buffered(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    if isinstance(stream, (streams.Recursive, streams.Redrawn)):
-        return [_banded(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    return _tree(kept, step, draw)
-
-
-def _buffered(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
-    """w = z - sum_i scale_i s_i; s_i = decay_i s_i + w."""
-    # What is kept of an earlier matrix is finite, and counts for nothing.
-    goes_on = tf.cast(step > 0, kept.dtype)
-    scale, decay = (
-        goes_on * tf.constant(part, kept.dtype)
-        for part in (kept.stream.scale, kept.stream.decay)
-    )
-    before = kept.kept.read_value()
-    noise = fresh - tf.tensordot(scale, before, 1)
-    decayed = tf.reshape(decay, [-1] + [1] * kept.shape.rank) * before
-    kept.kept.assign(decayed + noise)
-    return noise
-
-
-def _banded(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
-    """The last noises (or draws), in a ring, with a coefficient each."""
-    stream = kept.stream
-    solved = isinstance(stream, streams.Recursive)
-    column = stream.coefficients if solved else stream.weights
-    first, rest = column[0], np.asarray(column[1:])
-    if solved:
-        first, rest = 1 / first, -rest / first
-    count = len(rest)
-    noise = fresh * tf.constant(first, kept.dtype)
-    if count:
-        # The one of k steps ago is at (step - k) modulo the length of the ring. What is
-        # of an earlier matrix is finite, and counts for nothing.
-        age = (step - 1 - tf.range(count)) % count + 1
-        there = age <= step
-        weights = tf.gather(tf.constant(rest, kept.dtype), age - 1)
-        weights = tf.where(there, weights, tf.zeros([], kept.dtype))
-        noise += tf.tensordot(weights, kept.kept.read_value(), 1)
-    newest = noise if solved else fresh
-    place = step % max(1, count)
-    kept.kept.scatter_update(tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis]))
-    return noise
-
-
-def _tree(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """Differences of prefix sums, whose nodes are kept by level; see `TreeSums`."""
-    stream = kept[0].stream
-    levels = kept[0].kept.shape[0] - 1
-    before = [k.kept.read_value() for k in kept]
-    estimates, carried = draw(), tf.constant(True)
-    top = tf.zeros([], tf.int32)
-    for level in range(levels - 1):
-        carried = tf.logical_and(carried, step // 2**level % 2 == 1)
-        share = stream._share(level + 1)
-
-        def merged(estimates=estimates, level=level, share=share):
-            return [
-                share * own + (1 - share) * (kept_[level] + part)
-                for own, kept_, part in zip(draw(), before, estimates, strict=True)
-            ]
-
-        estimates = tf.cond(carried, merged, lambda parts=estimates: list(parts))
-        top += tf.cast(carried, tf.int32)
-    # Of the next prefix, of step + 1 steps: the levels below `top` are merged.
-    index = np.arange(levels)
-    part_of = tf.logical_and((step + 1) // 2**index % 2 == 1, index != top)
-    noise = []
-    for one, was, estimate in zip(kept, before, estimates, strict=True):
-        mask = tf.reshape(part_of, [-1] + [1] * one.shape.rank)
-        others = tf.where(mask, was[:levels], tf.zeros([], one.dtype))
-        now = tf.reduce_sum(others, 0) + estimate
-        last = tf.where(step > 0, was[levels], tf.zeros([], one.dtype))
-        one.kept.scatter_update(
-            tf.IndexedSlices(
-                tf.stack([estimate, now]), tf.stack([top, tf.constant(levels)])
-            )
-        )
-        noise.append(now - last)
-    return noise
-
-
-def _stream_of(matrix: correlated.NoiseMatrix) -> streams.Stream:
-    stream = matrix.stream()
-    known = (
-        streams.Buffered,
-        streams.Recursive,
-        streams.Redrawn,
-        streams.TreeSums,
-    )
-    if not isinstance(stream, known):
-        raise ValueError(
-            f"matrix makes its noise by {type(stream).__name__}, which is not known "
-            "in graphs; use one of tfdpclip.correlated."
-        )
-    return stream
+def _check_secret(secret: Any, hardened: bool) -> None:
+    """Raises if it is not what `MatrixNoise.secret` gives."""
+    names = {"source", "hardened", "shapes", "kinds", "made", "kept"}
+    if not isinstance(secret, Mapping) or set(secret) != names:
+        raise ValueError("it is no secret of correlated noise.")
+    if secret["hardened"] is not hardened:
+        raise ValueError("it is of another hardened_noise.")
+    _arguments.integer("made", secret["made"], 1)
+    sizes = {len(secret[name]) for name in ("shapes", "kinds", "kept")}
+    if len(sizes) != 1 or len(secret["source"]) != 3:
+        raise ValueError("its parts do not fit together.")
 
 
 def _wide(value: Any) -> Any:

@@ -108,6 +108,22 @@ class GaussianNoise:
         outside_of_functions(make, [], in_strategy=False)
         return made[0]
 
+    @property
+    def state(self) -> list[int]:
+        """Where the stream is: a secret, from which all that follows can be drawn.
+
+        Not for use in graphs.
+        """
+        return [int(word) for word in self._generator.state.numpy()]
+
+    def go_on_from(self, state: Sequence[int]) -> None:
+        """Goes to a place of a stream. For what never uses noise for two releases.
+
+        Args:
+          state: what `state` was, of this object or another.
+        """
+        self._generator.state.assign(np.array(state, np.int64))
+
     def __deepcopy__(self, memo):
         # A copy of the state would draw the same noise again.
         return GaussianNoise(self.seed, self.hardened, self.replica)

@@ -55,14 +55,22 @@ def prepare() -> None:
     import tfdpclip.keras  # noqa: F401
 
 
-def run(name: str) -> None:
-    """Trains, from where an earlier process was killed if there was one."""
+def run(name: str, scheme=None, noise=None, **kept: str) -> None:
+    """Trains, from where an earlier process was killed if there was one.
+
+    Args:
+      name: of the directory.
+      scheme: what draws; Poisson by default.
+      noise: of the optimizer.
+      **kept: files that the budget keeps, by the argument's name.
+    """
     directory = pathlib.Path(name)
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((200, 8)).astype(np.float32)
     y = (x[:, :1] > 0).astype(np.float32)
-    batches = dpc.sampling.Poisson(1 / STEPS_PER_EPOCH).batches((x, y))
+    scheme = scheme or dpc.sampling.Poisson(1 / STEPS_PER_EPOCH)
+    batches = scheme.batches((x, y))
     model = tf.keras.Sequential(
         [
             tf.keras.Input((8,)),
@@ -76,6 +84,7 @@ def run(name: str) -> None:
             clip=dpc.QuantileClip(),
             noise_multiplier=2.0,
             expected_batch_size=batches.expected_batch_size,
+            noise=noise,
         ),
         tf.keras.losses.BinaryCrossentropy(from_logits=True),
     )
@@ -85,7 +94,12 @@ def run(name: str) -> None:
         verbose=0,
         callbacks=[
             dpc.keras.PrivacyBudget(
-                math.inf, DELTA, batches, "rdp", ledger=directory / "privacy.json"
+                math.inf,
+                DELTA,
+                batches,
+                "rdp",
+                ledger=directory / "privacy.json",
+                **{argument: directory / file for argument, file in kept.items()},
             ),
             Steps(directory / "steps"),
             Rows(directory / "history.csv"),

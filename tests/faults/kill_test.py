@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from driver_kit import reports
-from tests.faults import federated_run, keras_run
+from tests.faults import correlated_run, federated_run, keras_run
 from tests.stack import KERAS_3
 from tfdpclip import files
 from tfdpclip.accounting import Ledger
@@ -196,6 +196,25 @@ class KerasRun:
         assert KerasRun.table(directory) == KerasRun.wanted
 
 
+class CorrelatedRun(KerasRun):
+    """The same, and what holds of the secret of its noise."""
+
+    module = "correlated_run"
+
+    @staticmethod
+    def restored(directory):
+        for path in directory.glob(f"*{correlated_run.SECRET}*"):
+            assert path.stat().st_mode & 0o777 == 0o600
+        return KerasRun.restored(directory)
+
+    @staticmethod
+    def check_end(directory):
+        KerasRun.check_end(directory)
+        (phase,) = Ledger.load(directory / "privacy.json").phases
+        # No step is missing from the matrix, which other processes went on with.
+        assert max(phase.runs) >= KerasRun.wanted // 2
+
+
 class FederatedRun:
     """What must hold of the federated run's files."""
 
@@ -270,11 +289,16 @@ def check_killed_runs(zygote, kind, root: pathlib.Path, kills: int, seed: int) -
         kind.check_end(directory)
 
 
-KINDS = pytest.mark.parametrize("kind", [KerasRun, FederatedRun])
+KINDS = pytest.mark.parametrize("kind", [KerasRun, CorrelatedRun, FederatedRun])
 
 
 @pytest.mark.parametrize(
-    "kind", [KerasRun, pytest.param(FederatedRun, marks=pytest.mark.slow)]
+    "kind",
+    [
+        KerasRun,
+        pytest.param(CorrelatedRun, marks=pytest.mark.slow),
+        pytest.param(FederatedRun, marks=pytest.mark.slow),
+    ],
 )
 def test_killed_runs_resume(zygote, kind, tmp_path):
     check_killed_runs(zygote, kind, tmp_path, kills=2, seed=1)

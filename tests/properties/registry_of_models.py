@@ -85,7 +85,7 @@ KERAS: dict[str, Any] = {
     "CorrelatedNoise": None,
     "PrivacyBudget": case(
         keras.PrivacyBudget,
-        _={"unbounded": ("epsilon",), "fixed": ("ledger",)},
+        _={"unbounded": ("epsilon",), "fixed": ("ledger", "secret")},
         epsilon=1.0,
         delta=1e-5,
         sampling=POISSON,
@@ -93,10 +93,11 @@ KERAS: dict[str, Any] = {
         ledger=None,
         check_data=True,
         allow_change=False,
+        secret=None,
     ),
     "PrivacyPlan": case(
         keras.PrivacyPlan,
-        _={"fixed": ("ledger",), "named": {"epochs": ("steps",)}},
+        _={"fixed": ("ledger", "secret"), "named": {"epochs": ("steps",)}},
         epsilon=1.0,
         delta=1e-5,
         examples=100,
@@ -108,6 +109,7 @@ KERAS: dict[str, Any] = {
         physical_batch_size=None,
         accountant="pld",
         ledger=None,
+        secret=None,
     ),
     "PrivacyPlan.optimizer": case(
         PLAN.optimizer, _={"costly": True}, optimizer=keras.DPSGD

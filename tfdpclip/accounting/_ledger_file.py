@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import pathlib
 from typing import Any
 
-from tfdpclip import files
+from tfdpclip import _sealed, files
 
 FORMAT = 4
 # Format 3 knew no correlated noise. Format 2 did not say which optimizer ran the steps:
 # those of a restored optimizer cannot be recognised, and count once more.
 _READABLE = (2, 3, 4)
-_CHECKSUM = "checksum"
 _MOST_BYTES = 2**28
 _ADVICE = (
     "Restore it from a backup. To begin a new ledger instead would forget what has "
@@ -93,7 +90,7 @@ class LedgerFile:
 
 def to_text(content: dict[str, Any]) -> str:
     """The file's text."""
-    return json.dumps({**content, _CHECKSUM: _digest(content)}, indent=1) + "\n"
+    return _sealed.to_text(content)
 
 
 def from_text(text: bytes) -> dict[str, Any]:
@@ -102,25 +99,4 @@ def from_text(text: bytes) -> dict[str, Any]:
     Raises:
       ValueError: If the text is anything but what `to_text` made.
     """
-    if not text:
-        raise ValueError("it is empty.")
-    content = json.loads(text.decode(), parse_constant=_refuse)
-    if not isinstance(content, dict):
-        raise ValueError("it is not a JSON object.")
-    if not isinstance(content.get("format"), int) or (
-        content["format"] not in _READABLE
-    ):
-        # Files of format 1 had no checksum: damage to them cannot be told.
-        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}.")
-    if content.pop(_CHECKSUM, None) != _digest(content):
-        raise ValueError("its checksum does not fit its content.")
-    return content
-
-
-def _digest(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON.")
+    return _sealed.from_text(text, _READABLE)

@@ -91,6 +91,8 @@ class BudgetPlan(abc.ABC):
     def replace(self, **changes: Any) -> Any:
         """A new plan with other arguments, with a ledger of its own that is empty.
 
+        No file of the plan is one of the new plan's, unless it is given again.
+
         Args:
           **changes: arguments of the plan.
         """
@@ -100,7 +102,8 @@ class BudgetPlan(abc.ABC):
                 f"{type(self).__name__} has no argument {sorted(unknown)[0]!r}: it has "
                 f"{', '.join(self._settings)}."
             )
-        return type(self)(**{**self._settings, "ledger": None, **changes})
+        fresh = {name: None for name in ("ledger", "secret") if name in self._settings}
+        return type(self)(**{**self._settings, **fresh, **changes})
 
     def rows(self) -> list[dict[str, Any]]:
         """This plan and its neighbours, one dictionary each, for CSV files or pandas.

@@ -51,6 +51,8 @@ class DrawCheck:
         self._optimizer = optimizer
         self._pieces = int(optimizer.accumulation_steps)
         self._observer = DrawObserver() if observed else None
+        # Of the ledger's run, what ran before this call of `fit`.
+        self._before = 0
         #: What will feed the run, as far as can be known beforehand.
         self.drawer = self._expected()
         self.scheme = sampling if self.drawer is None else self.drawer.scheme
@@ -152,6 +154,10 @@ class DrawCheck:
                 "nothing bounds a record that comes more often than it should."
             )
 
+    def went_on(self, steps: int) -> None:
+        """Notes that a run goes on of which so many steps were counted before."""
+        self._before = steps
+
     def move_on(self, ledger: Ledger) -> None:
         """Counts how far the run came in its order, whatever it was drawn for.
 
@@ -166,7 +172,7 @@ class DrawCheck:
             return
         current = ledger.phases[-1]
         for _, count in self._ours()[0]:
-            more = count // self._pieces - current.runs[-1]
+            more = self._before + count // self._pieces - current.runs[-1]
             current.runs[-1] += max(0, more)
             if more > 0 and current.noise is not None:
                 ledger.save()

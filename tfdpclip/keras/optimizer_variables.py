@@ -159,10 +159,10 @@ class OptimizerVariables(OptimizerSettings):
         """What is declared to be public, and the optimizer's own."""
         return self._public_variables.and_those_of(all_unwrapped(self._variables))
 
-    def restart_noise(self) -> None:
-        """Begins another matrix of correlated noise, which is accounted for anew."""
-        if isinstance(self._noise, MatrixNoise):
-            self._noise.restart()
+    @property
+    def matrix_noise(self) -> Any:
+        """What makes correlated noise; None for independent noise."""
+        return self._noise if isinstance(self._noise, MatrixNoise) else None
 
     @property
     def knows_its_groups(self) -> bool:

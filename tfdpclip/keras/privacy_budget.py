@@ -18,9 +18,10 @@ from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.agreement import Agreement
 from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.executions import Executions, refuse_overrun
+from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.noise_plan import NoisePlan, private_optimizer
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.room import Room, refuse_other_use
+from tfdpclip.keras.room import Room, count_unseen, refuse_other_use
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
@@ -74,6 +75,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       allow_outside_updates: Whether something other than `model.optimizer` may write
         to the weights, such as a callback that averages them. It must depend on
         released weights or public data only; the statement says so.
+      secret: Of correlated noise, the file that it goes on from in the next call of
+        `fit` or the next process; needs a ledger in a file. Guard it as the data: it
+        takes off all noise. Without it, every call of `fit` begins another matrix.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -95,6 +99,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         check_data: bool = True,
         allow_change: bool = False,
         allow_outside_updates: bool = False,
+        secret: str | os.PathLike[str] | None = None,
     ):
         super().__init__()
         self.epsilon = _arguments.target_epsilon(epsilon)
@@ -117,6 +122,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._ledger = Ledger.open(
             ledger if self._keeps_books else None, self.delta, accountant
         )
+        self._secret = secret
         self._check_data = _arguments.boolean("check_data", check_data)
         self._allow_change = _arguments.boolean("allow_change", allow_change)
         self._allow_outside_updates = _arguments.boolean(
@@ -196,11 +202,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             "observed": self._check_data,
             "holder": self._history.identity,
         }
-        if getattr(optimizer, "noise", None) is not None:
-            self._draws.refuse_other_noise(optimizer.noise)
-            self._phase |= optimizer.noise.of_a_phase
-            # Every call of `fit` has a matrix of its own.
-            optimizer.restart_noise()
+        self._run = MatrixRun(optimizer, self._ledger, self._draws, self._secret)
+        self._phase |= self._run.begin()
         iterations = int(optimizer.iterations.numpy())
         self._z = self._noise.least(iterations, 1)
         if self._noise.scheduled and self._ledger.phases:
@@ -208,6 +211,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._ledger.begin(
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
+        self._run.begun()
         if self._allow_outside_updates:
             self._ledger.assume(fit_watch.OUTSIDE_UPDATES)
         self._watch = fit_watch.FitWatch(
@@ -219,8 +223,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._fed_by,
             self._workers.several,
         )
-        if self._draws.in_an_epoch:
-            # The rest of a shuffled epoch that something else has begun.
+        if self._draws.in_an_epoch and "noise" not in self._phase:
+            # The rest of a shuffled epoch that something else has begun. Correlated
+            # noise is made for a run that begins anywhere.
             self._ledger.phases[-1].runs.insert(-1, 1)
         self._room = Room(
             self._ledger,
@@ -282,6 +287,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
             self._ledger.save()
             raise PrivacyMismatchError(self._watch.problem)
+        if not self._run.kept:
+            self._run.keep()
         if self._planned is not None and self._done >= self._planned:
             return  # Keras stops by itself, and everything planned was allowed.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
@@ -299,6 +306,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         del epoch
         self._agreement.check_values()
+        self._run.keep()
         own = self._ledger.epsilon() if self._workers.chief else 0.0
         (spent,) = self._workers.told(own)
         if logs is not None:
@@ -310,6 +318,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._watch.end()
         self._settle(self._optimizer)
         self._count_unseen()
+        self._run.keep(last=True)
 
     def _fed_by(self, drawer: Any) -> None:
         """The facts of the statement are those of the drawer that delivers."""
@@ -354,30 +363,14 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             return
         # A hundredth of the run at a time: few writes, little lost in a crash.
         ahead = missing
-        if not self._noise.scheduled:
+        if not self._noise.scheduled and self._run.kept:
             ahead = max(missing, (self._planned or 0) // 100)
         room = self._allowed - self._done - self._ledger.reserved
         self._ledger.reserve(int(max(missing, min(ahead, room))))
 
     def _count_unseen(self) -> int:
         """Counts the steps behind the optimizer that the ledger does not know."""
-        total, counted = 0, self._ledger.counted
-        for name, part in self._history.known().items():
-            unseen = part.steps - counted.get(name, 0)
-            z = part.noise_multiplier
-            if unseen > 0:
-                if z is None:
-                    iterations = int(self._optimizer.iterations.numpy())
-                    z = self._noise.least(0, max(1, iterations))
-                self._ledger.add_unseen(
-                    unseen, noise_multiplier=z, unit=part.unit, holder=name
-                )
-                total += unseen
-        own = self._history.identity
-        if counted.get(own, 0) > self._history.releases:
-            # Reserved steps that did not run after all, and were counted: if they run
-            # now, where nobody looks, they count again.
-            counted[own] = self._history.releases
+        total = count_unseen(self._ledger, self._history, self._optimizer, self._noise)
         self._unseen += total
         return total
 

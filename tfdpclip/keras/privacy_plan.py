@@ -17,6 +17,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.keras import step_memory
+from tfdpclip.keras.matrix_run import check_secret
 from tfdpclip.keras.optimizers import privatize
 from tfdpclip.keras.plan_choices import NOISE, SAMPLING, matrix_of, scheme_of
 from tfdpclip.keras.privacy_budget import PrivacyBudget
@@ -35,13 +36,8 @@ _LINES = (
     "    model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)"
 )
 # What the plan tells an optimizer, and batches.
-_PLANNED = (
-    "noise_multiplier",
-    "expected_batch_size",
-    "accumulation_steps",
-    "unit",
-    "noise",
-)
+_PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps")
+_PLANNED += ("unit", "noise")
 _SHAPED = ("physical_batch_size", "accumulation_steps", "steps", "independent_groups")
 
 
@@ -79,11 +75,13 @@ class PrivacyPlan(BudgetPlan):
         amplification.
       noise: `"independent"`, or correlated over the steps, for `"fixed_order"`:
         `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix of
-        `dpc.correlated`. It is made for one call of `fit` over all epochs.
+        `dpc.correlated`. It is made for one call of `fit` over all epochs, or with
+        `secret` for as many as that takes.
       physical_batch_size: Most examples that the device holds at a time; a step is
         then made of several batches. By default a step is one.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+      secret: A file from which correlated noise goes on, as of `PrivacyBudget`.
 
     Attributes:
       epsilon: As given.
@@ -124,6 +122,7 @@ class PrivacyPlan(BudgetPlan):
         physical_batch_size: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        secret: str | os.PathLike[str] | None = None,
     ):
         settings = dict(
             epsilon=epsilon,
@@ -136,6 +135,7 @@ class PrivacyPlan(BudgetPlan):
             physical_batch_size=physical_batch_size,
             accountant=accountant,
             ledger=ledger,
+            secret=secret,
         )
         if not isinstance(noise, NoiseMatrix):
             _arguments.choice("noise", noise, NOISE)
@@ -194,6 +194,8 @@ class PrivacyPlan(BudgetPlan):
             ledger=ledger,
             matrix=matrix,
         )
+        check_secret(secret, self.ledger, self._noise)
+        self._secret = secret
         self._batches: Batches | None = None
         self._budget: PrivacyBudget | None = None
         # Of how many batches its optimizers make a step.
@@ -325,6 +327,7 @@ class PrivacyPlan(BudgetPlan):
             # More of them take no more memory.
             trial._summed = min(trial.accumulation_steps, 2)
             trial.ledger, trial._histories = Ledger(self.delta, self.accountant), []
+            trial._secret = None
             model, batches = training(trial)
             return step_memory.of_step(model, batches, trial._summed)
 
@@ -349,6 +352,7 @@ class PrivacyPlan(BudgetPlan):
             self._batches,
             self.accountant,
             ledger=self.ledger,
+            secret=self._secret,
         )
         return [self._budget]
 

@@ -1,8 +1,9 @@
-"""How many steps a privacy budget has room for."""
+"""How many steps a privacy budget has room for, and which it has not seen."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import dp_accounting
 
@@ -105,6 +106,35 @@ class Room:
         return f"{message} Raise noise_multiplier ({z:g}) or the budget." + see(
             "a-spent-budget"
         )
+
+
+def count_unseen(ledger: Ledger, history: Any, optimizer: Any, noise: NoisePlan) -> int:
+    """Counts the steps behind an optimizer that a ledger does not know.
+
+    Args:
+      ledger: what counts them.
+      history: the optimizer's.
+      optimizer: the optimizer.
+      noise: its noise by its steps.
+
+    Returns:
+      How many there were.
+    """
+    total, counted = 0, ledger.counted
+    for name, part in history.known().items():
+        unseen = part.steps - counted.get(name, 0)
+        z = part.noise_multiplier
+        if unseen > 0:
+            if z is None:
+                z = noise.least(0, max(1, int(optimizer.iterations.numpy())))
+            ledger.add_unseen(unseen, noise_multiplier=z, unit=part.unit, holder=name)
+            total += unseen
+    own = history.identity
+    if counted.get(own, 0) > history.releases:
+        # Reserved steps that did not run after all, and were counted: if they run now,
+        # where nobody looks, they count again.
+        counted[own] = history.releases
+    return total
 
 
 def refuse_other_use(ledger: Ledger, place: tuple) -> None:

@@ -146,6 +146,48 @@ class Drawer:
         self._first, self._shared = None, False
         return within
 
+    @property
+    def order(self) -> dict:
+        """Where in the order of its steps this is, and what the order is made of.
+
+        JSON-ready. A shuffle goes on with its key; who enters a step at random is
+        drawn with another, which is as good and keeps what was drawn to itself.
+        """
+        shuffled = not (self.scheme.independent_steps or self.scheme.amplified)
+        return {
+            "place": self.position // self.pieces - self._first_step,
+            "key": [self._key.entropy, self._key.words] if shuffled else None,
+            "seed": self.seed,
+        }
+
+    def go_on(self, order: dict, steps: int) -> None:
+        """Goes on with another drawer's order.
+
+        Args:
+          order: what `order` was, of a drawer of this scheme and these records.
+          steps: how many steps ago.
+
+        Raises:
+          ValueError: if more was drawn since, or it has another seed.
+        """
+        if order["seed"] != self.seed:
+            raise ValueError("the batches have another seed than before.")
+        place = order["place"] + steps
+        first = self.position // self.pieces - place
+        if first > self._first_step and self._key_of(order) == self._key:
+            raise ValueError(
+                "the batches drew more steps than were trained on: draw what else you "
+                "need from batches of their own."
+            )
+        self._key, self._first_step = self._key_of(order), first
+        self._drawn = None
+
+    def _key_of(self, order: dict) -> DrawKey:
+        if order["key"] is None:
+            return self._key
+        entropy, words = order["key"]
+        return dataclasses.replace(self._key, entropy=entropy, words=words)
+
     def align(self) -> None:
         """Skips the rest of a step that was begun."""
         self.position += -self.position % self.pieces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 from tfdpclip._docs import see
 
 Structure = Any
+
+#: Of records that are fetched one by one, so many tell whether they are the same.
+LOOKED_AT = 100
 
 
 class Source(abc.ABC):
@@ -27,6 +31,12 @@ class Source(abc.ABC):
         What the caller fetches one by one cannot be kept.
         """
         return self
+
+    def digest(self) -> str:
+        """A hash of the records in their order: of all, or of `LOOKED_AT`."""
+        count = min(self.size, LOOKED_AT)
+        places = np.linspace(0, self.size - 1, count).astype(np.int64)
+        return _digest(self.size, self.take(places, count))
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray, rows: int) -> tuple[Structure, ...]:
@@ -96,6 +106,9 @@ class Columns(Source):
         copied.__dict__.update(vars(self))
         copied._parts = tuple(_map(np.copy, part) for part in self._parts)
         return copied
+
+    def digest(self) -> str:
+        return _digest(self.size, self._parts)
 
     def take(self, indices, rows):
         def gather(column):
@@ -202,6 +215,17 @@ def _check_gives_records(dataset) -> None:
 def _check_size(size: int) -> None:
     if size < 1:
         raise ValueError("data must hold at least one record, got none.")
+
+
+def _digest(size: int, parts: tuple[Structure, ...]) -> str:
+    found = hashlib.blake2b(str(size).encode(), digest_size=32)
+    for column in (column for part in parts for column in _flatten(part)):
+        found.update(f"{column.shape} {column.dtype}".encode())
+        if column.dtype.kind == "O":
+            found.update(repr(column.tolist()).encode())
+        else:
+            found.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def _is_array(value: Any) -> bool:

@@ -1,0 +1,22 @@
+"""The Keras run, with correlated noise that goes on where it was killed."""
+
+from __future__ import annotations
+
+import tfdpclip as dpc
+from tests.faults import keras_run
+
+STEPS = keras_run.EPOCHS * keras_run.STEPS_PER_EPOCH
+SECRET = "noise.secret"
+
+
+def prepare() -> None:
+    """Imports what `run` needs."""
+    keras_run.prepare()
+
+
+def run(name: str) -> None:
+    """Trains, from where an earlier process was killed if there was one."""
+    scheme = dpc.sampling.MinSeparation(200, 200 // keras_run.STEPS_PER_EPOCH)
+    matrix = dpc.correlated.BufferedToeplitz(2, STEPS, scheme)
+    noise = dpc.CorrelatedNoise(matrix, STEPS, scheme)
+    keras_run.run(name, scheme, noise, secret=SECRET)

@@ -175,6 +175,10 @@ _LONG = {
         f"{_CLIP} {_SMALL_CNNS} --tasks=imbalanced_fashion --epsilons=8 "
         "--rules='quantile,quantile 0.5,quantile 0.65,quantile 0.8'",
     ),
+    "correlated_noise": (
+        60,
+        f"{_K}correlated_noise --data_dir={{data}}/mnist --output_dir={{out}}",
+    ),
     "transfer_film_digits": (
         12,
         f"{_K}tune_grid --trainable=film --epsilons=0.5,8 --epochs=2,8 --seeds=2 "
@@ -241,6 +245,12 @@ _SHORT = {
         "--features={all}/features_3000/features.npz --examples=3000 --epochs=3 "
         "--batch_size=128 --clip_norms=0.1,1,10 --learning_rates=0.1,0.3 "
         "--rules='quantile,quantile 0.65' --repeats=2",
+    ),
+    "correlated_noise": (
+        1,
+        f"{_K}correlated_noise --data_dir={{data}}/mnist --output_dir={{out}} "
+        "--noises=independent,toeplitz --clips=fixed,quantile --epsilons=4 "
+        "--learning_rates=1 --repeats=2 --epochs=2",
     ),
     "federated_mnist": (
         1,

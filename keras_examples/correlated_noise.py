@@ -45,7 +45,7 @@ CLIPS: dict[str, Callable[[float], dpc.ClipRule]] = {
 #: Settings that change nothing of what was measured.
 _FREE = (
     *("data_dir", "noises", "clips", "epsilons", "clip_norms", "learning_rates"),
-    *("repeats", "figure_format", "output_dir"),
+    *("repeats", "report_only", "figure_format", "output_dir"),
 )
 
 
@@ -89,6 +89,9 @@ class Settings:
         1 / 6, "Share of the training images to choose by.", above=0, below=1
     )
     repeats: int = settings.count(5, "Fresh runs of the chosen settings.", least=2)
+    report_only: bool = settings.switch(
+        False, "Train nothing: report the noises and clips whose runs are all kept."
+    )
     figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("correlated_noise")
 
@@ -98,6 +101,10 @@ def _norms_and_rates(clip: str, used: Settings) -> Iterator[tuple[float, float]]
     norms = used.clip_norms if clip == "fixed" else (math.nan,)
     for norm, rate in itertools.product(norms, used.learning_rates):
         yield norm, wider * rate
+
+
+class _NotRun(Exception):
+    """A run that a report would need."""
 
 
 class Study:
@@ -155,7 +162,10 @@ class Study:
                 self.used,
             )
 
-        found = self._kept.get(tuple(place.values()), measure)
+        key = tuple(place.values())
+        if self.used.report_only and key not in self._kept:
+            raise _NotRun
+        found = self._kept.get(key, measure)
         self.runs.append(place | {k: v for k, v in found.items() if k != "statement"})
         self.statements.setdefault((noise, epsilon), found["statement"])
         return found["accuracy"]
@@ -185,10 +195,20 @@ def run(used: Settings) -> programs.Outcome:
     cells = list(itertools.product(used.epsilons, used.noises, used.clips))
     bar, results = progress.Progress("measuring", len(cells), unit="cell"), []
     for done, (epsilon, noise, clip) in enumerate(cells, 1):
-        results.append(study.result(noise, epsilon, clip))
+        known = len(study.runs)
+        try:
+            results.append(study.result(noise, epsilon, clip))
+        except _NotRun:
+            del study.runs[known:]
+            continue
         accuracy = f"{100 * results[-1]['macro_accuracy']:.1f} %"
         bar.show(done, [f"epsilon {epsilon:g}, {noise}, {clip}: {accuracy}"])
     bar.close()
+    if not results:
+        raise settings.UsageError(
+            f"flag --report_only: {used.output_dir} has not all runs of any noise and "
+            "clip; run it without, or with fewer --learning_rates or --repeats."
+        )
     gains = list(_gains(results))
     return programs.Outcome(
         title=f"Correlated noise under clips that adapt, on {study.data.name}",
@@ -212,7 +232,7 @@ def run(used: Settings) -> programs.Outcome:
         tables={
             "gains": gains,
             "results": results,
-            "noises": list(_noises(study)),
+            "noises": list(_noises(study, results)),
             "runs": study.runs,
         },
         figures=_figures(results, study.runs, used),
@@ -221,9 +241,9 @@ def run(used: Settings) -> programs.Outcome:
     )
 
 
-def _noises(study: Study) -> Iterator[dict[str, Any]]:
+def _noises(study: Study, results: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What the accounting says of each noise, before anything is trained."""
-    for epsilon, noise in itertools.product(study.used.epsilons, study.used.noises):
+    for epsilon, noise in dict.fromkeys((r["epsilon"], r["noise"]) for r in results):
         how = study.plan(noise, epsilon)
         yield {
             "epsilon": epsilon,
@@ -299,66 +319,62 @@ def _findings(gains: list[dict[str, Any]], used: Settings) -> list[str]:
 
 def _figures(results, runs, used: Settings) -> dict[str, Any]:
     columns = len(used.epsilons)
-    accuracy, axes = pictures.new(1.5 + 3.6 * columns, 3.8, columns=columns)
-    places = {noise: k for k, noise in enumerate(used.noises)}
+    accuracy, axes = pictures.new(1.8 + 3.6 * columns, 4.0, columns=columns)
+    noises = [n for n in used.noises if any(r["noise"] == n for r in results)]
     for ax, epsilon in zip(axes[0], used.epsilons, strict=True):
         for k, clip in enumerate(used.clips):
             mine = [r for r in results if (r["epsilon"], r["rule"]) == (epsilon, clip)]
             shift = (k - (len(used.clips) - 1) / 2) * 0.2
-            look = pictures.style(k)
             ax.errorbar(
-                [places[r["noise"]] + shift for r in mine],
+                [noises.index(r["noise"]) + shift for r in mine],
                 [100 * r["macro_accuracy"] for r in mine],
                 yerr=[100 * (r["high"] - r["macro_accuracy"]) for r in mine],
-                **look | {"linestyle": "none"},
+                **pictures.style(k) | {"linestyle": "none"},
                 capsize=3,
                 label=clip,
             )
-        amplified = [places[n] for n in used.noises if n in noise_trials.AMPLIFIED]
-        if amplified:
-            ax.axvspan(min(amplified) - 0.5, max(amplified) + 0.5, color="#eeeeee")
-        ax.set_xticks(list(places.values()), list(places), rotation=30, ha="right")
+        for k, noise in enumerate(noises):
+            if noise in noise_trials.AMPLIFIED:
+                ax.axvspan(k - 0.5, k + 0.5, color="#eeeeee", lw=0)
+        ax.set_xticks(range(len(noises)), noises, rotation=30, ha="right")
         ax.set_title(f"epsilon = {epsilon:g}", fontsize=10.5)
     axes[0, 0].set_ylabel("macro accuracy on test images (%)")
-    axes[0, -1].legend(fontsize=8, frameon=False, title="clip", title_fontsize=8)
-    pictures.title(
-        accuracy,
-        f"Mean and 95 % interval of {used.repeats} runs; shaded: amplified by sampling",
-    )
-    return {"accuracy": accuracy, "rates": _rates(runs, used)}
+    axes[0, 0].legend(fontsize=8, frameon=False, title="clip", title_fontsize=8)
+    words = f"Mean and 95 % interval of {used.repeats} runs"
+    if not set(noises).isdisjoint(noise_trials.AMPLIFIED):
+        words += " (grey: amplified by sampling)"
+    pictures.title(accuracy, words, fontsize=9.5)
+    return {"accuracy": accuracy, "rates": _rates(runs, noises, used)}
 
 
-def _rates(runs, used: Settings):
+def _rates(runs, noises, used: Settings):
     """The accuracies by which learning rates were chosen."""
     rows, columns = len(used.epsilons), len(used.clips)
     figure, axes = pictures.new(
         1.5 + 3 * columns, 0.8 + 2.5 * rows, rows, columns, sharey="row"
     )
-    for (i, epsilon), (j, clip) in itertools.product(
-        enumerate(used.epsilons), enumerate(used.clips)
+    tried = [run for run in runs if run["part"] == "validation"]
+    for (i, epsilon), (j, clip), (k, noise) in itertools.product(
+        enumerate(used.epsilons), enumerate(used.clips), enumerate(noises)
     ):
-        ax = axes[i, j]
-        for k, noise in enumerate(used.noises):
-            best: dict[float, float] = {}
-            for r in runs:
-                if (r["epsilon"], r["clip"], r["noise"], r["part"]) == (
-                    *(epsilon, clip, noise),
-                    "validation",
-                ):
-                    rate = r["learning_rate"]
-                    best[rate] = max(best.get(rate, 0.0), 100 * r["accuracy"])
-            ax.plot(
+        best: dict[float, float] = {}
+        for r in tried:
+            if (r["epsilon"], r["clip"], r["noise"]) == (epsilon, clip, noise):
+                rate = r["learning_rate"]
+                best[rate] = max(best.get(rate, 0.0), 100 * r["accuracy"])
+        if best:
+            axes[i, j].plot(
                 *zip(*sorted(best.items()), strict=True),
                 **pictures.style(k),
                 label=noise,
             )
-        ax.set_xscale("log")
-        ax.set_title(f"epsilon = {epsilon:g}, {clip}", fontsize=10)
+        axes[i, j].set_xscale("log")
+        axes[i, j].set_title(f"epsilon = {epsilon:g}, {clip}", fontsize=10)
     for ax in axes[-1]:
         ax.set_xlabel("learning rate")
     for ax in axes[:, 0]:
         ax.set_ylabel("macro accuracy (%)")
-    axes[0, -1].legend(fontsize=7, frameon=False)
+    axes[0, 0].legend(fontsize=7, frameon=False)
     pictures.title(figure, "Held-out images, one run each: how rates were chosen")
     return figure
 

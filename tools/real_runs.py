@@ -176,8 +176,9 @@ _LONG = {
         "--rules='quantile,quantile 0.5,quantile 0.65,quantile 0.8'",
     ),
     "correlated_noise": (
-        60,
-        f"{_K}correlated_noise --data_dir={{data}}/mnist --output_dir={{out}}",
+        25,
+        f"{_K}correlated_noise --data_dir={{data}}/mnist --output_dir={{out}} "
+        "--epsilons=4 --learning_rates=0.25,0.6,1.5,4,10 --repeats=4",
     ),
     "transfer_film_digits": (
         12,

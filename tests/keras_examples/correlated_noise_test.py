@@ -100,6 +100,14 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
     assert len(calls) == known + 10 and all(
         isinstance(matrix, dpc.correlated.Tree) for matrix, *_ in calls[known:]
     )
+    # What is there is reported, and nothing is trained for what is not.
+    known = len(calls)
+    study(tmp_path, *flags, "--clips=fixed,median", "--report_only")
+    assert len(calls) == known
+    found = [row["noise"] for row in rows_of(tmp_path, "results")]
+    assert found == ["independent", "tree", "buffered"]
+    with pytest.raises(SystemExit, match="--report_only: .* has not all runs of any"):
+        study(tmp_path, *flags, "--clips=median", "--report_only")
     with pytest.raises(SystemExit, match=r"measured with other settings \(epochs\)"):
         study(tmp_path, *flags, "--epochs=2")
 

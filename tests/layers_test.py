@@ -15,7 +15,7 @@ FLOORS = [
     ["_arguments", "_devices", "files"],
     ["_schedules", "_data", "_threefry", "pictures"],
     ["correlated"],
-    ["noise", "clipping", "sampling"],
+    ["_matrix_steps", "noise", "clipping", "sampling"],
     ["accounting", "matrix_noise"],
     ["mechanism", "gradients"],
     ["keras", "federated"],

@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, correlated
+from tfdpclip._matrix_steps import (
+    HeldTensor,
+    KeptStream,
+    advance,
+    rows_kept,
+    stream_of,
+)
 from tfdpclip._outside import outside_of_functions
-from tfdpclip.correlated import streams
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
@@ -74,7 +80,7 @@ class CorrelatedNoise:
         steps = _arguments.integer("steps", self.steps, 1)
         object.__setattr__(self, "sampling", scheme)
         object.__setattr__(self, "steps", steps)
-        _stream_of(self.matrix)  # Refuses what cannot be made step by step.
+        stream_of(self.matrix)  # Refuses what cannot be made step by step.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
         if isinstance(self.matrix, correlated.ToeplitzMatrix):
@@ -175,7 +181,7 @@ class MatrixNoise:
 
     def __init__(self, run: CorrelatedNoise, source: GaussianNoise):
         self.run, self.source = run, source
-        self._streams: list[_KeptStream] | None = None
+        self._streams: list[KeptStream] | None = None
         with tf.init_scope():
             self._position = tf.Variable(0, trainable=False, dtype=tf.int32)
 
@@ -234,145 +240,121 @@ class MatrixNoise:
             return self.source.sample_all(shapes, [one] * len(shapes), kinds)
 
         step = self._position % self.run.steps
-        noise = _advance(kept, step, draw)
+        noise = advance(kept, step, draw)
         with tf.control_dependencies(noise):
             self._position.assign(step + 1)
-        return [
-            tf.cast(
-                part * tf.cast(self.run.sensitivity * _wide(stddev), part.dtype), dtype
-            )
-            for part, stddev, dtype in zip(noise, stddevs, dtypes, strict=True)
-        ]
+        return _scaled(self.run, noise, stddevs, dtypes)
 
     def _make(self, shapes, kinds) -> None:
-        stream = _stream_of(self.run.matrix)
+        stream = stream_of(self.run.matrix)
+
+        rows = rows_kept(stream, self.run.steps)
 
         def make():
             self._streams = [
-                _KeptStream(stream, tf.TensorShape(shape), kind, self.run.steps)
+                KeptStream(
+                    stream,
+                    tf.Variable(
+                        tf.zeros([rows, *tf.TensorShape(shape)], kind), trainable=False
+                    ),
+                )
                 for shape, kind in zip(shapes, kinds, strict=True)
             ]
 
         outside_of_functions(make, [], in_strategy=False)
 
 
-class _KeptStream:
-    """What the noise of one tensor needs of the steps before."""
+class CarriedNoise:
+    """The noise of one step of a matrix, for whoever carries what is kept himself.
 
-    def __init__(self, stream: Any, shape, dtype, steps: int):
-        self.stream, self.shape, self.dtype = stream, shape, dtype
-        count = stream.buffers
-        if isinstance(stream, streams.TreeSums):
-            # A level for each power of 2 up to the steps, and the last prefix sum.
-            count = steps.bit_length() + 1
-        self.kept = tf.Variable(
-            tf.zeros([max(1, count), *shape], dtype), trainable=False
-        )
+    For graphs without variables, such as a federated round. In the place of a
+    `GaussianNoise`, for one draw; what the next step needs is there afterwards.
 
+    *Formal guarantees*
 
-Draw = Callable[[], list[tf.Tensor]]
+    * Those of `MatrixNoise`, as long as each step gets what the one before left.
+    * Every step has fresh draws, whatever it is given: of two steps that go on from the
+      same place, each has noise of its own. Together they cost no more than two
+      matrices (docs/guarantees.md).
+    * `kept` is as secret as the data.
 
+    Args:
+      run: the matrix and its sensitivity.
+      source: draws independent noise, as often as it is asked.
+      step: t, an int32 scalar, counted from the beginning of this matrix.
+      kept: what the step before left, `first`'s shape; counts for nothing in step 0.
 
-def _advance(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """The noise of a step; moves what is kept on."""
-    stream = kept[0].stream
-    if isinstance(stream, streams.Buffered):
-        return [_buffered(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    if isinstance(stream, (streams.Recursive, streams.Redrawn)):
-        return [_banded(k, step, z) for k, z in zip(kept, draw(), strict=True)]
-    return _tree(kept, step, draw)
+    >>> from tfdpclip import sampling
+    >>> scheme = sampling.MinSeparation(1000, 100)
+    >>> run = CorrelatedNoise(correlated.SquareRootToeplitz(4), 20, scheme)
+    >>> noise = CarriedNoise(run, GaussianNoise(), 0, CarriedNoise.first(run, 5))
+    >>> drawn = noise.sample_all([[2], [3]], [1.0, 2.0], [tf.float32] * 2)
+    >>> [part.shape.as_list() for part in drawn], noise.kept.shape.as_list()
+    ([[2], [3]], [3, 5])
+    """
 
+    def __init__(self, run: CorrelatedNoise, source: Any, step: Any, kept: tf.Tensor):
+        self.run, self._source = run, source
+        self._step = tf.convert_to_tensor(step, tf.int32)
+        #: What the next step needs; of this one until it is drawn.
+        self.kept = tf.convert_to_tensor(kept)
+        self._drawn = False
 
-def _buffered(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
-    """w = z - sum_i scale_i s_i; s_i = decay_i s_i + w."""
-    # What is kept of an earlier matrix is finite, and counts for nothing.
-    goes_on = tf.cast(step > 0, kept.dtype)
-    scale, decay = (
-        goes_on * tf.constant(part, kept.dtype)
-        for part in (kept.stream.scale, kept.stream.decay)
-    )
-    before = kept.kept.read_value()
-    noise = fresh - tf.tensordot(scale, before, 1)
-    decayed = tf.reshape(decay, [-1] + [1] * kept.shape.rank) * before
-    kept.kept.assign(decayed + noise)
-    return noise
+    @staticmethod
+    def first(run: CorrelatedNoise, size: int, dtype: Any = tf.float32) -> tf.Tensor:
+        """What there is before the first step.
 
+        Args:
+          run: the matrix.
+          size: coordinates of all that is noised in a step.
+          dtype: float32 or float64.
+        """
+        return tf.zeros([rows_kept(stream_of(run.matrix), run.steps), size], dtype)
 
-def _banded(kept: _KeptStream, step: tf.Tensor, fresh: tf.Tensor) -> tf.Tensor:
-    """The last noises (or draws), in a ring, with a coefficient each."""
-    stream = kept.stream
-    solved = isinstance(stream, streams.Recursive)
-    column = stream.coefficients if solved else stream.weights
-    first, rest = column[0], np.asarray(column[1:])
-    if solved:
-        first, rest = 1 / first, -rest / first
-    count = len(rest)
-    noise = fresh * tf.constant(first, kept.dtype)
-    if count:
-        # The one of k steps ago is at (step - k) modulo the length of the ring. What is
-        # of an earlier matrix is finite, and counts for nothing.
-        age = (step - 1 - tf.range(count)) % count + 1
-        there = age <= step
-        weights = tf.gather(tf.constant(rest, kept.dtype), age - 1)
-        weights = tf.where(there, weights, tf.zeros([], kept.dtype))
-        noise += tf.tensordot(weights, kept.kept.read_value(), 1)
-    newest = noise if solved else fresh
-    place = step % max(1, count)
-    kept.kept.scatter_update(tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis]))
-    return noise
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence
+    ) -> list[tf.Tensor]:
+        """The step's noise; see `MatrixNoise.sample_all`.
 
+        Args:
+          shapes: static shapes, whose sizes add up to that of what is kept.
+          stddevs: of independent noise, a number or a scalar tensor for each.
+          dtypes: a floating type for each.
 
-def _tree(kept: list[_KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """Differences of prefix sums, whose nodes are kept by level; see `TreeSums`."""
-    stream = kept[0].stream
-    levels = kept[0].kept.shape[0] - 1
-    before = [k.kept.read_value() for k in kept]
-    estimates, carried = draw(), tf.constant(True)
-    top = tf.zeros([], tf.int32)
-    for level in range(levels - 1):
-        carried = tf.logical_and(carried, step // 2**level % 2 == 1)
-        share = stream._share(level + 1)
-
-        def merged(estimates=estimates, level=level, share=share):
-            return [
-                share * own + (1 - share) * (kept_[level] + part)
-                for own, kept_, part in zip(draw(), before, estimates, strict=True)
-            ]
-
-        estimates = tf.cond(carried, merged, lambda parts=estimates: list(parts))
-        top += tf.cast(carried, tf.int32)
-    # Of the next prefix, of step + 1 steps: the levels below `top` are merged.
-    index = np.arange(levels)
-    part_of = tf.logical_and((step + 1) // 2**index % 2 == 1, index != top)
-    noise = []
-    for one, was, estimate in zip(kept, before, estimates, strict=True):
-        mask = tf.reshape(part_of, [-1] + [1] * one.shape.rank)
-        others = tf.where(mask, was[:levels], tf.zeros([], one.dtype))
-        now = tf.reduce_sum(others, 0) + estimate
-        last = tf.where(step > 0, was[levels], tf.zeros([], one.dtype))
-        one.kept.scatter_update(
-            tf.IndexedSlices(
-                tf.stack([estimate, now]), tf.stack([top, tf.constant(levels)])
+        Raises:
+          ValueError: if it was drawn before, or the shapes do not fit.
+        """
+        if self._drawn:
+            raise ValueError("This step's noise has been drawn.")
+        self._drawn = True
+        sizes = [math.prod(tf.TensorShape(shape).as_list()) for shape in shapes]
+        count, dtype = self.kept.shape[1], self.kept.dtype
+        if sum(sizes) != count:
+            raise ValueError(
+                f"kept is of {count} coordinates, and the noise of a step has "
+                f"{sum(sizes)}."
             )
-        )
-        noise.append(now - last)
-    return noise
+        held = HeldTensor(self.kept)
+
+        def draw():
+            return self._source.sample_all([[count]], [tf.ones([])], [dtype])
+
+        kept = KeptStream(stream_of(self.run.matrix), held)
+        (noise,) = advance([kept], self._step, draw)
+        self.kept = held.read_value()
+        parts = [
+            tf.reshape(part, shape)
+            for part, shape in zip(tf.split(noise, sizes), shapes, strict=True)
+        ]
+        return _scaled(self.run, parts, stddevs, dtypes)
 
 
-def _stream_of(matrix: correlated.NoiseMatrix) -> streams.Stream:
-    stream = matrix.stream()
-    known = (
-        streams.Buffered,
-        streams.Recursive,
-        streams.Redrawn,
-        streams.TreeSums,
-    )
-    if not isinstance(stream, known):
-        raise ValueError(
-            f"matrix makes its noise by {type(stream).__name__}, which is not known "
-            "in graphs; use one of tfdpclip.correlated."
-        )
-    return stream
+def _scaled(run, noise, stddevs, dtypes):
+    """Noise of a matrix with the deviations that independent noise should have."""
+    return [
+        tf.cast(part * tf.cast(run.sensitivity * _wide(stddev), part.dtype), dtype)
+        for part, stddev, dtype in zip(noise, stddevs, dtypes, strict=True)
+    ]
 
 
 def _wide(value: Any) -> Any:

@@ -46,7 +46,9 @@ _ADVICE = {
 }
 
 
-def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_atomically(
+    path: str | os.PathLike[str], content: str | bytes, *, secret: bool = False
+) -> None:
     """Replaces a file in one step: it is never seen half written.
 
     *Guarantees*
@@ -56,10 +58,12 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     * If this raises, `path` holds what it held before (unless only the last, the
       directory's own synchronisation failed), and nothing else is left behind.
     * A symbolic link stays one: what it points to is replaced. Permissions stay.
+    * What is `secret` nobody else can ever read, whatever the permissions were before.
 
     Args:
       path: The file.
       content: Bytes, or text to be written as UTF-8.
+      secret: Whether it is for the owner alone (mode 0600).
 
     Raises:
       OSError: If it cannot be written. Names the file and what to do.
@@ -68,8 +72,10 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     target = pathlib.Path(os.path.realpath(path))
     temporary = _temporary(target)
     try:
-        mode = _mode(target)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        mode = 0o600 if secret else _mode(target)
+        handle = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666
+        )
         try:
             with os.fdopen(handle, "wb") as file:
                 if mode is not None:

@@ -11,6 +11,7 @@ from tfdpclip.federated.aggregators import (
 )
 from tfdpclip.federated.contexts import local_context
 from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
+from tfdpclip.federated.noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.federated.optimizers import server_momentum
 from tfdpclip.federated.privacy_plan import PrivacyPlan
 from tfdpclip.federated.programs import CohortDataSource
@@ -21,11 +22,14 @@ __all__ = [
     "ClippedMeanFactory",
     "CohortDataSource",
     "InnerSum",
+    "NoiseMemory",
     "PrivacyPlan",
     "SecureSettings",
     "ZeroConcentratedDpEvent",
     "clipped_mean",
+    "join_noise",
     "local_context",
     "remote_context",
     "server_momentum",
+    "split_noise",
 ]

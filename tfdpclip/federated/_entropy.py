@@ -55,6 +55,25 @@ def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
     return box_muller(*tf.unstack(bits))[:count]
 
 
+class Draws:
+    """One execution's Gaussian noise, for what draws several times: as `Noise`.
+
+    Args:
+      seed: int64 `[2]`; every draw has one of its own, derived from it.
+    """
+
+    def __init__(self, seed: tf.Tensor):
+        self._seed, self._drawn = seed, 0
+
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence
+    ) -> list[tf.Tensor]:
+        """N(0, stddev^2) for each shape, stddev and type."""
+        self._drawn += 1
+        noise = Noise(derive(self._seed, self._drawn))
+        return noise.sample_all(shapes, stddevs, dtypes)
+
+
 class Noise:
     """One execution's Gaussian noise: a `tfdpclip.mechanism.NoiseSource` for graphs.
 

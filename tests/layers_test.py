@@ -17,7 +17,7 @@ FLOORS = [
     ["correlated"],
     ["_matrix_steps", "noise", "clipping", "sampling"],
     ["accounting", "matrix_noise"],
-    ["mechanism", "gradients"],
+    ["_noise_memory", "mechanism", "gradients"],
     ["keras", "federated"],
     ["diagnostics"],
     ["testing", "tuning"],

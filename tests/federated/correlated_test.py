@@ -246,6 +246,16 @@ def test_a_budget_follows_the_states_of_real_rounds():
     assert "at least 2 steps from one" in str(budget.statement)
 
 
+def test_checks_of_single_rounds_refuse_it():
+    factory = federated.clipped_mean(1.0, CLIENTS, noise=run_of(correlated.Tree()))
+    for check in (
+        dpc.testing.assert_aggregator_noise,
+        dpc.testing.assert_aggregator_sensitivity,
+    ):
+        with pytest.raises(ValueError, match="correlated noise"):
+            check(factory, vector_type(3))
+
+
 def test_programs_that_save_states_are_refused():
     cohorts = sampling.AvailableCohorts(SCHEME, lambda round_num: [1])
     budget = accounting.RoundBudget(

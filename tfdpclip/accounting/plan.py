@@ -21,6 +21,7 @@ from tfdpclip.correlated import (
     NoiseMatrix,
     SquareRootToeplitz,
     Tree,
+    Workload,
 )
 
 #: Correlated noise, by name.
@@ -280,7 +281,7 @@ def check_noise(noise: Any) -> str | NoiseMatrix:
 
 
 def named_matrix(
-    noise: str | NoiseMatrix, steps: int, scheme: Any
+    noise: str | NoiseMatrix, steps: int, scheme: Any, momentum: float = 0.0
 ) -> NoiseMatrix | None:
     """The matrix that an argument stands for; None for independent noise.
 
@@ -288,13 +289,14 @@ def named_matrix(
       noise: One of `NOISE`, or a matrix.
       steps: For how many steps.
       scheme: What draws the records.
+      momentum: Of what the releases go into; for matrices that are named.
     """
     if isinstance(noise, NoiseMatrix):
         return noise
     if noise == "buffered":
-        return BufferedToeplitz(_BUFFERS, steps, scheme)
+        return BufferedToeplitz(_BUFFERS, steps, scheme, Workload(momentum))
     if noise == "toeplitz":
-        return SquareRootToeplitz(_BANDS)
+        return SquareRootToeplitz(_BANDS, momentum)
     return Tree() if noise == "tree" else None
 
 

@@ -4,6 +4,7 @@ The only part of the library that needs TensorFlow Federated, and so Python 3.11
 TensorFlow 2.14: docs/stacks.md.
 """
 
+from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.federated.aggregators import (
     ClippedMeanFactory,
     InnerSum,
@@ -11,7 +12,6 @@ from tfdpclip.federated.aggregators import (
 )
 from tfdpclip.federated.contexts import local_context
 from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
-from tfdpclip.federated.noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.federated.optimizers import server_momentum
 from tfdpclip.federated.privacy_plan import PrivacyPlan
 from tfdpclip.federated.programs import CohortDataSource

@@ -38,7 +38,7 @@ class NoiseMemory:
     """
 
     def __init__(self, content: Any):
-        noise = noise_of({NOISE_KEY: content})
+        noise = noise_of({NOISE_KEY: content}) or {}
         self._content = collections.OrderedDict(
             (name, np.asarray(noise[name])) for name in PARTS
         )

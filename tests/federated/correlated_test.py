@@ -6,12 +6,14 @@ import pickle
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 import tfdpclip as dpc
 from tests.covariance import assert_covariance
 from tests.federated.helpers import updates, vector_type
 from tfdpclip import accounting, correlated, federated, sampling
+from tfdpclip.federated import _entropy
 
 STEPS, SIZE, CLIENTS = 5, 20_000, 100
 SCHEME = sampling.AvailableClients(CLIENTS, separation=2)
@@ -123,6 +125,30 @@ def test_a_round_that_is_run_twice_has_fresh_draws():
             state["correlated_noise"]["before"],
             states[-1]["correlated_noise"]["ticket"],
         )
+
+
+def test_the_name_of_a_state_does_not_give_its_noise_away():
+    process = process_of(correlated.Independent(), clip=1.0, size=50)
+    states, rows, _ = rounds_of(process, 1)
+    noise = rows[0] / run_of(correlated.Independent()).sensitivity
+    for state in states:
+        draws = _entropy.Draws(tf.constant(state["correlated_noise"]["ticket"]))
+        (guess,) = draws.sample_all([[50]], [1.0], [tf.float32])
+        # The same draws would be the same to rounding; others are a whole off.
+        assert np.max(np.abs(guess - noise)) > 0.1
+
+
+def test_the_same_draws_are_the_same_noise():
+    """What the test above looks for: it finds the noise, given its seed."""
+    factory = federated.clipped_mean(
+        1.0, CLIENTS, 1.0, noise=run_of(correlated.Independent()), seed=4
+    )
+    process = factory.create(vector_type(50))
+    result = CLIENTS * process.next(process.initialize(), []).result
+    draws = _entropy.Draws(_entropy.round_seed(4, tf.constant(0)))
+    (noise,) = draws.sample_all([[50]], [1.0], [tf.float32])
+    scale = run_of(correlated.Independent()).sensitivity
+    np.testing.assert_allclose(result, scale * noise, rtol=1e-3, atol=1e-3)
 
 
 def test_the_memory_is_not_sent_to_clients():

@@ -70,7 +70,8 @@ def build(
         @_tff.tf_computation(own_type, sums_type)
         def finish(state, summed):
             state = _state(state, names)
-            noise = _entropy.Noise(_seed_of(seed, state))
+            fresh = _entropy.fresh_seed() if seed is None else None
+            noise = _entropy.Noise(_seed_of(seed, state, fresh))
             return release_round(state, summed, noise)
     else:
         counts = len(summation.mechanism.count_stddevs)
@@ -81,7 +82,7 @@ def build(
             first = CarriedNoise.first(
                 run, clip.layout.size + counts, clip.layout.dtype
             )
-            return _memory(0, zeros, first)
+            return _memory(0, _entropy.fresh_seed(), zeros, first)
 
         memory_type = first_memory.type_signature.result
 
@@ -89,10 +90,12 @@ def build(
         def finish(state, memory, summed):
             state = _state(state, names)
             step, ticket, _, kept = _tff.flatten(memory)
-            draws = _entropy.Draws(_seed_of(seed, state))
+            # From one read: what is public must not be merged with what is not.
+            fresh, name = _entropy.fresh_seeds(2)
+            draws = _entropy.Draws(_seed_of(seed, state, fresh))
             noise = CarriedNoise(run, draws, step, kept)
             released = release_round(state, summed, noise)
-            return *released, _memory((step + 1) % run.steps, ticket, noise.kept)
+            return *released, _memory((step + 1) % run.steps, name, ticket, noise.kept)
 
     @_tff.federated_computation
     def initialize():
@@ -164,18 +167,22 @@ def _joined(parts: list[Any], with_inner: bool) -> Any:
     return _tff.federated_zip(named)
 
 
-def _seed_of(seed: int | None, state: Any) -> tf.Tensor:
-    if seed is None:
-        return _entropy.fresh_seed()
-    return _entropy.round_seed(seed, state["round"])
+def _seed_of(seed: int | None, state: Any, fresh: Any) -> tf.Tensor:
+    return fresh if seed is None else _entropy.round_seed(seed, state["round"])
 
 
-def _memory(step: Any, before: tf.Tensor, kept: tf.Tensor) -> Any:
-    """What correlated noise leaves to the next round, with a name of its own."""
+def _memory(step: Any, ticket: tf.Tensor, before: tf.Tensor, kept: tf.Tensor) -> Any:
+    """What correlated noise leaves to the next round.
+
+    Args:
+      step: of the next round.
+      ticket: a random name, which tells states apart.
+      before: that of the state that it came from.
+      kept: what the noise of the next round needs.
+    """
     return collections.OrderedDict(
         step=tf.convert_to_tensor(step, tf.int32),
-        # Tells states apart, and each from the one it came from.
-        ticket=_entropy.fresh_seed(),
+        ticket=ticket,
         before=before,
         kept=kept,
     )

@@ -98,7 +98,7 @@ class PrivacyPlan(BudgetPlan):
     >>> plan = plan.replace(
     ...     noise="toeplitz", sampling="available", separation=50, participations=2)
     >>> round(plan.noise_multiplier, 2)
-    2.55
+    2.45
     """
 
     _RECORD, _SIZE, _LENGTH, _STEP = "client", "clients_per_round", "rounds", "round"

@@ -17,7 +17,7 @@ FLOORS = [
     ["correlated"],
     ["noise", "_noise_steps", "clipping", "sampling"],
     ["accounting", "matrix_noise"],
-    ["mechanism", "gradients"],
+    ["_noise_memory", "_carried_noise", "mechanism", "gradients"],
     ["keras", "federated"],
     ["diagnostics"],
     ["testing", "tuning"],

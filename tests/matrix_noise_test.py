@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.covariance import assert_covariance
 from tfdpclip import correlated, sampling
 from tfdpclip.matrix_noise import CorrelatedNoise, MatrixNoise, as_run
 from tfdpclip.noise import GaussianNoise
@@ -42,19 +43,6 @@ def rows_of(source, steps, stddev=0.5, count=COUNT, compiled=False):
     return [
         np.array(part) for part in zip(*(step() for _ in range(steps)), strict=True)
     ]
-
-
-def assert_covariance(rows, expected):
-    """The empirical covariance of columns that are independent Gaussians.
-
-    An entry's estimate has variance (e_ii e_jj + e_ij^2) / count. 6.5 standard
-    deviations in each of at most 500 entries: a false alarm in 2.5e7 runs.
-    """
-    count = rows.shape[1]
-    found = rows @ rows.T / count
-    diagonal = np.diag(expected)
-    stddev = np.sqrt((np.outer(diagonal, diagonal) + expected**2) / count)
-    assert np.all(np.abs(found - expected) <= 6.5 * stddev)
 
 
 @pytest.mark.parametrize("name", MATRICES)

@@ -1,4 +1,7 @@
-"""One step of correlated noise in graphs: what is kept, and what a step makes of it."""
+"""One step of correlated noise in graphs: what is kept, and what a step makes of it.
+
+`tfdpclip.correlated.streams` has the same in NumPy, and what each of them is.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,46 @@ _LOOKED_AT, _NEAR = 8, 1e-3
 _COMPILED_FROM = 2**16
 
 
-class KeptStream:
-    """What the noise of one tensor needs of the steps before."""
+class HeldTensor:
+    """What a variable is to a step, for graphs that have none: written to, then read.
 
-    def __init__(self, stream: Any, shape, dtype, steps: int):
-        self.stream, self.shape, self.dtype = stream, shape, dtype
-        count = stream.buffers
-        if isinstance(stream, streams.TreeSums):
-            # A level for each power of 2 up to the steps, and the last prefix sum.
-            count = steps.bit_length() + 1
-        # Worth the time that compiling takes; code that XLA compiles as a whole is.
-        large = shape.num_elements() >= _COMPILED_FROM
-        self.compiled = large and on_cpus()
-        self.kept = tf.Variable(
-            tf.zeros([max(1, count), *shape], dtype), trainable=False
-        )
+    Args:
+      value: what the variable would hold.
+    """
+
+    def __init__(self, value: tf.Tensor):
+        self._value = value
+
+    def read_value(self) -> tf.Tensor:
+        """What it holds now."""
+        return self._value
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Holds something else."""
+        self._value = value
+
+    def scatter_update(self, rows: tf.IndexedSlices) -> None:
+        """Holds other values in some rows."""
+        places = rows.indices[:, tf.newaxis]
+        self._value = tf.tensor_scatter_nd_update(self._value, places, rows.values)
+
+
+class KeptStream:
+    """What the noise of one tensor needs of the steps before.
+
+    Args:
+      stream: of the matrix.
+      kept: a variable, or a `HeldTensor`, of `rows_kept` rows.
+    """
+
+    def __init__(self, stream: Any, kept: Any):
+        self.stream, self.kept = stream, kept
+        value = kept.read_value()
+        self.shape, self.dtype = value.shape[1:], value.dtype
+        # Worth the time that compiling takes; code that XLA compiles as a whole is. A
+        # function writes to variables only.
+        large = self.shape.num_elements() >= _COMPILED_FROM
+        self.compiled = large and on_cpus() and not isinstance(kept, HeldTensor)
 
     def some(self) -> np.ndarray:
         """What is kept of some coordinates. Not for use in graphs."""
@@ -49,6 +77,15 @@ class KeptStream:
         return now.shape == before.shape and bool(
             np.all(np.abs(now - before) <= _NEAR * (1 + np.abs(before)))
         )
+
+
+def rows_kept(stream: Any, steps: int) -> int:
+    """How many vectors as long as the noise are kept between steps; 1 at least."""
+    count = stream.buffers
+    if isinstance(stream, streams.TreeSums):
+        # A level for each power of 2 up to the steps, and the last prefix sum.
+        count = steps.bit_length() + 1
+    return max(1, count)
 
 
 Draw = Callable[[], list[tf.Tensor]]
@@ -138,12 +175,13 @@ _compiled_banded = tf.function(_plain_banded, jit_compile=True, autograph=False)
 def _tree(kept: list[KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
     """Differences of prefix sums, whose nodes are kept by level; see `TreeSums`."""
     stream = kept[0].stream
-    levels = kept[0].kept.shape[0] - 1
+    levels = kept[0].kept.read_value().shape[0] - 1
     before = [k.kept.read_value() for k in kept]
     estimates, carried = draw(), tf.constant(True)
     top = tf.zeros([], tf.int32)
     for level in range(levels - 1):
-        carried = tf.logical_and(carried, step // 2**level % 2 == 1)
+        # Of tensors of a plain graph, `==` asks whether they are the same object.
+        carried = tf.logical_and(carried, tf.equal(step // 2**level % 2, 1))
         share = stream._share(level + 1)
 
         def merged(estimates=estimates, level=level, share=share):
@@ -155,8 +193,10 @@ def _tree(kept: list[KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor
         estimates = tf.cond(carried, merged, lambda parts=estimates: list(parts))
         top += tf.cast(carried, tf.int32)
     # Of the next prefix, of step + 1 steps: the levels below `top` are merged.
-    index = np.arange(levels)
-    part_of = tf.logical_and((step + 1) // 2**index % 2 == 1, index != top)
+    index = np.arange(levels, dtype=np.int32)
+    part_of = tf.logical_and(
+        tf.equal((step + 1) // 2**index % 2, 1), tf.not_equal(index, top)
+    )
     noise = []
     for one, was, estimate in zip(kept, before, estimates, strict=True):
         mask = tf.reshape(part_of, [-1] + [1] * one.shape.rank)

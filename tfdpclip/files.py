@@ -58,6 +58,7 @@ def write_atomically(
     * If this raises, `path` holds what it held before (unless only the last, the
       directory's own synchronisation failed), and nothing else is left behind.
     * A symbolic link stays one: what it points to is replaced. Permissions stay.
+    * What is `private` nobody else can ever read, whatever the permissions were.
 
     Args:
       path: The file.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, correlated
-from tfdpclip._noise_steps import KeptStream, advance, stream_of
+from tfdpclip._noise_steps import KeptStream, advance, rows_kept, stream_of
 from tfdpclip._outside import outside_of_functions
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import schemes
@@ -342,10 +342,16 @@ class MatrixNoise:
 
     def _make(self, shapes, kinds) -> None:
         stream = stream_of(self.run.matrix)
+        rows = rows_kept(stream, self.run.steps)
 
         def make():
             self._streams = [
-                KeptStream(stream, tf.TensorShape(shape), kind, self.run.steps)
+                KeptStream(
+                    stream,
+                    tf.Variable(
+                        tf.zeros([rows, *tf.TensorShape(shape)], kind), trainable=False
+                    ),
+                )
                 for shape, kind in zip(shapes, kinds, strict=True)
             ]
 

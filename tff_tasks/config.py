@@ -9,6 +9,7 @@ from typing import Any
 import tfdpclip as dpc
 from driver_kit import settings
 from tfdpclip import accounting, sampling
+from tfdpclip.accounting.plan import NOISE, named_matrix
 from tff_tasks.registry import task_class
 from tff_tasks.task import SettingsError, Task
 
@@ -16,6 +17,8 @@ from tff_tasks.task import SettingsError, Task
 INITIAL_CLIP = 0.1
 _SYNTHETIC_ROUNDS = 3
 _SYNTHETIC_CLIENTS = 4
+#: What --noise calls the matrices of correlated noise.
+CORRELATED = tuple(name for name in NOISE if name != "independent")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +54,9 @@ class RunConfig:
     )
     sampling: str = settings.choice(
         "fixed",
-        ("fixed", "poisson"),
-        "How a round's clients are drawn: that many, or each at random with the same "
-        "probability.",
+        ("fixed", "poisson", "fixed_order"),
+        "How a round's clients are drawn: that many, each at random with the same "
+        "probability, or in turns, without amplification by sampling.",
     )
     client_batch_size: int | None = settings.count(
         None, "Examples in a client's step.", good=20
@@ -116,8 +119,10 @@ class RunConfig:
     )
     noise: str = settings.choice(
         "central",
-        ("central", "distributed"),
-        "Who adds noise: the server, or every client a share of it (needs --secure).",
+        ("central", "distributed", *CORRELATED),
+        "Who adds noise: the server, independently in every round (central); every "
+        "client a share of it (distributed, needs --secure); or the server, correlated "
+        "over rounds by a matrix (the others, which need --sampling=fixed_order).",
     )
     secure: bool = settings.switch(
         False, "Whether updates are summed by secure aggregation."
@@ -260,8 +265,13 @@ class RunConfig:
                 "minimum_clients must be given with --noise=distributed, for example "
                 f"--minimum_clients={max(1, int(0.8 * self.clients_per_round))}."
             )
-        if self.noise == "central" and self.minimum_clients is not None:
+        if self.noise != "distributed" and self.minimum_clients is not None:
             raise ValueError("minimum_clients is for --noise=distributed only.")
+        if self.noise in CORRELATED and self.sampling != "fixed_order":
+            raise ValueError(
+                f"noise={self.noise} needs to know how far apart a client's rounds "
+                "are: use --sampling=fixed_order."
+            )
         if self.log_cohorts and self.seed is None:
             raise ValueError(
                 "log_cohorts would give away who took part, which privacy rests on; it "
@@ -315,7 +325,23 @@ class RunConfig:
             )
         if self.sampling == "poisson":
             return sampling.Poisson(m / population)
+        if self.sampling == "fixed_order":
+            return sampling.MinSeparation(population, m, relation="zero_out")
         return sampling.FixedSize(m, population)
+
+    def correlated(self, population: int) -> dpc.CorrelatedNoise | None:
+        """The noise of a run among so many clients; None for independent noise."""
+        if self.noise not in CORRELATED:
+            return None
+        scheme = self.scheme(population)
+        matrix = named_matrix(self.noise, self.rounds, scheme, self.server_momentum)
+        return dpc.CorrelatedNoise(matrix, self.rounds, scheme)
+
+    def free_on_resume(self) -> frozenset[str]:
+        """What may change when the run is resumed: nothing of it changes results."""
+        if self.noise in CORRELATED:
+            return FREE_ON_RESUME - {"rounds"}  # The matrix is made for that many.
+        return FREE_ON_RESUME
 
     def worker_addresses(self) -> list[str]:
         """Where the workers are; nothing for one on this machine."""
@@ -328,7 +354,7 @@ class RunConfig:
         return dataclasses.asdict(self)
 
 
-#: What a run may change when it is resumed: nothing of it changes results.
+# See `RunConfig.free_on_resume`.
 FREE_ON_RESUME = frozenset(
     {
         "rounds",

@@ -7,6 +7,7 @@ networks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
+from tfdpclip.accounting.noise_place import NOISE_KEY
+from tfdpclip.matrix_noise import CarriedNoise, CorrelatedNoise
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise import GaussianNoise
 from tff_tasks import cost
@@ -133,6 +137,7 @@ class LocalEngine:
       config: the settings.
       weights: initial trainable weights.
       spec: the type of a client's batch; not needed here.
+      correlated: correlated noise; None for independent noise.
     """
 
     def __init__(
@@ -141,6 +146,7 @@ class LocalEngine:
         config: RunConfig,
         weights: Sequence[np.ndarray],
         spec: Any = None,
+        correlated: CorrelatedNoise | None = None,
     ):
         del spec
         self._config = config
@@ -157,6 +163,14 @@ class LocalEngine:
         self._clip_state = self._rule.initial_state()
         self._flat = self._rule.assignment is None
         self._noise = GaussianNoise() if config.seed is None else None
+        self._correlated = correlated
+        #: What correlated noise keeps, as the aggregators have it: a secret.
+        self._kept: dict[str, Any] = {}
+        if correlated is not None:
+            coordinates = sum(w.size for w in self._weights)
+            coordinates += len(self._mechanism.count_stddevs)
+            first = CarriedNoise.first(correlated, coordinates)
+            self._keep(0, np.zeros(2, np.int64), first)
         for lane in self._lanes:
             lane.bind(self._mechanism)
         self._traced = False
@@ -222,12 +236,19 @@ class LocalEngine:
 
     def _finish(self, round_num):
         sums = zip(*(lane.sums for lane in self._lanes), strict=True)
+        noise, larger = self._noise_of(round_num), 1.0
+        if self._correlated is not None:
+            larger, kept = self._correlated.sensitivity, self._kept
+            noise = CarriedNoise(self._correlated, noise, kept["step"], kept["kept"])
         release = self._mechanism.release(
             self._clip_state,
             [tf.add_n([tf.convert_to_tensor(p) for p in parts]) for parts in sums],
             tf.add_n([tf.convert_to_tensor(lane.counts) for lane in self._lanes]),
-            self._noise_of(round_num),
+            noise,
         )
+        if self._correlated is not None:
+            step = (int(kept["step"]) + 1) % self._correlated.steps
+            self._keep(step, kept["ticket"], noise.kept)
         momentum = self._config.server_momentum
         rate = self._config.server_learning_rate
         if self._config.momentum_damping:
@@ -243,7 +264,7 @@ class LocalEngine:
             "clip_norm": norms,
             "next_clip_norm": self._norms(self._clip_state),
             "unclipped_fraction": fractions if len(fractions) else np.array([np.nan]),
-            "sum_noise_stddev": release.stddevs.numpy(),
+            "sum_noise_stddev": larger * release.stddevs.numpy(),
         }
 
     def _noise_of(self, round_num):
@@ -257,15 +278,34 @@ class LocalEngine:
             return np.reshape(self._rule.clip_norm(state), [-1])
         return np.reshape(self._rule.clip_norms(state), [-1])
 
+    def _keep(self, step, before, kept):
+        ticket = np.frombuffer(os.urandom(16), np.int64)
+        self._kept = dict(step=step, ticket=ticket, before=before, kept=kept)
+
+    def memory(self) -> NoiseMemory | None:
+        """What correlated noise keeps, a secret; None for independent noise."""
+        return NoiseMemory(self._kept) if self._kept else None
+
     def state(self) -> list[np.ndarray]:
         """Everything but the data and the noise, for a checkpoint."""
-        clip = [np.asarray(part) for part in tf.nest.flatten(self._clip_state)]
-        return [*self._weights, *self._velocity, *clip]
+        return [np.asarray(part) for part in tf.nest.flatten(self._whole_state())]
+
+    def _whole_state(self):
+        state = [self._weights, self._velocity, self._clip_state]
+        if self._kept:
+            state.append(split_noise({NOISE_KEY: self._kept})[0])
+        return state
 
     def restore(self, arrays: Sequence[np.ndarray]) -> None:
-        """Continues from what `state` returned."""
-        size = len(self._weights)
-        self._weights = [np.array(a) for a in arrays[:size]]
-        self._velocity = [np.array(a) for a in arrays[size : 2 * size]]
-        clip = [tf.constant(a) for a in arrays[2 * size :]]
-        self._clip_state = tf.nest.pack_sequence_as(self._clip_state, clip)
+        """Continues from what `state` returned; correlated noise begins anew."""
+        weights, velocity, clip, *noise = tf.nest.pack_sequence_as(
+            self._whole_state(), list(arrays)
+        )
+        self._weights, self._velocity = map(list, (weights, velocity))
+        self._clip_state = tf.nest.map_structure(tf.constant, clip)
+        for state in noise:
+            self._kept = state[NOISE_KEY]
+
+    def restore_memory(self, memory: NoiseMemory) -> None:
+        """Continues with the noise that went with what was restored."""
+        self._kept = join_noise({NOISE_KEY: self._kept}, memory)[NOISE_KEY]

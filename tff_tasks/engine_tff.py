@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tfdpclip import federated
+from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tff_tasks import cost
 from tff_tasks.client_data import Arrays
@@ -53,6 +54,7 @@ class TffEngine:
       config: the settings.
       weights: initial trainable weights.
       spec: the type of a client's batch.
+      correlated: correlated noise; None for what the settings say.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class TffEngine:
         config: RunConfig,
         weights: Sequence[np.ndarray],
         spec: Any,
+        correlated: CorrelatedNoise | None = None,
     ):
         allow_deep_messages()
         self._task, self._config = task, config
@@ -72,7 +75,7 @@ class TffEngine:
             config.clients_per_round,
             clip=config.clip_rule(),
             secure=config.secure,
-            noise=config.noise,
+            noise=correlated or config.noise,
             minimum_clients=config.minimum_clients,
             variable_names=names,
             seed=None if seed is None else stream_seed(seed, "noise"),
@@ -149,10 +152,23 @@ class TffEngine:
                     result[f"unprotected_train_{name}"] = np.reshape(value, [-1])
         return result
 
+    def memory(self) -> federated.NoiseMemory | None:
+        """What correlated noise keeps, a secret; see `LocalEngine.memory`."""
+        if self.aggregator.correlated is None:
+            return None
+        return federated.split_noise(self._state)[1]
+
     def state(self) -> list[np.ndarray]:
         """Everything but the data and the noise, for a checkpoint."""
-        return [np.asarray(part) for part in tf.nest.flatten(self._state)]
+        state = self._state
+        if self.aggregator.correlated is not None:
+            state, _ = federated.split_noise(state)
+        return [np.asarray(part) for part in tf.nest.flatten(state)]
 
     def restore(self, arrays: Sequence[np.ndarray]) -> None:
-        """Continues from what `state` returned."""
+        """Continues from what `state` returned; correlated noise begins anew."""
         self._state = tf.nest.pack_sequence_as(self._state, list(arrays))
+
+    def restore_memory(self, memory: federated.NoiseMemory) -> None:
+        """Continues with the noise that went with what was restored."""
+        self._state = federated.join_noise(self._state, memory)

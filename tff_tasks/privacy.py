@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -32,6 +33,8 @@ class Spending:
       client_ids: the population.
       directory: of the run.
       aggregator: for distributed noise, which only it can account for.
+      kept: of correlated noise that can be restored, the rounds it has made. It goes on
+        (`goes_on`) where the ledger is; otherwise another matrix begins.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Spending:
         client_ids: list[str],
         directory: pathlib.Path,
         aggregator: Any = None,
+        kept: int | None = None,
     ):
         self._config = config
         self.population = len(client_ids)
@@ -49,14 +53,32 @@ class Spending:
         self._aggregator = aggregator if config.noise == "distributed" else None
         path = None if config.seed is not None else directory / LEDGER
         self.ledger = accounting.Ledger.open(path, self.delta, config.accountant)
-        self.ledger.begin(
+        #: Correlated noise; None for independent noise.
+        self.correlated = config.correlated(self.population)
+        phase = {} if self.correlated is None else self.correlated.of_a_phase
+        self._phase = dict(
             noise_multiplier=config.noise_multiplier,
             sampling=self.cohorts,
             unit="client",
             clip=str(config.clip_rule() or "none"),
             seed=config.seed,
+            **phase,
         )
-        self._begun = 0
+        #: Whether correlated noise that was kept goes on.
+        self.goes_on = False
+        self._begin(kept)
+
+    def _begin(self, kept: int | None) -> None:
+        if kept is not None:
+            if self._config.seed is None:
+                with contextlib.suppress(accounting.PrivacyMismatchError):
+                    # Refused where rounds ran that it does not know of.
+                    self.ledger.begin(**self._phase, continued=kept)
+                    self.goes_on = True
+                    return
+            else:
+                self.goes_on = True  # A round that is run again is the same.
+        self.ledger.begin(**self._phase)
 
     def resume(self, rounds: int) -> None:
         """Says that so many rounds are done.
@@ -66,6 +88,8 @@ class Spending:
         """
         if self._config.seed is not None:
             self.ledger.record(rounds)
+            if self.correlated is not None and not self.goes_on:
+                self.ledger.begin(**self._phase)
         elif self.ledger.steps < rounds:
             raise accounting.PrivacyMismatchError(
                 f"{self.ledger.path} counts {self.ledger.steps} rounds, but there is a "
@@ -118,7 +142,9 @@ class Spending:
         if self._aggregator is not None and config.noise_multiplier > 0:
             return self._epsilon(rounds)
         settings = self.delta, config.accountant
-        return _epsilon(self.scheme, config.noise_multiplier, rounds, *settings)
+        return _epsilon(
+            self.scheme, config.noise_multiplier, rounds, *settings, self.correlated
+        )
 
     def _epsilon(self, rounds: int) -> float:
         if not rounds:
@@ -167,8 +193,18 @@ def check_ledger_is_there(config: RunConfig, directory: pathlib.Path) -> None:
 
 
 @functools.lru_cache(maxsize=1000)
-def _epsilon(scheme, noise_multiplier, rounds, delta, accountant):
-    event = scheme.event(noise_multiplier, rounds, unit="client")
+def _epsilon(scheme, noise_multiplier, rounds, delta, accountant, correlated):
+    if correlated is None:
+        event = scheme.event(noise_multiplier, rounds, unit="client")
+    else:
+        event = accounting.correlated_event(
+            correlated.matrix,
+            noise_multiplier,
+            rounds,
+            scheme,
+            horizon=correlated.steps,
+            unit="client",
+        )
     return accounting.event_epsilon(event, delta, accountant)
 
 

@@ -18,7 +18,7 @@ from driver_kit import reports
 from tfdpclip import files
 from tff_tasks import cost, records, reporting
 from tff_tasks.client_data import EvaluationData, select_clients, training_arrays
-from tff_tasks.config import FREE_ON_RESUME, RunConfig
+from tff_tasks.config import RunConfig
 from tff_tasks.engine_local import LocalEngine
 from tff_tasks.evaluation import BATCH_SIZE, Evaluator
 from tff_tasks.privacy import Spending, check_ledger_is_there
@@ -62,7 +62,8 @@ class _Training:
         config.scheme(len(self.train.counts))  # Raises if there are too few clients.
         self.directory = files.prepare_directory(config.output_dir)
         settings = config.to_dict()
-        resumed = records.check_same_run(self.directory, settings, FREE_ON_RESUME)
+        free = config.free_on_resume()
+        resumed = records.check_same_run(self.directory, settings, free)
         if resumed:
             check_ledger_is_there(config, self.directory)
 
@@ -70,13 +71,21 @@ class _Training:
             tf.keras.utils.set_random_seed(stream_seed(config.seed, "initial"))
         initial = [v.numpy() for v in self.task.build_model().trainable_variables]
         self.engine = _engine(config)(
-            self.task, config, initial, _batch_spec(self.task, self.train)
+            self.task,
+            config,
+            initial,
+            _batch_spec(self.task, self.train),
+            config.correlated(len(self.train.counts)),
         )
+        self.checkpoints = records.Checkpoints(self.directory / "checkpoints")
+        rounds = self.checkpoints.rounds() if resumed else []
+        self.memory = self.checkpoints.memory(rounds[-1]) if rounds else None
         self.spending = Spending(
             config,
             self.train.client_ids,
             self.directory,
             getattr(self.engine, "aggregator", None),
+            None if self.memory is None else self.memory.steps,
         )
         # Only after the engine: to build a network within a federated computation
         # leaves those that were there before unusable (Keras exchanges base classes).
@@ -86,7 +95,6 @@ class _Training:
         )
         self.derived = self._derive(initial)
         self.table = records.Table(self.directory / records.METRICS)
-        self.checkpoints = records.Checkpoints(self.directory / "checkpoints")
         self.start = self._resume() if resumed else 0
         if not resumed:
             self._write_config({})
@@ -103,9 +111,18 @@ class _Training:
             "clip_rule": str(config.clip_rule() or "none"),
             "delta": self.spending.delta,
             "sampling": self.spending.scheme.describe(),
+            "correlation": self._correlation(),
             "metric": self.task.metric,
             "higher_is_better": self.task.higher_is_better,
         }
+
+    def _correlation(self) -> str | None:
+        run = self.spending.correlated
+        if run is None:
+            return None
+        return (
+            f"{run.matrix.describe()}; a client moves it by up to {run.sensitivity:.4g}"
+        )
 
     def _write_config(self, result: Mapping[str, Any]) -> None:
         content = {
@@ -122,12 +139,17 @@ class _Training:
         start = rounds[-1] if rounds else 0
         if rounds:
             self.engine.restore(self.checkpoints.load(start, self.engine.state()))
+            if self.spending.goes_on:
+                self.engine.restore_memory(self.memory)
             self.spending.resume(start)
             self.table.forget_after(start)
         else:
             self.table.rows = []
         self.table.write()
         return start
+
+    def _save(self, round_num: int) -> None:
+        self.checkpoints.save(round_num, self.engine.state(), self.engine.memory())
 
     def cost(self, rounds: int) -> cost.Cost:
         """What so many rounds will take, about."""
@@ -171,12 +193,12 @@ class _Training:
         if not self.table.rows:
             self._add_row({"round": 0, "epsilon": 0.0, **self._evaluate()}, writer)
         if self.start == 0 and not self.checkpoints.rounds():
-            self.checkpoints.save(0, self.engine.state())
+            self._save(0)
         for round_num in range(self.start + 1, last + 1):
             row = self._round(round_num, last)
             self._add_row(row, writer)
             if round_num % config.rounds_per_checkpoint == 0 or round_num == last:
-                self.checkpoints.save(round_num, self.engine.state())
+                self._save(round_num)
             progress.show(row, self.task.metric)
         progress.close()
         if writer is not None:

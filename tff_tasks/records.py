@@ -15,6 +15,7 @@ import numpy as np
 
 from driver_kit import reports
 from tfdpclip import files
+from tfdpclip._noise_memory import NoiseMemory
 
 METRICS = "metrics.csv"
 
@@ -102,6 +103,9 @@ def read_rows(path: pathlib.Path, column: str) -> list[dict[str, str]]:
 class Checkpoints:
     """The latest two states of a run, each in one file.
 
+    What correlated noise keeps is a secret, in a file of its own beside each, which
+    only its owner can read.
+
     Args:
       directory: where.
     """
@@ -120,18 +124,52 @@ class Checkpoints:
     def _names(self) -> list[str]:
         return [path.name for path in self._directory.glob("round_*")]
 
-    def save(self, round_num: int, arrays: Sequence[np.ndarray]) -> None:
-        """Saves, and deletes all but the last two."""
+    def _secret(self, round_num: int) -> pathlib.Path:
+        return self._directory / f"secret_noise_{round_num:06d}.npz"
+
+    def save(
+        self,
+        round_num: int,
+        arrays: Sequence[np.ndarray],
+        memory: NoiseMemory | None = None,
+    ) -> None:
+        """Saves, and deletes all but the last two.
+
+        Args:
+          round_num: after which.
+          arrays: the state, without secrets.
+          memory: what correlated noise keeps.
+        """
         if not self._directory.is_dir():
             files.prepare_directory(self._directory)
         files.remove_leftovers(self._directory)
+        if memory is not None:
+            memory.save(self._secret(round_num))
         content = io.BytesIO()
         np.savez(content, **{f"part_{i:04d}": array for i, array in enumerate(arrays)})
         write_atomically(self._path(round_num), content.getvalue())
         for old in self.rounds()[:-2]:
             # What cannot be deleted now is tried again after the next.
             with contextlib.suppress(OSError):
+                self._secret(old).unlink(missing_ok=True)
                 self._path(old).unlink()
+
+    def memory(self, round_num: int) -> NoiseMemory | None:
+        """What correlated noise kept after a round; None if that is not there.
+
+        Raises:
+          RunFileError: if it is damaged, or others can read it.
+        """
+        path = self._secret(round_num)
+        if not path.exists():
+            return None
+        try:
+            return NoiseMemory.load(path)
+        except ValueError as error:
+            raise RunFileError(
+                f"{error} Delete {path} to continue with another matrix, which is "
+                "counted."
+            ) from error
 
     def load(self, round_num: int, like: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The arrays of a checkpoint.

@@ -105,6 +105,7 @@ def report(
             f"{derived['sum_noise_multiplier']:.6g}"
             + _count_text(derived["count_stddevs"]),
         ),
+        *_correlation_rows(derived),
         _row(
             "clients",
             f"{config.clients_per_round} of {derived['population']} in a round "
@@ -124,14 +125,15 @@ def report(
         f"{spending.statement()}",
         "",
     ]
-    reading = imagine(
-        config.noise_multiplier,
-        config.clients_per_round,
-        rounds,
-        config.imagined_population,
-        accountant=config.accountant,
-    )
-    lines += reports.paragraph(_imagined_text(config, reading))
+    if config.sampling != "fixed_order":
+        reading = imagine(
+            config.noise_multiplier,
+            config.clients_per_round,
+            rounds,
+            config.imagined_population,
+            accountant=config.accountant,
+        )
+        lines += reports.paragraph(_imagined_text(config, reading))
     lines += ["", "What this covers:", *reports.bullets(_coverage(result, spending))]
     if task.warnings():
         lines += ["", "What to know besides:", *reports.bullets(task.warnings())]
@@ -140,6 +142,11 @@ def report(
 
 def _row(name: str, text: str) -> str:
     return textwrap.fill(f"{name:<16} {text}", 88, subsequent_indent=" " * 17)
+
+
+def _correlation_rows(derived: dict[str, Any]) -> list[str]:
+    correlation = derived["correlation"]
+    return [] if correlation is None else [_row("correlation", correlation)]
 
 
 def _workers_rows(config: RunConfig) -> list[str]:

@@ -1,9 +1,11 @@
 """A federated plan: its aggregator, cohorts and rounds are what is accounted for."""
 
+import itertools
+
 import pytest
 
 import tfdpclip as dpc
-from tfdpclip import accounting
+from tfdpclip import accounting, correlated
 
 IDS = [f"client {i}" for i in range(200)]
 
@@ -105,3 +107,68 @@ def test_the_text_and_the_table():
     ]  # fmt: skip
     with pytest.raises(ValueError, match="Nothing ran yet"):
         plan.statement()
+
+
+@pytest.mark.parametrize("noise", ["buffered", "toeplitz", "tree", correlated.Tree()])
+@pytest.mark.parametrize("sampling", [None, "available"])
+def test_correlated_noise_in_one_argument(noise, sampling):
+    available = {"separation": 3, "participations": 2} if sampling else {}
+    plan = plan_of(noise=noise, sampling=sampling, **available)
+    aggregator = plan.aggregator(clip=1.0)
+    assert aggregator.noise is plan.noise and plan.noise.steps == 6
+    assert plan.noise.sampling == plan.scheme
+    assert "correlation:" in str(plan)
+    one = accounting.epsilon(
+        plan.noise_multiplier, 1, plan.scheme.at_worst(), 1e-4, unit="client"
+    )
+    # All rounds are one Gaussian, whatever the matrix.
+    assert 3.99 < one <= 4.0
+    assert aggregator.epsilon(1e-4, 6) == pytest.approx(one)
+    clients = (lambda round_num: IDS) if sampling else IDS
+    budget = plan.budget(clients)
+    assert budget.rounds_left == 6 and budget.noise is plan.noise
+    seen = {}
+    for round_num in range(6):
+        place = {"step": round_num, "ticket": (round_num, 1), "kept": 0}
+        place["before"] = (round_num - 1, 1)
+        with budget.round({"correlated_noise": place}) as cohort:
+            assert len(cohort) == 40
+            for client in cohort:
+                seen.setdefault(client, []).append(round_num)
+    gaps = [b - a for came in seen.values() for a, b in itertools.pairwise(came)]
+    assert min(gaps, default=9) >= (3 if sampling else 5)
+    statement = plan.statement()
+    words = f"at least {3 if sampling else 5} steps"
+    assert words in str(statement) and statement.matrices
+    assert statement.relation == "replace one record by an all-zero one"
+    with pytest.raises(accounting.PrivacyMismatchError):
+        with plan.budget(clients).round({"correlated_noise": place}):
+            pytest.fail("a state of another matrix")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise": "pink"}, "noise must be"),
+        ({"noise": None}, "noise must be"),
+        ({"noise": "tree", "sampling": "poisson"}, "Poisson"),
+        ({"noise": "tree", "sampling": "fixed_size"}, "fixed size"),
+        ({"noise": "tree", "sampling": "available"}, "separation must be given"),
+        ({"separation": 3}, "are for sampling"),
+        ({"noise": "tree", "participations": 3}, "are for sampling"),
+        ({"sampling": "available", "separation": 0}, "separation"),
+    ],
+)
+def test_correlated_noise_that_does_not_fit_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan_of(**changes)
+
+
+def test_available_clients_are_asked_for_by_round():
+    plan = plan_of(sampling="available", separation=2)
+    plan.aggregator()
+    with pytest.raises(ValueError, match="client_ids must be"):
+        plan.budget(IDS)
+    # Independent noise of clients that are there: no state is needed.
+    with plan.budget(lambda round_num: IDS[:50]).round() as cohort:
+        assert set(cohort) <= set(IDS[:50])

@@ -13,9 +13,12 @@ from tests.properties.registry import COHORTS, POISSON, case, each_time
 from tfdpclip import (
     accounting,
     clipping,
+    correlated,
     diagnostics,
     gradients,
     keras,
+    matrix_noise,
+    sampling,
     testing,
     tuning,
 )
@@ -392,9 +395,25 @@ def federated() -> dict[str, Any]:
     one = library.clipped_mean(1.0, 100)
     plan = library.PrivacyPlan(1.0, 1e-5, 100, clients_per_round=100, rounds=2)
     plan.aggregator(clip=1.0)
+    scheme = sampling.AvailableClients(10, separation=4)
+    run = matrix_noise.CorrelatedNoise(correlated.Tree(), 12, scheme)
+    content = {"step": 3, "ticket": [1, 2], "before": [3, 4], "kept": [[0.5]]}
+    memory = library.NoiseMemory(content)
     return {
         "ClippedMeanFactory": mean(library.ClippedMeanFactory),
         "clipped_mean": mean(library.clipped_mean),
+        "clipped_mean.with_a_matrix": case(
+            library.clipped_mean, noise_multiplier=1.0, clients_per_round=10, noise=run
+        ),
+        "NoiseMemory": case(library.NoiseMemory, content=content),
+        "split_noise": case(
+            library.split_noise, state={"correlated_noise": {**content}}
+        ),
+        "join_noise": case(
+            library.join_noise,
+            state={"correlated_noise": {**content}},
+            memory=memory,
+        ),
         "clipped_mean.epsilon": case(one.epsilon, delta=1e-5, rounds=3),
         "clipped_mean.event": case(one.event, rounds=3),
         "clipped_mean.create": case(
@@ -418,6 +437,18 @@ def federated() -> dict[str, Any]:
             sampling="fixed_size",
             accountant="pld",
             ledger=None,
+        ),
+        "PrivacyPlan.with_a_matrix": case(
+            library.PrivacyPlan,
+            epsilon=1.0,
+            delta=1e-5,
+            population=100,
+            clients_per_round=10,
+            rounds=8,
+            sampling="available",
+            noise="toeplitz",
+            separation=3,
+            participations=2,
         ),
         "PrivacyPlan.aggregator": case(plan.aggregator, clip=1.0, secure=False),
         "PrivacyPlan.budget": case(plan.budget, client_ids=range(100)),

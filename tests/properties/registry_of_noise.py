@@ -75,7 +75,19 @@ CORRELATED = {
     ),
 }
 
+_RUN = matrix_noise.CorrelatedNoise(_ROOT, 12, _FIXED)
+
 ACCOUNTING = {
+    "RoundBudget.with_a_matrix": case(
+        accounting.RoundBudget,
+        _={"unbounded": ("epsilon",)},
+        epsilon=5.0,
+        delta=1e-5,
+        cohorts=_FIXED.cohorts(range(20)),
+        noise_multiplier=2.0,
+        noise=_RUN,
+        continued=None,
+    ),
     "Ledger.begin_with_a_matrix": case(
         lambda **arguments: accounting.Ledger(1e-5).begin(**arguments),
         noise_multiplier=1.0,
@@ -146,7 +158,6 @@ SAMPLING = {
     "MinSeparation.participation": case(_FIXED.participation, steps=3),
 }
 
-_RUN = matrix_noise.CorrelatedNoise(_ROOT, 12, _FIXED)
 MATRIX_NOISE = {
     "CorrelatedNoise": case(
         matrix_noise.CorrelatedNoise, matrix=_ROOT, steps=12, sampling=_FIXED

@@ -113,24 +113,24 @@ class WithClients(PlainSum):
     def encode(self, leaves, state):
         return *_encode(self, leaves, state), tf.constant(1.0)
 
-    def release(self, summed, state, seed):
+    def release(self, summed, state, noise):
         *summed, clients = summed
-        return self.with_clients(summed, state, seed, clients)
+        return self.with_clients(summed, state, noise, clients)
 
 
 class MeanOfThosePresent(WithClients):
-    def with_clients(self, summed, state, seed, clients):
-        release, stddevs = _release(self, summed, state, seed)
+    def with_clients(self, summed, state, noise, clients):
+        release, stddevs = _release(self, summed, state, noise)
         share = self.mechanism.records / clients
         means = [share * part for part in release.means]
         return release._replace(means=means), stddevs
 
 
 class FractionOfThosePresent(WithClients):
-    def with_clients(self, summed, state, seed, clients):
+    def with_clients(self, summed, state, noise, clients):
         total, counts = summed
         counts = counts * self.mechanism.records / clients
-        return _release(self, [total, counts], state, seed)
+        return _release(self, [total, counts], state, noise)
 
 
 class ServerClips(PlainSum):

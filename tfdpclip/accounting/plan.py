@@ -16,7 +16,18 @@ from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_split import split_noise_multiplier
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
-from tfdpclip.correlated import NoiseMatrix
+from tfdpclip.correlated import (
+    BufferedToeplitz,
+    NoiseMatrix,
+    SquareRootToeplitz,
+    Tree,
+    Workload,
+)
+
+#: Correlated noise, by name.
+NOISE = ("independent", "buffered", "toeplitz", "tree")
+# Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
+_BUFFERS, _BANDS = 3, 16
 
 
 class BudgetPlan(abc.ABC):
@@ -68,6 +79,7 @@ class BudgetPlan(abc.ABC):
         self.accountant = accountant
         self._population, self._size, self._unit = population, size, unit
         self._matrix = matrix
+        self._clip = ""
         #: z: the least noise with which the whole run stays within the budget.
         self.noise_multiplier = noise_multiplier(
             epsilon, delta, steps, scheme, accountant, unit=unit, matrix=matrix
@@ -194,6 +206,15 @@ class BudgetPlan(abc.ABC):
             counts = rule.count_stddevs(float(self._size))
             split_noise_multiplier(self.noise_multiplier, counts)
 
+    def _facts_of_release(self) -> list[tuple[str, str]]:
+        """What the plan's text says of correlated noise, and of the clip."""
+        facts = []
+        if self._matrix is not None:
+            facts.append(("correlation", self._matrix.describe()))
+        if self._clip:
+            facts.append(("clip", self._clip))
+        return facts
+
     @abc.abstractmethod
     def _refuse_unseen(self) -> None:
         """Raises if something ran that the ledger does not know of."""
@@ -249,6 +270,37 @@ def check_accountant(accountant: Any) -> str:
     """
     allowed = tuple(a for a in accountants.ACCOUNTANTS if a != "gdp")
     return _arguments.choice("accountant", accountant, allowed)
+
+
+def check_noise(noise: Any) -> str | NoiseMatrix:
+    """What a plan may be told of its noise: a name, or a matrix.
+
+    Raises:
+      ValueError: If it is something else.
+    """
+    if isinstance(noise, NoiseMatrix):
+        return noise
+    return _arguments.choice("noise", noise, NOISE)
+
+
+def named_matrix(
+    noise: str | NoiseMatrix, steps: int, scheme: Any, momentum: float = 0.0
+) -> NoiseMatrix | None:
+    """The matrix that an argument stands for; None for independent noise.
+
+    Args:
+      noise: One of `NOISE`, or a matrix.
+      steps: For how many steps.
+      scheme: What draws the records.
+      momentum: Of what the releases go into; for matrices that are named.
+    """
+    if isinstance(noise, NoiseMatrix):
+        return noise
+    if noise == "buffered":
+        return BufferedToeplitz(_BUFFERS, steps, scheme, Workload(momentum))
+    if noise == "toeplitz":
+        return SquareRootToeplitz(_BANDS, momentum)
+    return Tree() if noise == "tree" else None
 
 
 def _cell(value: Any) -> str:

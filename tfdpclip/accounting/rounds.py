@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.noise_place import place_of
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ class RoundBudget:
       number of the caller's: a round that is run again, after a crash say, has a fresh
       cohort. (Noise drawn twice for one cohort would cost more than two rounds.)
     * Without a ledger file, what an earlier process spent is not known.
+    * With correlated noise a round is given the state that it goes on from, and runs
+      only if that is the state which the round before made: each once, in order. One
+      whose noise begins anew (`process.initialize()`, `dpc.federated.split_noise`)
+      begins another matrix, which is counted as such. (A round that is run twice after
+      this looked is not seen. It has fresh draws, and costs one more matrix at most.)
 
     Args:
       epsilon: The budget. Infinity only reports.
@@ -50,13 +57,17 @@ class RoundBudget:
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file (continued if it exists).
       allow_change: Whether settings may differ from the ledger's last phase.
+      noise: The `dpc.CorrelatedNoise` of the aggregator; None for independent noise.
+      continued: Of restored correlated noise, how many rounds it has made
+        (`NoiseMemory.steps`); None where another matrix begins.
 
     Attributes:
       cohorts: What draws the cohorts.
 
     Raises:
       ValueError: If an argument is out of range.
-      PrivacyMismatchError: If the ledger was kept under other settings.
+      PrivacyMismatchError: If the ledger was kept under other settings, the noise is
+        made for another way to draw, or restored noise is not where the ledger is.
 
     >>> from tfdpclip.sampling import Poisson
     >>> cohorts = Poisson(0.5).cohorts(list(range(100)))
@@ -80,6 +91,8 @@ class RoundBudget:
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
         allow_change: bool = False,
+        noise: Any = None,
+        continued: int | None = None,
     ):
         self.epsilon_budget = _arguments.target_epsilon(epsilon)
         if not callable(cohorts) or not hasattr(cohorts, "scheme"):
@@ -90,13 +103,20 @@ class RoundBudget:
         _arguments.boolean("allow_change", allow_change)
         self.cohorts = cohorts
         self.ledger = Ledger.open(ledger, delta, accountant)
-        self.ledger.begin(
+        self._phase = dict(
             noise_multiplier=noise_multiplier,
             sampling=cohorts,
             unit=unit,
             clip=str(clip),
-            change=allow_change,
+            **_of_noise(noise, cohorts.scheme),
         )
+        #: The correlated noise that is counted; None for independent noise.
+        self.noise = noise
+        self._horizon = self._phase.get("horizon")
+        if continued is not None:
+            self._refuse_other_order()
+        self.ledger.begin(change=allow_change, continued=continued, **self._phase)
+        self._last: tuple[int, ...] | None = None
 
     @property
     def rounds(self) -> int:
@@ -119,12 +139,18 @@ class RoundBudget:
         return self.ledger.statement()
 
     @contextlib.contextmanager
-    def round(self) -> Iterator[list[Any]]:
+    def round(self, state: Any = None) -> Iterator[list[Any]]:
         """One round: gives its cohort, the ids drawn, and counts the round.
+
+        Args:
+          state: With correlated noise, the server's state that the round goes on from.
 
         Raises:
           BudgetExceededError: If the round would exceed the budget; nothing is drawn.
+          PrivacyMismatchError: If the state's noise is not that of this round.
+          ValueError: If correlated noise has no state.
         """
+        ticket = self._follow(state)
         limited = self.epsilon_budget != math.inf
         if limited and self.ledger.epsilon(more=1) > self.epsilon_budget:
             raise BudgetExceededError(
@@ -133,6 +159,73 @@ class RoundBudget:
                 f"{self.epsilon:.4g}). Raise the budget or the noise multiplier."
                 + see("a-spent-budget")
             )
-        number = self.rounds
+        number, self._last = self.rounds, ticket
         with self.ledger.step():
             yield self.cohorts(number)
+
+    def _follow(self, state: Any) -> tuple[int, ...] | None:
+        """The name of a state whose noise is used once, in order; or raises."""
+        place = place_of(state)
+        if self._horizon is None:
+            if place is not None:
+                raise PrivacyMismatchError(
+                    "The state has correlated noise, which this budget does not count: "
+                    "RoundBudget(..., noise=...), with that of the aggregator."
+                )
+            return None
+        if place is None:
+            raise ValueError(
+                "state must be given, the server's, with correlated noise in it: with "
+                "budget.round(state) as cohort. Each state is used for one round."
+            )
+        made = self.ledger.phases[-1].runs[-1] + self.ledger.reserved
+        ours = place.step == made % self._horizon
+        if place.step == 0:
+            if not ours:
+                # Another matrix, with noise of its own.
+                self.ledger.begin(**self._phase)
+        elif not ours or self._last not in (None, place.before):
+            raise PrivacyMismatchError(
+                f"The state's noise has made {place.step} rounds and "
+                + (
+                    f"this budget is at {made % self._horizon} of its matrix"
+                    if not ours
+                    else "does not come from the round before"
+                )
+                + ": a state is used for one round, and the next goes on from what it "
+                "made. To begin another matrix, which is counted: state, _ = "
+                "dpc.federated.split_noise(state). To go on with restored noise: "
+                "RoundBudget(..., continued=memory.steps), before the first round."
+            )
+        return place.ticket
+
+    def _refuse_other_order(self) -> None:
+        """Raises if cohorts do not know who took part in the rounds before."""
+        state = getattr(self.cohorts, "state", None)
+        if state is None:
+            return  # A fixed order, the same in every process.
+        if state["next"] != self.rounds:
+            raise PrivacyMismatchError(
+                f"continued: the ledger has {self.rounds} rounds, and the cohorts know "
+                f"of {state['next']}, so that a client could come again too early. "
+                "Give AvailableCohorts the state that they had, or begin another "
+                "matrix."
+            )
+
+
+def _of_noise(noise: Any, scheme: Any) -> dict[str, Any]:
+    """What a ledger's phase is told of correlated noise."""
+    if noise is None:
+        return {}
+    if not hasattr(noise, "of_a_phase"):
+        raise ValueError(
+            "noise must be a dpc.CorrelatedNoise(matrix, rounds, scheme), that of the "
+            f"aggregator, or None; got {_arguments.shown(noise)}."
+        )
+    if not noise.sampling.accounts_for(scheme):
+        raise PrivacyMismatchError(
+            f"The noise is made for {noise.sampling.describe()}, and the cohorts are "
+            f"drawn by {scheme.describe()}. How often a client takes part decides how "
+            "much noise it needs: make both of one scheme."
+        )
+    return noise.of_a_phase

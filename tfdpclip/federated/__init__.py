@@ -4,6 +4,7 @@ The only part of the library that needs TensorFlow Federated, and so Python 3.11
 TensorFlow 2.14: docs/stacks.md.
 """
 
+from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.federated.aggregators import (
     ClippedMeanFactory,
     InnerSum,
@@ -21,11 +22,14 @@ __all__ = [
     "ClippedMeanFactory",
     "CohortDataSource",
     "InnerSum",
+    "NoiseMemory",
     "PrivacyPlan",
     "SecureSettings",
     "ZeroConcentratedDpEvent",
     "clipped_mean",
+    "join_noise",
     "local_context",
     "remote_context",
     "server_momentum",
+    "split_noise",
 ]

@@ -30,11 +30,18 @@ _HASH_KEY = (0x3C6EF372FE94F82B, 0x510E527FADE682D1)
 
 def fresh_seed() -> tf.Tensor:
     """An int64 `[2]` with 126 bits of the operating system's entropy."""
-    lines = tf.data.TextLineDataset([_KERNEL_ENTROPY] * 2)
+    return fresh_seeds(1)[0]
+
+
+def fresh_seeds(count: int) -> list[tf.Tensor]:
+    """As many of them, none of which says anything of another."""
+    lines = tf.data.TextLineDataset([_KERNEL_ENTROPY] * (2 * count))
     words = tf.strings.to_hash_bucket_strong(
-        lines.batch(2, drop_remainder=True).get_single_element(), 2**63 - 1, _HASH_KEY
+        lines.batch(2 * count, drop_remainder=True).get_single_element(),
+        2**63 - 1,
+        _HASH_KEY,
     )
-    return tf.reshape(words, [2])
+    return tf.unstack(tf.reshape(words, [count, 2]))
 
 
 def round_seed(seed: int, round_num: tf.Tensor) -> tf.Tensor:
@@ -53,6 +60,25 @@ def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
     half = (count + 1) // 2
     bits = _streams.full_integers([2, half], seed, tf.int32)
     return box_muller(*tf.unstack(bits))[:count]
+
+
+class Draws:
+    """One execution's Gaussian noise, for what draws several times: as `Noise`.
+
+    Args:
+      seed: int64 `[2]`; every draw has one of its own, derived from it.
+    """
+
+    def __init__(self, seed: tf.Tensor):
+        self._seed, self._drawn = seed, 0
+
+    def sample_all(
+        self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence
+    ) -> list[tf.Tensor]:
+        """N(0, stddev^2) for each shape, stddev and type."""
+        self._drawn += 1
+        noise = Noise(derive(self._seed, self._drawn))
+        return noise.sample_all(shapes, stddevs, dtypes)
 
 
 class Noise:

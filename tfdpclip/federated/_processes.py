@@ -8,20 +8,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.federated import _tff
+from tfdpclip._carried_noise import CarriedNoise
+from tfdpclip.accounting.noise_place import NOISE_KEY
+from tfdpclip.federated import _entropy, _tff
 from tfdpclip.federated._summation import Summation
+from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.mechanism import Release
 
 
-def build(summation: Summation, seed: int | None) -> Any:
+def build(
+    summation: Summation, seed: int | None, run: CorrelatedNoise | None = None
+) -> Any:
     """The aggregation process of one way of summing.
 
     Its state holds the round, the clip rule's state and what `summation` adds; all of
-    it is public. With an inner process, it is beside that one's state.
+    it is public, and sent to the clients. Beside it is the state of an inner process,
+    and what correlated noise keeps, which is secret and stays at the server.
 
     Args:
       summation: clips, encodes, sums and decodes.
       seed: makes the noise reproducible, for experiments only.
+      run: correlated noise; None for independent noise.
     """
     clip, inner = summation.clip, summation.inner
     value_type = clip.layout.value_type
@@ -34,45 +41,93 @@ def build(summation: Summation, seed: int | None) -> Any:
             **summation.public_state(),
         )
 
-    own_type = state_type = first_state.type_signature.result
+    own_type = first_state.type_signature.result
     names = [name for name, _ in _tff.elements(own_type)]
 
     @_tff.tf_computation(value_type, own_type)
     def encode(value, state):
         return summation.encode(_tff.flatten(value), _state(state, names))
 
-    @_tff.tf_computation(own_type, encode.type_signature.result)
-    def finish(state, summed):
-        state = _state(state, names)
-        release, count_stddevs = summation.release(_tff.flatten(summed), state, seed)
+    def release_round(state, summed, noise):
+        release, count_stddevs = summation.release(_tff.flatten(summed), state, noise)
         new_state = collections.OrderedDict(
             state,
             round=state["round"] + 1,
             clip=tuple(tf.nest.flatten(release.next_state)),
         )
+        larger = 1.0 if run is None else run.sensitivity
+        release = release._replace(stddevs=larger * release.stddevs)
+        count_stddevs = [larger * stddev for stddev in count_stddevs]
         measured = _measurements(summation, new_state, state, release, count_stddevs)
         measured["private"] = tf.constant(
             summation.mechanism.noise_multiplier > 0 and seed is None
         )
         return new_state, clip.layout.to_value(release.means), measured
 
+    sums_type = encode.type_signature.result
+    if run is None:
+        first_memory = None
+
+        @_tff.tf_computation(own_type, sums_type)
+        def finish(state, summed):
+            state = _state(state, names)
+            fresh = _entropy.fresh_seed() if seed is None else None
+            noise = _entropy.Noise(_seed_of(seed, state, fresh))
+            return release_round(state, summed, noise)
+    else:
+        counts = len(summation.mechanism.count_stddevs)
+
+        @_tff.tf_computation
+        def first_memory():
+            zeros = tf.zeros([2], tf.int64)
+            first = CarriedNoise.first(
+                run, clip.layout.size + counts, clip.layout.dtype
+            )
+            return _memory(0, _entropy.fresh_seed(), zeros, first)
+
+        memory_type = first_memory.type_signature.result
+
+        @_tff.tf_computation(own_type, memory_type, sums_type)
+        def finish(state, memory, summed):
+            state = _state(state, names)
+            step, ticket, _, kept = _tff.flatten(memory)
+            # From one read: what is public must not be merged with what is not.
+            fresh, name = _entropy.fresh_seeds(2)
+            draws = _entropy.Draws(_seed_of(seed, state, fresh))
+            noise = CarriedNoise(run, draws, step, kept)
+            released = release_round(state, summed, noise)
+            return *released, _memory((step + 1) % run.steps, name, ticket, noise.kept)
+
     @_tff.federated_computation
     def initialize():
-        own = _tff.federated_eval(first_state, _tff.SERVER)
-        return own if inner is None else _joined(own, inner.initialize())
+        parts = [_tff.federated_eval(first_state, _tff.SERVER)]
+        if inner is not None:
+            parts.append(inner.initialize())
+        if first_memory is not None:
+            parts.append(_tff.federated_eval(first_memory, _tff.SERVER))
+        return _joined(parts, inner is not None)
 
-    if inner is not None:
-        inner_type = inner.initialize.type_signature.result.member
-        state_type = collections.OrderedDict(own=own_type, inner=inner_type)
+    state_type = initialize.type_signature.result
 
-    @_tff.federated_computation(_tff.at_server(state_type), _tff.at_clients(value_type))
+    @_tff.federated_computation(state_type, _tff.at_clients(value_type))
     def next_round(state, value):
-        own, kept = (state, None) if inner is None else (state["own"], state["inner"])
+        own, kept, memory = state, None, []
+        if inner is not None or run is not None:
+            own = state["own"]
+        if inner is not None:
+            kept = state["inner"]
+        if run is not None:
+            memory = [state[NOISE_KEY]]
         announced = _tff.federated_broadcast(own)
         encoded = _tff.federated_map(encode, (value, announced))
         summed, kept = summation.sum(encoded, kept)
-        finished = _tff.federated_map(finish, (own, summed))
-        new_state = finished[0] if inner is None else _joined(finished[0], kept)
+        finished = _tff.federated_map(finish, (own, *memory, summed))
+        parts = [finished[0]]
+        if inner is not None:
+            parts.append(kept)
+        if run is not None:
+            parts.append(finished[3])
+        new_state = _joined(parts, inner is not None)
         return _tff.MeasuredProcessOutput(new_state, finished[1], finished[2])
 
     return _tff.AggregationProcess(initialize, next_round)
@@ -104,8 +159,34 @@ def _measurements(
     )
 
 
-def _joined(own: Any, inner: Any) -> Any:
-    return _tff.federated_zip(collections.OrderedDict(own=own, inner=inner))
+def _joined(parts: list[Any], with_inner: bool) -> Any:
+    """The server's state of its own part, the inner process's and the noise's."""
+    if len(parts) == 1:
+        return parts[0]
+    names = ["own", *(["inner"] if with_inner else []), NOISE_KEY]
+    named = collections.OrderedDict(zip(names, parts, strict=False))
+    return _tff.federated_zip(named)
+
+
+def _seed_of(seed: int | None, state: Any, fresh: Any) -> tf.Tensor:
+    return fresh if seed is None else _entropy.round_seed(seed, state["round"])
+
+
+def _memory(step: Any, ticket: tf.Tensor, before: tf.Tensor, kept: tf.Tensor) -> Any:
+    """What correlated noise leaves to the next round.
+
+    Args:
+      step: of the next round.
+      ticket: a random name, which tells states apart.
+      before: that of the state that it came from.
+      kept: what the noise of the next round needs.
+    """
+    return collections.OrderedDict(
+        step=tf.convert_to_tensor(step, tf.int32),
+        ticket=ticket,
+        before=before,
+        kept=kept,
+    )
 
 
 def _state(state: Any, names: list[str]) -> dict[str, Any]:

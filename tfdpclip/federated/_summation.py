@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip.federated import _entropy, _tff
+from tfdpclip.federated import _tff
 from tfdpclip.federated import secure as secure_lib
 from tfdpclip.federated._records import RecordClip
-from tfdpclip.mechanism import Mechanism, Release
+from tfdpclip.mechanism import Mechanism, NoiseSource, Release
 
 
 class Summation(abc.ABC):
@@ -75,7 +75,7 @@ class Summation(abc.ABC):
         """
 
     def release(
-        self, summed: list[tf.Tensor], state: Any, seed: int | None
+        self, summed: list[tf.Tensor], state: Any, noise: NoiseSource
     ) -> tuple[Release, Any]:
         """A graph at the server: this round's release, and its counts' noise stddevs.
 
@@ -84,14 +84,10 @@ class Summation(abc.ABC):
         Args:
           summed: see `decode`.
           state: the server's state, by name.
-          seed: makes the noise reproducible, for experiments.
+          noise: draws the server's noise.
         """
         dtype = self.clip.layout.dtype
         sums, counts = self.decode(summed, state)
-        if seed is None:
-            noise = _entropy.Noise(_entropy.fresh_seed())
-        else:
-            noise = _entropy.Noise(_entropy.round_seed(seed, state["round"]))
         release = self.mechanism.release(
             self.clip.state(state["clip"]),
             [tf.cast(part, dtype) for part in sums],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dp_accounting
@@ -15,6 +15,7 @@ from tfdpclip.federated import _processes, _summation, _tff, discrete, distribut
 from tfdpclip.federated import secure as secure_lib
 from tfdpclip.federated._records import Layout, RecordClip
 from tfdpclip.federated.secure import SecureSettings
+from tfdpclip.matrix_noise import CorrelatedNoise, as_run
 from tfdpclip.mechanism import Mechanism, Unclipped
 
 
@@ -80,6 +81,13 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
       server that unmasks the sums and adds the noise is trusted to add it.
     * `noise="distributed"`: the secure sum itself is private; see
       `dpc.federated.distributed`.
+    * `noise=CorrelatedNoise(...)`: the noise of round t is that of row t of a matrix,
+      and all rounds of one matrix are one Gaussian mechanism of `noise_multiplier`, if
+      clients come as its scheme says, and every round goes on from the state of the one
+      before. After its steps another matrix begins. What it keeps is in the server's
+      state (not at the clients): as secret as the data. `dpc.federated.split_noise`
+      takes it out, for checkpoints. A round that is run twice has fresh draws both
+      times, and costs another matrix: `dpc.accounting.RoundBudget` looks at the states.
     * `inner`: the guarantee is that of `inner` being a sum in which one client's part
       has at most the norm of its record, times `InnerSum.inflation`. The measurements
       of `inner` are dropped. Its state may hold what is not private.
@@ -95,7 +103,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
       clip: a clip rule or a clip norm. None for no clipping, as a baseline, with
         `noise_multiplier=0`.
       secure: True or `SecureSettings` to sum by secure aggregation.
-      noise: "central" or "distributed".
+      noise: "central", "distributed", or a `dpc.CorrelatedNoise` (or its `to_dict`),
+        which is central.
       inner: how records are summed after clipping: a `tff.aggregators.SumFactory` or
         `UnweightedMeanFactory`, or an `InnerSum` for anything else.
       minimum_clients: with distributed noise, how many clients' shares make the noise.
@@ -111,7 +120,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
     * `unclipped_fraction`, noised: the mean of the indicators plus 1/2, which for
       `QuantileClip` is that fraction (NaN for a rule that counts nothing);
     * `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (with
-      distributed noise, of what `minimum_clients` add);
+      distributed noise, of what `minimum_clients` add; with correlated noise, of what
+      is drawn in that round, for a matrix whose inverse has ones on its diagonal);
     * `noise_multiplier` and `private`.
 
     Rules with groups give one number per group.
@@ -134,7 +144,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         clip: ClipRule | float | None = QuantileClip(),  # noqa: B008 (frozen)
         *,
         secure: bool | SecureSettings = False,
-        noise: str = "central",
+        noise: str | CorrelatedNoise = "central",
         inner: Any = None,
         minimum_clients: int | None = None,
         variable_names: Sequence[str] | None = None,
@@ -148,7 +158,11 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         )
         self.clip = Unclipped() if clip is None else as_rule(clip)
         self.secure = secure_lib.as_settings(secure)
-        self.noise = _arguments.choice("noise", noise, ("central", "distributed"))
+        #: Correlated noise; None for independent noise.
+        self.correlated = None if isinstance(noise, str) else _correlated(noise)
+        if self.correlated is None:
+            _arguments.choice("noise", noise, ("central", "distributed"))
+        self.noise = self.correlated or noise
         self.seed = None if seed is None else _arguments.integer("seed", seed)
         if variable_names is not None:
             variable_names = tuple(
@@ -161,7 +175,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         self._check_combination(clip is None)
 
     def _check_minimum(self, minimum_clients):
-        if self.noise == "central":
+        if self.noise != "distributed":
             if minimum_clients is not None:
                 raise ValueError(
                     "minimum_clients is for noise='distributed'. Central noise does "
@@ -233,7 +247,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
     def event(self, rounds: int = 1) -> dp_accounting.DpEvent:
         """What rounds do to privacy, with no amplification by sampling of clients.
 
-        For the sampled event with central noise, give `noise_multiplier` and the
+        With correlated noise, that of its matrix and scheme. For the sampled event with
+        independent central noise, give `noise_multiplier` and the
         sampling scheme to the functions of `dpc.accounting`, to `Ledger` or to
         `RoundBudget`. With distributed noise, privacy is against a server that knows
         the sample: use a `Ledger` with ``accountant="rdp"`` and
@@ -249,6 +264,16 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         rounds = _arguments.integer("rounds", rounds)
         if not self.private:
             single = dp_accounting.NonPrivateDpEvent()
+        elif self.correlated is not None:
+            run = self.correlated
+            return accounting.correlated_event(
+                run.matrix,
+                self.noise_multiplier,
+                rounds,
+                run.sampling,
+                horizon=run.steps,
+                unit="client",
+            )
         else:
             single = self._private_event()
         return dp_accounting.SelfComposedDpEvent(single, rounds)
@@ -262,7 +287,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         """What rounds cost, with no amplification by sampling of clients.
 
         For adding or removing a client with central noise; for replacing what a client
-        contributes by zeros with distributed noise.
+        contributes by zeros with distributed noise; for the neighbours of its scheme
+        with correlated noise.
 
         Args:
           delta: in (0, 1).
@@ -283,7 +309,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             f"clients_per_round={self.clients_per_round:g}",
             "clip=None" if isinstance(self.clip, Unclipped) else f"clip={self.clip}",
             f"secure={self.secure or False}",
-            f"noise={self.noise!r}",
+            f"noise={self._noise_in_words()}",
         ]
         if self.minimum_clients is not None:
             parts.append(f"minimum_clients={self.minimum_clients}")
@@ -291,6 +317,11 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             parts.append(f"seed={self.seed}")
         label = "" if self.private else ", not private"
         return f"<clipped_mean({', '.join(parts)}){label}>"
+
+    def _noise_in_words(self) -> str:
+        if self.correlated is None:
+            return repr(self.noise)
+        return f"<{self.correlated.matrix.describe()}>"
 
     def create(self, value_type: Any) -> Any:
         """The aggregation process for values of one type.
@@ -306,7 +337,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
-        return _processes.build(self._summation(clip), self.seed)
+        return _processes.build(self._summation(clip), self.seed, self.correlated)
 
     def _summation(self, clip: RecordClip) -> _summation.Summation:
         inflation = 1.0 if self.inner is None else self.inner.inflation
@@ -325,6 +356,15 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         if self.inner is not None:
             return _summation.InnerSummation(mechanism, clip, self.inner.factory)
         return _summation.PlainSum(mechanism, clip)
+
+
+def _correlated(noise: Any) -> CorrelatedNoise:
+    if noise is None or (not isinstance(noise, (CorrelatedNoise, Mapping))):
+        raise ValueError(
+            'noise must be "central", "distributed" or a dpc.CorrelatedNoise(matrix, '
+            f"rounds, scheme), got {_arguments.shown(noise)}."
+        )
+    return as_run(noise, 1.0)
 
 
 #: How a factory is made, and shows itself.

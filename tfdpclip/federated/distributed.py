@@ -388,8 +388,8 @@ class DistributedSum(Summation):
         spread = tf.cast(self.clip.spread(scales), tf.float32)
         return self.clip.layout.split(update * spread), counts
 
-    def release(self, summed, state, seed):
-        del seed  # Each client draws its own share.
+    def release(self, summed, state, noise):
+        del noise  # Each client draws its own share.
         rule_state = self.clip.state(state["clip"])
         release = self.mechanism.finish(rule_state, *self.decode(summed, state))
         # Of what the minimum of clients adds, at least what the mechanism asks for.

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
+from tfdpclip.accounting.plan import (
+    BudgetPlan,
+    check_accountant,
+    check_facts,
+    check_noise,
+    named_matrix,
+)
 from tfdpclip.accounting.rounds import RoundBudget
+from tfdpclip.correlated import NoiseMatrix
+from tfdpclip.correlated.matrices import MOST_STEPS
 from tfdpclip.federated.aggregators import ClippedMeanFactory, clipped_mean
+from tfdpclip.matrix_noise import CorrelatedNoise
+from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
+from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.schemes import FixedSize, Poisson
+from tfdpclip.sampling.separated import MinSeparation
 
 #: Ways to draw cohorts, by name.
-SAMPLING = ("poisson", "fixed_size")
+SAMPLING = ("poisson", "fixed_size", "fixed_order", "available")
 # What the plan tells an aggregator.
 _PLANNED = ("noise_multiplier", "clients_per_round")
 
@@ -35,11 +47,14 @@ class PrivacyPlan(BudgetPlan):
     *Formal guarantees*
 
     * The noise multiplier is the least with which all rounds stay within (epsilon,
-      delta) for adding or removing a client (`"poisson"`), or replacing one
-      (`"fixed_size"`), if cohorts are drawn as planned. What the clip rule counts is
+      delta) for adding or removing a client (`"poisson"`), replacing one
+      (`"fixed_size"`), or replacing all that one sends by nothing (`"fixed_order"`,
+      `"available"`), if cohorts are drawn as planned. What the clip rule counts is
       within it.
     * `budget` draws the cohorts so, and counts a round before it runs; all budgets of
       one plan share its ledger. Rounds that run without it are not counted.
+    * With correlated noise the rounds are one matrix, and `budget.round(state)` sees to
+      it that each goes on from the state of the one before.
     * Noise is the server's. With `noise="distributed"` the server knows the cohort and
       nothing is gained by drawing: such an aggregator is refused.
 
@@ -49,8 +64,18 @@ class PrivacyPlan(BudgetPlan):
       population: Number of clients to draw from.
       clients_per_round: Expected clients per round: the divisor.
       rounds: Number of rounds.
-      sampling: `"poisson"`, or `"fixed_size"`: cohorts of one size, which are faster
-        with TensorFlow Federated and need about twice the noise.
+      sampling: `"poisson"` by default. `"fixed_size"`: cohorts of one size, which are
+        faster with TensorFlow Federated and need about twice the noise.
+        `"fixed_order"`: clients take turns, the default with correlated noise.
+        `"available"`: of those that are there, with `separation` rounds between two of
+        a client. The last two have no amplification.
+      noise: `"independent"`, or correlated over the rounds, for the last two ways to
+        draw: `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix
+        of `dpc.correlated`.
+      separation: For `"available"`: rounds from one time of a client to the next, at
+        the least.
+      participations: For `"available"`: how often a client takes part, at most. By
+        default as often as the separation lets it.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
 
@@ -70,6 +95,10 @@ class PrivacyPlan(BudgetPlan):
     >>> plan = PrivacyPlan(2, 1e-7, population=10**6, clients_per_round=500, rounds=100)
     >>> round(plan.noise_multiplier, 2)
     0.55
+    >>> plan = plan.replace(
+    ...     noise="toeplitz", sampling="available", separation=50, participations=2)
+    >>> round(plan.noise_multiplier, 2)
+    2.45
     """
 
     _RECORD, _SIZE, _LENGTH, _STEP = "client", "clients_per_round", "rounds", "round"
@@ -82,7 +111,10 @@ class PrivacyPlan(BudgetPlan):
         clients_per_round: int,
         rounds: int,
         *,
-        sampling: str = "poisson",
+        sampling: str | None = None,
+        noise: str | NoiseMatrix = "independent",
+        separation: int | None = None,
+        participations: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
     ):
@@ -93,13 +125,20 @@ class PrivacyPlan(BudgetPlan):
             clients_per_round=clients_per_round,
             rounds=rounds,
             sampling=sampling,
+            noise=noise,
+            separation=separation,
+            participations=participations,
             accountant=accountant,
             ledger=ledger,
         )
+        check_noise(noise)
+        if sampling is None:
+            sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, population = check_facts(
             epsilon, delta, "population", population
         )
-        rounds = _arguments.integer("rounds", rounds, 1)
+        most = None if noise == "independent" else MOST_STEPS
+        rounds = _arguments.integer("rounds", rounds, 1, most)
         clients = _arguments.integer("clients_per_round", clients_per_round, 1)
         _arguments.choice("sampling", sampling, SAMPLING)
         check_accountant(accountant)
@@ -110,6 +149,10 @@ class PrivacyPlan(BudgetPlan):
             )
         self.population, self.clients_per_round = population, clients
         self.rounds = rounds
+        scheme = _scheme(sampling, clients, population, separation, participations)
+        matrix = named_matrix(noise, rounds, scheme)
+        #: The correlated noise of all rounds; None for independent noise.
+        self.noise = None if matrix is None else CorrelatedNoise(matrix, rounds, scheme)
         super().__init__(
             settings,
             epsilon=epsilon,
@@ -117,12 +160,12 @@ class PrivacyPlan(BudgetPlan):
             population=population,
             size=clients,
             steps=rounds,
-            scheme=_scheme(sampling, clients, population),
+            scheme=scheme,
             unit="client",
             accountant=accountant,
             ledger=ledger,
+            matrix=matrix,
         )
-        self._clip = ""
 
     def aggregator(self, **options: Any) -> ClippedMeanFactory:
         """A `dpc.federated.clipped_mean` with the noise of the plan.
@@ -139,10 +182,12 @@ class PrivacyPlan(BudgetPlan):
                     f"{name} follows from the plan: leave it out, or say something "
                     "else to the plan."
                 )
-        if options.get("noise", "central") != "central":
+        asked = options.pop("noise", "central")
+        if asked != "central":
             raise ValueError(
-                'noise="distributed" cannot be planned so: the server knows the '
-                "cohort, so that drawing it hides nobody. Use clipped_mean(z, ..., "
+                "noise follows from the plan: PrivacyPlan(..., noise=...). "
+                'noise="distributed" cannot be planned: the server knows the cohort, '
+                "so that drawing it hides nobody. Use clipped_mean(z, ..., "
                 'noise="distributed") with the z for which its epsilon(delta, rounds) '
                 "is the budget."
             )
@@ -157,18 +202,31 @@ class PrivacyPlan(BudgetPlan):
                 "or give a clip rule or a clip norm."
             )
         made = clipped_mean(
-            self.noise_multiplier, float(self.clients_per_round), **options
+            self.noise_multiplier,
+            float(self.clients_per_round),
+            noise=self.noise or "central",
+            **options,
         )
         self._check_counts(made.clip)
         self._clip = str(made.clip)
         return made
 
-    def budget(self, client_ids: Sequence[Any], **options: Any) -> RoundBudget:
+    def budget(
+        self,
+        client_ids: Sequence[Any] | Callable[[int], Iterable[Any]],
+        *,
+        continued: int | None = None,
+        **options: Any,
+    ) -> RoundBudget:
         """What draws the cohorts of the rounds and stops them before the budget ends.
 
         Args:
-          client_ids: The clients, `population` of them.
-          **options: `seed` of the cohorts, for experiments only.
+          client_ids: The clients, `population` of them. For `"available"`, a function:
+            of a round, the ids of the clients that are there.
+          continued: Of restored correlated noise, how many rounds it has made; see
+            `RoundBudget`.
+          **options: `seed` of the cohorts, for experiments only; for `"available"`,
+            `state` of the cohorts of an earlier process.
 
         Raises:
           ValueError: If there are more or fewer clients than planned, or no
@@ -179,12 +237,15 @@ class PrivacyPlan(BudgetPlan):
                 "The rounds that are counted are those of plan.aggregator(...), which "
                 "was not called yet: make it first, and give it to the process."
             )
-        cohorts = self.scheme.cohorts(client_ids, **options)
-        if cohorts.population != self.population:
-            raise ValueError(
-                f"client_ids has {cohorts.population} clients, the plan is for "
-                f"{self.population}: PrivacyPlan(population={cohorts.population}, ...)."
+        if isinstance(self.scheme, AvailableClients):
+            cohorts = AvailableCohorts(
+                self.scheme,
+                _arguments.function("client_ids", client_ids, 1),
+                **options,
             )
+        else:
+            cohorts = self.scheme.cohorts(client_ids, **options)
+            self._refuse_others(cohorts)
         return RoundBudget(
             self.epsilon,
             self.delta,
@@ -193,7 +254,16 @@ class PrivacyPlan(BudgetPlan):
             clip=self._clip,
             accountant=self.accountant,
             ledger=self.ledger,
+            noise=self.noise,
+            continued=continued,
         )
+
+    def _refuse_others(self, cohorts: Any) -> None:
+        if cohorts.population != self.population:
+            raise ValueError(
+                f"client_ids has {cohorts.population} clients, the plan is for "
+                f"{self.population}: PrivacyPlan(population={cohorts.population}, ...)."
+            )
 
     def _refuse_unseen(self) -> None:
         """TFF's processes keep no count of rounds that `budget` could be held to."""
@@ -213,12 +283,31 @@ class PrivacyPlan(BudgetPlan):
                 "the mean",
             ),
         ]
-        if self._clip:
-            facts.append(("clip", self._clip))
-        return facts
+        return facts + self._facts_of_release()
 
 
-def _scheme(sampling: str, clients: int, population: int) -> Any:
+def _scheme(
+    sampling: str,
+    clients: int,
+    population: int,
+    separation: int | None,
+    participations: int | None,
+) -> SamplingScheme:
+    if sampling == "available":
+        if separation is None:
+            raise ValueError(
+                'separation must be given for sampling="available": how many rounds '
+                "are between two of one client, at the least, such as separation="
+                f"{max(1, population // (2 * clients))}."
+            )
+        return AvailableClients(clients, separation, participations)
+    if separation is not None or participations is not None:
+        raise ValueError(
+            'separation and participations are for sampling="available"; '
+            f"sampling={sampling!r} says itself how often a client takes part."
+        )
+    if sampling == "fixed_order":
+        return MinSeparation(population, clients, relation="zero_out")
     if sampling == "fixed_size":
         return FixedSize(clients, population)
     return Poisson(clients / population)

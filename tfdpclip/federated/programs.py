@@ -40,7 +40,8 @@ class CohortDataSource(_tff.FederatedDataSource):
         a program.
 
     Raises:
-      ValueError: if `budget` is none.
+      ValueError: if `budget` is none, or for correlated noise: such programs save the
+        server's state, in which its secrets are, and go on from older ones.
     """
 
     def __init__(
@@ -54,6 +55,13 @@ class CohortDataSource(_tff.FederatedDataSource):
             raise ValueError(
                 "budget must be a dpc.accounting.RoundBudget, got "
                 f"{_arguments.shown(budget)}."
+            )
+        if budget.noise is not None:
+            raise ValueError(
+                "budget must be for independent noise: a program saves the server's "
+                "state as it is, with what correlated noise keeps secret, and does not "
+                "say which state a round goes on from. Write the loop: with "
+                "budget.round(state) as cohort: state = process.next(state, ...).state"
             )
         _arguments.function("data_of", data_of, 1)
         _arguments.text("name", name)

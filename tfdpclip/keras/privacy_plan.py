@@ -14,12 +14,18 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.batch_size import batch_size_advice
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.accounting.plan import BudgetPlan, check_accountant, check_facts
+from tfdpclip.accounting.plan import (
+    BudgetPlan,
+    check_accountant,
+    check_facts,
+    check_noise,
+    named_matrix,
+)
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.keras import step_memory
 from tfdpclip.keras.matrix_run import check_secret
 from tfdpclip.keras.optimizers import privatize
-from tfdpclip.keras.plan_choices import NOISE, SAMPLING, matrix_of, scheme_of
+from tfdpclip.keras.plan_choices import SAMPLING, scheme_of
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.step_history import StepHistory, history_of
@@ -137,8 +143,7 @@ class PrivacyPlan(BudgetPlan):
             ledger=ledger,
             secret=secret,
         )
-        if not isinstance(noise, NoiseMatrix):
-            _arguments.choice("noise", noise, NOISE)
+        check_noise(noise)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
@@ -179,7 +184,7 @@ class PrivacyPlan(BudgetPlan):
         )
         self._asked = asked
         steps = epochs * drawn.steps_per_epoch(examples)
-        matrix = matrix_of(noise, steps, drawn)
+        matrix = named_matrix(noise, steps, drawn)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
             settings,
@@ -201,7 +206,6 @@ class PrivacyPlan(BudgetPlan):
         # Of how many batches its optimizers make a step.
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
-        self._clip = ""
 
     def optimizer(self, optimizer: type, *args: Any, **options: Any) -> Any:
         """A private optimizer with the noise of the plan.
@@ -389,10 +393,7 @@ class PrivacyPlan(BudgetPlan):
                 f"{self.noise_multiplier / self.batch_size:.3g} clip norms on the mean",
             ),
         ]
-        if self._matrix is not None:
-            facts.append(("correlation", self._matrix.describe()))
-        if self._clip:
-            facts.append(("clip", self._clip))
+        facts += self._facts_of_release()
         if self.batch_size_advice is not None:
             facts.append(("batch size", self.batch_size_advice.reason))
         return facts

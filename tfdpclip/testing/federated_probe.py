@@ -41,10 +41,10 @@ class _Modules:
 
 
 def check_factory(factory: Any) -> None:
-    """Raises unless `factory` is one of ours, and private.
+    """Raises unless `factory` is one of ours, and private in every round by itself.
 
     Raises:
-      ValueError: if it is neither.
+      ValueError: if it is not.
     """
     if not isinstance(factory, modules().aggregators.ClippedMeanFactory):
         raise ValueError(
@@ -60,6 +60,12 @@ def check_factory(factory: Any) -> None:
         raise ValueError(
             f"factory has seed {factory.seed}, so that its noise is no secret and "
             "there is no guarantee to test. Leave seed out."
+        )
+    if factory.correlated is not None:
+        raise ValueError(
+            "factory has correlated noise, and what is tested here is that rounds are "
+            'independent. Test it with noise="central": clipping, sums, counts and the '
+            "division are the same."
         )
 
 

@@ -1,0 +1,185 @@
+"""A budget with correlated noise: every state is used for one round, in order."""
+
+import itertools
+import math
+
+import pytest
+
+import tfdpclip as dpc
+from tfdpclip import accounting, correlated
+from tfdpclip.accounting import PrivacyMismatchError, RoundBudget
+from tfdpclip.sampling import (
+    AvailableClients,
+    AvailableCohorts,
+    CyclicPoisson,
+    MinSeparation,
+    Poisson,
+)
+
+IDS = [f"client {i}" for i in range(20)]
+FIXED = MinSeparation(20, 5, relation="zero_out")
+NOISE = dpc.CorrelatedNoise(correlated.SquareRootToeplitz(3), 6, FIXED)
+_NAMES = itertools.count(1)
+
+
+def state_of(step, before=(0, 0)):
+    """What a round leaves, as `split_noise` and the aggregators have it."""
+    noise = dict(step=step, ticket=(next(_NAMES), 0), before=before, kept=[[0.0]])
+    return {"own": {"round": 9}, "correlated_noise": noise}
+
+
+def after(state, steps=6):
+    noise = state["correlated_noise"]
+    return state_of((noise["step"] + 1) % steps, noise["ticket"])
+
+
+def budget_of(epsilon=math.inf, cohorts=None, noise=NOISE, **options):
+    cohorts = cohorts or FIXED.cohorts(IDS)
+    return RoundBudget(epsilon, 1e-5, cohorts, 1.0, noise=noise, **options)
+
+
+def run(budget, state, rounds):
+    cohorts = []
+    for _ in range(rounds):
+        with budget.round(state) as cohort:
+            cohorts.append(cohort)
+            state = after(state)
+    return state, cohorts
+
+
+def runs_of(budget):
+    return budget.ledger.phases[-1].runs
+
+
+def test_rounds_in_order_are_one_matrix_and_then_another():
+    budget = budget_of()
+    state, cohorts = run(budget, state_of(0), 4)
+    # The cohorts are the scheme's: nobody comes again within four rounds.
+    assert len({c for cohort in cohorts for c in cohort}) == 20
+    expected = accounting.correlated_event(
+        NOISE.matrix, 1.0, 4, FIXED, horizon=6, unit="client"
+    )
+    assert budget.epsilon == pytest.approx(accounting.event_epsilon(expected, 1e-5))
+    state, _ = run(budget, state, 2)
+    one = budget.epsilon
+    assert one == pytest.approx(accounting.epsilon(1.0, 1, FIXED, 1e-5, unit="client"))
+    run(budget, state, 1)
+    assert runs_of(budget) == [7] and budget.epsilon > one
+    assert "anew every 6 steps" in str(budget.statement)
+    assert "at least 4 steps" in str(budget.statement)
+
+
+@pytest.mark.parametrize("which", ["same", "older", "of another run", "none"])
+def test_a_state_that_is_not_next_is_refused(which):
+    budget = budget_of()
+    older, _ = run(budget, state_of(0), 1)
+    used, _ = run(budget, older, 1)
+    state, _ = run(budget, used, 1)
+    wrong = {
+        "same": used,
+        "older": older,
+        "of another run": state_of(3, before=(10**6, 1)),
+        "none": None,
+    }[which]
+    error = ValueError if wrong is None else PrivacyMismatchError
+    with pytest.raises(error, match="state"), budget.round(wrong):
+        pytest.fail("the noise of a round was used twice")
+    assert runs_of(budget) == [3]
+    # What is right goes on.
+    run(budget, state, 1)
+    assert runs_of(budget) == [4]
+
+
+def test_a_failed_round_is_not_run_again_with_its_noise():
+    budget = budget_of()
+    state, _ = run(budget, state_of(0), 2)
+    with pytest.raises(KeyError), budget.round(state):
+        raise KeyError("a client vanished")
+    with pytest.raises(PrivacyMismatchError, match="split_noise"), budget.round(state):
+        pytest.fail("the failed round may have released")
+    run(budget, state_of(0), 2)
+    assert runs_of(budget) == [3, 2]
+    fewer = budget_of()
+    run(fewer, state_of(0), 5)
+    assert budget.epsilon > fewer.epsilon
+
+
+def test_a_state_that_was_refused_for_want_of_budget_was_not_used():
+    one = accounting.epsilon(1.0, 1, FIXED, 1e-5, unit="client")
+    budget = budget_of(one * 1.0001)
+    assert budget.rounds_left == 6
+    state, _ = run(budget, state_of(0), 6)
+    for _ in range(2):
+        with pytest.raises(accounting.BudgetExceededError), budget.round(state):
+            pytest.fail("a round ran beyond the budget")
+    assert budget.rounds == 6
+
+
+def test_restored_noise_goes_on_where_the_ledger_is(tmp_path):
+    path = tmp_path / "ledger.json"
+    state, _ = run(budget_of(ledger=path), state_of(0), 3)
+    again = budget_of(ledger=path, continued=3)
+    _, (cohort,) = run(again, state, 1)
+    assert runs_of(again) == [4] and cohort == FIXED.cohorts(IDS)(3)
+    for continued in (3, 5):
+        with pytest.raises(PrivacyMismatchError, match="never used again"):
+            budget_of(ledger=path, continued=continued)
+    # Without it another matrix begins, and a state of the first is refused.
+    fresh = budget_of(ledger=path)
+    with pytest.raises(PrivacyMismatchError, match="continued"), fresh.round(state):
+        pytest.fail("restored noise without its ledger")
+    run(fresh, state_of(0), 1)
+    assert runs_of(fresh) == [4, 1]
+
+
+def test_noise_goes_on_only_with_cohorts_that_know_who_came():
+    scheme = AvailableClients(5, separation=4)
+    noise = dpc.CorrelatedNoise(correlated.Tree(), 6, scheme)
+    cohorts = AvailableCohorts(scheme, lambda round_num: IDS)
+    budget = budget_of(cohorts=cohorts, noise=noise)
+    state, before = run(budget, state_of(0), 3)
+    options = dict(noise=noise, ledger=budget.ledger, continued=3)
+    forgetful = AvailableCohorts(scheme, lambda round_num: IDS)
+    with pytest.raises(PrivacyMismatchError, match="AvailableCohorts the state"):
+        budget_of(cohorts=forgetful, **options)
+    restored = AvailableCohorts(scheme, lambda _: IDS, state=cohorts.state)
+    _, (last,) = run(budget_of(cohorts=restored, **options), state, 1)
+    assert sorted([c for cohort in before for c in cohort] + last) == sorted(IDS)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "noise", "error", "message"),
+    [
+        (Poisson(0.25), NOISE, PrivacyMismatchError, "made for a fixed order"),
+        (MinSeparation(20, 5), NOISE, PrivacyMismatchError, "made for a fixed order"),
+        (CyclicPoisson(20, 0.1, 4), NOISE, PrivacyMismatchError, "made for a fixed"),
+        (FIXED, correlated.Tree(), ValueError, "noise must be a dpc.CorrelatedNoise"),
+        (FIXED, "tree", ValueError, "noise must be a dpc.CorrelatedNoise"),
+    ],
+)
+def test_noise_of_another_scheme_is_refused(scheme, noise, error, message):
+    with pytest.raises(error, match=message):
+        budget_of(cohorts=scheme.cohorts(IDS), noise=noise)
+
+
+def test_a_budget_that_counts_independent_noise_refuses_such_a_state():
+    budget = budget_of(noise=None)
+    with pytest.raises(PrivacyMismatchError, match="does not count"):
+        with budget.round(state_of(0)):
+            pytest.fail("correlated noise was counted as independent")
+    with budget.round({"round": 3, "clip": (1.0,)}):
+        pass
+    assert budget.rounds == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": state_of(0), "b": state_of(0)},
+        [{"correlated_noise": {"step": 0}}],
+        ({"correlated_noise": 3},),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(state):
+    with pytest.raises(ValueError, match="state"), budget_of().round(state):
+        pytest.fail("a state that nobody understands")

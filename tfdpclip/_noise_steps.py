@@ -146,7 +146,9 @@ def _banded(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
     noise, scaled = make(
         kept.kept, weights, tf.constant(first, kept.dtype), fresh, factor
     )
-    newest, place = noise if solved else fresh, step % max(1, count)
+    if not count:
+        return scaled
+    newest, place = noise if solved else fresh, step % count
     # Not in there: XLA would copy all that is kept.
     with tf.control_dependencies([noise]):
         kept.kept.scatter_update(

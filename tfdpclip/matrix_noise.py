@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,8 @@ class MatrixNoise:
         # What is no noise of a step must not move the draws of the matrix.
         self._others = GaussianNoise(source.seed, source.hardened, replica=0)
         self._streams: list[KeptStream] | None = None
-        self._began_at: list[int] | None = None
+        self._began_at: list[int] | None = None  # before the first draw
+        self._left_at: list[int] | None = None
         with tf.init_scope():
             self._position = tf.Variable(0, trainable=False, dtype=tf.int32)
 
@@ -200,6 +202,30 @@ class MatrixNoise:
         """
         self._clear()
         self._began_at = self.source.state if keep else None
+        self._left_at = None
+        if keep:
+            self.leave()
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Within, steps draw what a `secret` would draw again. Not for use in graphs.
+
+        Steps outside have draws of their own: what nobody counts must not have the
+        noise of a run that goes on elsewhere.
+        """
+        if self._left_at is None:
+            yield
+            return
+        self.source.go_on_from(self._left_at)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leaves the stream of the draws until `drawing`."""
+        self._left_at = self.source.state
+        self.source.renew()
 
     def _clear(self) -> None:
         self._position.assign(0)
@@ -262,6 +288,7 @@ class MatrixNoise:
         # Draws that XLA compiles need not be those of other code.
         for compiled in (False, True):
             self._clear()
+            self._left_at = None
             self.source.go_on_from(secret["source"])
             again = tf.function(
                 lambda: self._next(shapes, kinds, [tf.ones([], t) for t in kinds]),
@@ -284,6 +311,7 @@ class MatrixNoise:
         for _ in range(made, steps):
             again()
         self._began_at = list(secret["source"])
+        self.leave()
 
     @tf.autograph.experimental.do_not_convert
     def sample_all(
@@ -302,7 +330,7 @@ class MatrixNoise:
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
         kinds = [t if t.size >= 4 else tf.float32 for t in dtypes]
         scales = [
-            tf.cast(self.run.sensitivity * _wide(stddev), kind)
+            tf.cast(self.run.sensitivity * stddev, kind)
             for stddev, kind in zip(stddevs, kinds, strict=True)
         ]
         noise = self._next(shapes, kinds, scales)
@@ -369,7 +397,3 @@ def _check_secret(secret: Any, hardened: bool) -> None:
     sizes = {len(secret[name]) for name in ("shapes", "kinds", "kept")}
     if len(sizes) != 1 or len(secret["source"]) != 3:
         raise ValueError("its parts do not fit together.")
-
-
-def _wide(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) else tf.convert_to_tensor(value)

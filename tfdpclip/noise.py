@@ -124,6 +124,11 @@ class GaussianNoise:
         """
         self._generator.state.assign(np.array(state, np.int64))
 
+    def renew(self) -> None:
+        """Leaves the stream for a new one, of fresh entropy; not if there is a seed."""
+        if self.seed is None:
+            self._generator.state.assign(np.frombuffer(os.urandom(24), np.int64))
+
     def __deepcopy__(self, memo):
         # A copy of the state would draw the same noise again.
         return GaussianNoise(self.seed, self.hardened, self.replica)

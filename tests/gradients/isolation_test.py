@@ -22,8 +22,10 @@ from tfdpclip.gradients import (
     ExampleIsolationError,
     LossStructureError,
     PerExampleGradients,
+    chance,
     clipped_sum,
     per_example_norms,
+    separation,
 )
 
 L = tf.keras.layers
@@ -473,3 +475,36 @@ def test_large_and_tiny_examples_side_by_side_pass():
     model(data)
     norms = norms_of(lambda x: squash(model(x)), model.trainable_variables, data)
     assert np.all(np.isfinite(norms)) and np.all(norms.numpy() > 0)
+
+
+def test_weights_of_the_comparison_have_no_blind_rows():
+    """(a, -a) has a product 0 with half of all random signs; so have other patterns.
+
+    All four products below 1 / 200 of the length: 2e-9 of draws of one row, so that
+    1,200 rows raise a false alarm in 3e6 runs.
+    """
+    patterns = np.zeros([6, 8], np.float32)
+    patterns[0, :2] = 1, -1
+    patterns[1, :4] = 1, -1, 1, -1
+    patterns[2] = 1
+    patterns[3, 5] = 1
+    patterns[4, :3] = 2, -1, -1
+    patterns[5] = np.arange(8)
+    patterns /= np.linalg.norm(patterns, axis=1, keepdims=True)
+    for _ in range(200):
+        found, sizes = separation._products(patterns, chance.run_seed())
+        np.testing.assert_allclose(sizes, 1, rtol=1e-6)
+        assert np.abs(found).max(1).min() > 1 / 200
+
+
+def test_a_little_mixing_of_two_logits_is_refused_each_time():
+    table, labels = variable(50, 2), tf.constant([0, 1] * 8)
+
+    def mixed(ids):
+        z = tf.gather(table, ids)
+        m = tf.nn.avg_pool1d(z[tf.newaxis], 31, 1, "SAME")[0]
+        z += 9e-4 * (m - tf.stop_gradient(m))
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, z)
+
+    for _ in range(3):
+        assert_refused(mixed, [table], tf.range(16))

@@ -75,7 +75,8 @@ class Process:
         place = tuple(self.source._began_at), self.source.made
         x, _, weight = next(self.rows)
         records = x.numpy()[weight.numpy() > 0].ravel()
-        noise = self.source.sample_all(SHAPES, [1.0, 1.0])
+        with self.run.drawing():
+            noise = self.source.sample_all(SHAPES, [1.0, 1.0])
         log.append((*place, np.concatenate(noise), records))
         self.ledger.record(save=False)
         if not self.run.kept or self.source.made % 3 == 0:
@@ -340,6 +341,33 @@ def test_an_optimizer_goes_on_from_its_own_step_only(tmp_path):
     assert not (tmp_path / "secret").exists()
 
 
+def test_steps_that_nobody_counts_have_draws_of_their_own(tmp_path):
+    """As of a fit without the budget: no ledger knows of them in another process."""
+    process, log = Process(tmp_path), []
+    for _ in range(4):
+        process.step(log)
+    process.ledger.release()
+    process.run.keep()
+    outside = np.concatenate(process.source.sample_all(SHAPES, [1.0, 1.0]))
+    Process(tmp_path).step(log)
+    # Past noise is in both; the draws are others.
+    assert len(log) == 5 and not np.any(np.isclose(outside, log[-1][2], rtol=1e-3))
+
+
+def test_a_secret_needs_the_batches_themselves(tmp_path):
+    files = {"ledger": tmp_path / "ledger", "secret": tmp_path / "secret"}
+    noise = dpc.CorrelatedNoise(correlated.SquareRootToeplitz(4), 8, FIXED)
+    made = dpc.keras.DPSGD(
+        1.0, clip=1.0, noise_multiplier=9.0, expected_batch_size=BATCH, noise=noise
+    )
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile(made, "mse")
+    batches = FIXED.batches((X, X))
+    budget = dpc.keras.PrivacyBudget(3.0, 1e-5, FIXED, **files)
+    with pytest.raises(ValueError, match="secret needs the batches themselves"):
+        model.fit(batches, callbacks=[budget], verbose=0)
+
+
 def test_nobody_else_can_ever_read_the_file(tmp_path):
     secret, mask = SecretFile(tmp_path / "secret"), os.umask(0)
     try:
@@ -375,14 +403,17 @@ def test_draws_of_compiled_and_large_steps_are_drawn_again(compiled):
     def step(source):
         return source.sample_all(shapes, [1.0, 0.5, tf.constant(2.0)])
 
-    for _ in range(2):
-        step(first)
-    secret = first.secret()
-    expected = [step(first) for _ in range(3)][-1]
+    with first.drawing():
+        for _ in range(2):
+            step(first)
+        secret = first.secret()
+        expected = [step(first) for _ in range(3)][-1]
     second = fresh()
     second.go_on(secret, 4)
     # Restarted noise is gone on from as well.
-    for one, other in zip(step(second), expected, strict=True):
+    with second.drawing():
+        made = step(second)
+    for one, other in zip(made, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match="other variables"):
         second.sample_all([[3]], [1.0])

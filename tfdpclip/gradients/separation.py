@@ -4,17 +4,19 @@ Scale each example's loss by its own power of two and differentiate again: if th
 of a tensor that belong to example i feed only example i's loss, its gradient is scaled
 by exactly that power, and nothing is lost to rounding. Mixing of any kind shows.
 
-What is compared is a number for each row, its product with random signs that are drawn
-anew in every check: whole gradients at all places would have to be kept from one
-backward pass to the next. If a row is off by a vector d, the product is off by s with
-the variance |d|^2, and by less than a thousandth of |d| in fewer than one of a hundred
-checks, for one row; where examples mix, rows of several are off.
+What is compared are four numbers for each row, its products with random weights that
+are drawn anew in every check: whole gradients at all places would have to be kept from
+one backward pass to the next. Weights are of random sign and size: with signs alone,
+(a, -a), the gradient of two logits, would give 0 half of the time. If a row is off by
+d, all four are below |d| / 10 in fewer than one check of a thousand. Rows of four
+entries or fewer are compared as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import tensorflow as tf
 
@@ -27,6 +29,8 @@ from tfdpclip.gradients.dataflow import Dataflow
 # Relative to the longest row of the gradient. Isolated examples give 0 or, where the
 # two gradients are computed in different orders, about 1e-7.
 _TOLERANCE = 2e-5
+# Products of each row with random weights.
+_COLUMNS = 4
 
 
 @dataclasses.dataclass
@@ -96,8 +100,17 @@ def nothing_yet(probes: list[Probe], flows: Dataflow) -> list[tf.Tensor]:
         # Not the output itself: oneDNN's convolutions give one that somebody takes
         # a wrong shape where the batch is empty.
         like = probe.tensor if probe.like is None else probe.like
-        zeros += [tf.zeros(tf.shape(like)[axis]) for axis in _axes(probe, flows)]
+        for axis in _axes(probe, flows):
+            columns = min(_COLUMNS, _width(probe, axis) or _COLUMNS)
+            zeros.append(tf.zeros([tf.shape(like)[axis], columns]))
     return zeros
+
+
+def _width(probe: Probe, axis: int) -> int | None:
+    """How many entries a row has, if that is known; an empty row has one, 0."""
+    sizes = probe.tensor.shape.as_list()
+    others = sizes[:axis] + sizes[axis + 1 :]
+    return None if None in others else max(1, math.prod(others))
 
 
 def products(
@@ -112,7 +125,7 @@ def products(
       probes: the tensors.
       gradients: the gradients of some losses there; None for none.
       flows: the analysis of the losses.
-      seed: int64 `[2]`, of the random signs.
+      seed: int64 `[2]`, of the random weights.
     """
     of_rows = _products_in_xla if in_xla() else _products
     found: list[Rows | None] = []
@@ -123,18 +136,21 @@ def products(
                 continue
             others = [i for i in range(gradient.shape.rank) if i != axis]
             first = tf.transpose(gradient, [axis, *others]) if axis else gradient
-            pair = of_rows(_as_matrix(first), seed)
-            found.append(Rows(*tf.unstack(pair, num=2)))
+            rows = _as_matrix(first)
+            made, sizes = of_rows(rows, seed)
+            if (_width(probe, axis) or _COLUMNS + 1) <= _COLUMNS:
+                made = rows
+            found.append(Rows(made, sizes))
     return found
 
 
 @dataclasses.dataclass
 class Rows:
-    """The rows of a gradient, `[N]` each.
+    """The rows of a gradient.
 
     Attributes:
-      products: with random signs.
-      sizes: their norms.
+      products: with random weights, or the rows themselves, `[N, columns]`.
+      sizes: their norms, `[N]`.
     """
 
     products: tf.Tensor
@@ -202,7 +218,7 @@ def _somewhere(own, found, scales):
     several = tf.math.count_nonzero(scales) > 1
     sure = perhaps = mixed = tf.constant(False)
     for (first, _), (good, two) in zip(own, found, strict=True):
-        whole = tf.equal(tf.size(first) % tf.maximum(tf.size(scales), 1), 0)
+        whole = tf.equal(tf.shape(first)[0] % tf.maximum(tf.size(scales), 1), 0)
         sure, perhaps, mixed = sure | good & two, perhaps | good, mixed | ~good & whole
     # Where one example alone has a gradient, any axis may seem to do.
     separates = sure | perhaps & ~(several & mixed)
@@ -223,10 +239,11 @@ def _as_matrix(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _of_rows(rows, seed, *, xla):
-    """The product of each row with random signs, and its norm, `[2, N]`."""
+    """The products of each row with random weights, `[N, 4]`, and its norm, `[N]`."""
     width = tf.shape(rows)[1]
-    drawn = _streams.uniform(width[tf.newaxis], seed)
-    signs = tf.where(drawn < 0.5, tf.ones_like(drawn), -tf.ones_like(drawn))
+    drawn = _streams.uniform(tf.stack([width, _COLUMNS]), seed)
+    # Of either sign, from 1 to 2.
+    weights = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
     # No array of the gradient's own size, and no number that is squared alone: those
     # below 1e-19 would be lost, and those above 1e19 infinite.
     largest = tf.maximum(tf.reduce_max(rows, 1), -tf.reduce_min(rows, 1))
@@ -236,19 +253,20 @@ def _of_rows(rows, seed, *, xla):
         norms = tf.math.reduce_euclidean_norm(rows, 1)
     most = largest * tf.sqrt(tf.cast(width, tf.float32))
     norms = tf.where(tf.math.is_finite(norms), tf.maximum(norms, largest), most)
-    return tf.stack([tf.linalg.matvec(rows, signs), norms])
+    return tf.matmul(rows, weights), norms
 
 
 def _compare(first, product, size, scales, usable, *, minor):
-    """Compares the products of two gradients, `[N]`; see `separate`."""
-    batch_size, length = tf.size(scales), tf.size(first)
+    """Compares the products of two gradients, `[N, columns]`; see `separate`."""
+    batch_size, length = tf.size(scales), tf.shape(first)[0]
     rows = length // tf.maximum(batch_size, 1)
     whole = tf.equal(rows * batch_size, length)
     # Which example each row belongs to; anything in range where rows are left over.
     row = tf.range(length)
     example = row % tf.maximum(batch_size, 1) if minor else row // tf.maximum(rows, 1)
     example = tf.minimum(example, batch_size - 1)
-    error = tf.abs(first * tf.gather(scales, example) - product)
+    error = first * tf.gather(scales, example)[:, tf.newaxis] - product
+    error = tf.reduce_max(tf.abs(error), axis=1)
     # Rows with an entry that is not finite show nothing.
     shows = tf.math.is_finite(error) & tf.math.is_finite(size)
     shows &= tf.gather(usable, example)
@@ -274,7 +292,10 @@ _products, _products_in_xla = (
 _compare_major, _compare_minor = (
     tf.function(
         functools.partial(_compare, minor=minor),
-        input_signature=[_VECTOR] * 4 + [tf.TensorSpec([None], tf.bool)],
+        input_signature=[
+            *(_MATRIX, _MATRIX, _VECTOR, _VECTOR),
+            tf.TensorSpec([None], tf.bool),
+        ],
         autograph=False,
     )
     for minor in (False, True)

@@ -130,7 +130,7 @@ class SelfCheck:
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
         tensors = [p.tensor for p in self.probes]
-        signs = chance.run_seed()
+        weights = chance.run_seed()
 
         def body(i, plain, *worst):
             seed = seeds[i]
@@ -141,7 +141,7 @@ class SelfCheck:
                     tf.cast(seed, engine.loss.dtype),
                 )
             at_probes, truth = found[: len(tensors)], found[len(tensors) :]
-            rows = separation.products(self.probes, at_probes, engine.flows, signs)
+            rows = separation.products(self.probes, at_probes, engine.flows, weights)
             # By the very code that computes the others: compiled another way, the same
             # sums are rounded another way.
             plain = tf.cond(

@@ -59,6 +59,11 @@ class DrawCheck:
         if self.drawer is not None:
             self._refuse_misfit(self.drawer)
 
+    @property
+    def known(self) -> bool:
+        """Whether it was said which batches feed the run, and not only their scheme."""
+        return self._batches is not None
+
     def begin(self) -> int:
         """Begins the draws; returns the batches of the first step drawn before.
 

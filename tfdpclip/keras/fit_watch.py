@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +56,7 @@ class FitWatch:
       check_updates: whether to look for other updates of the weights.
       fed_by: told of the drawer of the data, before the first execution on them.
       several_workers: whether other processes take part in every step.
+      around: what every execution runs within.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class FitWatch:
         check_updates: bool,
         fed_by: Callable[[Any], None] = lambda drawer: None,
         several_workers: bool = False,
+        around: Callable[[], AbstractContextManager] = contextlib.nullcontext,
     ):
         self._model = model
         self._optimizer = model.optimizer
@@ -73,7 +77,7 @@ class FitWatch:
         self._exact = exact
         self._check_updates = check_updates
         self._fed_by = fed_by
-        self._several_workers = several_workers
+        self._several_workers, self._around = several_workers, around
         self._replicas = replicas.taking_part(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
@@ -126,6 +130,7 @@ class FitWatch:
         try:
             several = self._several_workers
             with (
+                self._around(),
                 lost_workers_named(several),
                 cancelled_replicas_named(1 if several else self._replicas),
             ):

@@ -107,6 +107,8 @@ class MatrixRun:
       only where the ledger's last run ended, at the first step that was not reserved
       there: no draw of a step that ran, or may have run, is used for other data,
       whatever was restored.
+    * The draws of the matrix are for executions that the budget stands around. Steps
+      that nobody counts have draws of their own, and spoil what could go on.
     * Steps are in the ledger's file before they run, and the file of the secret names
       the ledger's run and whoever may hold it. Whenever the process is killed, the two
       fit, or there is no secret: then another matrix begins.
@@ -150,6 +152,11 @@ class MatrixRun:
         if self._noise is None:
             return {}
         self._draws.refuse_other_noise(self._noise)
+        if self._file is not None and not self._draws.known:
+            raise ValueError(
+                "secret needs the batches themselves, whose order goes on with the "
+                "noise: PrivacyBudget(epsilon, delta, batches, secret=...)."
+            )
         found = None if self._file is None else self._file.read()
         if self._file is None or found is None:
             self._tell_of_a_loss()
@@ -198,6 +205,12 @@ class MatrixRun:
             return
         self._content["secret"] = self._source.secret()
         self._file.write(self._content)
+
+    def drawing(self) -> contextlib.AbstractContextManager:
+        """Within, the optimizer draws the noise of the matrix."""
+        if self._file is None:
+            return contextlib.nullcontext()
+        return self._source.drawing()
 
     def _tell_of_a_loss(self) -> None:
         """Says that a matrix begins where one was not at its end."""

@@ -222,6 +222,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             not self._allow_outside_updates,
             self._fed_by,
             self._workers.several,
+            self._run.drawing,
         )
         if self._draws.in_an_epoch and "noise" not in self._phase:
             # The rest of a shuffled epoch that something else has begun. Correlated

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,16 @@ def items(name: str, value: Any) -> list[Any]:
         except TypeError:
             pass
     raise ValueError(f"{name} must be a list, got {shown(value)}.")
+
+
+def ordered(name: str, value: Any) -> list[Any]:
+    """As `items`, but ValueError for a set, whose order differs by process."""
+    if isinstance(value, Set) and not isinstance(value, KeysView):
+        raise ValueError(
+            f"{name} must be a list, got a set, which has another order in every "
+            f"process: sorted({name})."
+        )
+    return items(name, value)
 
 
 def floats(name: str, value: Any) -> np.ndarray:

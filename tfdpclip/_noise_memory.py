@@ -43,7 +43,7 @@ class NoiseMemory:
             (name, np.asarray(noise[name])) for name in PARTS
         )
         kinds = {name: part.dtype.kind for name, part in self._content.items()}
-        if kinds["step"] + kinds["ticket"] + kinds["before"] + kinds["kept"] != "iiif":
+        if "".join(kinds[name] for name in PARTS) != "iiiif":
             raise ValueError(
                 "content must be whole numbers and what is kept in floating point, "
                 f"got {_arguments.shown(content)}."
@@ -100,7 +100,8 @@ def split_noise(state: Any) -> tuple[Any, NoiseMemory]:
     """A server's state without what correlated noise keeps, and that.
 
     The state can be saved like a model, and trained on: then another matrix begins,
-    with noise of its own, and a `dpc.accounting.RoundBudget` counts it.
+    with noise of its own, and a `dpc.accounting.RoundBudget` counts it. A budget takes
+    it once, as every state: split it again to begin from it again.
 
     Args:
       state: of a `clipped_mean` with correlated noise, or of a learning process.
@@ -113,10 +114,13 @@ def split_noise(state: Any) -> tuple[Any, NoiseMemory]:
     """
     memory = NoiseMemory(_noise_in(state))
     content = memory._content
+    name = np.frombuffer(os.urandom(content["ticket"].size * 8), np.int64)
     fresh = collections.OrderedDict(
         content,
         step=np.zeros_like(content["step"]),
-        before=np.zeros_like(content["before"]),
+        ticket=name.reshape(content["ticket"].shape),
+        # By which the two are put together again.
+        before=content["ticket"],
         kept=np.zeros_like(content["kept"]),
     )
     return with_noise(state, fresh), memory
@@ -138,9 +142,13 @@ def join_noise(state: Any, memory: NoiseMemory) -> Any:
             f"path), got {_arguments.shown(memory)}."
         )
     ours, theirs = _noise_in(state), memory._content
-    if any(
-        np.shape(ours[name]) != theirs[name].shape for name in theirs
-    ) or not np.array_equal(ours["ticket"], theirs["ticket"]):
+    if (
+        any(np.shape(ours[name]) != theirs[name].shape for name in theirs)
+        or not np.array_equal(ours["before"], theirs["ticket"])
+        or not np.array_equal(ours["run"], theirs["run"])
+        or np.any(ours["step"])
+        or np.any(ours["kept"])
+    ):
         raise ValueError(
             "memory was taken from another state than this one: its noise belongs to "
             "another round or run. Without it another matrix begins."

@@ -12,7 +12,7 @@ _CHECKSUM = "checksum"
 
 def to_text(content: dict[str, Any]) -> str:
     """The text of a file, of values that JSON has."""
-    return json.dumps({**content, _CHECKSUM: _digest(content)}, indent=1) + "\n"
+    return json.dumps({**content, _CHECKSUM: digest(content)}, indent=1) + "\n"
 
 
 def from_text(text: bytes, formats: Collection[int]) -> dict[str, Any]:
@@ -34,12 +34,17 @@ def from_text(text: bytes, formats: Collection[int]) -> dict[str, Any]:
     if not isinstance(found, int) or found not in formats:
         # Ledgers of format 1 had no checksum: damage to them cannot be told.
         raise ValueError(f"its format is {found!r}, not {[*formats][-1]}.")
-    if content.pop(_CHECKSUM, None) != _digest(content):
+    if content.pop(_CHECKSUM, None) != digest(content):
         raise ValueError("its checksum does not fit its content.")
     return content
 
 
-def _digest(content: dict[str, Any]) -> str:
+def digest(content: Any) -> str:
+    """A SHA-256 digest of values that JSON has.
+
+    Raises:
+      TypeError: If JSON has no such value.
+    """
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _arguments, correlated
+from tfdpclip import _arguments, _sealed, correlated
 from tfdpclip._noise_steps import KeptStream, advance, rows_kept, stream_of
 from tfdpclip._outside import outside_of_functions
 from tfdpclip.noise import GaussianNoise
@@ -99,6 +99,13 @@ class CorrelatedNoise:
     def of_a_phase(self) -> dict[str, Any]:
         """What a ledger's phase is told of it."""
         return {"noise": self.matrix, "horizon": self.steps}
+
+    @functools.cached_property
+    def digest(self) -> tuple[int, int]:
+        """A public name of the settings, the same in every process."""
+        words = _sealed.digest(self.to_dict()).removeprefix("sha256:")
+        first, second = np.frombuffer(bytes.fromhex(words)[:16], "<i8").tolist()
+        return first, second
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""

@@ -280,7 +280,8 @@ class LocalEngine:
 
     def _keep(self, step, before, kept):
         ticket = np.frombuffer(os.urandom(16), np.int64)
-        self._kept = dict(step=step, ticket=ticket, before=before, kept=kept)
+        run = np.array(self._correlated.digest, np.int64)
+        self._kept = dict(step=step, ticket=ticket, before=before, run=run, kept=kept)
 
     def memory(self) -> NoiseMemory | None:
         """What correlated noise keeps, a secret; None for independent noise."""

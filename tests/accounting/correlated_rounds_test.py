@@ -22,15 +22,18 @@ NOISE = dpc.CorrelatedNoise(correlated.SquareRootToeplitz(3), 6, FIXED)
 _NAMES = itertools.count(1)
 
 
-def state_of(step, before=(0, 0)):
+def state_of(step, before=(0, 0), run=NOISE):
     """What a round leaves, as `split_noise` and the aggregators have it."""
     noise = dict(step=step, ticket=(next(_NAMES), 0), before=before, kept=[[0.0]])
+    noise["run"] = run.digest
     return {"own": {"round": 9}, "correlated_noise": noise}
 
 
 def after(state, steps=6):
     noise = state["correlated_noise"]
-    return state_of((noise["step"] + 1) % steps, noise["ticket"])
+    new = state_of((noise["step"] + 1) % steps, noise["ticket"])
+    new["correlated_noise"]["run"] = noise["run"]
+    return new
 
 
 def budget_of(epsilon=math.inf, cohorts=None, noise=NOISE, **options):
@@ -137,11 +140,15 @@ def test_noise_goes_on_only_with_cohorts_that_know_who_came():
     noise = dpc.CorrelatedNoise(correlated.Tree(), 6, scheme)
     cohorts = AvailableCohorts(scheme, lambda round_num: IDS)
     budget = budget_of(cohorts=cohorts, noise=noise)
-    state, before = run(budget, state_of(0), 3)
+    state, before = run(budget, state_of(0, run=noise), 3)
     options = dict(noise=noise, ledger=budget.ledger, continued=3)
     forgetful = AvailableCohorts(scheme, lambda round_num: IDS)
     with pytest.raises(PrivacyMismatchError, match="AvailableCohorts the state"):
         budget_of(cohorts=forgetful, **options)
+    of_another = {**forgetful.state, "next": 3}
+    invented = AvailableCohorts(scheme, lambda _: IDS, state=of_another)
+    with pytest.raises(PrivacyMismatchError, match="other clients"):
+        budget_of(cohorts=invented, **options)
     restored = AvailableCohorts(scheme, lambda _: IDS, state=cohorts.state)
     _, (last,) = run(budget_of(cohorts=restored, **options), state, 1)
     assert sorted([c for cohort in before for c in cohort] + last) == sorted(IDS)
@@ -183,3 +190,91 @@ def test_a_budget_that_counts_independent_noise_refuses_such_a_state():
 def test_what_cannot_be_understood_is_refused(state):
     with pytest.raises(ValueError, match="state"), budget_of().round(state):
         pytest.fail("a state that nobody understands")
+
+
+@pytest.mark.parametrize(
+    "ids", [IDS[5:] + IDS[:5], IDS[1:] + ["another"], [*range(20)]]
+)
+def test_noise_goes_on_only_with_the_same_clients_in_the_same_order(tmp_path, ids):
+    path = tmp_path / "ledger.json"
+    run(budget_of(ledger=path), state_of(0), 3)
+    with pytest.raises(PrivacyMismatchError, match="another order"):
+        budget_of(cohorts=FIXED.cohorts(ids), ledger=path, continued=3)
+    # Another matrix may have other clients.
+    again = budget_of(cohorts=FIXED.cohorts(ids), ledger=path)
+    run(again, state_of(0), 1)
+    assert runs_of(again) == [3, 1]
+
+
+def test_a_first_state_begins_one_matrix_in_whichever_process(tmp_path):
+    path = tmp_path / "ledger.json"
+    budget, first = budget_of(ledger=path), state_of(0)
+    child, _ = run(budget, first, 1)
+    for again in (budget, budget_of(ledger=path)):
+        with pytest.raises(PrivacyMismatchError, match="begun a matrix before"):
+            with again.round(first):
+                pytest.fail("a state began two matrices")
+    run(again, state_of(0), 1)
+    with pytest.raises(PrivacyMismatchError, match="round before"):
+        with again.round(child):
+            pytest.fail("an older chain went on in the run of another")
+    assert runs_of(again) == [1, 1]
+
+
+def test_two_budgets_of_one_ledger_do_not_take_turns():
+    budget = budget_of()
+    state, _ = run(budget, state_of(0), 1)
+    other = budget_of(ledger=budget.ledger)
+    run(other, state_of(0), 1)
+    with pytest.raises(PrivacyMismatchError, match="another budget"):
+        with budget.round(state):
+            pytest.fail("the rounds of one matrix were counted in the run of another")
+    assert runs_of(other) == [1, 1]
+    # Nor may it happen within a round.
+    with other.round(state_of(0)):
+        budget_of(ledger=budget.ledger)
+    with pytest.raises(PrivacyMismatchError, match="another budget"):
+        with other.round(state_of(0)):
+            pytest.fail("another budget began within a round")
+
+
+def test_restored_noise_is_that_of_the_ledger(tmp_path):
+    states = {}
+    for name in ("a", "b"):
+        states[name], _ = run(budget_of(ledger=tmp_path / name), state_of(0), 5)
+    again = budget_of(ledger=tmp_path / "b", continued=5)
+    with pytest.raises(PrivacyMismatchError, match="round before"):
+        with again.round(states["a"]):
+            pytest.fail("the noise of one run went on in the ledger of another")
+    run(again, states["b"], 1)
+    assert runs_of(again) == [6]
+
+
+def test_a_ledger_that_knows_no_states_is_not_gone_on_from():
+    budget = budget_of()
+    state, _ = run(budget, state_of(0), 3)
+    content = budget.ledger.to_dict()
+    del content["phases"][0]["trail"]
+    old = accounting.Ledger.from_dict(content)
+    with pytest.raises(PrivacyMismatchError, match="another order"):
+        budget_of(ledger=old, continued=3)
+    again = budget_of(ledger=old)
+    run(again, state_of(0), 1)
+    assert runs_of(again) == [3, 1]
+
+
+def test_a_state_of_other_noise_than_is_counted_is_refused():
+    other = dpc.CorrelatedNoise(
+        NOISE.matrix, 6, MinSeparation(40, 5, relation="zero_out")
+    )
+    budget = budget_of()
+    with pytest.raises(PrivacyMismatchError, match="other correlated noise"):
+        with budget.round(state_of(0, run=other)):
+            pytest.fail("noise for clients that come less often")
+    assert budget.rounds == 0
+
+
+@pytest.mark.parametrize("ids", [set(IDS), frozenset(IDS)])
+def test_a_set_has_no_order(ids):
+    with pytest.raises(ValueError, match=r"sorted\(client_ids\)"):
+        FIXED.cohorts(ids)

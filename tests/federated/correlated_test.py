@@ -214,7 +214,10 @@ def test_the_memory_is_taken_out_and_goes_back_into_its_own_state(tmp_path):
     public, memory = federated.split_noise(whole)
     noise = public.aggregator["wrapped"]["correlated_noise"]
     assert memory.steps == 3 and noise["step"] == 0
-    assert not np.any(noise["kept"]) and not np.any(noise["before"])
+    assert not np.any(noise["kept"])
+    ticket = states[3]["correlated_noise"]["ticket"]
+    assert not np.array_equal(noise["ticket"], ticket)
+    np.testing.assert_array_equal(noise["before"], ticket)
     # What others find in logs, and in files.
     assert repr(memory) == "<NoiseMemory of 3 rounds>"
     with pytest.raises(TypeError, match="secret"):

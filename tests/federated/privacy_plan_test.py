@@ -130,7 +130,7 @@ def test_correlated_noise_in_one_argument(noise, sampling):
     seen = {}
     for round_num in range(6):
         place = {"step": round_num, "ticket": (round_num, 1), "kept": 0}
-        place["before"] = (round_num - 1, 1)
+        place.update(before=(round_num - 1, 1), run=plan.noise.digest)
         with budget.round({"correlated_noise": place}) as cohort:
             assert len(cohort) == 40
             for client in cohort:

@@ -398,7 +398,9 @@ def federated() -> dict[str, Any]:
     scheme = sampling.AvailableClients(10, separation=4)
     run = matrix_noise.CorrelatedNoise(correlated.Tree(), 12, scheme)
     content = {"step": 3, "ticket": [1, 2], "before": [3, 4], "kept": [[0.5]]}
+    content["run"] = [5, 6]
     memory = library.NoiseMemory(content)
+    without, _ = library.split_noise({"correlated_noise": content})
     return {
         "ClippedMeanFactory": mean(library.ClippedMeanFactory),
         "clipped_mean": mean(library.clipped_mean),
@@ -411,7 +413,7 @@ def federated() -> dict[str, Any]:
         ),
         "join_noise": case(
             library.join_noise,
-            state={"correlated_noise": {**content}},
+            state=without,
             memory=memory,
         ),
         "clipped_mean.epsilon": case(one.epsilon, delta=1e-5, rounds=3),

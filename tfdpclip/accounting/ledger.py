@@ -279,7 +279,7 @@ class Ledger(Spending):
             "format": FORMAT,
             "delta": self.delta,
             "accountant": self.accountant,
-            "phases": [{**p.settings(), "runs": p.runs} for p in self.phases],
+            "phases": [phase.to_dict() for phase in self.phases],
             "reserved": self.reserved,
             "notes": self.notes,
             "counted": self.counted,

@@ -10,6 +10,7 @@ import dp_accounting
 from tfdpclip import _arguments, correlated
 from tfdpclip._docs import see
 from tfdpclip.accounting.matrix_events import correlated_event
+from tfdpclip.accounting.noise_place import Trail
 from tfdpclip.sampling import events, schemes
 
 # What follows from the data and from the room for a draw.
@@ -35,6 +36,7 @@ class Phase:
         or the noise of several steps, depend on each other.
       noise: The matrix of correlated noise; None for independent noise.
       horizon: For how many steps a matrix is made; None without one.
+      trail: Which states rounds with correlated noise went on from.
     """
 
     sampling: Any
@@ -46,6 +48,7 @@ class Phase:
     runs: list[int] = dataclasses.field(default_factory=list)
     noise: correlated.NoiseMatrix | None = None
     horizon: int | None = None
+    trail: Trail = dataclasses.field(default_factory=Trail)
 
     @property
     def steps(self) -> int:
@@ -86,12 +89,21 @@ class Phase:
             "horizon": self.horizon,
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything, JSON-ready."""
+        content = {**self.settings(), "runs": self.runs}
+        if self.noise is not None:
+            content["trail"] = dataclasses.asdict(self.trail)
+        return content
+
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Phase:
-        """The phase of which `settings()`, with its runs, are the content."""
+        """The phase of which `to_dict()` is the content."""
         content = dict(content)
         noise = content.pop("noise", None)
         return cls(
+            # Without one, as files of before are, no state goes on with it.
+            trail=Trail(**content.pop("trail", {})),
             noise=None if noise is None else correlated.from_dict(noise),
             # What decides the cost has no default.
             sampling=schemes.from_dict(content.pop("sampling")),
@@ -215,6 +227,26 @@ def begin_run(
     whole = phase.noise is None and phase.sampling.independent_steps
     if not phases[-1].runs or not (whole or continued is not None):
         phases[-1].runs.append(0)
+        phases[-1].trail.begin()
+
+
+def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
+    """Raises if something else counted in a ledger since it was in its place.
+
+    Args:
+      ledger: What counts the steps.
+      place: Its `place` after what the caller counted last.
+      other: What it may have been, and when.
+      fix: What to do.
+
+    Raises:
+      PrivacyMismatchError: If it has moved.
+    """
+    if ledger.place != place:
+        raise PrivacyMismatchError(
+            f"{other}: what is left of the budget, and which noise is whose, is not "
+            f"known any more. {fix}" + see("steps-that-are-not-counted")
+        )
 
 
 def _same_rate(old: Any, new: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.noise_place import place_of
-from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.noise_place import NoisePlace, place_of
+from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
 from tfdpclip.accounting.statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -42,10 +42,15 @@ class RoundBudget:
       cohort. (Noise drawn twice for one cohort would cost more than two rounds.)
     * Without a ledger file, what an earlier process spent is not known.
     * With correlated noise a round is given the state that it goes on from, and runs
-      only if that is the state which the round before made: each once, in order. One
-      whose noise begins anew (`process.initialize()`, `dpc.federated.split_noise`)
-      begins another matrix, which is counted as such. (A round that is run twice after
-      this looked is not seen. It has fresh draws, and costs one more matrix at most.)
+      only if that is the state which the round before made: each once, in order, with
+      the noise that is counted. The ledger keeps which states those were, so that it
+      holds over processes. One whose noise begins anew (`process.initialize()`,
+      `dpc.federated.split_noise`) begins another matrix, once, which is counted as
+      such. (A round that is run twice after this looked is not seen. It has fresh
+      draws, and costs one more matrix at most.)
+    * Where rounds depend on each other, by their noise or how cohorts are drawn, no
+      other budget counts in the ledger between them; and noise goes on only with the
+      same clients in the same order.
 
     Args:
       epsilon: The budget. Infinity only reports.
@@ -113,10 +118,13 @@ class RoundBudget:
         #: The correlated noise that is counted; None for independent noise.
         self.noise = noise
         self._horizon = self._phase.get("horizon")
+        # Who takes part in the rounds of one matrix, and in which order.
+        self._order = None if noise is None else getattr(cohorts, "order", None)
         if continued is not None:
             self._refuse_other_order()
         self.ledger.begin(change=allow_change, continued=continued, **self._phase)
-        self._last: tuple[int, ...] | None = None
+        #: Where the ledger was after this budget's last round.
+        self._place = self.ledger.place
 
     @property
     def rounds(self) -> int:
@@ -150,7 +158,15 @@ class RoundBudget:
           PrivacyMismatchError: If the state's noise is not that of this round.
           ValueError: If correlated noise has no state.
         """
-        ticket = self._follow(state)
+        if self._horizon is not None or not self.cohorts.scheme.independent_steps:
+            refuse_other_use(
+                self.ledger,
+                self._place,
+                "Something else, such as another budget, counted in this ledger since "
+                "the last round of this budget",
+                "Use one budget for rounds that depend on each other.",
+            )
+        place = self._follow(state)
         limited = self.epsilon_budget != math.inf
         if limited and self.ledger.epsilon(more=1) > self.epsilon_budget:
             raise BudgetExceededError(
@@ -159,12 +175,20 @@ class RoundBudget:
                 f"{self.epsilon:.4g}). Raise the budget or the noise multiplier."
                 + see("a-spent-budget")
             )
-        number, self._last = self.rounds, ticket
-        with self.ledger.step():
+        number = self.rounds
+        if place is not None:
+            self.ledger.phases[-1].trail.use(place, self._order)
+        self.ledger.reserve()
+        try:
             yield self.cohorts(number)
+        finally:
+            alone = self.ledger.place == self._place
+            self.ledger.record()
+            if alone:
+                self._place = self.ledger.place
 
-    def _follow(self, state: Any) -> tuple[int, ...] | None:
-        """The name of a state whose noise is used once, in order; or raises."""
+    def _follow(self, state: Any) -> NoisePlace | None:
+        """Where a state's noise is, which is used once, in order; or raises."""
         place = place_of(state)
         if self._horizon is None:
             if place is not None:
@@ -178,38 +202,56 @@ class RoundBudget:
                 "state must be given, the server's, with correlated noise in it: with "
                 "budget.round(state) as cohort. Each state is used for one round."
             )
-        made = self.ledger.phases[-1].runs[-1] + self.ledger.reserved
-        ours = place.step == made % self._horizon
-        if place.step == 0:
-            if not ours:
-                # Another matrix, with noise of its own.
-                self.ledger.begin(**self._phase)
-        elif not ours or self._last not in (None, place.before):
+        if place.run != self.noise.digest:
             raise PrivacyMismatchError(
-                f"The state's noise has made {place.step} rounds and "
-                + (
-                    f"this budget is at {made % self._horizon} of its matrix"
-                    if not ours
-                    else "does not come from the round before"
-                )
-                + ": a state is used for one round, and the next goes on from what it "
-                "made. To begin another matrix, which is counted: state, _ = "
+                "The state is of an aggregator with other correlated noise (matrix, "
+                "rounds or scheme) than this budget counts: give both one "
+                "CorrelatedNoise."
+            )
+        phase = self.ledger.phases[-1]
+        made = phase.runs[-1] + self.ledger.reserved
+        ours = place.step == made % self._horizon
+        wrong = None
+        if place.step == 0:
+            if any(phase.trail.began_with(place) for phase in self.ledger.phases):
+                wrong = "has begun a matrix before"
+        elif not ours:
+            wrong = f"this budget is at {made % self._horizon} of its matrix"
+        elif not phase.trail.follows(place):
+            wrong = "does not come from the round before"
+        if wrong:
+            raise PrivacyMismatchError(
+                f"The state's noise has made {place.step} rounds and {wrong}: a state "
+                "is used for one round, and the next goes on from what it made. To "
+                "begin another matrix, which is counted: state, _ = "
                 "dpc.federated.split_noise(state). To go on with restored noise: "
                 "RoundBudget(..., continued=memory.steps), before the first round."
             )
-        return place.ticket
+        if not ours:
+            # Another matrix, with noise of its own.
+            self.ledger.begin(**self._phase)
+            self._place = self.ledger.place
+        return place
 
     def _refuse_other_order(self) -> None:
         """Raises if cohorts do not know who took part in the rounds before."""
+        last = self.ledger.phases[-1] if self.ledger.phases else None
+        if last is None or not (last.runs and last.runs[-1] + self.ledger.reserved):
+            return  # Nobody took part; what has no run is refused by `begin`.
         state = getattr(self.cohorts, "state", None)
-        if state is None:
-            return  # A fixed order, the same in every process.
-        if state["next"] != self.rounds:
+        if state is not None and state["next"] != self.rounds:
             raise PrivacyMismatchError(
                 f"continued: the ledger has {self.rounds} rounds, and the cohorts know "
                 f"of {state['next']}, so that a client could come again too early. "
                 "Give AvailableCohorts the state that they had, or begin another "
                 "matrix."
+            )
+        if self._order is None or last.trail.order != self._order:
+            raise PrivacyMismatchError(
+                "continued: the ledger has rounds of other clients, or of the same in "
+                "another order, so that one could come again too early. Give the ids "
+                "(text or numbers) as before, AvailableCohorts the state that they "
+                "had; or begin another matrix, continued=None."
             )
 
 

@@ -83,20 +83,21 @@ def build(
             first = CarriedNoise.first(
                 run, clip.layout.size + counts, clip.layout.dtype
             )
-            return _memory(0, _entropy.fresh_seed(), zeros, first)
+            return _memory(0, _entropy.fresh_seed(), zeros, run, first)
 
         memory_type = first_memory.type_signature.result
 
         @_tff.tf_computation(own_type, memory_type, sums_type)
         def finish(state, memory, summed):
             state = _state(state, names)
-            step, ticket, _, kept = _tff.flatten(memory)
+            step, ticket, _, _, kept = _tff.flatten(memory)
             # From one read: what is public must not be merged with what is not.
             fresh, name = _entropy.fresh_seeds(2)
             draws = _entropy.Draws(_seed_of(seed, state, fresh))
             noise = CarriedNoise(run, draws, step, kept)
             released = release_round(state, summed, noise)
-            return *released, _memory((step + 1) % run.steps, name, ticket, noise.kept)
+            step = (step + 1) % run.steps
+            return *released, _memory(step, name, ticket, run, noise.kept)
 
     @_tff.federated_computation
     def initialize():
@@ -172,19 +173,27 @@ def _seed_of(seed: int | None, state: Any, fresh: Any) -> tf.Tensor:
     return fresh if seed is None else _entropy.round_seed(seed, state["round"])
 
 
-def _memory(step: Any, ticket: tf.Tensor, before: tf.Tensor, kept: tf.Tensor) -> Any:
+def _memory(
+    step: Any,
+    ticket: tf.Tensor,
+    before: tf.Tensor,
+    run: CorrelatedNoise,
+    kept: tf.Tensor,
+) -> Any:
     """What correlated noise leaves to the next round.
 
     Args:
       step: of the next round.
       ticket: a random name, which tells states apart.
       before: that of the state that it came from.
+      run: the noise that it is of; its public digest is kept.
       kept: what the noise of the next round needs.
     """
     return collections.OrderedDict(
         step=tf.convert_to_tensor(step, tf.int32),
         ticket=ticket,
         before=before,
+        run=tf.constant(run.digest, tf.int64),
         kept=kept,
     )
 

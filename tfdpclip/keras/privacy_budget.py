@@ -12,7 +12,7 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat, fit_watch
 from tfdpclip.keras.agreement import Agreement
@@ -21,7 +21,7 @@ from tfdpclip.keras.executions import Executions, refuse_overrun
 from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.noise_plan import NoisePlan, private_optimizer
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.room import Room, count_unseen, refuse_other_use
+from tfdpclip.keras.room import Room, count_unseen
 from tfdpclip.keras.step_history import history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
@@ -241,7 +241,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         del logs
-        refuse_other_use(self._ledger, self._place)
+        refuse_other_use(
+            self._ledger,
+            self._place,
+            "Another call of fit counted steps in this ledger while this one ran (in a "
+            "callback, perhaps)",
+            "Call fit after it has returned.",
+        )
         counted = self._ledger.counted.get(self._history.identity, 0)
         if self._look_for_unseen or self._history.releases != counted:
             # Another callback may have restored a checkpoint, or trained.

@@ -10,7 +10,6 @@ import dp_accounting
 from tfdpclip._docs import see
 from tfdpclip.accounting import accountants, search
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.sampling.base import SamplingScheme
 
@@ -135,22 +134,3 @@ def count_unseen(ledger: Ledger, history: Any, optimizer: Any, noise: NoisePlan)
         # where nobody looks, they count again.
         counted[own] = history.releases
     return total
-
-
-def refuse_other_use(ledger: Ledger, place: tuple) -> None:
-    """Raises if something else counted in a ledger since it was in its place.
-
-    Args:
-      ledger: what counts the steps of a call of `fit`.
-      place: its `place` after what this call counted last.
-
-    Raises:
-      PrivacyMismatchError: if it has moved.
-    """
-    if ledger.place != place:
-        raise PrivacyMismatchError(
-            "Another call of fit counted steps in this ledger while this one ran (in a "
-            "callback, perhaps): what is left of the budget, and which noise is whose, "
-            "is not known any more. Call fit after it has returned."
-            + see("steps-that-are-not-counted")
-        )

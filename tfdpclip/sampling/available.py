@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -140,6 +141,7 @@ class AvailableCohorts:
         self.scheme = scheme
         self._available = _arguments.function("available", available, 1)
         self._key = DrawKey.fresh()
+        self._name = secrets.token_hex(16)
         self._next = 0
         self._last: dict[Any, int] = {}
         self._times: dict[Any, int] = {}
@@ -152,9 +154,15 @@ class AvailableCohorts:
         return float(self.scheme.cohort_size)
 
     @property
+    def order(self) -> str:
+        """A public name, the same of cohorts that were given the `state` of these."""
+        return self._name
+
+    @property
     def state(self) -> dict[str, Any]:
         """Who took part, how often and when last, as JSON-ready values."""
         return {
+            "name": self._name,
             "next": self._next,
             "clients": [[c, n, self._times[c]] for c, n in self._last.items()],
         }
@@ -202,6 +210,7 @@ class AvailableCohorts:
                 f"state must be a dictionary, got {_arguments.shown(state)}."
             )
         try:
+            self._name = _arguments.text("state", state["name"])
             self._next = _arguments.integer("state", state["next"])
             for client, last, times in state["clients"]:
                 _check_id(client)

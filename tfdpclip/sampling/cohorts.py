@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _sealed
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.draw_key import DrawKey
 from tfdpclip.sampling.schemes import FixedSize, Poisson
@@ -40,7 +40,7 @@ class Cohorts:
     Args:
       scheme: `FixedSize`, `Poisson`, or one that keeps a client's rounds apart
         (`MinSeparation`, `CyclicPoisson`).
-      client_ids: The clients, in a fixed order.
+      client_ids: The clients, in a fixed order; no set, which has none.
       seed: Fixes the cohorts. For experiments only.
 
     Raises:
@@ -68,7 +68,7 @@ class Cohorts:
             )
         # Text is a sequence of one-letter ids.
         ids = list(client_ids) if isinstance(client_ids, str) else client_ids
-        self.client_ids = _arguments.items("client_ids", ids)
+        self.client_ids = _arguments.ordered("client_ids", ids)
         try:
             distinct = len(set(self.client_ids))
         except TypeError as error:
@@ -89,6 +89,15 @@ class Cohorts:
     def population(self) -> int:
         """Number of clients."""
         return len(self.client_ids)
+
+    @property
+    def order(self) -> str | None:
+        """A digest of the clients in their order; None of ids that JSON has not."""
+        plain = [c.item() if isinstance(c, np.generic) else c for c in self.client_ids]
+        try:
+            return _sealed.digest(plain)
+        except (TypeError, ValueError):
+            return None
 
     @property
     def expected_cohort_size(self) -> float:

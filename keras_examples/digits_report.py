@@ -233,13 +233,12 @@ def _plot_accuracy(axes, steps, run):
     if run.baseline is not None:
         label = f"same network without privacy: {run.baseline:.1%}"
         axes.axhline(run.baseline, color=_GREY, linestyle=":", label=label)
-    label = f"guessing: {1 / run.classes:.0%}"
-    axes.axhline(1 / run.classes, color=_GREY, linewidth=0.8, label=label)
     axes.set_ylabel("test accuracy")
     seen = values[1:] or values
     pictures.accuracy_axis(
         axes, seen if run.baseline is None else [*seen, run.baseline]
     )
+    pictures.guessing(axes, 1 / run.classes)
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.12), fontsize=9)
 

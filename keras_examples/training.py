@@ -300,10 +300,9 @@ def curves(runs: dict[str, list[dict[str, float]]], title: str, guess: float):
         seen += values[1:] or values
         if private and "epsilon" in rows[-1]:
             axes[0, 1].plot(epochs, [r["epsilon"] for r in rows], label=name, **look)
-    label = f"guessing: {guess:.0%}"
-    axes[0, 0].axhline(100 * guess, color=pictures.GREY, lw=0.8, label=label)
     axes[0, 0].set(xlabel="epoch", ylabel="test accuracy (%)")
     pictures.accuracy_axis(axes[0, 0], seen, most=100)
+    pictures.guessing(axes[0, 0], guess, most=100)
     axes[0, 0].legend(fontsize=8.5)
     for ax in axes[0]:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))

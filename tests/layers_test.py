@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the ground up. Layers of one line do not import each other.
 FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "_tf_private", "_streams"]
-    + ["_variables", "_sealed"],
+    + ["_variables", "_sealed", "_progress"],
     ["_arguments", "_devices", "files"],
     ["_schedules", "_data", "_threefry", "pictures"],
     ["correlated"],

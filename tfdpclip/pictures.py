@@ -188,6 +188,21 @@ def accuracy_axis(ax: Any, values: Any, *, most: float = 1.0) -> None:
     ax.set_ylim(max(-0.02 * most, low - margin), min(1.01 * most, high + margin))
 
 
+def guessing(ax: Any, share: float, *, most: float = 1.0) -> None:
+    """A line at the accuracy of guessing, where the axes show it.
+
+    Below them, the legend would name a line that nobody sees.
+
+    Args:
+      ax: the axes, with their limits.
+      share: how many guesses are right, from 0 to 1.
+      most: what all right is, 1 or 100.
+    """
+    if share * most >= ax.get_ylim()[0]:
+        label = f"guessing: {share:.0%}"
+        ax.axhline(share * most, color=GREY, linewidth=0.8, label=label)
+
+
 def note(figure: Any, text: str = PRIVATE_NOTE) -> None:
     """A line of small text under the picture."""
     figure.supxlabel(text, fontsize=7.5, color=GREY)
@@ -200,6 +215,8 @@ def round_ticks(axis: Any, low: float, high: float) -> None:
     steps = (1, 1.5, 2, 2.5, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     values = [step * 10.0**k for k in powers for step in steps]
+    if high < 2 * low:  # so little that it is nearly linear
+        values = list(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high))
     axis.set_major_locator(
         ticker.FixedLocator([v for v in values if 0.8 * low <= v <= 1.25 * high])
     )

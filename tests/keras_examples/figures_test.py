@@ -41,6 +41,25 @@ def test_long_titles_fit():
         assert_nothing_is_cropped(figure)
 
 
+def test_the_line_of_guessing_is_where_it_is_seen():
+    _, axes = pictures.new(3, 3)
+    axes[0, 0].set_ylim(50, 100)
+    pictures.guessing(axes[0, 0], 0.1, most=100)
+    assert not axes[0, 0].lines
+    pictures.guessing(axes[0, 0], 0.6, most=100)
+    (line,) = axes[0, 0].lines
+    assert line.get_label() == "guessing: 60%" and line.get_ydata()[0] == 60
+
+
+@pytest.mark.parametrize("low, high", [(12, 15), (1, 1.2), (3, 50), (1e-3, 10)])
+def test_narrow_logarithmic_axes_have_ticks(low, high):
+    _, axes = pictures.new(3, 3)
+    axes[0, 0].set(yscale="log", ylim=(low, high))
+    pictures.round_ticks(axes[0, 0].yaxis, low, high)
+    ticks = axes[0, 0].yaxis.get_majorticklocs()
+    assert 3 <= sum((low <= ticks) & (ticks <= high)) <= 14
+
+
 def test_claims_are_those_of_the_numbers():
     def rows(*clips, step=0):
         return [

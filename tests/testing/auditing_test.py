@@ -1,5 +1,6 @@
 """Lower bounds on epsilon: never above the truth, and close to it where they can be."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdpclip as dpc
+from tests.diagnostics.plots import check_picture
 from tfdpclip import testing
 from tfdpclip.testing import many_runs_lower_bound, one_run_lower_bound
 
@@ -39,6 +41,23 @@ def test_bound_is_close_for_a_mechanism_as_bad_as_claimed():
     report = testing.audit(train, 4000, delta=0.0, claimed=3.0)
     assert 2.5 < report.lower_bound <= 3.2
     assert str(report.canaries) in str(report) and "claimed: 3" in str(report)
+
+
+def test_a_report_draws_whose_scores_are_whose(tmp_path):
+    train = randomised_response(3.0, 2000, np.random.default_rng(4))
+    report = testing.audit(train, 2000, delta=0.0, claimed=1.0, seed=5)
+    figure = report.plot(tmp_path / "scores.png")
+    check_picture(figure, tmp_path / "scores.png", labels=1)
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    inside = int(report.included.sum())
+    assert legend == [f"not in the data: {2000 - inside}", f"in the data: {inside}"]
+    # As the attack scores them: those that were in have more.
+    assert (
+        report.scores[report.included].mean() > report.scores[~report.included].mean()
+    )
+    assert "array" not in repr(report)
+    with pytest.raises(ValueError, match=r"dpc\.testing\.audit"):
+        dataclasses.replace(report, scores=None).plot()
 
 
 def test_too_small_a_claim_is_refuted():

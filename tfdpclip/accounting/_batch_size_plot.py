@@ -46,6 +46,9 @@ def draw(advice, path):
         left.xaxis, *(f([c.batch_size for c in advice.candidates]) for f in (min, max))
     )
     right.set_xlabel("steps T")
+    pictures.round_ticks(
+        right.xaxis, *(f([c.steps for c in advice.candidates]) for f in (min, max))
+    )
     right.axvline(advice.minimum_steps, color=pictures.GREY, linestyle="--")
     right.annotate(
         f" {advice.minimum_steps} steps",

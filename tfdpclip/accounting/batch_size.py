@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _progress
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.sampling import FullBatch, Poisson
 
@@ -218,7 +218,8 @@ def batch_size_noise(
     if steps is not None:
         steps = _arguments.integer("steps", steps, 1)
     found = []
-    for batch_size in _sizes(candidates, population):
+    sizes = _sizes(candidates, population)
+    for batch_size in _progress.bar(sizes, title="batch sizes", unit="size"):
         if steps is not None:
             rate, count = batch_size / population, steps
         else:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import os
 from typing import Any
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _progress
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.calibration import epsilon as epsilon_of
 from tfdpclip.accounting.calibration import noise_multiplier
@@ -123,19 +124,19 @@ class BudgetPlan(abc.ABC):
         Each has half, or twice, of one argument. No data are used.
         """
         found = [self._row("this plan", self)]
-        for name in ("epsilon", self._SIZE, self._LENGTH):
-            for factor, words in ((0.5, "half"), (2, "twice")):
-                value = self._settings[name]
-                if isinstance(value, str):
-                    value = self._size  # "auto"
-                value *= factor
-                if name != "epsilon":
-                    value = int(value)
-                    if value < 1 or (name == self._SIZE and value > self._population):
-                        continue
-                label = name.replace("_", " ")
-                words = f"{words} the {label}"
-                found.append(self._row(words, self.replace(**{name: value})))
+        names, factors = ("epsilon", self._SIZE, self._LENGTH), (0.5, 2)
+        others = list(itertools.product(names, factors))
+        for name, factor in _progress.bar(others, title="neighbours", unit="plan"):
+            value = self._settings[name]
+            if isinstance(value, str):
+                value = self._size  # "auto"
+            value *= factor
+            if name != "epsilon":
+                value = int(value)
+                if value < 1 or (name == self._SIZE and value > self._population):
+                    continue
+            words = f"{'half' if factor < 1 else 'twice'} the {name.replace('_', ' ')}"
+            found.append(self._row(words, self.replace(**{name: value})))
         return found
 
     def _row(self, change: str, plan: BudgetPlan) -> dict[str, Any]:

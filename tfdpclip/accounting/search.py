@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from scipy import optimize
 
+from tfdpclip import _progress
+
 # A calibrated epsilon ends up this far, relatively, below its target: near enough not
 # to matter, far enough that the capacity of a physical batch, which calibration does
 # not know, costs no step.
@@ -35,6 +37,11 @@ def least_noise(
       bracket: Values of z known to spend too much and little enough; searched for
         around 1 by default.
     """
+    with _progress.calls(spent, title="least noise", unit="try") as counted:
+        return _least_noise(counted, target, refine, bracket)
+
+
+def _least_noise(spent, target, refine, bracket) -> float:
     coarseness = 8.0 if refine else 1.0
 
     def gap(log_z: float) -> float:
@@ -92,6 +99,11 @@ def most_steps(total: Callable[..., float], epsilon: float) -> int:
         above 1, a cheaper upper bound of it.
       epsilon: The budget.
     """
+    with _progress.calls(total, title="most steps", unit="try") as counted:
+        return _most_steps(counted, epsilon)
+
+
+def _most_steps(total, epsilon) -> int:
     known: dict[int, float] = {}
 
     def fits(steps: int) -> bool:

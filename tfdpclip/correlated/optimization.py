@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, signal
 
+from tfdpclip import _progress
 from tfdpclip.correlated import participation as participations
 from tfdpclip.correlated import toeplitz
 from tfdpclip.correlated.workload import Workload
@@ -108,17 +109,18 @@ def least(
     bounds: tuple[float, float],
 ) -> np.ndarray:
     """Returns the best of what L-BFGS finds from several starts."""
-    found = [
-        optimize.minimize(
-            objective,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[bounds] * len(start),
-            options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-12, "gtol": 1e-8},
-        )
-        for start in starts
-    ]
+    with _progress.calls(objective, title="matrix of least error", unit="try") as value:
+        found = [
+            optimize.minimize(
+                value,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[bounds] * len(start),
+                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-12, "gtol": 1e-8},
+            )
+            for start in starts
+        ]
     return min(found, key=lambda result: result.fun).x
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _progress
 from tfdpclip._data import as_batches, check_data
 
 
@@ -21,7 +21,12 @@ def batches(data, batch_size, max_examples):
     if isinstance(data, list):
         data = tuple(data)
     start = 0
-    for element in as_batches("data", data, size):
+    elements = as_batches("data", data, size)
+    total = int(elements.cardinality())
+    if limit is not None:  # batches of a data set may be of any size
+        total = -1 if elements is data else min(total, -(-limit // size))
+    total = None if total < 0 else total
+    for element in _progress.bar(elements, title="pass", unit="batch", total=total):
         x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(element)
         if y is None:
             raise ValueError("data has no targets: give (x, y).")

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-import tqdm.auto
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _progress
 from tfdpclip.sampling.batches import Batches
 
 # The next size is so much larger at the most, and expected to use half the memory.
@@ -105,10 +104,10 @@ def most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
     given, memory = memory, int(_SURE * memory)
     fits: dict[int, int] = {}  # what was tried and fits
     slope = math.inf
-    with tqdm.auto.tqdm(desc="memory of a step", unit="size", leave=False) as bar:
+    with _progress.bar(title="memory of a step", unit="size") as bar:
         rows = min(_FIRST_ROWS, limit)
         while rows not in fits:
-            bar.set_postfix_str(f"{rows} rows")
+            bar.set_postfix_str(f"{rows} rows", refresh=False)
             used = used_by(rows)
             bar.update()
             if used > memory and rows == 1:

@@ -1,12 +1,6 @@
 """Tests of privacy for your own models and pipelines: use them in your own suite."""
 
-from tfdpclip.testing.auditing import (
-    AuditReport,
-    audit,
-    audit_keras,
-    many_runs_lower_bound,
-    one_run_lower_bound,
-)
+from tfdpclip.testing.auditing import AuditReport, audit, audit_keras
 from tfdpclip.testing.clip_rules import ClipRuleReport, assert_clip_rule
 from tfdpclip.testing.exactness import ExactnessReport, assert_exact
 from tfdpclip.testing.federated import (
@@ -15,6 +9,7 @@ from tfdpclip.testing.federated import (
     audit_aggregator,
 )
 from tfdpclip.testing.isolated import assert_isolated
+from tfdpclip.testing.lower_bounds import many_runs_lower_bound, one_run_lower_bound
 from tfdpclip.testing.noise import NoiseReport, assert_noise
 from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
 

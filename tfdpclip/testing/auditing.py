@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from scipy import optimize, stats
 
 from tfdpclip import _arguments
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.keras import _compat
+from tfdpclip.testing.lower_bounds import (
+    MOST_CANARIES,
+    check_level,
+    one_run_lower_bound,
+)
 from tfdpclip.testing.probe import check_model
 
-_MOST = 100.0
-_MOST_CANARIES = 10**7
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,8 @@ class AuditReport:
       canaries: how many records could be in or out.
       correct: guesses that were right.
       guesses: guesses that were made.
+      scores: of the canaries; the higher, the surer that one was included.
+      included: whether each was. Both are in no text, and None where nobody kept them.
     """
 
     lower_bound: float
@@ -42,6 +48,12 @@ class AuditReport:
     canaries: int
     correct: int
     guesses: int
+    scores: np.ndarray | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+    included: np.ndarray | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def refuted(self) -> bool:
@@ -56,120 +68,20 @@ class AuditReport:
             f"{self.guesses} guesses about {self.canaries} canaries were right"
         )
 
+    def plot(self, path: Any = None) -> Figure:
+        """Draws the scores of canaries that were in, and of those that were not.
 
-def one_run_lower_bound(
-    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
-) -> float:
-    """The epsilon that guesses about one run refute everything below.
+        Needs matplotlib (the extra "plots"), and returns the figure.
 
-    Steinke, Nasr and Jagielski (2023), "Privacy auditing with one (1) training run",
-    Theorem 5.2: m canaries were included independently with probability 1/2 each, and
-    of r guesses about which, v were right. If the run were (epsilon, delta)-private for
-    adding or removing a record, then
+        Args:
+          path: where to save the picture; None for not saving it.
 
-        P[v or more right] <= P[X >= v] + 2 m delta max_i P[v - i <= X < v] / i
+        Raises:
+          ValueError: if the report has no scores.
+        """
+        from tfdpclip.testing import _plots
 
-    with X binomial(r, e^epsilon / (1 + e^epsilon)).
-
-    Args:
-      correct: v.
-      guesses: r, fixed before looking.
-      canaries: m.
-      delta: of the claim, in [0, 1).
-      confidence: 1 minus the probability that a true claim is refuted.
-
-    Returns:
-      The largest epsilon refuted; 0 if none is.
-
-    Raises:
-      ValueError: if an argument is out of range.
-
-    >>> round(one_run_lower_bound(95, 100, 1000, 0.0), 3)
-    2.172
-    >>> one_run_lower_bound(50, 100, 1000, 1e-5)
-    0.0
-    """
-    canaries = _arguments.integer("canaries", canaries, 1, _MOST_CANARIES)
-    guesses = _arguments.integer("guesses", guesses)
-    correct = _arguments.integer("correct", correct)
-    if not correct <= guesses <= canaries:
-        raise ValueError(
-            f"correct ({correct}) must be at most guesses ({guesses}), and those at "
-            f"most canaries ({canaries})."
-        )
-    delta, confidence = _check_level(delta, confidence)
-
-    def chance(epsilon: float) -> float:
-        right = 1 / (1 + math.exp(-epsilon))
-        value = stats.binom.sf(correct - 1, guesses, right)
-        if delta > 0 and correct:
-            below = np.arange(1, correct + 1)
-            mass = np.cumsum(stats.binom.pmf(correct - below, guesses, right))
-            value += 2 * canaries * delta * np.max(mass / below)
-        return float(value)
-
-    return _largest_refuted(chance, 1 - confidence)
-
-
-def many_runs_lower_bound(
-    with_record: Sequence[float],
-    without: Sequence[float],
-    delta: float,
-    confidence: float = 0.95,
-) -> float:
-    """The epsilon that many runs with and without one record refute.
-
-    Thresholds the scores where a first half of the runs tells the two apart best, and
-    bounds the error rates on the second half (Clopper-Pearson): a private mechanism has
-    ``1 - fnr <= e^epsilon fpr + delta`` and the same with the two exchanged.
-
-    Args:
-      with_record: a score for each run with the record; higher should mean "with".
-      without: a score for each run without it.
-      delta: of the claim.
-      confidence: 1 minus the probability that a true claim is refuted.
-
-    Returns:
-      The largest epsilon refuted; 0 if none is.
-
-    Raises:
-      ValueError: if there are fewer than 20 runs of a kind.
-
-    >>> rng = np.random.default_rng(0)
-    >>> many_runs_lower_bound(rng.normal(size=200), rng.normal(size=200), 1e-5)
-    0.0
-    """
-    inside = _arguments.floats("with_record", with_record).ravel()
-    outside = _arguments.floats("without", without).ravel()
-    if min(inside.size, outside.size) < 20 or not (
-        np.isfinite(inside).all() and np.isfinite(outside).all()
-    ):
-        raise ValueError(
-            "with_record and without need 20 finite scores each, got "
-            f"{inside.size} and {outside.size}."
-        )
-    delta, confidence = _check_level(delta, confidence)
-    cut_in, cut_out = inside.size // 2, outside.size // 2
-    candidates = np.concatenate([inside[:cut_in], outside[:cut_out]])
-    best, threshold, above = -math.inf, 0.0, True
-    for value in candidates:
-        tpr = (np.sum(inside[:cut_in] >= value) + 0.5) / (cut_in + 1)
-        fpr = (np.sum(outside[:cut_out] >= value) + 0.5) / (cut_out + 1)
-        for ratio, side in (
-            (math.log(tpr / fpr), True),
-            (math.log((1 - fpr) / (1 - tpr)), False),
-        ):
-            if ratio > best:
-                best, threshold, above = ratio, value, side
-    hits, tries = inside[cut_in:] >= threshold, outside[cut_out:] >= threshold
-    if not above:
-        hits, tries = ~tries, ~hits
-    level = (1 - confidence) / 2
-    low = _clopper_pearson(int(hits.sum()), hits.size, level)[0]
-    high = _clopper_pearson(int(tries.sum()), tries.size, level)[1]
-    if low <= delta or high <= 0:
-        return 0.0
-    return max(0.0, math.log((low - delta) / high))
+        return _plots.draw_scores(self, path)
 
 
 def audit(
@@ -204,8 +116,8 @@ def audit(
       ValueError: if an argument is out of range or the scores are unusable.
     """
     _arguments.function("train", train, 1)
-    canaries = _arguments.integer("canaries", canaries, 10, _MOST_CANARIES)
-    delta, confidence = _check_level(delta, confidence)
+    canaries = _arguments.integer("canaries", canaries, 10, MOST_CANARIES)
+    delta, confidence = check_level(delta, confidence)
     if claimed is not None and _arguments.real(claimed) != math.inf:
         claimed = _arguments.non_negative("claimed", claimed)
     guesses = [
@@ -231,7 +143,8 @@ def audit(
         bound = one_run_lower_bound(right, 2 * half, canaries, delta, level)
         if best is None or bound > best[0]:
             best = (bound, right, 2 * half)
-    return AuditReport(best[0], claimed, delta, confidence, canaries, *best[1:])
+    facts = (claimed, delta, confidence, canaries)
+    return AuditReport(best[0], *facts, *best[1:], scores=scores, included=included)
 
 
 def audit_keras(
@@ -355,29 +268,3 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
         released = np.concatenate([v.numpy().ravel() for v in self._released])
         self.scores += self._now @ released
         self.steps += 1
-
-
-def _check_level(delta: float, confidence: float) -> tuple[float, float]:
-    delta = _arguments.finite("delta", delta)
-    confidence = _arguments.finite("confidence", confidence)
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be in [0, 1), got {delta!r}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence!r}.")
-    return delta, confidence
-
-
-def _largest_refuted(chance: Callable[[float], float], level: float) -> float:
-    """The largest epsilon at which what was seen has a chance below `level`."""
-    if chance(0.0) > level:
-        return 0.0
-    if chance(_MOST) <= level:
-        return _MOST
-    return float(optimize.brentq(lambda e: chance(e) - level, 0.0, _MOST, xtol=1e-9))
-
-
-def _clopper_pearson(successes: int, trials: int, level: float) -> tuple[float, float]:
-    low = stats.beta.ppf(level, successes, trials - successes + 1) if successes else 0.0
-    if successes == trials:
-        return float(low), 1.0
-    return float(low), float(stats.beta.isf(level, successes + 1, trials - successes))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import _arguments, accounting
+from tfdpclip import _arguments, _progress, accounting
 from tfdpclip.testing import auditing, federated_probe
 from tfdpclip.testing import noise as noise_lib
 from tfdpclip.testing.auditing import AuditReport
@@ -111,7 +111,9 @@ def assert_aggregator_sensitivity(
                 for i, x in enumerate(given)
             ]
             tried += list(updates(rounds, start, extremes))
-            for kind, vector, absent in tried:
+            for kind, vector, absent in _progress.bar(
+                tried, title=f"sensitivity, round {start.number}", unit="update"
+            ):
                 name = f"A client ({kind}, round {start.number})"
                 noisy = kind in _COMPARED or kind.startswith("given")
                 value = rounds.value(vector)
@@ -198,7 +200,7 @@ def assert_aggregator_noise(
         cohort = [absent] * factory.minimum_clients
     start = state = first.process.initialize()
     drawn = []
-    for i in range(rounds):
+    for i in _progress.bar(range(rounds), title="noise", unit="round"):
         output = first.run(state, cohort)
         drawn.append(_standardised(first, state, output, counts))
         state = start if i < rounds // 2 else output.state
@@ -324,7 +326,7 @@ def audit_aggregator(
             # Who takes part is known; what is hidden is what they contribute.
             cohort += [absent] * int(np.sum(~included))
         state, scores = process.process.initialize(), np.zeros(canaries)
-        for _ in range(times):
+        for _ in _progress.bar(range(times), title="audit", unit="round"):
             scales = np.asarray(scale(process.clip_state(state)), np.float64)
             output = process.run(state, cohort)
             result = process.vector(output.result) / per_coordinate(process, scales)

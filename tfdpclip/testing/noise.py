@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _progress
 from tfdpclip.testing.probe import (
     Probe,
     as_batches,
@@ -93,7 +93,10 @@ def assert_noise(
     batches = as_batches((x, y, np.zeros(size, np.float32)), pieces)
     probe = Probe(model)
     claimed = _claimed(optimizer, probe.variables, z_g)
-    drawn = [probe(batches).gradients for _ in range(steps)]
+    drawn = [
+        probe(batches).gradients
+        for _ in _progress.bar(range(steps), title="noise", unit="step")
+    ]
     if sum(g.size for g in drawn[0]) < 100:
         raise ValueError("The model has too few trainable scalars to test noise on.")
     # A copy with a source of its own, as a new process would have.

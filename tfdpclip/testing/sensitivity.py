@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import accounting
+from tfdpclip import _progress, accounting
 from tfdpclip._arguments import boolean, items, whole
 from tfdpclip.testing.probe import (
     DialledNoise,
@@ -131,7 +131,7 @@ def assert_sensitivity(
     worst = SensitivityReport(0.0, factor / z, "no record", 0)
     if base_weight is None:
         base_weight = np.ones(size, np.float32)
-    for index in chosen:
+    for index in _progress.bar(chosen, title="sensitivity", unit="record"):
         for change, x in _variants(base_x, int(index), extremes):
             without = np.array(base_weight, np.float32)
             without[index] = 0.0

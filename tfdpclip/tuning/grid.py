@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import _arguments, files
+from tfdpclip import _arguments, _progress, files
 from tfdpclip.accounting import Ledger
 from tfdpclip.tuning import _table
 from tfdpclip.tuning.grid_result import GridResult
@@ -176,7 +176,7 @@ def run_grid(
         `plan`. The draws are kept next to `path`, so that an interrupted search goes on
         with the same ones. Each draw must train anew, whatever the point's seed.
       max_runs: stop after this many new runs.
-      progress: called with a line of text after every run.
+      progress: called with a line of text after every run, in place of a bar.
       spent: what was spent on the same records before, if anything was: on a network
         whose features the runs train on, for example. Needs `plan`.
 
@@ -230,7 +230,11 @@ def run_grid(
         points = [points[i] for i in draws]
     table = _table.Table(path, _columns(grid, draws), metric)
     new = 0
-    for number, point in enumerate(points):
+    numbered = enumerate(points)
+    if progress is None:
+        count = len(points)
+        numbered = _progress.bar(numbered, title="search", unit="run", total=count)
+    for number, point in numbered:
         settings = point.settings()
         if draws is not None:
             settings["draw"] = number

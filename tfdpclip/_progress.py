@@ -1,0 +1,69 @@
+"""One bar for whatever may take over ten seconds: on a terminal, and in notebooks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: What ends sooner shows nothing.
+DELAY = 2.0
+
+
+def bar(
+    iterable: Any = None, *, title: str, unit: str, total: int | None = None
+) -> Any:
+    """A bar of tqdm, with the time left where it is known how many there are.
+
+    Nothing is shown in files that output goes to, nor of what ends within `DELAY`
+    seconds. `TQDM_DISABLE=1` in the environment switches all bars off.
+
+    Args:
+      iterable: what is gone through; None where `update` is called by hand.
+      title: what is running.
+      unit: of what.
+      total: how many there are, where `iterable` cannot tell.
+
+    >>> list(bar(range(3), title="clip norms", unit="norm"))
+    [0, 1, 2]
+    """
+    import tqdm.auto  # not by who imports the library only
+
+    off = os.environ.get("TQDM_DISABLE", "") not in ("", "0")
+    return tqdm.auto.tqdm(
+        iterable,
+        desc=title,
+        unit=unit,
+        total=total,
+        leave=False,
+        delay=DELAY,
+        dynamic_ncols=True,
+        # None: unless it is a terminal or a notebook.
+        disable=True if off else None,
+    )
+
+
+@contextlib.contextmanager
+def calls(
+    function: Callable[..., Any], *, title: str, unit: str
+) -> Iterator[Callable[..., Any]]:
+    """A function whose calls a bar counts: of searches, that end when they end.
+
+    Args:
+      function: what is called.
+      title: what is running.
+      unit: what a call is.
+
+    >>> with calls(abs, title="a search", unit="try") as counted:
+    ...     print(counted(-3))
+    3
+    """
+    with bar(title=title, unit=unit) as shown:
+
+        def counted(*args: Any) -> Any:
+            value = function(*args)
+            shown.update()
+            return value
+
+        yield counted

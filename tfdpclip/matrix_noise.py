@@ -186,7 +186,6 @@ class MatrixNoise:
 
     def __init__(self, run: CorrelatedNoise, source: GaussianNoise):
         self.run, self.source = run, source
-        # What is no noise of a step must not move the draws of the matrix.
         self._others = GaussianNoise(source.seed, source.hardened, replica=0)
         self._streams: list[KeptStream] | None = None
         self._began_at: list[int] | None = None  # before the first draw
@@ -211,15 +210,11 @@ class MatrixNoise:
         self._began_at = self.source.state if keep else None
         self._left_at = None
         if keep:
-            self.leave()
+            self._leave()
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Within, steps draw what a `secret` would draw again. Not for use in graphs.
-
-        Steps outside have draws of their own: what nobody counts must not have the
-        noise of a run that goes on elsewhere.
-        """
+        """Within, steps draw what a `secret` would; outside, draws of their own."""
         if self._left_at is None:
             yield
             return
@@ -227,10 +222,9 @@ class MatrixNoise:
         try:
             yield
         finally:
-            self.leave()
+            self._leave()
 
-    def leave(self) -> None:
-        """Leaves the stream of the draws until `drawing`."""
+    def _leave(self) -> None:
         self._left_at = self.source.state
         self.source.renew()
 
@@ -318,7 +312,7 @@ class MatrixNoise:
         for _ in range(made, steps):
             again()
         self._began_at = list(secret["source"])
-        self.leave()
+        self._leave()
 
     @tf.autograph.experimental.do_not_convert
     def sample_all(

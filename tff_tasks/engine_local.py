@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._carried_noise import CarriedNoise
 from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.accounting.noise_place import NOISE_KEY
-from tfdpclip.matrix_noise import CarriedNoise, CorrelatedNoise
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise import GaussianNoise
 from tff_tasks import cost

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdpclip._carried_noise import CarriedNoise
 from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
+from tfdpclip.accounting.noise_place import NOISE_KEY
 from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise import GaussianNoise

@@ -133,7 +133,7 @@ SAMPLING = {
         sampling.AvailableCohorts,
         scheme=_AVAILABLE,
         available=lambda round_num: range(9),
-        state={"next": 1, "clients": [["a", 0, 1]]},
+        state={"name": "a run", "next": 1, "clients": [["a", 0, 1]]},
     ),
     "CyclicPoisson": case(
         sampling.CyclicPoisson,

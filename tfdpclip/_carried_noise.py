@@ -39,6 +39,7 @@ class CarriedNoise:
       kept: what the step before left, `first`'s shape; counts for nothing in step 0.
 
     >>> from tfdpclip import correlated, sampling
+    >>> from tfdpclip.noise import GaussianNoise
     >>> scheme = sampling.MinSeparation(1000, 100)
     >>> run = CorrelatedNoise(correlated.SquareRootToeplitz(4), 20, scheme)
     >>> noise = CarriedNoise(run, GaussianNoise(), 0, CarriedNoise.first(run, 5))

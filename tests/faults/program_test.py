@@ -26,7 +26,7 @@ class Engine:
     sum_multiplier = 1.0
     count_stddevs = ()
 
-    def __init__(self, task, config, weights, spec):
+    def __init__(self, task, config, weights, spec, correlated):
         self._rounds = np.zeros((), np.int64)
         self.weights = []
 
@@ -39,6 +39,9 @@ class Engine:
 
     def state(self):
         return [self._rounds]
+
+    def memory(self):
+        return None  # the noise is independent
 
     def restore(self, arrays):
         (self._rounds,) = arrays

@@ -96,15 +96,25 @@ def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return squares * tf.square(size)
 
 
-# Traced once or twice for all layers: the self-check asks for it at every one.
-@tf.function(autograph=False, reduce_retracing=True)
 def outer_parts(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     """`[B]`: sum_t |x_t|^2 |z_t|^2, for `x` and `z` as for `gram_norms`."""
+    return _outer_parts[x.shape.rank](x, z)
+
+
+def _squares_of_parts(x, z):
     x, z, weights, size = _by_steps(x, z)
     parts = tf.reduce_sum(tf.square(x), -1) * tf.reduce_sum(tf.square(z), -1)
     parts *= tf.square(weights)
     parts = tf.reduce_sum(parts, axis=list(range(1, parts.shape.rank)))
     return parts * tf.square(size)
+
+
+# Traced once or twice for all layers: the self-check asks for it at every one. A
+# function that had seen two ranks would forget both.
+_outer_parts = {
+    rank: tf.function(_squares_of_parts, autograph=False, reduce_retracing=True)
+    for rank in (3, 4)
+}
 
 
 def _by_steps(x, z):

@@ -130,10 +130,11 @@ def products(
     of_rows = _products_in_xla if in_xla() else _products
     found: list[Rows | None] = []
     for probe, gradient in zip(probes, gradients, strict=True):
+        if gradient is None:
+            found += [None] * len(_axes(probe, flows))
+            continue
+        gradient = tf.convert_to_tensor(gradient)
         for axis in _axes(probe, flows):
-            if gradient is None:
-                found.append(None)
-                continue
             others = [i for i in range(gradient.shape.rank) if i != axis]
             first = tf.transpose(gradient, [axis, *others]) if axis else gradient
             rows = _as_matrix(first)

@@ -4,10 +4,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.layers_test import Masking, check_without_fallback, images
+from tests.gradients.layers_test import (
+    Masking,
+    check_model,
+    check_without_fallback,
+    head,
+    images,
+)
 from tests.keras.helpers import mostly_slow
+from tests.stack import KERAS_3
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import clipped_sum, per_example_norms
+from tfdpclip.gradients import (
+    GradientMismatchError,
+    clipped_sum,
+    per_example_norms,
+    recurrences,
+)
 
 L = tf.keras.layers
 
@@ -145,3 +157,160 @@ def test_a_gradient_penalty_matches_one_example_at_a_time(layer, count):
     np.testing.assert_allclose(norms, expected, rtol=1e-4)
     for total, parts in zip(sums, zip(*gradients, strict=True), strict=True):
         np.testing.assert_allclose(total, tf.add_n(parts), rtol=1e-3, atol=1e-5)
+
+
+FUSED = pytest.mark.skipif(KERAS_3, reason="Keras 3 has no fused layers on a CPU")
+
+
+def a_step(model):
+    @tf.function
+    def step(x, y):
+        loss = tf.square(tf.reduce_sum(model(x), axis=1) - y)
+        return clipped_sum(loss, model.trainable_variables, FixedClip(1e6))
+
+    return step
+
+
+@FUSED
+@pytest.mark.every_check
+@pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
+def test_only_the_check_runs_the_function_of_keras(layer):
+    """A step has one recurrence, which keeps its gates, and one way back."""
+    x, y = images(5, 4)
+    model = tf.keras.Sequential([layer(3)])
+    model(x)
+    graph = a_step(model).get_concrete_function(x, y).graph
+    calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    (call,) = [op for op in calls if "_with_gates" in op.get_attr("f").name]
+    assert not [op for op in calls if "standard_" in op.get_attr("f").name]
+    # Two of a sequence and its last, its states, and a number; then what it kept.
+    assert len(call.outputs) == {L.LSTM: 5 + 3, L.GRU: 4 + 2}[layer]
+    loops = [op.type for op in graph.get_operations() if "While" in op.type]
+    assert len(loops) == 1
+
+
+@FUSED
+@pytest.mark.every_check
+@pytest.mark.parametrize("name", mostly_slow(["LSTM"], {"LSTM": L.LSTM, "GRU": L.GRU}))
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, part):
+    cell = getattr(recurrences, name)
+    right = getattr(cell, part)
+
+    def wrong(self, *arguments):
+        first, *rest = right(self, *arguments)
+        return [[first[0] * 1.01, *first[1:]], *rest]
+
+    monkeypatch.setattr(cell, part, wrong)
+    x, y = images(5, 4)
+    model = tf.keras.Sequential([{"LSTM": L.LSTM, "GRU": L.GRU}[name](3)])
+    model(x)
+    error = tf.errors.InvalidArgumentError
+    message = {
+        "forward": "did not put out what",
+        "backward": GradientMismatchError.__name__,
+    }
+    with pytest.raises(error, match=message[part]):
+        a_step(model)(x, y)
+
+
+@FUSED
+@pytest.mark.every_check
+@pytest.mark.parametrize("change", [lambda c: c + 0.01, lambda c: c * np.nan])
+def test_a_cell_state_that_differs_is_found(monkeypatch, change):
+    """The second state is no output of most layers; nor may it be lost to NaN."""
+    right = recurrences.forwards
+
+    def wrong(*arguments):
+        saved, outputs, (h, c) = right(*arguments)
+        return saved, outputs, (h, change(c))
+
+    monkeypatch.setattr(recurrences, "forwards", wrong)
+    x, y = images(5, 4)
+    layer = L.LSTM(3, return_state=True)
+    layer(x)
+
+    @tf.function
+    def step(x, y):
+        _, h, c = layer(x)
+        loss = tf.square(tf.reduce_sum(h, axis=1) - y) + 0 * tf.reduce_sum(c, axis=1)
+        return clipped_sum(loss, layer.trainable_variables, FixedClip(1e6))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="did not put out what"):
+        step(x, y)
+
+
+class Sorted(L.Layer):
+    """Meets its variable in an op that no rule covers."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=[shape[-1]])
+
+    def call(self, x):
+        return tf.sort(x * tf.sort(self.scale), axis=-1) + tf.cumsum(self.scale)
+
+
+@FUSED
+@pytest.mark.every_check
+@pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+def test_a_variable_without_a_rule_before_the_layer(layer):
+    """Its Jacobian goes through the layer as Keras has it."""
+    x, y = images(3, 4, batch=4)
+    check_model(head(Sorted(), layer(2)), x, y, sizes=[len(y)])
+
+
+@FUSED
+@pytest.mark.parametrize("layer", mostly_slow(["LSTM"], {"LSTM": 0, "GRU": 0}))
+def test_a_tape_that_saw_the_layer_is_asked_afterwards(layer):
+    """It goes past the gradient function of the call, which was given outputs."""
+    x, y = images(5, 4)
+    model = tf.keras.Sequential([getattr(L, layer)(3)])
+    model(x)
+    variables = model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            loss = tf.square(tf.reduce_sum(model(x), axis=1) - y)
+        sums, _ = clipped_sum(loss, variables, FixedClip(1e6))
+        return sums, tape.gradient(loss, [*variables, x])
+
+    x = tf.constant(x)
+    sums, (*gradients, at_x) = step(x, y)
+    for total, gradient in zip(sums, gradients, strict=True):
+        np.testing.assert_allclose(total, gradient, rtol=1e-4, atol=1e-6)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.square(tf.reduce_sum(model(x), axis=1) - y)
+    np.testing.assert_allclose(at_x, tape.gradient(loss, x), rtol=1e-4, atol=1e-6)
+
+
+class OneMatrix(L.LSTM):
+    """The product with the input and that with the state have one tensor as weights."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.one = self.add_weight(name="one", shape=[self.units, 4 * self.units])
+
+    def call(self, x):
+        self.cell.kernel = self.cell.recurrent_kernel = tf.tanh(self.one)
+        return super().call(x)
+
+
+@FUSED
+@pytest.mark.every_check
+def test_one_tensor_may_be_two_of_the_weights():
+    x, y = images(5, 3)
+    layer = OneMatrix(3)
+    layer(x)
+    one = [layer.one]
+
+    @tf.function
+    def step(x, y):
+        loss = tf.square(tf.reduce_sum(layer(x), axis=1) - y)
+        return clipped_sum(loss, one, FixedClip(1e6)), tf.gradients(loss, one)
+
+    ((total,), _), (gradient,) = step(x, y)
+    np.testing.assert_allclose(total, gradient, rtol=1e-4, atol=1e-6)

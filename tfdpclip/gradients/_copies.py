@@ -72,26 +72,39 @@ def _ops_within(op: tf.Operation) -> set[str]:
 
 def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds the same op, on other inputs, to the current graph."""
-    graph = tf.compat.v1.get_default_graph()
-    # A constant of another graph is no longer one once it is captured, and some ops
-    # need to know what it is.
-    inputs = [_here(t, graph) for t in inputs]
+    return emitter(op)(inputs)
+
+
+def emitter(op: tf.Operation) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    """What adds an op, as it is now, to the graph that is current then.
+
+    Returns:
+      A function from the op's new inputs to its outputs.
+    """
     attributes = {
         name: value
         for name, value in op.node_def.attr.items()
         # Where the original is, and what its output looked like.
         if name not in ("_class", "_output_shapes")
     }
-    copy = _tf_private.make_op(
-        graph,
-        op.type,
-        inputs,
-        [t.dtype for t in op.outputs],
-        name=f"{op.name.split('/')[-1]}_again",
-        attrs=attributes,
-        op_def=op.op_def,
-    )
-    return list(copy.outputs)
+    dtypes = [t.dtype for t in op.outputs]
+
+    def emit(inputs):
+        graph = tf.compat.v1.get_default_graph()
+        copy = _tf_private.make_op(
+            graph,
+            op.type,
+            # A constant of another graph is no longer one once it is captured, and some
+            # ops need to know what it is.
+            [_here(t, graph) for t in inputs],
+            dtypes,
+            name=f"{op.name.split('/')[-1]}_again",
+            attrs=attributes,
+            op_def=op.op_def,
+        )
+        return list(copy.outputs)
+
+    return emit
 
 
 def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:

@@ -58,8 +58,15 @@ def is_compiled(op: tf.Operation) -> bool:
     return op.node_def.attr["_XlaMustCompile"].b
 
 
+def replaced(op: tf.Operation):
+    """What a call was before it was given another function, or None."""
+    return getattr(op, "_tfdpclip_replaced", None)
+
+
 def is_fused_layer(op: tf.Operation) -> bool:
     """Whether a faster kernel may stand in for the function (Keras's LSTM and GRU)."""
+    if replaced(op) is not None:
+        return True
     function = find_function(op.graph, op.get_attr("f").name)
     return _keras_marks.FUSED in function.cached_definition.attr
 

@@ -30,14 +30,22 @@ what is rounded is measured.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tfdpclip._devices import in_xla
 
 # The square of a quarter.
 FLOOR = 1 / 16
 # Matrix products add up one term after the other along runs of this length at most
 # here, whose rounding errors may all have one sign.
 _RUN = 512
+# Between these, sums of squares in float32 are sure, and so are products of two. Norms
+# whose squares are above the third have lost nothing in such products: 1e-38 a term.
+_SMALL, _LARGE, _SURE = 1e-28, 1e15, 1e-24
+# What may be missing in a norm, beside it.
+_NOTHING = 1e-7
 
 
 def _unit(tensor: tf.Tensor) -> float:
@@ -89,6 +97,61 @@ def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
       x: `[B, (G,) T, K]`.
       z: `[B, (G,) T, U]`.
     """
+    if in_xla() or x.dtype != tf.float32 or z.dtype != tf.float32:
+        return _scaled_gram_norms(x, z)
+    # As they are: few examples need the passes that scaling takes.
+    (x_gram, x_units), (z_gram, z_units) = gram(x), gram(z)
+    squares = from_grams(x_gram, z_gram, x_units + z_units)
+    sure = _nothing_lost(
+        tf.linalg.diag_part(x_gram), tf.linalg.diag_part(z_gram), squares
+    )
+    return mended(squares, sure, _scaled_gram_norms, x, z)
+
+
+def mended(
+    values: tf.Tensor,
+    sure: tf.Tensor,
+    exact: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    x: tf.Tensor,
+    z: tf.Tensor,
+) -> tf.Tensor:
+    """`values`, `[B]`, with `exact(x, z)` of the examples that are not `sure`."""
+
+    def mend():
+        rows = tf.where(~sure)
+        few = [tf.gather(part, rows[:, 0]) for part in (x, z)]
+        return tf.tensor_scatter_nd_update(values, rows, exact(*few))
+
+    return tf.cond(tf.reduce_all(sure), lambda: values, mend)
+
+
+def _nothing_lost(x_squares, z_squares, squares) -> tf.Tensor:
+    """Whether float32 held all of a norm: nothing overflowed, and little vanished.
+
+    Of a sum of squares from `_SMALL` on, the terms below 1e-38 that vanished are worth
+    less than 1e-6. Smaller ones count as if they were `_SMALL`: what their steps bring
+    to the norm at most must be nothing beside it.
+
+    Args:
+      x_squares: |x_t|^2, `[B, (G,) T]`, and z_squares likewise.
+      squares: of the norms, `[B]`.
+    """
+    axes = list(range(1, x_squares.shape.rank))
+    fits = (x_squares <= _LARGE) & (z_squares <= _LARGE)
+    unseen = (x_squares < _SMALL) | (z_squares < _SMALL)
+    most = tf.sqrt(tf.maximum(x_squares, _SMALL)) * tf.sqrt(
+        tf.maximum(z_squares, _SMALL)
+    )
+    lost = tf.reduce_sum(tf.where(unseen, most, tf.zeros_like(most)), axis=axes)
+    return (
+        tf.reduce_all(fits, axis=axes)
+        & (squares >= _SURE)
+        & tf.math.is_finite(squares)
+        & (lost <= _NOTHING * tf.sqrt(squares))
+    )
+
+
+def _scaled_gram_norms(x, z):
     x, z, weights, size = _by_steps(x, z)
     (x_gram, x_units), (z_gram, z_units) = gram(x), gram(z)
     z_gram *= weights[..., tf.newaxis] * weights[..., tf.newaxis, :]

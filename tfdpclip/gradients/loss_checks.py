@@ -16,6 +16,20 @@ FIX = (
     "reduction='none'), or pass the unreduced loss, of shape [batch], to "
     "optimizer.minimize(per_example_loss, variables, tape=tape)."
 )
+# Of what mixes examples, by what it is called in the graph.
+BATCH_NORM = (
+    "This is batch normalisation in training mode. Replace it, as by "
+    "model = dpc.keras.convert_batchnorm(model), which makes GroupNormalization of it, "
+    "or freeze the layer with layer.trainable = False, as dpc.keras.film(model) does."
+)
+OTHERWISE = (
+    "Batch normalisation in training mode does this (use GroupNormalization or "
+    "LayerNormalization, or freeze the layer with layer.trainable = False), and so do "
+    "an in-batch contrastive loss and a masked mean over the batch, as of masked "
+    "sequences: compile those with "
+    "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or whichever "
+    "loss it is. " + FIX
+)
 BY_BATCH = (
     "The term {name!r} of the loss is no example's own, and is scaled with the number "
     "of examples that happen to be in a batch: it would tell that number, without "
@@ -53,15 +67,13 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
 def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
     """Raises if an example's loss depends on other examples."""
     if flow.coupled is not None:
+        op = flow.coupled
+        by_batch_norm = op.type.startswith("FusedBatchNorm") or "/moments/" in op.name
         raise ExampleIsolationError(
-            f"The loss of one example depends on other examples: {flow.coupled.name!r} "
-            f"(a {flow.coupled.type}) combines the examples of a batch before "
-            f"{tensor.name!r}. Batch normalisation in training mode does this (use "
-            "GroupNormalization or LayerNormalization, or freeze the layer with "
-            "layer.trainable = False), and so do an in-batch contrastive loss and a "
-            "masked mean over the batch, as of masked sequences: compile those with "
-            "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
-            "whichever loss it is. " + FIX + see("mixed-examples")
+            f"The loss of one example depends on other examples: {op.name!r} "
+            f"(a {op.type}) combines the examples of a batch before {tensor.name!r}. "
+            + (BATCH_NORM if by_batch_norm else OTHERWISE)
+            + see("mixed-examples")
         )
 
 

@@ -17,6 +17,7 @@ from tfdpclip.gradients.rule_table import (
     build_form,
     has_rule,
     outputs_of,
+    prepare,
     pull_back_of,
 )
 from tfdpclip.gradients.uses import Use, find_uses
@@ -169,6 +170,7 @@ def _meetings(
     meetings: dict[tf.Operation, Meeting] = {}
     for use in itertools.chain.from_iterable(uses_by_variable):
         if use.op not in meetings:
+            prepare(use)
             outputs = stand_ins.get(use.op)
             outputs = outputs or [use.op.outputs[k] for k in outputs_of(use)]
             meetings[use.op] = Meeting(outputs, pull_back_of(use))

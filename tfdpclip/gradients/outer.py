@@ -131,14 +131,7 @@ class Outer(Form):
         sure = tf.logical_and(*sure)
         if sure.shape.rank == 2:
             sure = tf.reduce_all(sure, axis=1)
-
-        def mended():
-            rows = tf.where(~sure)
-            few = [tf.gather(part, rows[:, 0]) for part in (x, z)]
-            exact = _squares_of_outer(*few)
-            return tf.tensor_scatter_nd_update(norms, rows, exact)
-
-        return tf.cond(tf.reduce_all(sure), lambda: norms, mended)
+        return floors.mended(norms, sure, _squares_of_outer, x, z)
 
     def _squeezed(self):
         if self.x.shape.rank == 4:

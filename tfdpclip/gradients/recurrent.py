@@ -1,19 +1,25 @@
 """Per-example gradients of Keras's fused LSTM and GRU layers.
 
 Keras 2 runs these layers inside one function call, whose loop over time steps hides the
-matrix products from the engine. The rule here runs the layer's recurrence once more,
-forwards and backwards, from the call's inputs and the gradients at its outputs; that
-gives the gradient at every gate and step, and the weights' gradients are then ordinary
-sequences of outer products.
+matrix products from the engine. The rule here has the call run the same recurrence in a
+loop that keeps its gates, and goes back over them from the gradients at its outputs;
+that gives the gradient at every gate and step, and the weights' gradients are then
+ordinary sequences of outer products. Where the call has to stay what it is (a mask: it
+does not say what it puts out there; types below float32; XLA), the recurrence is run a
+second time for the gates.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
+from tfdpclip._devices import in_xla
 from tfdpclip._keras_marks import FUSED_WEIGHTS
+from tfdpclip.gradients import recurrences
+from tfdpclip.gradients.calls import replaced
 from tfdpclip.gradients.forms import Explicit, Form
-from tfdpclip.gradients.fused import FusedCall, read_call
+from tfdpclip.gradients.fused import FusedCall, ReplacedCall, read_call
 from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
     CallRule,
@@ -36,7 +42,7 @@ def _applies(use: Use) -> bool:
     shape = call.inputs["inputs"].shape
     if shape.rank != 3 or None in (shape[2], use.op.outputs[0].shape[-1]):
         return False
-    return any(use.op.inputs[use.index] is call.inputs[name] for name in FUSED_WEIGHTS)
+    return list(call.inputs)[use.index] in FUSED_WEIGHTS
 
 
 def _outputs(use: Use) -> list[int]:
@@ -60,26 +66,96 @@ def _build(use: Use, dz, shape, context: Context) -> Form | None:
     if axes not in (None, (0,)):
         return None
     unrolled = _unroll(use.op, dz, context)
-    name = next(n for n in FUSED_WEIGHTS if use.op.inputs[use.index] is call.inputs[n])
+    # By place: one tensor may be two of the weights.
+    name = list(call.inputs)[use.index]
     return unrolled.form(name, shape)
 
 
+def _prepare(op: tf.Operation) -> None:
+    """Has a call keep what the way back needs, where it can."""
+    call = read_call(op)
+    floats = {t.dtype for t in (*op.inputs, *op.outputs) if t.dtype.is_floating}
+    if (
+        replaced(op) is not None
+        or in_xla()
+        or "mask" in call.inputs
+        or floats not in ({tf.float32}, {tf.float64})
+        # TensorFlow has differentiated it, and made it keep things for that.
+        or len(op.outputs) != call.results
+    ):
+        return
+    with op.graph.as_default():
+        function = _tf_private.new_function_graph(f"{call.kind}_with_gates")
+    with function.as_default():
+        inputs = {
+            name: tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
+            for name, tensor in call.inputs.items()
+        }
+        by_time = tf.transpose(_in_order(call, inputs["inputs"]), [1, 0, 2])
+        saved, _, last = recurrences.forwards(
+            _cell(call, inputs), by_time, None, _initial(call, inputs)
+        )
+        sequence = last[0][tf.newaxis]
+        # Without return_sequences the layer has the last output only.
+        if op.outputs[1].shape[1] != 1:
+            sequence = tf.concat([saved[0].stack()[1:], sequence], axis=0)
+        sequence = tf.transpose(sequence, [1, 0, 2])
+        number = tf.zeros_like(op.outputs[-1])
+        results = [last[0], sequence, *last, number]
+        function.inputs.extend(inputs.values())
+        function.outputs.extend([*results, *(array.flow for array in saved)])
+    ReplacedCall(op, call, function)
+
+
+def _cell(
+    call: FusedCall, inputs: dict[str, tf.Tensor]
+) -> recurrences.LSTM | recurrences.GRU:
+    weights = [in_float(inputs[name]) for name in FUSED_WEIGHTS]
+    return (recurrences.LSTM if call.kind == "lstm" else recurrences.GRU)(*weights)
+
+
+def _initial(call: FusedCall, inputs: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+    """The states before the first step."""
+    names = ("init_h", "init_c") if call.kind == "lstm" else ("init_h",)
+    return [in_float(inputs[name]) for name in names]
+
+
+def _in_order(call: FusedCall, steps: tf.Tensor) -> tf.Tensor:
+    """`[B, T, ...]` as the layer goes through it."""
+    return tf.reverse(steps, [1]) if call.backwards else steps
+
+
 class _Unrolled:
-    """The recurrence, run again, with the gradient at every gate and step."""
+    """The recurrence, with the gradient at every gate and step."""
 
     def __init__(self, op, call: FusedCall, dz, context: Context):
         self._call, self._context = call, context
-        self._x = in_float(call.inputs["inputs"])
-        if call.backwards:
-            self._x = tf.reverse(self._x, [1])
-        self._mask = self._by_step_mask(call)
-        weights = [in_float(call.inputs[name]) for name in FUSED_WEIGHTS]
-        self._cell = cell = (_LSTM if call.kind == "lstm" else _GRU)(*weights)
-        states = [in_float(call.inputs["init_h"])]
-        if call.kind == "lstm":
-            states.append(in_float(call.inputs["init_c"]))
+        self._x = _in_order(call, in_float(call.inputs["inputs"]))
+        self._cell = cell = _cell(call, call.inputs)
+        self._mask = None
+        repeats = tf.constant(1.0, self._x.dtype)
+        if replaced(op) is None:
+            saved, last, repeats = self._once_more(op)
+        else:
+            saved, last = self._kept(op)
+        seeds = self._seeds(dz, tf.shape(self._x)[1], last)
+        gates, self._at_start = recurrences.backwards(
+            cell, saved, self._mask, repeats, *seeds
+        )
+        # [T, B, ...] -> [B, T, ...]
+        self._gates = cell.gates([tf.transpose(gate, [1, 0, 2]) for gate in gates])
+        self._previous = tf.transpose(saved[0].stack(), [1, 0, 2])
+
+    def _once_more(self, op):
+        """What the recurrence saves and ends with, if it is run again."""
+        call = self._call
+        if "mask" in call.inputs:
+            mask = _in_order(call, tf.cast(call.inputs["mask"], tf.bool))
+            self._mask = tf.transpose(mask)[:, :, tf.newaxis]
         by_time = tf.transpose(self._x, [1, 0, 2])
-        saved, outputs, last = _forwards(cell, by_time, self._mask, states)
+        saved, outputs, last = recurrences.forwards(
+            self._cell, by_time, self._mask, _initial(call, call.inputs)
+        )
         repeats = tf.constant(1.0, self._x.dtype)
         final = last[0]
         if self._mask is not None:
@@ -87,21 +163,17 @@ class _Unrolled:
             repeats = self._repeats(op, outputs)
             zeroed = tf.where(self._mask[-1], outputs[-1], tf.zeros_like(final))
             final = tf.where(repeats > 0, outputs[-1], zeroed)
-        context.claims.append(self._claim(op, final, last))
-        seeds = self._seeds(dz, tf.shape(by_time)[0], last)
-        gates, self._at_start = _backwards(cell, saved, self._mask, repeats, *seeds)
-        # [T, B, ...] -> [B, T, ...]
-        self._gates = [tf.transpose(gate, [1, 0, 2]) for gate in gates]
-        self._previous = tf.transpose(saved[0].stack(), [1, 0, 2])
+        self._claim(op, lambda: [(op.outputs[0], final), (op.outputs[2], last[0])])
+        return saved, last, repeats
 
-    def _by_step_mask(self, call):
-        mask = call.inputs.get("mask")
-        if mask is None:
-            return None
-        mask = tf.cast(mask, tf.bool)
-        if call.backwards:
-            mask = tf.reverse(mask, [1])
-        return tf.transpose(mask)[:, :, tf.newaxis]
+    def _kept(self, op):
+        """What the call saved and ended with."""
+        call = replaced(op)
+        saved = [tf.TensorArray(self._x.dtype, flow=flow) for flow in call.kept]
+        self._claim(
+            op, lambda: list(zip(call.as_it_was(), call.results, strict=True))[:-1]
+        )
+        return saved, call.results[2:-1]
 
     def _repeats(self, op, outputs):
         """1 if the layer repeats its output at masked steps, 0 if it puts zeros there.
@@ -114,22 +186,33 @@ class _Unrolled:
         blank = masked & (own == 0) & (outputs[-count:] != 0)
         return tf.cast(tf.logical_not(tf.reduce_any(blank)), outputs.dtype)
 
-    def _claim(self, op, final, last):
-        """That the recurrence came out as the layer's own did."""
+    def _claim(self, op, pairs):
+        """That the recurrence came out as the layer's own did.
+
+        Args:
+          op: the call.
+          pairs: gives what the layer and the recurrence put out, `[B, ...]` each.
+        """
 
         def claim():
-            own = in_float(op.outputs[0])
-            error = tf.reduce_max(tf.abs(own - final), axis=-1)
-            error += tf.reduce_max(tf.abs(in_float(op.outputs[2]) - last[0]), axis=-1)
+            errors, finite = [], []
+            for own, made in pairs():
+                own, axes = in_float(own), list(range(1, own.shape.rank))
+                # States of an LSTM may be large.
+                error = tf.abs(own - made) / tf.maximum(tf.abs(own), 1.0)
+                errors.append(tf.reduce_max(error, axis=axes))
+                finite.append(tf.reduce_all(tf.math.is_finite(own), axis=axes))
             tolerance = 1e-4 if op.outputs[0].dtype.size >= 4 else 0.1
-            # An example that is not finite is dropped anyway.
-            return tf.reduce_all((error <= tolerance) | ~tf.math.is_finite(error))
+            # An example for which the layer is not finite is dropped anyway.
+            lost = ~tf.reduce_all(tf.stack(finite), axis=0)
+            return tf.reduce_all((tf.add_n(errors) <= tolerance) | lost)
 
-        return claim, (
+        message = (
             f"The fused recurrent layer {op.name!r} did not put out what "
             "its per-example gradient rule computes for it. Build the layer with "
             "unroll=True."
         )
+        self._context.claims.append((claim, message))
 
     def _seeds(self, dz, steps, last):
         """The gradient at each step's output, `[T, B, U]`, and at the last state."""
@@ -193,137 +276,4 @@ class _Unrolled:
         )
 
 
-class _LSTM:
-    """One step of an LSTM, forwards and backwards. States: h, c."""
-
-    def __init__(self, kernel, recurrent, bias):
-        self.kernel, self.recurrent, self.bias = kernel, recurrent, bias
-
-    def project(self, x):
-        return tf.tensordot(x, self.kernel, 1) + self.bias
-
-    def forward(self, projected, states):
-        h, c = states
-        z = projected + tf.matmul(h, self.recurrent)
-        i, f, g, o = tf.split(z, 4, axis=-1)
-        i, f, o = tf.sigmoid(i), tf.sigmoid(f), tf.sigmoid(o)
-        g = tf.tanh(g)
-        new_c = f * c + i * g
-        squashed = tf.tanh(new_c)
-        return [o * squashed, new_c], tf.concat([i, f, g, o, squashed], axis=-1)
-
-    def backward(self, dh, dstates, states, kept):
-        (dc,) = dstates
-        _, c = states
-        i, f, g, o, squashed = tf.split(kept, 5, axis=-1)
-        dc += dh * o * (1 - tf.square(squashed))
-        gates = tf.concat(
-            [
-                dc * g * i * (1 - i),
-                dc * c * f * (1 - f),
-                dc * i * (1 - tf.square(g)),
-                dh * squashed * o * (1 - o),
-            ],
-            axis=-1,
-        )
-        return [gates], tf.matmul(gates, self.recurrent, transpose_b=True), [dc * f]
-
-
-class _GRU:
-    """One step of a GRU whose reset gate acts after the matrix product. State: h."""
-
-    def __init__(self, kernel, recurrent, bias):
-        self.kernel, self.recurrent = kernel, recurrent
-        self.bias, self.recurrent_bias = tf.unstack(bias)
-
-    def project(self, x):
-        return tf.tensordot(x, self.kernel, 1) + self.bias
-
-    def forward(self, projected, states):
-        (h,) = states
-        inner = tf.matmul(h, self.recurrent) + self.recurrent_bias
-        xz, xr, xh = tf.split(projected, 3, axis=-1)
-        rz, rr, rh = tf.split(inner, 3, axis=-1)
-        z, r = tf.sigmoid(xz + rz), tf.sigmoid(xr + rr)
-        candidate = tf.tanh(xh + r * rh)
-        new_h = z * h + (1 - z) * candidate
-        return [new_h], tf.concat([z, r, candidate, rh], axis=-1)
-
-    def backward(self, dh, dstates, states, kept):
-        (h,) = states
-        z, r, candidate, rh = tf.split(kept, 4, axis=-1)
-        dz = dh * (h - candidate) * z * (1 - z)
-        dcandidate = dh * (1 - z) * (1 - tf.square(candidate))
-        dr = dcandidate * rh * r * (1 - r)
-        into = tf.concat([dz, dr, dcandidate], axis=-1)
-        inner = tf.concat([dz, dr, dcandidate * r], axis=-1)
-        previous = dh * z + tf.matmul(inner, self.recurrent, transpose_b=True)
-        return [into, inner], previous, []
-
-
-def _forwards(cell, x, mask, states):
-    """Runs the recurrence over `[T, B, D]`.
-
-    Returns:
-      What the way back needs, as arrays of T tensors `[B, ...]`: the states before each
-      step, then what the cell keeps; the outputs, `[B, U]`, likewise; and the last
-      states.
-    """
-    projected = cell.project(x)
-    steps = tf.shape(projected)[0]
-    before = [tf.TensorArray(x.dtype, steps) for _ in states]
-    kept = tf.TensorArray(x.dtype, steps)
-    outputs = tf.TensorArray(x.dtype, steps)
-
-    def body(t, states, output, before, kept, outputs):
-        before = [array.write(t, s) for array, s in zip(before, states, strict=True)]
-        new, keep = cell.forward(projected[t], states)
-        out = new[0]
-        if mask is not None:
-            # A masked step repeats the output before it and leaves the states alone.
-            on = mask[t]
-            out = tf.where(on, out, output)
-            new = [tf.where(on, n, s) for n, s in zip(new, states, strict=True)]
-        return t + 1, new, out, before, kept.write(t, keep), outputs.write(t, out)
-
-    start = (tf.constant(0), states, tf.zeros_like(states[0]), before, kept, outputs)
-    _, last, _, before, kept, outputs = tf.while_loop(
-        lambda t, *_: t < steps, body, start, maximum_iterations=steps
-    )
-    return [*before, kept], outputs, last
-
-
-def _backwards(cell, saved, mask, repeats, at_outputs, at_states):
-    """The gradients at the gates, `[T, B, ...]` each, and at the initial states."""
-    *before, kept = saved
-    steps = tf.shape(at_outputs)[0]
-    count = 2 if isinstance(cell, _GRU) else 1
-    gates = [tf.TensorArray(kept.dtype, steps) for _ in range(count)]
-
-    def body(t, dh, dstates, doutput, gates):
-        states, keep = [state.read(t) for state in before], kept.read(t)
-        dout = at_outputs[t] + doutput
-        if mask is None:
-            made, dh, dstates = cell.backward(dh + dout, dstates, states, keep)
-        else:
-            on = tf.cast(mask[t], keep.dtype)
-            made, new_dh, new_dstates = cell.backward(
-                on * (dh + dout), [on * d for d in dstates], states, keep
-            )
-            dh = new_dh + (1 - on) * dh
-            dstates = [
-                n + (1 - on) * d for n, d in zip(new_dstates, dstates, strict=True)
-            ]
-            doutput = repeats * (1 - on) * dout
-        gates = [array.write(t, g) for array, g in zip(gates, made, strict=True)]
-        return t - 1, dh, dstates, doutput, gates
-
-    dh, *dstates = at_states
-    start = (steps - 1, dh, dstates, tf.zeros_like(dh), gates)
-    _, dh, dstates, _, gates = tf.while_loop(
-        lambda t, *_: t >= 0, body, start, maximum_iterations=steps
-    )
-    return [array.stack() for array in gates], [dh, *dstates]
-
-
-register_call_rule(CallRule(_applies, _outputs, _build, _pull_back))
+register_call_rule(CallRule(_applies, _outputs, _build, _pull_back, _prepare))

@@ -57,12 +57,14 @@ class CallRule:
       build: `build(use, gradients at the outputs, shape, context)` -> a form or None.
       pull_back: `pull_back(op, gradients at the outputs, context)` -> those at the op's
         inputs, None at its weights, so that the call is not differentiated once more.
+      prepare: `prepare(op)`, before any gradients are taken.
     """
 
     applies: Callable[[Use], bool]
     outputs: Callable[[Use], list[int]]
     build: Callable
     pull_back: Callable
+    prepare: Callable[[tf.Operation], None]
 
 
 _CALL_RULES: list[CallRule] = []
@@ -223,6 +225,13 @@ def pull_back_of(use: Use) -> Callable | None:
     """
     rule = _call_rule(use)
     return None if rule is None else functools.partial(rule.pull_back, use.op)
+
+
+def prepare(use: Use) -> None:
+    """Readies the use's op for a rule, before gradients are taken."""
+    rule = _call_rule(use)
+    if rule is not None:
+        rule.prepare(use.op)
 
 
 def has_rule(use: Use) -> bool:

@@ -277,10 +277,11 @@ class SelfCheck:
         """
         engine = self._engine
         count = engine.parts.batch_size
-        found = self.compare(self.seeds())
-        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
+        # Before the loop over weightings, which uses the calls that claims make.
         conditions = [separation.counts_agree(engine.flows, count)]
         conditions += [claim() for claim, _ in self._evidence.claims]
+        found = self.compare(self.seeds())
+        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
         messages = [
             separation.COUNTS,
             *(message for _, message in self._evidence.claims),

@@ -3,9 +3,9 @@
     python -m benchmarks.scaling --output_dir=runs/benchmarks
 
 For each axis (batch size, parameters, sequence length, image size, layers) the step is
-timed, and its memory measured, at sizes that double. The slope of the largest three on
-a log-log scale is the exponent of growth. What must hold is that nothing grows faster
-than the plain step: the difference of the exponents is in the table.
+timed, and its memory measured, at sizes that grow by a factor. The slope of the largest
+three on a log-log scale is the exponent of growth. What must hold is that nothing grows
+faster than the plain step: the difference of the exponents is in the table.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ AXES = (
     Axis("batch size", "mlp", "batch_size", (64, 256, 1024, 4096)),
     Axis("batch size", "transformer", "batch_size", (16, 32, 64, 128)),
     Axis("width", "mlp", "width", (256, 512, 1024, 2048), 64),
+    # 10^4 to 10^8 parameters.
+    Axis("parameters", "mlp", "width", (12, 87, 670, 2780, 9600), 16),
     Axis("sequence length", "transformer", "length", (32, 64, 128, 256)),
     Axis("sequence length", "lstm", "length", (16, 32, 64, 128)),
     Axis("image size", "convnet", "size", (16, 32, 64, 128)),

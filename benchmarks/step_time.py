@@ -59,7 +59,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--modes",
         type=names,
         default=list(cells.OURS),
-        help="Ours; also joint, buffered_3, toeplitz_16.",
+        help="Ours; also joint, buffered_3, toeplitz_16, quantile_unchecked.",
     )
     add(
         "--peers",

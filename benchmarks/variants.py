@@ -45,6 +45,11 @@ OURS: dict[str, Callable[[], dict[str, Any]]] = {
     # Not private. What is left without it is the cost of drawing the noise, a number
     # for each parameter, which small batches of large dense models mostly wait for.
     "quantile_no_noise": lambda: {"clip": dpc.QuantileClip(), "noise_multiplier": 0.0},
+    # What a step is when it does not check itself; a first step that does not, too.
+    "quantile_unchecked": lambda: {
+        "clip": dpc.QuantileClip(),
+        "check_isolation": "never",
+    },
 }
 
 
@@ -64,6 +69,14 @@ def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
         int(np.prod(variable.shape)) for variable in task.build().trainable_variables
     )
     return made, parameters
+
+
+def graph_of_step(spec: Spec, name: str) -> tf.Graph:
+    """The graph of one variant's step, for its task's batches."""
+    task = models.make(spec.model, **spec.options)
+    x, y = task.batch(np.random.default_rng(0), spec.batch_size)
+    step = _step(spec, task, name)
+    return step.get_concrete_function(tf.constant(x), tf.constant(y)).graph
 
 
 def _finished(step: Callable, x: tf.Tensor, y: tf.Tensor) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import importlib.util
 import json
 import math
@@ -12,9 +13,11 @@ import subprocess
 import time
 
 import pytest
+import tensorflow as tf
 
 from benchmarks import (
     cells,
+    every_row,
     federated_round,
     federated_tasks,
     federated_tasks_worker,
@@ -22,6 +25,7 @@ from benchmarks import (
     memory,
     op_times,
     replicas,
+    roofline,
     scaling,
     sections,
     smoke,
@@ -101,7 +105,7 @@ def test_all_models_are_made_and_timed_by_name():
     from benchmarks import models, variants
 
     assert set(step_time.MODELS) == set(models.NAMES)
-    asked_for = {"joint", "buffered_3", "toeplitz_16"}
+    asked_for = {"joint", "buffered_3", "toeplitz_16", "quantile_unchecked"}
     assert {*cells.OURS, *asked_for} == set(variants.OURS)
     for name in {axis.model for axis in scaling.AXES}:
         assert name in models.NAMES
@@ -472,3 +476,91 @@ def test_steps_are_timed_on_replicas_and_on_workers(tmp_path):
         assert float(row["private_ms"]) > 0 and float(row["ratio"]) > 0.2
         # 784 x 512 x 512 x 10 with biases, and one count.
         assert int(row["bytes_reduced"]) == 4 * (401_920 + 262_656 + 5_130 + 1)
+
+
+def traced(function, *shapes):
+    @tf.function
+    def traced(*arguments):
+        return function(*arguments)
+
+    return traced.get_concrete_function(*map(tf.TensorSpec, shapes)).graph
+
+
+def test_operations_and_bytes_of_kernels_are_those_of_their_shapes():
+    graph = traced(lambda a, b: tf.nn.relu(a @ b), [3, 5], [5, 7])
+    product, relu = sorted(roofline.kernels(graph), key=lambda kernel: -kernel.flops)
+    assert (product.op, product.flops) == ("MatMul", 2 * 3 * 5 * 7)
+    assert product.bytes == 4 * (3 * 5 + 5 * 7 + 3 * 7)
+    assert (relu.flops, relu.bytes) == (3 * 7, 2 * 4 * 3 * 7)
+
+
+def test_the_three_convolutions_have_the_same_operations():
+    def both(x, kernel):
+        y = tf.nn.conv2d(x, kernel, 1, "SAME")
+        return tf.gradients(y, [x, kernel])
+
+    found = roofline.kernels(traced(both, [2, 6, 6, 3], [3, 3, 3, 4]))
+    wanted = 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
+    flops = {k.op: k.flops for k in found if "Conv" in k.op}
+    # The convolution itself is not needed for its gradients.
+    assert flops == {
+        "Conv2DBackpropInput": wanted,
+        "Conv2DBackpropFilter": wanted,
+    }
+
+
+def test_the_cheaper_branch_counts_and_a_loop_is_refused():
+    def branch(a):
+        return tf.cond(a[0, 0] > 0, lambda: a @ a, lambda: tf.nn.relu(a))
+
+    assert "MatMul" not in [k.op for k in roofline.kernels(traced(branch, [900, 900]))]
+
+    def loop(a):
+        return tf.while_loop(lambda a: a[0] > 0, lambda a: (a - 1,), (a,))
+
+    with pytest.raises(roofline.LoopError, match="is a loop"):
+        roofline.kernels(traced(loop, [9]))
+
+
+def test_a_kernel_takes_the_longest_of_three_times():
+    device = roofline.Device(flops=10.0, bandwidth=5.0, launch=1.0)
+    for kernel, seconds in (((30, 5), 3.0), ((30, 20), 4.0), ((1, 1), 1.0)):
+        assert device.seconds(roofline.Kernel("Op", *kernel)) == seconds
+
+
+def test_a_gpu_is_estimated(capsys):
+    roofline.main(["--cells=mlp:16"])
+    names, _, row = capsys.readouterr().out.strip().splitlines()
+    cells_of = [line.strip("| ").split(" | ") for line in (names, row)]
+    row = dict(zip(*cells_of, strict=True))
+    assert float(row["operations"]) >= 0.9 and float(row["private / plain"]) > 1
+    with pytest.raises(SystemExit):
+        roofline.main(["--cells=lstm:16"])
+    assert "is a loop" in capsys.readouterr().err
+
+
+def test_every_row_is_repeated_by_flags_that_exist(tmp_path, monkeypatch, capsys):
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, int("memory" in command[2]))
+
+    monkeypatch.setattr(every_row.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="These failed: benchmarks.memory --models="):
+        every_row.main([f"--output_dir={tmp_path}"])
+    assert len(commands) == len(every_row.PARTS)
+    helps = {}
+    for _, _, name, *flags in commands:
+        if name not in helps:
+            main = importlib.import_module(name).main
+            with pytest.raises(SystemExit):
+                main(["--help"])
+            helps[name] = capsys.readouterr().out
+        for flag in flags:
+            assert f"{flag.partition('=')[0]} " in helps[name].replace("]", " "), flag
+    commands.clear()
+    every_row.main(["--only=scaling,report", f"--output_dir={tmp_path}"])
+    assert [c[2] for c in commands] == ["benchmarks.scaling", "benchmarks.report"]
+    with pytest.raises(SystemExit):
+        every_row.main(["--only=none"])

@@ -11,7 +11,8 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.covariance import assert_covariance
 from tfdpclip import correlated, sampling
-from tfdpclip.matrix_noise import CorrelatedNoise, MatrixNoise, as_run
+from tfdpclip._kept_noise import MatrixNoise
+from tfdpclip.matrix_noise import CorrelatedNoise, as_run
 from tfdpclip.noise import GaussianNoise
 
 STEPS = 11
@@ -141,6 +142,53 @@ def test_a_restart_is_independent_of_what_was_kept():
     noising = run.matrix.noising(3)
     one = run.sensitivity**2 * noising @ noising.T
     assert_covariance(np.array(first + second), np.kron(np.eye(2), one))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_shares_of_replicas_are_independent_and_add_up(seed):
+    run, source = noise_of(correlated.SquareRootToeplitz(4), seed=seed)
+    steps = 5
+
+    def drawn(count=COUNT):
+        parts = []
+        for _ in range(steps):
+            source.begin_step()
+            shares = [source.of_replica(i) for i in range(2)]
+            parts.append([s.sample_all([[count]], [0.5])[0].numpy() for s in shares])
+        return np.concatenate(np.swapaxes(parts, 0, 1))
+
+    rows = drawn()
+    source.restart()
+    rows = np.concatenate([rows, drawn()])
+    noising = run.matrix.noising(steps)
+    one = (0.5 * run.sensitivity) ** 2 * noising @ noising.T
+    # Two replicas, two matrices each: none knows of another.
+    assert_covariance(rows, np.kron(np.eye(4), one))
+    first, second = np.split(rows[: 2 * steps], 2)
+    assert_covariance((first + second) / np.sqrt(2), one)
+    assert source.made == steps
+    pairs = [source.of_replica(i).seed_pair().numpy() for i in range(2)]
+    assert not np.array_equal(*pairs)
+
+
+def test_a_replica_that_is_at_another_step_raises():
+    _, source = noise_of(correlated.SquareRootToeplitz(4))
+    source.begin_step()
+    for place in (0, 1):
+        source.of_replica(place).sample_all([[3]], [1.0])
+    source.begin_step()
+    source.of_replica(0).sample_all([[3]], [1.0])  # The other one failed.
+    source.begin_step()
+    source.of_replica(0).sample_all([[3]], [1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cut short"):
+        source.of_replica(1).sample_all([[3]], [1.0])
+    source.restart()
+    source.begin_step()
+    for place in (0, 1):
+        source.of_replica(place).sample_all([[3]], [1.0])
+    # A copy has shares of its own.
+    again = copy.deepcopy(source)
+    assert again.made == 0 and again.of_replica(0) is not source.of_replica(0)
 
 
 def test_what_does_not_fit_is_refused():

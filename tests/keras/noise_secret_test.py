@@ -13,11 +13,12 @@ import tfdpclip as dpc
 from tests.faults.injection import Killed, faults
 from tests.matrix_noise_test import assert_covariance
 from tfdpclip import correlated, sampling
+from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.matrix_run import MatrixRun, SecretFile
 from tfdpclip.keras.step_history import history_of
-from tfdpclip.matrix_noise import CorrelatedNoise, MatrixNoise
+from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling.sources import open_source
 
@@ -58,7 +59,7 @@ class Process:
         )
         batches = scheme.batches(x)
         draws = DrawCheck(scheme, batches, self.optimizer, True)
-        draws.begin()
+        draws.begin(None)
         self.source = self.optimizer.matrix_noise
         self.run = MatrixRun(self.optimizer, self.ledger, draws, directory / "secret")
         self.ledger.begin(

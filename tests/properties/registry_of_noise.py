@@ -162,8 +162,6 @@ MATRIX_NOISE = {
     "CorrelatedNoise": case(
         matrix_noise.CorrelatedNoise, matrix=_ROOT, steps=12, sampling=_FIXED
     ),
-    # Of what an optimizer made; `as_run` is how it does.
-    "MatrixNoise": None,
     "as_run": case(
         matrix_noise.as_run,
         # The mechanism looks at the number.

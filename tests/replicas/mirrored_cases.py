@@ -6,13 +6,16 @@ another number of replicas, collides with the first: so REPLICAS says how many, 
 
 import os
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.covariance import assert_covariance
 from tests.stack import KERAS_3, fit_takes_no_draw_to_build
 from tfdpclip._variables import all_unwrapped
+from tfdpclip.sampling.drawer import DRAWERS
 
 REPLICAS = int(os.environ["REPLICAS"])
 tf.config.set_logical_device_configuration(
@@ -816,6 +819,198 @@ def test_schemes_whose_elements_must_not_be_lost_are_refused(mirrored):
     batches = dpc.sampling.ShuffledEpochs(10, 90).batches((X, Y))
     with pytest.raises(ValueError, match="gathers elements ahead"):
         batches.distribute(mirrored)
+
+
+# Correlated noise, and the order of records that it is made for.
+
+ORDER = dpc.sampling.MinSeparation(40, 10)
+STEPS = 8
+CORRELATED = {
+    # Gradients are 0, so that the clip norm falls, and noise with it.
+    "moving-clip": (
+        dpc.correlated.BufferedToeplitz(2, STEPS, ORDER),
+        {"clip": dpc.QuantileClip(0.5, 2.0, learning_rate=0.4, count_stddev=1.5)},
+    ),
+    "accumulation": (
+        dpc.correlated.SquareRootToeplitz(4),
+        {"clip": 0.5, "accumulation_steps": 2},
+    ),
+    "tree": (dpc.correlated.Tree(), {"clip": 0.5}),
+    # As many coordinates as are read by compiled code.
+    "compiled": (
+        dpc.correlated.BufferedToeplitz(2, STEPS, ORDER),
+        {"clip": 0.5, "width": 22_000},
+    ),
+}
+if not KERAS_3:  # Which fails with several steps in one execution.
+    CORRELATED["executions"] = (
+        dpc.correlated.SquareRootToeplitz(4),
+        {"compiling": {"steps_per_execution": 2}},
+    )
+
+
+class Moves(tf.keras.callbacks.Callback):
+    """What every step moved, over the noise stddev of independent noise."""
+
+    def __init__(self, pieces):
+        super().__init__()
+        self._pieces, self.found = pieces, []
+
+    def look(self):
+        weights = self.model.get_weights()[0].ravel().astype(float)
+        self._last = weights, self.model.optimizer.noise_stddevs["all"]
+
+    def on_train_begin(self, logs=None):
+        self.look()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (batch + 1) % self._pieces == 0:
+            weights, stddev = self._last
+            self.look()
+            self.found.append((weights - self._last[0]) / stddev)
+
+
+def correlated_model(strategy, matrix, width=8000, clip=0.5, compiling=None, **options):
+    noise = dpc.CorrelatedNoise(matrix, STEPS, ORDER)
+
+    def make():
+        layer = L.Dense(width, use_bias=False)
+        return tf.keras.Sequential([tf.keras.Input((3,)), layer])
+
+    def optimizer():
+        return private(rate=1.0, z=1.5, size=10.0, clip=clip, noise=noise, **options)
+
+    model = compiled(strategy, make, "mse", optimizer, **(compiling or {}))
+    pieces = model.optimizer.accumulation_steps
+    data = np.zeros((40, 3), np.float32), np.zeros((40, width), np.float32)
+    few = tf.nest.map_structure(lambda column: column[:2], data)
+    fit_takes_no_draw_to_build(model, few)
+    return model, ORDER.batches(data, accumulation_steps=pieces)
+
+
+@pytest.mark.parametrize("name", CORRELATED)
+def test_shares_of_correlated_noise_add_up_to_that_of_the_matrix(mirrored, name):
+    """Prefix sums of two matrices, one for each fit; see `assert_covariance`."""
+    matrix, options = CORRELATED[name]
+    model, batches = correlated_model(mirrored, matrix, **options)
+    budget, seen = dpc.keras.PrivacyBudget(1e6, 1e-5, batches), []
+    for _ in range(2):
+        seen.append(Moves(batches.accumulation_steps))
+        model.fit(
+            batches.distribute(mirrored),
+            steps_per_epoch=STEPS // 2 * batches.accumulation_steps,
+            epochs=2,
+            callbacks=[budget, seen[-1]],
+            verbose=0,
+        )
+    noise = model.optimizer.noise
+    sums = np.tril(np.ones([STEPS] * 2)) @ matrix.noising(STEPS)
+    expected = noise.sensitivity**2 * sums @ sums.T
+    seen_at = slice(1, None, 2) if "compiling" in options else slice(None)
+    expected = expected[seen_at, seen_at]
+    rows = np.concatenate([np.cumsum(one.found, axis=0) for one in seen])
+    assert_covariance(rows, np.kron(np.eye(2), expected))
+    assert_same_everywhere(model.optimizer.variables + model.trainable_variables * 4)
+    assert budget.ledger.phases[-1].runs == [STEPS, STEPS]
+    one = dpc.accounting.correlated_event(matrix, 1.5, STEPS, ORDER, horizon=STEPS)
+    both = dp_accounting.ComposedDpEvent([one, one])
+    assert budget.ledger.epsilon() == pytest.approx(
+        dpc.accounting.event_epsilon(both, 1e-5)
+    )
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_one_iterator_has_a_fixed_order_in_a_row(mirrored, pieces):
+    def draws():
+        return ORDER.batches(
+            (np.zeros((40, 1)), np.arange(40)), accumulation_steps=pieces
+        )
+
+    def records(parts, present):
+        local = mirrored.experimental_local_results
+        pairs = zip(local(parts), local(present), strict=True)
+        return np.concatenate([p.numpy()[w.numpy() > 0] for p, w in pairs])
+
+    batches = draws()
+    expected = iter(draws().repeat())
+    distributed = batches.distribute(mirrored)
+    first = iter(distributed)
+    for _ in range(14):  # Longer than an epoch.
+        _, labels, weights = next(expected)
+        _, parts, present = next(first)
+        wanted = labels.numpy()[weights.numpy() > 0]
+        assert sorted(records(parts, present)) == sorted(wanted)
+    # A second one gets nothing, unless a run began, with which noise begins anew; then
+    # what was gathered for the first is all that it gets.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A second iterator"):
+        next(iter(distributed))
+    assert len(records(*next(first)[1:])) > 0
+    for drawer in list(DRAWERS):
+        drawer.begin(distributed)
+    next(iter(distributed))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Another iterator"):
+        for _ in range(20):
+            next(first)
+    for taken in (batches.take(2), batches.take(2).repeat(), batches.take(-1)):
+        with pytest.raises(ValueError, match="steps_per_epoch"):
+            taken.distribute(mirrored)
+
+
+def ordered_fit(strategy, *callbacks, ledger=None, secret=None):
+    matrix = dpc.correlated.SquareRootToeplitz(2)
+    model, batches = correlated_model(strategy, matrix, width=1)
+    made = dpc.keras.PrivacyBudget(1e6, 1e-5, batches, ledger=ledger, secret=secret)
+    distributed = batches.distribute(strategy)
+    for callback in callbacks:
+        callback.batches, callback.budget = distributed, made
+    model.fit(
+        distributed,
+        steps_per_epoch=4,
+        epochs=4,
+        callbacks=[made, *callbacks],
+        verbose=0,
+    )
+
+
+class EvaluatesThem(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.evaluate(self.batches, steps=1, verbose=0)
+
+
+class BeginsAnew(tf.keras.callbacks.Callback):
+    """As if fit made an iterator for every epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.budget._watch._iterator = object()
+
+
+class CutsShort(tf.keras.callbacks.Callback):
+    """As if a step had failed on one replica, after another drew its noise."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.matrix_noise.of_replica(0)._position.assign_add(1)
+
+
+def test_a_fixed_order_that_others_took_from_is_not_trained_on(mirrored):
+    with pytest.raises(tf.errors.OpError, match="A second iterator"):
+        ordered_fit(mirrored, EvaluatesThem())
+
+
+def test_an_order_that_fit_begins_anew_is_refused(mirrored):
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="iterate its batch"):
+        ordered_fit(mirrored, BeginsAnew())
+
+
+@several_only
+def test_replicas_at_different_steps_of_their_noise_are_refused(mirrored):
+    with pytest.raises(tf.errors.OpError, match="cut short|ancelled"):
+        ordered_fit(mirrored, CutsShort())
+
+
+def test_noise_on_replicas_does_not_go_on_from_a_secret(mirrored, tmp_path):
+    files = {"ledger": tmp_path / "ledger.json", "secret": tmp_path / "noise.secret"}
+    with pytest.raises(ValueError, match="train on one device without"):
+        ordered_fit(mirrored, **files)
 
 
 # Refusals.

@@ -17,6 +17,8 @@ from tfdpclip.correlated.matrices import ToeplitzMatrix, count
 from tfdpclip.correlated.workload import Workload, check_workload
 
 _MOST_BUFFERS = 16
+# Far below what changes the noise.
+_LEAST_SCALE = 1e-13
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,7 @@ class BufferedToeplitz(ToeplitzMatrix):
         return streams.Buffered(np.array(self.decay), np.array(self.scale))
 
     def describe(self) -> str:
-        return (
+        return self.workload.named(
             f"noise correlated by a buffered Toeplitz matrix of {self.buffers} buffers "
             f"for {self.steps} steps"
         )
@@ -196,7 +198,13 @@ def _best_pair(buffers, steps, participation, workload, error):
     best = optimization.least(value, logits, (-9.0, 20.0))
     points = _decays_of(best)
     decay, zeros = points[::2], points[1::2]
-    return tuple(map(float, decay)), tuple(map(float, _scales(decay, zeros)))
+    scale = _scales(decay, zeros)
+    # In short runs some buffers bring nothing: rounding can leave them a decay of 1, or
+    # no scale.
+    decay = np.minimum(decay, 1 - _LEAST_SCALE * np.arange(1, buffers + 1))
+    scale = np.maximum(scale, _LEAST_SCALE)
+    scale /= max(1.0, scale.sum() * (1 + 4 * buffers * np.finfo(float).eps))
+    return tuple(map(float, decay)), tuple(map(float, scale))
 
 
 def _series(zeros, decays, steps, start=None, shift=False):

@@ -92,7 +92,7 @@ class OptimizedToeplitz(ToeplitzMatrix):
         return toeplitz.padded(np.array(self.column), count(steps))
 
     def describe(self) -> str:
-        return (
+        return self.workload.named(
             f"noise correlated by an optimised Toeplitz matrix of {self.bands} bands "
             f"for {self.steps} steps"
         )

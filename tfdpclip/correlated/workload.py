@@ -102,6 +102,10 @@ class Workload:
             parts.append("a learning rate schedule")
         return " and ".join(parts) or "prefix sums"
 
+    def named(self, matrix: str) -> str:
+        """A matrix in words, and what it is made for, unless that is prefix sums."""
+        return matrix if self == Workload() else f"{matrix}, {self.describe()}"
+
 
 def check_workload(workload: Any) -> Workload:
     """Returns a workload, prefix sums for None; ValueError for what is none."""

@@ -143,6 +143,12 @@ def is_compiled(model: Any) -> bool:
     return getattr(model, "compiled_loss", None) is not None
 
 
+def unweighted_metrics(model: Any) -> list[Any]:
+    """What a model was compiled with as `metrics`, or None, in a flat list."""
+    compiled = getattr(model, "compiled_metrics", None)
+    return tf.nest.flatten(getattr(compiled, "_user_metrics", None))
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether how many steps run at a time changes while they run."""
     return getattr(model, "_steps_per_execution_tuner", None) is not None

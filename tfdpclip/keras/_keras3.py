@@ -115,8 +115,7 @@ def input_shapes_of(layer: Any) -> list:
 
 def producer_of(tensor: Any) -> tuple[Any, int, int]:
     """The layer that made a tensor, the number of its call, and of its output."""
-    layer, node_index, tensor_index = tensor._keras_history
-    return layer, node_index, tensor_index
+    return tuple(tensor._keras_history)
 
 
 def inputs_of_call(layer: Any, node_index: int) -> Any:
@@ -151,8 +150,7 @@ def is_running_statistic(variable: tf.Variable) -> bool:
     """Whether a variable is a layer's average over the batches it has seen."""
     # Keras 3 marks those of its own layers by nothing but their names.
     name = variable.name.removesuffix(":0").rpartition("/")[2]
-    averaged = variable.aggregation == tf.VariableAggregation.MEAN
-    return averaged or name in _RUNNING
+    return variable.aggregation == tf.VariableAggregation.MEAN or name in _RUNNING
 
 
 @contextlib.contextmanager
@@ -180,6 +178,12 @@ def compiled_loss_of(model: Any) -> Any:
 def is_compiled(model: Any) -> bool:
     """Whether a model has a loss of its own to compute."""
     return bool(getattr(model, "compiled", False))
+
+
+def unweighted_metrics(model: Any) -> list[Any]:
+    """What a model was compiled with as `metrics`, or None, in a flat list."""
+    compiled = getattr(model, "_compile_metrics", None)
+    return tf.nest.flatten(getattr(compiled, "_user_metrics", None))
 
 
 def tunes_steps_per_execution(model: Any) -> bool:
@@ -237,11 +241,9 @@ class TrainerEntry:
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         for name, why in _OWN_SCALING.items():
-            value = getattr(self, name)
-            if value is not None:
+            if (value := getattr(self, name)) is not None:
                 raise ValueError(f"{name}={value!r} {why}")
-        # Not through Keras's tracking.
-        self.__dict__["_held_loss"] = HeldLoss()
+        self.__dict__["_held_loss"] = HeldLoss()  # not through Keras's tracking
 
     @tf.autograph.experimental.do_not_convert
     def __setattr__(self, name, value):
@@ -339,18 +341,15 @@ def refuse_workers() -> None:
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[Any]:
     """Gives an optimizer variables that are saved with it, after its others."""
-    made = []
-    for i, value in enumerate(values):
-        value = tf.convert_to_tensor(value)
-        made.append(
-            optimizer.add_variable(
-                shape=value.shape,
-                initializer=lambda shape, dtype, value=value: value,
-                dtype=value.dtype.name,
-                name=f"{name}_{i}",
-            )
+    return [
+        optimizer.add_variable(
+            shape=value.shape,
+            initializer=lambda shape, dtype, value=value: value,
+            dtype=value.dtype.name,
+            name=f"{name}_{i}",
         )
-    return made
+        for i, value in enumerate(map(tf.convert_to_tensor, values))
+    ]
 
 
 def own_rate(optimizer: Any) -> Any:

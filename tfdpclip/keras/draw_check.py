@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.keras import _compat
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
@@ -64,14 +66,18 @@ class DrawCheck:
         """Whether it was said which batches feed the run, and not only their scheme."""
         return self._batches is not None
 
-    def begin(self) -> int:
+    def begin(self, model: Any) -> int:
         """Begins the draws; returns the batches of the first step drawn before.
 
         What the optimizer has of a step, and the rest of its draw, go together: if they
         do not (an error cut a step short), both are dropped.
+
+        Args:
+          model: what is trained; metrics of it that count filled rows are warned of.
         """
         if self.drawer is None:
             return 0
+        self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
         if begun == pending:
@@ -79,6 +85,22 @@ class DrawCheck:
         self._optimizer.drop_pending_batches()
         self.drawer.align()
         return 0
+
+    def _warn_of_filled_rows(self, model: Any) -> None:
+        """Warns of metrics that count the rows that fill batches up."""
+        found = [m for m in _compat.unweighted_metrics(model) if m is not None]
+        rows = self.drawer.rows * self.drawer.pieces
+        # With unit="batch" there is none.
+        expected = self._optimizer.expected_batch_size
+        if found and expected is not None and rows > expected:
+            names = ", ".join(str(getattr(m, "name", m)) for m in found)
+            warnings.warn(
+                f"metrics of compile ({names}) count the rows of "
+                f"weight 0 that fill up every step: of {rows} rows, {expected:g} are "
+                "examples on average. Write model.compile(..., weighted_metrics=[...])."
+                + see("metrics-and-validation"),
+                stacklevel=2,
+            )
 
     def described(self) -> list[Any]:
         """What all processes of a run must have been told of the draws.
@@ -176,7 +198,9 @@ class DrawCheck:
         if self._observer is None or self.scheme.independent_steps:
             return
         current = ledger.phases[-1]
-        for _, count in self._ours()[0]:
+        for drawer, count in self._ours()[0]:
+            if drawer.runs_ahead:
+                continue  # In a row: `Drawer` sees to it.
             more = self._before + count // self._pieces - current.runs[-1]
             current.runs[-1] += max(0, more)
             if more > 0 and current.noise is not None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from tfdpclip import _arguments, _sealed, files
 from tfdpclip._docs import see
+from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras.draw_check import DrawCheck
+from tfdpclip.keras.replicas import gathers_ahead
 from tfdpclip.keras.step_history import history_of
-from tfdpclip.matrix_noise import MatrixNoise
 
 _FORMAT = 1
 _MOST_BYTES = 2**28
@@ -122,7 +123,8 @@ class MatrixRun:
       path: the file of the secret; None to keep none.
 
     Raises:
-      ValueError: if there is a path and noise is not correlated.
+      ValueError: if there is a path, and noise is not correlated, or made under a
+        distribution strategy.
     """
 
     def __init__(
@@ -139,6 +141,12 @@ class MatrixRun:
         self._file = None if path is None else SecretFile(path)
         self._content: dict[str, Any] | None = None
         check_secret(path, ledger, self._noise)
+        if path is not None and gathers_ahead(optimizer._scope.strategy):
+            raise ValueError(
+                "secret is for training without a distribution strategy: leave it out, "
+                "so that every call of fit begins another matrix, or train on one "
+                "device without tf.distribute." + see("several-replicas")
+            )
 
     def begin(self) -> dict[str, Any]:
         """Begins the noise; returns what the ledger's phase is told of it.

@@ -97,8 +97,8 @@ def private_optimizer(optimizer: Any) -> Any:
     missing = [a for a in _OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, a)]
     if missing:
         raise ValueError(
-            "PrivacyBudget needs a private optimizer, such as "
-            "tfdpclip.keras.DPSGD(...); "
+            "PrivacyBudget needs a private optimizer, such as dpc.keras.DPSGD(...) or, "
+            "of a PrivacyPlan, plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3); "
             f"{type(optimizer).__name__} has no {', '.join(missing)}."
         )
     return optimizer

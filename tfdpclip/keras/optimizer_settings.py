@@ -12,12 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip._arguments import boolean, choice, fraction, non_negative, positive, shown
+from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import DEFAULT_RATE
-from tfdpclip.matrix_noise import CorrelatedNoise, MatrixNoise, as_run
+from tfdpclip.matrix_noise import CorrelatedNoise, as_run
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 

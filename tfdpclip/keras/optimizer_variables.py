@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
@@ -20,7 +21,6 @@ from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.step_sums import StepSums
-from tfdpclip.matrix_noise import MatrixNoise
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
@@ -105,15 +105,19 @@ class OptimizerVariables(OptimizerSettings):
 
         outside_of_functions(make, [], in_strategy=False)
 
-    def _noise_here(self) -> GaussianNoise:
+    def _count_step(self) -> None:
+        """Counts a step, once for all replicas, in the graph at hand."""
+        self._step_history.count()
+        if isinstance(self._noise, MatrixNoise) and replicas.count() > 1:
+            self._noise.begin_step()
+
+    def _noise_here(self) -> GaussianNoise | MatrixNoise:
         """What draws the noise of this replica, or its share of it."""
         if replicas.count() == 1:
             return self._noise
-        if self._correlated is not None:
-            raise ValueError(
-                "noise: correlated noise is made on one device only; train without a "
-                "distribution strategy, or with independent noise (noise=None)."
-            )
+        if isinstance(self._noise, MatrixNoise):
+            # It begins another matrix on all of them at once.
+            return self._noise.of_replica(replicas.index())
         here = self._transient.here
         if here.noise is None:
             here.noise = self._noise.of_replica(replicas.index())

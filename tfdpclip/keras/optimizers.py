@@ -56,8 +56,8 @@ _ARGUMENTS = """
         that the loss reads must not change during training. Terms that are no
         example's own (weight decay) may depend on these and on trained variables only.
       noise: a `tfdpclip.CorrelatedNoise`, for noise that cancels over the steps
-        (docs/correlated_noise.md); independent noise by default. It is made on one
-        device, for draws that `PrivacyBudget` sees.
+        (docs/correlated_noise.md); independent noise by default. Of
+        draws that `PrivacyBudget` sees.
       seed: an integer makes the noise reproducible, for experiments only: the run is
         then not private, and reports say so.
 

@@ -189,7 +189,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             self._mechanism,
             self._transient.here,
         )
-        replicas.once(history, lambda _: history.count())
+        replicas.once(history, lambda _: self._count_step())
         state, step = self.clip_state, unwrapped(self.iterations)
         connected = zip(sums, gradients.connected, strict=True)
         parts, counts = mechanism.add_noise(

@@ -95,6 +95,15 @@ def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
     if strategy.num_replicas_in_sync > 1:
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             _compat.refuse_workers()
+            if optimizer.noise is not None:
+                raise NotImplementedError(
+                    "noise: correlated noise is for the devices of one machine. On "
+                    "several, nothing sees to it that all are at the same step of "
+                    "their noise, and of an order that keeps the steps of a record "
+                    "apart. Use tf.distribute.MirroredStrategy on one machine, or "
+                    "independent noise (noise=None) and sampling.Poisson(rate)."
+                    + see("several-replicas")
+                )
         if optimizer.unit != "example":
             raise NotImplementedError(
                 'unit="batch" is not supported on several replicas: each would clip '

@@ -136,8 +136,8 @@ class Batches(tf.data.Dataset):
         self._steps = steps
         self._assumptions: tuple[str, ...] = ()
         self._recipe: tuple[Callable, ...] = ()
-        # Whether an iteration may end in the middle of a step.
-        self._cut = False
+        # Of `take`: whether an iteration may end in the middle of a step.
+        self._cut: bool | None = None
         # Of how many replicas' parts a draw is made.
         self._replicas = 1
         dataset = drawn_elements(self._drawer, steps)
@@ -171,7 +171,8 @@ class Batches(tf.data.Dataset):
         rows of weight 0 added where they do not go round. It has no end: give
         `steps_per_epoch`.
 
-        *Formal guarantees*: on one machine the draws are these batches'. Several
+        *Formal guarantees*: on one machine the draws are these batches', in their
+        order, which of a fixed one the last iterator that began has alone. Several
         machines have a part of the records each (of W, the one of index w has records
         w, w + W, ...) and draw from it independently, at the same rate: together that
         is Poisson sampling of all records. Given what the others draw, a record is in
@@ -181,8 +182,7 @@ class Batches(tf.data.Dataset):
           strategy: a `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
 
         Returns:
-          What `fit` takes, and `iter` for `strategy.run`. Of several machines, these
-          batches themselves draw no more.
+          What `fit` takes, or `iter`. Several machines draw no more by these batches.
 
         Raises:
           ValueError: for another strategy, or, on several machines, for a scheme whose
@@ -351,7 +351,7 @@ class Batches(tf.data.Dataset):
             lambda data: tf.data.Dataset.take(data, count, name), steps=steps
         )
         whole = taken < 0 or taken % self.accumulation_steps == 0
-        derived._cut = self._cut or not whole
+        derived._cut = self._cut or not whole  # Not None any more.
         return derived
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:

@@ -15,6 +15,7 @@ from tfdpclip.sampling.capacity import room_for
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.schemes import FullBatch, Poisson
+from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 from tfdpclip.sampling.sources import Source
 
 _STRATEGIES = (
@@ -65,11 +66,18 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
             + see("several-replicas")
         )
 
-    if not batches.scheme.independent_steps:
+    ordered = not batches.scheme.independent_steps
+    if ordered and not isinstance(batches.scheme, (MinSeparation, CyclicPoisson)):
         raise ValueError(
             f"{batches.scheme.describe()}: a strategy gathers elements ahead, and "
             "those that nobody trains on would be missing from their epoch. Use "
-            "sampling.Poisson(rate)." + see("several-replicas")
+            "sampling.Poisson(rate), or MinSeparation(population, batch_size)."
+            + see("several-replicas")
+        )
+    if ordered and batches._cut is not None:
+        raise ValueError(
+            "take: what is not taken of a fixed order would be gathered all the same. "
+            "Give fit steps_per_epoch and epochs instead." + see("several-replicas")
         )
     if batches._cut:
         raise ValueError(
@@ -104,7 +112,8 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         raise ValueError(
             f"{before.scheme.describe()}: several machines would have to draw "
             "together. Use sampling.Poisson(rate), or FullBatch(), whose draws of each "
-            "machine's part of the records are independent." + see("several-replicas")
+            "machine's part of the records are independent; or the devices of one "
+            "machine, MirroredStrategy." + see("several-replicas")
         )
     if before.by_group:
         raise ValueError(
@@ -152,7 +161,9 @@ def _of_part(scheme: Any, shards: int) -> Any:
 
 def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.Dataset:
     """The elements for each replica of a machine, one after the other, without end."""
-    dataset = drawn_elements(drawer, batches._steps)
+    # In a fixed order, of one iterator: see `Drawer`.
+    independent = drawer.scheme.independent_steps
+    dataset = drawn_elements(drawer, batches._steps if independent else None)
     for change in batches._recipe:
         dataset = change(dataset)
     rows = max(least, math.ceil(drawer.rows / replicas))
@@ -169,4 +180,5 @@ def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.D
         return tf.transpose(parts, [1, 0, *range(2, parts.shape.rank)])
 
     deal = tf.autograph.experimental.do_not_convert(deal)
-    return tf.data.Dataset.map(dataset, deal).unbatch().repeat()
+    dealt = tf.data.Dataset.map(dataset, deal).unbatch()
+    return dealt.repeat() if independent else dealt

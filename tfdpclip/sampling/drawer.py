@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -41,6 +42,8 @@ class Drawer:
     *Formal guarantees*: the elements that one iterator gets, of batches that it begins
     to iterate at a step's beginning, are whole steps, whoever else iterates: others get
     other steps, or one of them raises. No two elements are the same part of a step.
+    Of a fixed order that is gathered ahead, one iterator gets all steps in a row; when
+    another one begins, it gets none any more.
     """
 
     def __init__(
@@ -82,6 +85,10 @@ class Drawer:
         self._first: Taker | None = None
         self._shared = False
         self._drawn: tuple[int, list[np.ndarray]] | None = None
+        # Of a fixed order that is gathered ahead: who has its steps.
+        self._order_of: Taker | None = None
+        # Whether a run began, and another matrix of noise with it, since it has them.
+        self._began = False
         self.has_labels = len(source.row_spec) > 1
         DRAWERS.add(self)
 
@@ -144,6 +151,7 @@ class Drawer:
             within = 0
         self._consumer = weakref.ref(consumer)
         self._first, self._shared = None, False
+        self._began = True
         return within
 
     @property
@@ -236,8 +244,35 @@ class Drawer:
         taker.piece = (piece + 1) % self.pieces
         return step, piece
 
+    def _hold_order(self, taker: Taker) -> None:
+        """Gives a fixed order to one iterator, the last that began.
+
+        What it gets are then steps in a row, and so is what is trained on: what was
+        gathered and not used comes after that.
+        """
+        if taker.step is None and taker.after is None:
+            if self._order_of is not None and not self._began:
+                raise ValueError(
+                    "A second iterator of batches in a fixed order would leave out "
+                    "what the first one gathered ahead, so that the steps of a record "
+                    "would come closer to each other than the scheme keeps them. Go "
+                    "on with the first; look at, or evaluate on, batches of their own; "
+                    "or train with PrivacyBudget, whose every run begins another "
+                    "matrix of noise." + see("batches-drawn-another-way")
+                )
+            self._order_of, self._began = taker, False
+        elif self._order_of is not taker:
+            raise ValueError(
+                "Another iterator took steps of these batches, so that those of a "
+                "record would come closer to each other than the scheme keeps them. "
+                "Evaluate on, or look at, batches of their own, and train with one "
+                "call of fit at a time." + see("batches-drawn-another-way")
+            )
+
     def _taken(self, taker: Taker) -> tuple[np.ndarray, tuple]:
         """The records that an iterator gets next: which, and what they are."""
+        if self.runs_ahead and not self.scheme.independent_steps:
+            self._hold_order(taker)
         place_for = self._whole_step_for if self.runs_ahead else self._place_for
         step, piece = place_for(taker)
         if self._drawn is None or self._drawn[0] != step:
@@ -289,14 +324,20 @@ class Passes:
     drawer holds the data. The data set, which every iterator keeps, does.
     """
 
-    def __init__(self, drawer: Drawer, length: int):
+    def __init__(self, drawer: Drawer, length: int | None):
         self._drawer = weakref.ref(drawer)
-        self._length = length
+        self._length = length  # None for no end.
 
     def __call__(self) -> Iterator:
         taker = Taker()
-        for _ in range(self._length):
-            yield cast(Drawer, self._drawer()).next_element(taker)
+
+        def element(_: Any) -> tuple:
+            return cast(Drawer, self._drawer()).next_element(taker)
+
+        if self._length is None:
+            # What raised raises again: who goes on does not get the end.
+            return map(element, itertools.repeat(None))
+        return (element(i) for i in range(self._length))
 
 
 class DrawObserver:

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
 
 
-def batches(self: SamplingScheme, data: Any, **options: Any) -> Batches:
+def batches(self: SamplingScheme, data: Any, *others: Any, **options: Any) -> Batches:
     """Draws training batches of `data`, ready for `model.fit`.
 
     See `tfdpclip.sampling.Batches` for the options and guarantees.
+
+    Raises:
+      TypeError: if inputs and labels are not one argument.
     """
+    if others:
+        raise TypeError(
+            "batches takes inputs and labels as one argument: batches((x, y)). All "
+            "others have names, as in batches((x, y), seed=1)."
+        )
     # They need TensorFlow; schemes and accounting do not.
     from tfdpclip.sampling.batches import Batches
 

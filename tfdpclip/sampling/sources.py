@@ -166,7 +166,9 @@ def _dataset_source(dataset) -> Records:
     size = int(dataset.cardinality())
     if size < 0:
         raise ValueError(
-            "data: the tf.data.Dataset must have a known, finite number of records."
+            "data: the tf.data.Dataset must have a known, finite number of records. "
+            "One that reads files or repeats has none: give arrays of all records (of "
+            "a CSV file, by pandas.read_csv), or what docs/data.md has for your files."
         )
     _check_size(size)
 

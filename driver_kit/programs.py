@@ -46,6 +46,7 @@ class Outcome:
       tables: Rows by file name without ending; each becomes a CSV file.
       figures: Matplotlib figures by file name without ending; each becomes a file in
         each of `--figure_format`.
+      texts: Further files by name.
       shown: Names of the tables that the report shows in full.
       numbers: Results for config.json.
     """
@@ -56,6 +57,7 @@ class Outcome:
     caveats: list[str] = dataclasses.field(default_factory=list)
     tables: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
     shown: tuple[str, ...] = ()
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -90,6 +92,9 @@ def write(result: Result, used: Any, directory: pathlib.Path) -> list[str]:
     for name, rows in result.tables.items():
         names.append(f"{name}.csv")
         files.write_atomically(directory / names[-1], files.table_text(rows))
+    for name, content in getattr(result, "texts", {}).items():
+        names.append(name)
+        files.write_atomically(directory / name, content)
     for name, figure in result.figures.items():
         kinds = getattr(used, "figure_format", ("png",))
         paths = pictures.save_as(figure, directory / name, kinds)
@@ -134,6 +139,7 @@ def launch(
     kind: type,
     run: Callable[[Any], Result],
     arguments: Sequence[str] | None = None,
+    errors: tuple[type[Exception], ...] = (),
 ) -> None:
     """Runs a program whose result goes into the directory that its settings name.
 
@@ -142,6 +148,7 @@ def launch(
       kind: the dataclass of its settings; one of them is `output_dir`.
       run: what to do with them.
       arguments: the program's name and arguments; those of the process by default.
+      errors: as in `run_program`.
 
     Raises:
       SystemExit: with one clear sentence if the settings or the data do not do.
@@ -154,7 +161,7 @@ def launch(
         names = write(result, used, directory)
         return f"\n{result.report()}\nWritten to {directory}: {', '.join(names)}"
 
-    run_program(about, kind, body, arguments)
+    run_program(about, kind, body, arguments, errors)
 
 
 def make_directory(name: str) -> pathlib.Path:

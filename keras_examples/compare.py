@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 
 import tfdpclip as dpc
-from driver_kit import programs, progress, settings
+from driver_kit import intervals, programs, progress, settings
 from keras_examples import networks, trials
 from keras_examples.digits_data import VARIANTS, load_data
 from tfdpclip import pictures
@@ -106,7 +106,7 @@ def _findings(used, results) -> list[str]:
                 pair = [found.get((variant, epsilon, n)) for n in (one, other)]
                 if None in pair:
                     continue
-                difference, half, words = trials.verdict(*pair)
+                difference, half, words = intervals.verdict(*pair, "macro_accuracy")
                 parts.append(
                     f"{variant} at epsilon {epsilon:g}: {difference:+.3f} "
                     f"+- {half:.3f}, {words}"
@@ -126,7 +126,7 @@ def _findings(used, results) -> list[str]:
             if len(swept) < 2:
                 continue
             best, second, *_ = sorted(swept, key=lambda r: -r["macro_accuracy"])
-            words = trials.verdict(best, second)[2]
+            words = intervals.verdict(best, second, "macro_accuracy")[2]
             tops.append(
                 f"epsilon {epsilon:g}: {best['clip_norm']:g} ("
                 f"{best['macro_accuracy']:.3f}; next {second['clip_norm']:g} with "

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import kept, programs, progress, settings
+from driver_kit import intervals, kept, programs, progress, settings
 from keras_examples import features, image_data, networks, training, trials
 from keras_examples.digits_data import load_data
 from tfdpclip import pictures
@@ -271,7 +271,7 @@ def _gaps(results):
         for name, row in rows.items():
             if name == "fixed":
                 continue
-            difference, half, words = trials.verdict(row, best)
+            difference, half, words = intervals.verdict(row, best, "macro_accuracy")
             yield {
                 "task": task,
                 "epsilon": epsilon,

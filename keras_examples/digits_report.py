@@ -98,8 +98,9 @@ class Run:
             )
         lines += [
             f"clip norm       {_clip_text(self)}",
-            f"noise           multiplier {derived['noise_multiplier']:.6g}, of which "
-            f"the gradients get {derived['gradient_noise_multiplier']:.6g}",
+            f"noise           multiplier {derived['noise_multiplier']:.6g} in all: "
+            f"{derived['gradient_noise_multiplier']:.6g} on the gradients, and counts "
+            "for the clip",
             f"steps           {self.statement.steps}, each with "
             f"{derived['expected_batch_size']:.6g} of {derived['train_size']} images "
             "on average",

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy import stats
 
 import tfdpclip as dpc
+from driver_kit import intervals
 from driver_kit.settings import UsageError
 from tfdpclip.diagnostics import GradientMeter, class_accuracy
 
@@ -230,33 +230,10 @@ def measured(
 ) -> dict[str, Any]:
     """A row of results: fresh runs of what was chosen."""
     _, norm, rate, trainer = chosen
-    scores = np.array([trainer(rate) for _ in range(repeats)])
-    deviation = scores.std(ddof=1) / math.sqrt(len(scores))
-    half = stats.t.ppf(0.975, len(scores) - 1) * deviation
+    scores = [trainer(rate) for _ in range(repeats)]
     return {
         "rule": name,
         "clip_norm": norm,
         "learning_rate": rate,
-        "macro_accuracy": float(scores.mean()),
-        "low": float(scores.mean() - half),
-        "high": float(scores.mean() + half),
-        "worst": float(scores.min()),
-        "runs": len(scores),
-        "standard_error": float(deviation),
+        **intervals.of_mean(scores, "macro_accuracy"),
     }
-
-
-def verdict(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float, str]:
-    """How much better `one` is: difference, half a 95 % interval (Welch), in words."""
-    difference = one["macro_accuracy"] - other["macro_accuracy"]
-    parts = [r["standard_error"] ** 2 for r in (one, other)]
-    freedom = sum(parts) ** 2 / max(
-        sum(p**2 / (r["runs"] - 1) for p, r in zip(parts, (one, other), strict=True)),
-        1e-300,
-    )
-    half = float(stats.t.ppf(0.975, max(freedom, 1.0)) * math.sqrt(sum(parts)))
-    if difference > half:
-        return difference, half, "better"
-    if difference < -half:
-        return difference, half, "worse"
-    return difference, half, "not told apart"

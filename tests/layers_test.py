@@ -11,13 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the ground up. Layers of one line do not import each other.
 FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "_tf_private", "_streams"]
-    + ["_variables", "_sealed", "_progress"],
+    + ["_variables", "_sealed", "_progress", "_notebook"],
     ["_arguments", "_devices", "files"],
     ["_schedules", "_data", "_threefry", "pictures"],
     ["correlated"],
     ["noise", "_noise_steps", "clipping", "sampling"],
     ["accounting", "matrix_noise"],
-    ["_noise_memory", "_carried_noise", "mechanism", "gradients"],
+    ["_noise_memory", "_carried_noise", "_kept_noise", "mechanism", "gradients"],
     ["keras", "federated"],
     ["diagnostics"],
     ["testing", "tuning"],
@@ -190,7 +190,6 @@ def test_the_page_names_every_layer():
         "backward.py",
         "eager.py",
         "errors.py",
-        "fused.py",
         "known.py",
         "origins.py",
         "scale.py",

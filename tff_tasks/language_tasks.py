@@ -54,6 +54,7 @@ class ShakespeareCharacter(Task):
     )
     options = {
         "sequence_length": Option(80, 80, "Characters that are predicted at once."),
+        "recurrent_units": Option(256, 256, "Width of either recurrent layer."),
         "mask_loss": _MASK_LOSS,
     }
     file_name = "shakespeare.sqlite"
@@ -83,7 +84,9 @@ class ShakespeareCharacter(Task):
 
     def build_model(self):
         size = SequenceIds(len(vocabulary.CHARACTERS)).size
-        return models.character_lstm(size, self.settings["sequence_length"])
+        return models.character_lstm(
+            size, self.settings["sequence_length"], self.settings["recurrent_units"]
+        )
 
     def loss(self):
         return objectives.SequenceCrossEntropy(self.settings["mask_loss"])

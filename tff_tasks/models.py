@@ -147,12 +147,14 @@ def autoencoder() -> tf.keras.Model:
     return model
 
 
-def character_lstm(vocabulary: int = 90, length: int = 80) -> tf.keras.Model:
+def character_lstm(
+    vocabulary: int = 90, length: int = 80, units: int = 256
+) -> tf.keras.Model:
     """Two recurrent layers that predict the next character: SHAKESPEARE."""
     inputs = layers.Input((length,), dtype=tf.int32)
     x = layers.Embedding(vocabulary, 8, mask_zero=True)(inputs)
     for _ in range(2):
-        x = layers.LSTM(256, return_sequences=True, kernel_initializer="he_normal")(x)
+        x = layers.LSTM(units, return_sequences=True, kernel_initializer="he_normal")(x)
     return tf.keras.Model(inputs, DropMask()(layers.Dense(vocabulary)(x)))
 
 

@@ -281,6 +281,7 @@ class _Training:
             summary=float(np.mean(recent)),
             epsilon=self.spending.epsilon,
             private=self.spending.private,
+            statement=self.spending.statement(),
             report="",
             weights=weights,
             directory=self.directory,

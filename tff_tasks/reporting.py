@@ -122,7 +122,7 @@ def report(
         _row("time", _time_text(result.rows)),
         "",
         f"Privacy, with the {derived['population']} clients that there are: "
-        f"{spending.statement()}",
+        f"{result.statement}",
         "",
     ]
     if config.sampling != "fixed_order":

@@ -25,6 +25,7 @@ class RunResult:
         100.
       epsilon: what was spent, or would be without a seed.
       private: whether there was noise and no seed.
+      statement: the privacy statement.
       report: the report.
       weights: the trained weights.
       directory: where the files are.
@@ -37,6 +38,7 @@ class RunResult:
     summary: float
     epsilon: float
     private: bool
+    statement: str
     report: str
     weights: list[np.ndarray]
     directory: pathlib.Path

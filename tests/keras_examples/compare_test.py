@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tfdpclip as dpc
+from driver_kit import intervals
 from keras_examples import compare, digits_data, networks, trials
 from tests.output_files import rows_of, words_of
 
@@ -103,7 +104,7 @@ def row(mean, error, runs=5):
     ],
 )
 def test_verdict_is_by_the_interval(one, other, words):
-    difference, half, said = trials.verdict(one, other)
+    difference, half, said = intervals.verdict(one, other, "macro_accuracy")
     assert said == words
     # Welch with equal errors: 8 degrees of freedom, sqrt(2) times the error.
     assert half == pytest.approx(2.306 * np.sqrt(2) * 0.01, rel=1e-3)

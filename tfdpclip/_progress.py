@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +17,9 @@ def bar(
 ) -> Any:
     """A bar of tqdm, with the time left where it is known how many there are.
 
-    Nothing is shown in files that output goes to, nor of what ends within `DELAY`
-    seconds. `TQDM_DISABLE=1` in the environment switches all bars off.
+    Nothing is shown in files that output goes to, in notebooks without ipywidgets, nor
+    of what ends within `DELAY` seconds. `TQDM_DISABLE=1` in the environment switches
+    all bars off.
 
     Args:
       iterable: what is gone through; None where `update` is called by hand.
@@ -28,7 +30,10 @@ def bar(
     >>> list(bar(range(3), title="clip norms", unit="norm"))
     [0, 1, 2]
     """
-    import tqdm.auto  # not by who imports the library only
+    with warnings.catch_warnings():
+        # A notebook without ipywidgets has no bars: no error of who uses this library.
+        warnings.filterwarnings("ignore", "IProgress not found")
+        import tqdm.auto  # not by who imports the library only
 
     off = os.environ.get("TQDM_DISABLE", "") not in ("", "0")
     return tqdm.auto.tqdm(

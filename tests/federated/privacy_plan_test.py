@@ -109,6 +109,15 @@ def test_the_text_and_the_table():
         plan.statement()
 
 
+def test_the_matrix_is_made_for_the_servers_momentum():
+    plan = plan_of(noise="toeplitz", momentum=0.9)
+    assert plan.noise.matrix == correlated.SquareRootToeplitz(16, 0.9)
+    assert "momentum 0.9" in str(plan)
+    assert plan.replace(momentum=0).noise.matrix == correlated.SquareRootToeplitz(16)
+    with pytest.raises(ValueError, match="leave it out"):
+        plan_of(momentum=0.9)
+
+
 @pytest.mark.parametrize("noise", ["buffered", "toeplitz", "tree", correlated.Tree()])
 @pytest.mark.parametrize("sampling", [None, "available"])
 def test_correlated_noise_in_one_argument(noise, sampling):

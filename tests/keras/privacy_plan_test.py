@@ -1,6 +1,9 @@
 """A plan says the budget once: what runs, what is accounted and what is said agree."""
 
+import io
 import json
+import types
+import warnings
 
 import numpy as np
 import pytest
@@ -83,6 +86,46 @@ def test_correlated_noise_is_one_argument(noise):
     assert ours < 0.9 * theirs
 
 
+@pytest.mark.parametrize("noise", ["buffered", "toeplitz"])
+def test_the_matrix_is_made_for_the_momentum(noise):
+    plain, plan = plan_of(noise=noise), plan_of(noise=noise, momentum=0.9)
+    # The same privacy, whatever the matrix, and less noise in the weights.
+    assert plan.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-6)
+    workload = dpc.correlated.Workload(momentum=0.9)
+    if noise == "buffered":  # Found by a search; the other is best for long runs.
+        errors = [
+            dpc.correlated.noise_error(p._matrix, p.steps, p.scheme, workload).mean
+            for p in (plan, plain)
+        ]
+        assert errors[0] < 0.98 * errors[1]
+    optimizer = plan.optimizer(dpc.keras.DPSGD, learning_rate=0.1, momentum=0.9)
+    assert optimizer.noise.matrix == plan._matrix != plain._matrix
+    # Of others than SGD nobody knows which is best.
+    plan.optimizer(dpc.keras.DPAdam, learning_rate=0.1)
+    for wrong, momentum in ((plan, 0.0), (plan, 0.5), (plain, 0.9)):
+        fix = rf"plan.replace\(momentum={momentum:g}\)"
+        with pytest.raises(ValueError, match=fix):
+            wrong.optimizer(dpc.keras.DPSGD, momentum=momentum)
+    assert "momentum 0.9" in str(plan) and "momentum" not in str(plain)
+    assert plain.replace(momentum=0.9)._matrix == plan._matrix
+    assert {row["momentum"] for row in plan.rows()} == {0.9}
+    titles = [p.table().splitlines()[0].split() for p in (plan, plain)]
+    assert "momentum" in titles[0] and "momentum" not in titles[1]
+
+
+def test_a_momentum_that_nothing_is_made_for_is_refused():
+    for noise in ("independent", "tree"):
+        with pytest.raises(ValueError, match="leave it out"):
+            plan_of(noise=noise, momentum=0.9)
+    with pytest.raises(ValueError, match=r"Workload\(momentum=0.9\)"):
+        plan_of(noise=dpc.correlated.SquareRootToeplitz(4), momentum=0.9)
+    with pytest.raises(ValueError, match="below 1"):
+        plan_of(noise="buffered", momentum=1.0)
+    # It is nobody's business which optimizer independent noise goes into.
+    plan_of().optimizer(dpc.keras.DPSGD, momentum=0.9)
+    plan_of(noise="tree").optimizer(dpc.keras.DPSGD, momentum=0.9)
+
+
 def test_a_batch_as_large_as_the_data_is_the_data():
     plan = plan_of(batch_size=EXAMPLES)
     assert plan.scheme == dpc.sampling.FullBatch() and plan.steps == 3
@@ -116,10 +159,15 @@ def test_steps_without_the_callbacks_are_not_passed_over():
     for ask in (plan.statement, lambda: plan.statement("json")):
         with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
             ask()
-    # Nor are they if the model is gone, or others are counted.
+    # The text says so, rather than what was planned alone; whoever prints it at the end
+    # of a script loses nothing.
+    assert "So far: not known. 4 steps of an optimizer" in str(plan)
+    # Nor are they passed over if the model is gone, or others are counted.
     trained(plan, epochs=1)
+    assert "So far: not known. 4 steps of an optimizer" in str(plan)
+    assert str(plan).count("differential privacy") == 1  # what is planned
     with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
-        str(plan)
+        plan.statement()
 
 
 class CtrlC(tf.keras.callbacks.Callback):
@@ -179,6 +227,35 @@ def test_steps_that_nobody_watched_do_not_pass_for_interrupted_ones():
     model.fit(batches.take(1), verbose=0)
     with pytest.raises(accounting.PrivacyMismatchError, match="1 steps of an opt"):
         plan.statement()
+
+
+@pytest.mark.parametrize("batch_size", [100, EXAMPLES])
+def test_metrics_that_count_filled_rows_are_warned_of(batch_size):
+    plan = plan_of(batch_size=batch_size, epochs=1)
+    for place in ("metrics", "weighted_metrics"):
+        model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
+        optimizer = plan.replace(epsilon=9).optimizer(dpc.keras.DPSGD, 0.1)
+        model.compile(optimizer, "mse", **{place: ["mae"]})
+        batches = plan.batches(data())
+        budget = dpc.keras.PrivacyBudget(np.inf, 1e-4, batches)
+        budget.set_model(model)
+        budget.set_params({"epochs": 1, "steps": 1})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            budget.on_train_begin()
+        texts = [str(w.message) for w in caught if "weight 0" in str(w.message)]
+        # The batch that is the data has no such rows.
+        if place == "metrics" and batch_size < EXAMPLES:
+            assert len(texts) == 1 and "(mae)" in texts[0]
+            assert f"of {plan.physical_batch_size} rows, 100 are" in texts[0]
+        else:
+            assert not texts
+
+
+def test_inputs_and_labels_are_one_argument():
+    x, y = data()
+    with pytest.raises(TypeError, match=r"as one argument: batches\(\(x, y\)\)"):
+        plan_of().batches(x, y)
 
 
 def test_data_that_were_mapped_are_stated():
@@ -303,6 +380,16 @@ def test_the_model_card_says_what_the_statement_says():
     assert plan.statement(format="text") == str(stated)
     with pytest.raises(ValueError, match="format"):
         plan.statement(format="html")
+
+
+def test_notebooks_show_the_text():
+    plan = plan_of(batch_size="auto")
+    ledger = accounting.Ledger(1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=dpc.sampling.Poisson(0.1))
+    for result in (plan, plan.batch_size_advice, ledger.statement()):
+        shown = io.StringIO()
+        result._repr_pretty_(types.SimpleNamespace(text=shown.write), False)
+        assert shown.getvalue() == str(result) != repr(result)
 
 
 def test_a_seed_is_not_private_in_any_format():

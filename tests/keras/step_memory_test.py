@@ -34,7 +34,10 @@ def test_steps_stay_within_the_memory_and_use_it():
     assert found.physical_batch_size < plan.physical_batch_size
     assert found.accumulation_steps > 1 and found.steps == plan.steps
     model, batches = training(found)
-    used = step_memory.of_step(model, batches, found.accumulation_steps)
+    # What a step takes at its peak depends on which of its ops run side by side.
+    used = max(
+        step_memory.of_step(model, batches, found.accumulation_steps) for _ in range(3)
+    )
     assert memory / 3 < used <= memory
     # No record was drawn, and nothing spent: those plans were others.
     assert made and all(batches.next_step == 0 for _, batches in made)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdpclip import _arguments, _progress
+from tfdpclip._notebook import ShownAsText
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.sampling import FullBatch, Poisson
 
@@ -72,7 +73,7 @@ class BatchSizeNoise:
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchSizeAdvice:
+class BatchSizeAdvice(ShownAsText):
     """A batch size with the reason for it. `str()` gives a text with the table.
 
     Attributes:

@@ -11,11 +11,13 @@ import os
 from typing import Any
 
 from tfdpclip import _arguments, _progress
+from tfdpclip._notebook import ShownAsText
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.calibration import epsilon as epsilon_of
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_split import split_noise_multiplier
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
 from tfdpclip.correlated import (
     BufferedToeplitz,
@@ -27,11 +29,13 @@ from tfdpclip.correlated import (
 
 #: Correlated noise, by name.
 NOISE = ("independent", "buffered", "toeplitz", "tree")
+#: Those that are made for the momentum of the optimizer.
+MADE_FOR_MOMENTUM = ("buffered", "toeplitz")
 # Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
 _BUFFERS, _BANDS = 3, 16
 
 
-class BudgetPlan(abc.ABC):
+class BudgetPlan(ShownAsText, abc.ABC):
     """What follows from a budget and the facts of a run. Not for use on its own.
 
     Args:
@@ -147,6 +151,7 @@ class BudgetPlan(abc.ABC):
             self._SIZE: plan._size,
             self._LENGTH: plan._settings[self._LENGTH],
             "steps": plan.steps,
+            "momentum": plan._settings["momentum"],
             "noise_multiplier": plan.noise_multiplier,
             "noise_of_the_mean": plan.noise_multiplier / plan._size,
         }
@@ -159,11 +164,14 @@ class BudgetPlan(abc.ABC):
             self._SIZE: self._SIZE.replace("_", " "),
             self._LENGTH: self._LENGTH,
             "steps": f"{self._STEP}s",
+            "momentum": "momentum",
             "noise_multiplier": "noise",
             "noise_of_the_mean": "noise / " + self._SIZE.split("_")[0],
         }
         if self._LENGTH == f"{self._STEP}s":
             del titles["steps"]
+        if not self._settings["momentum"]:
+            del titles["momentum"]
         lines = [list(titles.values())]
         for row in self.rows():
             lines.append([_cell(row[key]) for key in titles])
@@ -232,8 +240,13 @@ class BudgetPlan(abc.ABC):
             f"  {'will spend:':<12} epsilon {self.planned_epsilon:.4g} at delta "
             f"{self.delta:g}, by {self.accountant}",
         ]
-        if self.ledger.phases:
-            lines += ["", "So far:", str(self.statement())]
+        try:
+            self._refuse_unseen()
+        except PrivacyMismatchError as error:
+            lines += ["", f"So far: not known. {error}"]
+        else:
+            if self.ledger.phases:
+                lines += ["", "So far, as it was counted:", str(self.statement())]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -273,15 +286,33 @@ def check_accountant(accountant: Any) -> str:
     return _arguments.choice("accountant", accountant, allowed)
 
 
-def check_noise(noise: Any) -> str | NoiseMatrix:
-    """What a plan may be told of its noise: a name, or a matrix.
+def check_noise(noise: Any, momentum: Any) -> float:
+    """Looks at what a plan is told of its noise; returns the momentum, checked.
+
+    Args:
+      noise: A name of `NOISE`, or a matrix.
+      momentum: What a matrix that is named is made for.
 
     Raises:
-      ValueError: If it is something else.
+      ValueError: If it is something else, or nothing is made for the momentum.
     """
-    if isinstance(noise, NoiseMatrix):
-        return noise
-    return _arguments.choice("noise", noise, NOISE)
+    given = isinstance(noise, NoiseMatrix)
+    if not given:
+        _arguments.choice("noise", noise, NOISE)
+    momentum = Workload(momentum).momentum
+    if momentum and given:
+        raise ValueError(
+            f"momentum={momentum:g} is for matrices that the plan makes, and noise is "
+            "one already. Make it for that momentum, as in BufferedToeplitz(3, steps, "
+            f"scheme, Workload(momentum={momentum:g})), and leave momentum out; or say "
+            'noise="buffered".'
+        )
+    if momentum and noise not in MADE_FOR_MOMENTUM:
+        raise ValueError(
+            f'momentum is what noise="buffered" and "toeplitz" are made for, and noise='
+            f'"{noise}" is the same for every optimizer: leave it out.'
+        )
+    return momentum
 
 
 def named_matrix(

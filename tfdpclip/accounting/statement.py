@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from tfdpclip import _arguments
+from tfdpclip._notebook import ShownAsText
 from tfdpclip._version import __version__
 
 #: How a statement can be written.
@@ -27,7 +28,7 @@ _ACCOUNTANTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyStatement:
+class PrivacyStatement(ShownAsText):
     """An epsilon with everything it means nothing without.
 
     `str()` gives the text to print or publish; `render` a section of a model card,

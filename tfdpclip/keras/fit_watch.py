@@ -157,6 +157,14 @@ class FitWatch:
     def _check_data(self, iterator: Any) -> None:
         if self._drawer is None:
             return
+        ordered = not self._drawer.scheme.independent_steps
+        if self._iterator is not None and ordered and self._drawer.runs_ahead:
+            raise PrivacyMismatchError(
+                "fit began to iterate its batches anew, and what was gathered ahead of "
+                "their order is lost: the steps of a record would come closer to each "
+                "other than the scheme keeps them. Train in one call of fit, with "
+                "steps_per_epoch." + see("several-replicas")
+            )
         data = _tf_private.data_sets_of(iterator)
         if not data and self._replicas > 1:
             raise PrivacyMismatchError(

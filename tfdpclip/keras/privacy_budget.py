@@ -191,7 +191,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
             refuse_overrun(self.model, self.params, length)
         self._executions = Executions(
-            self.model, self.params, pieces, self._draws.begin()
+            self.model, self.params, pieces, self._draws.begin(self.model)
         )
         self._history = history_of(optimizer)
         self._phase = {

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting.batch_size import batch_size_advice
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import (
@@ -25,7 +24,12 @@ from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.keras import step_memory
 from tfdpclip.keras.matrix_run import check_secret
 from tfdpclip.keras.optimizers import privatize
-from tfdpclip.keras.plan_choices import SAMPLING, scheme_of
+from tfdpclip.keras.plan_choices import (
+    SAMPLING,
+    chosen_batch_size,
+    refuse_other_momentum,
+    scheme_of,
+)
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.step_history import StepHistory, history_of
@@ -33,10 +37,6 @@ from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for
 
-#: The least number of steps that batch_size="auto" leaves: with 79 the rule of Rehn et
-#: al. was within 0.5 points of the best, with their 20 it lost up to 1.3
-#: (docs/results/real).
-_LEAST_STEPS = 80
 _LINES = (
     "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"
     "    model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)"
@@ -83,6 +83,8 @@ class PrivacyPlan(BudgetPlan):
         `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix of
         `dpc.correlated`. It is made for one call of `fit` over all epochs, or with
         `secret` for as many as that takes.
+      momentum: Of the optimizer, for `"buffered"` and `"toeplitz"`, which are made for
+        it; 0 by default. It costs no privacy, and leaves less noise in the weights.
       physical_batch_size: Most examples that the device holds at a time; a step is
         then made of several batches. By default a step is one.
       accountant: `"pld"` or `"rdp"`.
@@ -125,6 +127,7 @@ class PrivacyPlan(BudgetPlan):
         *,
         sampling: str | None = None,
         noise: str | NoiseMatrix = "independent",
+        momentum: float = 0.0,
         physical_batch_size: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
@@ -138,12 +141,13 @@ class PrivacyPlan(BudgetPlan):
             epochs=epochs,
             sampling=sampling,
             noise=noise,
+            momentum=momentum,
             physical_batch_size=physical_batch_size,
             accountant=accountant,
             ledger=ledger,
             secret=secret,
         )
-        check_noise(noise)
+        momentum = check_noise(noise, momentum)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
@@ -157,14 +161,8 @@ class PrivacyPlan(BudgetPlan):
         #: Why this batch size, if the plan chose it.
         self.batch_size_advice = None
         if isinstance(batch_size, str):
-            _arguments.choice("batch_size", batch_size, ("auto",))
-            if sampling != "poisson":
-                raise ValueError(
-                    'batch_size="auto" is a rule for sampling="poisson"; give a number '
-                    f'with sampling="{sampling}".'
-                )
-            self.batch_size_advice = batch_size_advice(
-                examples, epochs, epsilon, delta, _LEAST_STEPS
+            self.batch_size_advice = chosen_batch_size(
+                batch_size, sampling, examples, epochs, epsilon, delta
             )
             batch_size = self.batch_size_advice.batch_size
         batch_size = _arguments.integer("batch_size", batch_size, 1)
@@ -182,9 +180,9 @@ class PrivacyPlan(BudgetPlan):
         drawn, self.physical_batch_size = room_for(
             asked, examples, rows, self.accumulation_steps, False
         )
-        self._asked = asked
+        self._asked, self._momentum = asked, momentum
         steps = epochs * drawn.steps_per_epoch(examples)
-        matrix = named_matrix(noise, steps, drawn)
+        matrix = named_matrix(noise, steps, drawn, momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
             settings,
@@ -217,8 +215,8 @@ class PrivacyPlan(BudgetPlan):
           **options: As for that class; among them `clip`, `learning_rate`.
 
         Raises:
-          ValueError: If the plan says already what an argument says, or the clip rule's
-            counts are too precise for the noise.
+          ValueError: If the plan says already what an argument says, the clip rule's
+            counts are too precise for the noise, or that is made for another momentum.
 
         >>> plan = PrivacyPlan(3, 1e-5, examples=1000, batch_size=100, epochs=5)
         >>> plan.optimizer(tf.keras.optimizers.SGD, 0.1).expected_batch_size
@@ -247,16 +245,18 @@ class PrivacyPlan(BudgetPlan):
             noise=self._noise,
             **options,
         )
+        refuse_other_momentum(made, self._settings["noise"], self._momentum)
         self._check_counts(made.clip)
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         return made
 
-    def batches(self, data: Any, **options: Any) -> Batches:
+    def batches(self, data: Any, *others: Any, **options: Any) -> Batches:
         """The data, drawn as planned; for `fit`.
 
         Args:
           data: As for `scheme.batches`: (x, y), arrays, a data set with random access.
+          *others: None: inputs and labels are one argument.
           **options: `seed`, `initial_step`, `prefetch`, as there.
 
         Raises:
@@ -271,6 +271,7 @@ class PrivacyPlan(BudgetPlan):
                 )
         batches = self._asked.batches(
             data,
+            *others,
             physical_batch_size=self.physical_batch_size,
             accumulation_steps=self.accumulation_steps,
             **options,

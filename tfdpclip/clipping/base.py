@@ -261,8 +261,8 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
     ...
     ...     def weights(self, norms, state):
     ...         usable = tf.math.is_finite(norms) & (norms >= 1e-30)
-    ...         unit = tf.math.reciprocal(tf.where(usable, norms, 1.0))
-    ...         return tf.where(usable, self.norm * unit, tf.zeros_like(norms))
+    ...         weights = self.norm / tf.where(usable, norms, 1.0)
+    ...         return tf.where(usable, weights, tf.zeros_like(norms))
     ...
     ...     def sensitivity(self, state):
     ...         return tf.constant(self.norm, tf.float32)

@@ -33,6 +33,8 @@ from tests.fuzz.steps import Step, control
 _EFFECT, _NONE = 1e-3, 1e-6
 # What rounding may do: relative to the norm, and to the largest norm of the batch.
 _TOLERANCE = {"float32": (2e-4, 2e-6), "mixed_bfloat16": (8e-2, 4e-2)}
+# No example replaced.
+_SAME = (0,), "same"
 
 
 class _Failed(Exception):
@@ -58,7 +60,7 @@ def _check(spec: Spec) -> Outcome:
     tf.keras.utils.set_random_seed(spec.seed)
     try:
         model = models.Model(spec)
-        effect = _effect(model) if models.is_mixed(spec) else 0.0
+        effect, shown = _effect(model) if models.is_mixed(spec) else (0.0, _SAME)
         truth = _truth(model, effect)
     except Exception as error:  # noqa: BLE001  Not even TensorFlow can run it.
         return Outcome(IMPOSSIBLE, "reference: " + line_of(error))
@@ -78,11 +80,11 @@ def _check(spec: Spec) -> Outcome:
     if effect >= _EFFECT:
         if _active(model, truth):
             raise _Failed(MISSED, f"at once: {planted(spec)} moves others")
-        return _late(model, step, "in another batch")
+        return _late(model, step, "in another batch", shown)
     if models.is_mixed(spec):
-        late = _moved_effect(model)
+        late, shown = _moved_effect(model)
         if late >= _EFFECT:
-            return _late(model, step, "after the weights moved")
+            return _late(model, step, "after the weights moved", shown)
         if effect > _NONE:
             return Outcome(HARMLESS, f"effect {effect:.1g}")
     if models.is_random(spec):
@@ -106,24 +108,66 @@ def type_of(warning) -> str:
     return warning.category.__name__
 
 
+def moves_others(spec: Spec) -> bool:
+    """Whether, in truth, an example has an effect on others' gradients."""
+    tf.keras.utils.set_random_seed(spec.seed)
+    return _effect(models.Model(spec))[0] >= _EFFECT
+
+
 def _truth(model, effect):
     if models.is_mixed(model.spec):
         return model.together()[1]
     return model.alone()
 
 
-def _effect(model) -> float:
-    """How far one example moves the others' gradients, relative to the largest."""
+def _effect(model) -> tuple[float, tuple[tuple[int, ...], str]]:
+    """How far one example moves the others' gradients, relative to the largest.
+
+    And which, replaced by what. That the gradients of the losses do not add up to that
+    of their sum is an effect as well.
+    """
     _, before = model.together()
-    worst, batch = 0.0, model.spec.batch
-    for j, kind in ((0, "new"), (0, "large"), (batch - 1, "large"), (1, "zero")):
-        _, after = model.together(models.replaced(model.spec, model.data, j, kind))
-        others = [i for i in range(batch) if i != j]
+    found = _gap(model, before), _SAME
+    for places, kind in _replacements(model.spec):
+        if found[0] >= _EFFECT:
+            break
+        _, after = model.together(_replaced(model, places, kind))
+        others = [i for i in range(model.spec.batch) if i not in places]
         moved = np.abs(after - before)[others]
         size = np.nanmax(np.abs(np.stack([after, before])[:, others]))
         if np.isfinite(size) and size > 1e-12:
-            worst = max(worst, float(np.nanmax(moved) / size))
-    return worst
+            found = max(found, (float(np.nanmax(moved) / size), (places, kind)))
+    return found
+
+
+def _replacements(spec):
+    """What is put in whose place. Thresholds open at a few of them only."""
+    first, last = (0,), (spec.batch - 1,)
+    yield from ((first, "new"), (first, "large"), (last, "large"), ((1,), "zero"))
+    for places in (first, (1,), last):
+        for kind in ("new", "large", "zero", "small", "copy"):
+            yield places, kind
+    # What makes an outlier of the one that stays.
+    for kind in ("large", "small", "copy"):
+        yield tuple(range(last[0])), kind
+
+
+def _replaced(model, places, kind):
+    data = model.data
+    for j in places:
+        data = models.replaced(model.spec, data, j, kind)
+    return data
+
+
+def _gap(model, rows) -> float:
+    """How far the gradient of the sum is from the sum of the gradients.
+
+    0.0, if it is no further than rounding.
+    """
+    size = np.nanmax(np.abs(rows))
+    gap = np.nanmax(np.abs(model.of_sum() - rows.sum(axis=0)))
+    least = 0.3 if model.env.dtype == "mixed_bfloat16" else _EFFECT
+    return float(gap / size) if 1e-12 < size < np.inf and gap > least * size else 0.0
 
 
 def _move(model) -> None:
@@ -133,11 +177,11 @@ def _move(model) -> None:
         variable.assign_add(tf.cast(noise, variable.dtype))
 
 
-def _moved_effect(model) -> float:
+def _moved_effect(model) -> tuple[float, tuple[tuple[int, ...], str]]:
     before = [v.numpy() for v in model.variables]
     _move(model)
     found = _effect(model)
-    if found < _EFFECT:
+    if found[0] < _EFFECT:
         for variable, value in zip(model.variables, before, strict=True):
             variable.assign(value)
     return found
@@ -145,17 +189,22 @@ def _moved_effect(model) -> float:
 
 def _active(model, truth) -> bool:
     """Whether examples are mixed in this very batch, and not only in others."""
+    if _gap(model, truth):
+        return True
     alone = model.alone()
     size = max(np.nanmax(np.abs(alone)), np.nanmax(np.abs(truth)))
     return not np.nanmax(np.abs(alone - truth)) < _EFFECT * size
 
 
-def _late(model, step, when) -> Outcome:
-    """A mixer without an effect on the first step. The next ones must find it."""
+def _late(model, step, when, shown) -> Outcome:
+    """A mixer without an effect on the first step. The next ones must find it.
+
+    The data of every other step show it, among them those of steps 2, 4 and 8.
+    """
     try:
         for i in range(8):
-            j = i % model.spec.batch
-            found = step(models.replaced(model.spec, model.data, j, "new"))
+            usual = (i % model.spec.batch,), "new"
+            found = step(_replaced(model, *(usual if i % 2 else shown)))
             if found.dead:
                 return Outcome(CAUGHT, "late: no example counted")
     except Exception as error:  # noqa: BLE001

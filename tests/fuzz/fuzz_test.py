@@ -7,9 +7,11 @@ import time
 import pytest
 
 from tests.fuzz import __main__ as command
+from tests.fuzz import losses
 from tests.fuzz import outcome as outcomes
 from tests.fuzz.__main__ import daily_seed, report_of
-from tests.fuzz.check import check
+from tests.fuzz.check import check, moves_others
+from tests.fuzz.gradient_mixers import COTANGENTS, FORMS, GATES, STATISTICS
 from tests.fuzz.grammar import generate
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.planted import planted
@@ -85,6 +87,57 @@ def test_a_wrong_rule_is_found(bug):
 def test_a_mixer_that_is_not_refused_is_found():
     with planted("no isolation check"):
         assert check(NEIGHBOURS).kind == outcomes.MISSED
+
+
+def between(node, seed=0):
+    body = (Node("dense", {"activation": "tanh"}), node, Node("dense"))
+    return Spec(seed=seed, batch=5, body=body)
+
+
+def is_seen(specs):
+    return any(moves_others(spec) for spec in specs)
+
+
+@pytest.mark.parametrize("how", STATISTICS)
+@pytest.mark.thinned(8)
+def test_the_truth_sees_a_statistic_that_scales_gradients(how):
+    node = Node("mix_gradient", {"how": how})
+    assert is_seen(between(node, seed) for seed in range(8))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thinned(3)
+def test_the_truth_sees_gradients_scaled_in_any_form(form):
+    node = Node("mix_gradient", {"how": "argsort", "form": form})
+    assert is_seen(between(node, seed) for seed in range(8))
+
+
+@pytest.mark.parametrize("how", COTANGENTS)
+@pytest.mark.thinned(4)
+def test_the_truth_sees_gradients_that_meet_on_the_way_back(how):
+    assert is_seen([between(Node("mix_cotangents", {"how": how}))])
+
+
+@pytest.mark.parametrize("reduction", losses.GATED)
+@pytest.mark.thinned(4)
+def test_the_truth_sees_a_loss_that_drops_gradients(reduction):
+    loss = {"reduction": reduction}
+    assert is_seen(
+        Spec(seed=seed, batch=5, body=(Node("dense"),), loss=loss) for seed in range(8)
+    )
+
+
+@pytest.mark.parametrize("how", GATES)
+@pytest.mark.thinned(10)
+def test_a_gate_of_each_example_is_exact(how):
+    assert check(between(Node("gate_gradient", {"how": how}))).kind == outcomes.EXACT
+
+
+@pytest.mark.parametrize("reduction", losses.OWN)
+@pytest.mark.thinned(4)
+def test_a_loss_that_drops_gradients_by_itself_is_exact(reduction):
+    spec = Spec(body=(Node("dense"),), loss={"reduction": reduction})
+    assert check(spec).kind == outcomes.EXACT
 
 
 def test_a_sum_that_moves_too_far_is_found():

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import random
 
-from tests.fuzz import layers, losses, mixers, ops, wrappers  # noqa: F401  the blocks
+from tests.fuzz import (  # noqa: F401  the blocks
+    gradient_mixers,
+    layers,
+    losses,
+    mixers,
+    ops,
+    wrappers,
+)
 from tests.fuzz.registry import BLOCKS
 from tests.fuzz.spec import Node, Spec
 

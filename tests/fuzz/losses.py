@@ -77,7 +77,10 @@ def per_example(settings, out, y, w, penalties):
     All of them are the whole loss, where that combines examples.
     """
     values = _values(settings, out, y, w, penalties)
-    total = _mixed_total(settings.get("reduction", "none"), values, y, w)
+    reduction = settings.get("reduction", "none")
+    if reduction in GATED:
+        return GATED[reduction](values)
+    total = _mixed_total(reduction, values, y, w)
     return values if total is None else total * tf.ones_like(values)
 
 
@@ -101,7 +104,47 @@ def _values(settings, out, y, w, penalties):
     if settings.get("penalties", True):
         for part in penalties:
             values = values + part
-    return values
+    return OWN[reduction](values) if reduction in OWN else values
+
+
+def _kept_losses(values, kept):
+    return tf.where(kept, values, tf.stop_gradient(values))
+
+
+# Losses whose own size says how much of their gradients is kept.
+OWN = {
+    "own_hard": lambda v: _kept_losses(v, v > 0.5),
+    "own_easy": lambda v: _kept_losses(v, tf.stop_gradient(v) < 1),
+    "own_weights": lambda v: tf.stop_gradient(tf.exp(-tf.abs(v))) * v,
+    "own_focus": lambda v: v + tf.stop_gradient(v * tf.abs(v) - v),
+}
+
+
+def _importance(values):
+    """Weights whose mean is 1, as of a self-normalised estimate."""
+    return tf.stop_gradient(values / (tf.reduce_mean(tf.abs(values)) + 0.1))
+
+
+def _by_size(values):
+    """Whether a loss is among the smaller half."""
+    ordered = tf.sort(tf.stop_gradient(values))
+    return tf.stop_gradient(values) < ordered[tf.shape(ordered)[0] // 2] - 1e-4
+
+
+# Losses whose values are their own, but for the last two; not so their gradients.
+GATED = {
+    "hard": lambda v: _kept_losses(
+        v, tf.stop_gradient(v) >= 0.7 * tf.math.top_k(v, 1).values[0]
+    ),
+    "trimmed": lambda v: _kept_losses(v, _by_size(v)),
+    "above_mean": lambda v: _kept_losses(v, v > 0.9 * tf.reduce_mean(v)),
+    "first": lambda v: _kept_losses(v, v <= v[0] + 1e-4),
+    "outlier": lambda v: _kept_losses(
+        v, tf.abs(v) < 5 * tf.sort(tf.abs(v))[tf.shape(v)[0] // 2]
+    ),
+    "importance": lambda v: v * _importance(v),
+    "softmax": lambda v: v * tf.stop_gradient(tf.nn.softmax(v)),
+}
 
 
 def _mixed_total(reduction, values, y, w):
@@ -139,6 +182,7 @@ MIXED = (
     "product",
     "top",
     "by_max",
+    *GATED,
 )
 REDUCTIONS = (
     "none",
@@ -152,6 +196,7 @@ REDUCTIONS = (
     "weighted_mean",
     "two",
     "masked",
+    *OWN,
     "regularised",
     "dot",
     "nn",
@@ -182,6 +227,8 @@ def reduced(settings, out, y, w, penalties, variables):
                 target = targets(target_of(y, given))
                 return loss(target, given, sample_weight=weights)
     values = _values(settings, out, y, w, penalties)
+    if reduction in GATED:
+        return GATED[reduction](values)
     total = _mixed_total(reduction, values, y, w)
     if total is not None:
         return total
@@ -200,7 +247,9 @@ def reduced(settings, out, y, w, penalties, variables):
         return tf.reduce_mean(values) + regulariser(variables, values.dtype)
     if reduction == "nn":
         return tf.nn.compute_average_loss(values)
-    return values if reduction == "none" else tf.reduce_mean(values)
+    if reduction == "none" or reduction in OWN:
+        return values
+    return tf.reduce_mean(values)
 
 
 def regulariser(variables, dtype):

@@ -7,7 +7,14 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tests.fuzz import layers, losses, mixers, ops, wrappers  # noqa: F401  the blocks
+from tests.fuzz import (  # noqa: F401  the blocks
+    gradient_mixers,
+    layers,
+    losses,
+    mixers,
+    ops,
+    wrappers,
+)
 from tests.fuzz.env import Env, floats
 from tests.fuzz.registry import BLOCKS
 from tests.fuzz.spec import Spec
@@ -67,13 +74,17 @@ class Model:
 
     @property
     def scale(self) -> float:
+        """What the step multiplies the losses by."""
+        # Keras also sums over the steps of an example.
+        keras = self.spec.loss.get("reduction") == "keras_sum"
+        fit = self.spec.mode.get("level") == "fit"
+        return self.sum_scale * (self._steps if keras and fit else 1)
+
+    @property
+    def sum_scale(self) -> float:
         """What the engine multiplies the losses of a sum by: the batch's size."""
         reduction = self.spec.loss.get("reduction", "none")
-        if reduction not in losses.SUMS:
-            return 1.0
-        # Keras also sums over the steps of an example.
-        keras = reduction == "keras_sum" and self.spec.mode.get("level") == "fit"
-        return float(self.spec.batch * (self._steps if keras else 1))
+        return float(self.spec.batch) if reduction in losses.SUMS else 1.0
 
     def signature(self, dynamic: bool) -> list[tf.TensorSpec]:
         """Of a step."""
@@ -107,6 +118,16 @@ class Model:
         del tape
         self.reset()
         return each.numpy().astype(np.float64), np.stack(rows)
+
+    def of_sum(self) -> np.ndarray:
+        """The gradient of the sum of the losses, in one backward pass."""
+        self.reset()
+        with tf.GradientTape() as tape:
+            each, _ = self.forward(*self.data, plain=True)
+            total = tf.reduce_sum(each)
+        found = self.flat(tape.gradient(total, self.variables)) * self.scale
+        self.reset()
+        return found
 
     def shared(self) -> np.ndarray:
         """The gradient of the terms that depend on no example."""
@@ -158,11 +179,18 @@ def _tensor(part, dtype):
 
 
 def replaced(spec: Spec, data: list, j: int, kind: str) -> list[tf.Tensor]:
-    """The data with another example j: "new", "large" or "zero"."""
+    """The data with another example j.
+
+    It is "new", "large", "small", "zero", a "copy" of the next, or the "same".
+    """
     rng = np.random.default_rng([spec.seed, 2, j])
     new = _inputs(rng, spec)[j]
-    size = {"new": 1, "large": 30, "zero": 0, "same": 1}[kind]
+    size = {"new": 1, "large": 30, "small": 0.1, "zero": 0}.get(kind)
     x, y, w = (np.array(t) for t in data)
+    if kind == "copy":
+        x[j], y[j] = x[(j + 1) % spec.batch], y[(j + 1) % spec.batch]
+    if size is None:
+        return [tf.constant(v, t.dtype) for v, t in zip((x, y, w), data, strict=True)]
     x[j] = new * size if kind != "large" or x.dtype.kind == "f" else new
     y[j] = rng.standard_normal(8) * min(size, 3)
     return [tf.constant(part, t.dtype) for part, t in zip((x, y, w), data, strict=True)]

@@ -282,13 +282,16 @@ class Step:
         if any(n.args.get("how") == "recompute" for n in model.spec.nodes()):
             return None
         sums, norms, rows = self._function(run)(*model.data)
-        truth = np.stack([model.flat(row) for row in rows]) * model.scale
+        truth = np.stack([model.flat(row) for row in rows]) * model.sum_scale
         size = np.linalg.norm(truth, axis=1)
         weights = np.minimum(1, self.clip / 3 / np.maximum(size, 1e-30))
         norms = norms.numpy()
         coarse = model.env.dtype != "float32"
         relative = 8e-2 if coarse else 3e-4
         finite = np.isfinite(size)
+        # In one pass, zero times an example that is no number is none either.
+        if not finite.any():
+            return None
         error = np.abs(norms - size)[finite]
         if not (
             error <= relative * size[finite] + relative / 10 * size[finite].max()

@@ -25,7 +25,7 @@ from tfdpclip.gradients import (
     chance,
     clipped_sum,
     per_example_norms,
-    separation,
+    row_tables,
 )
 
 L = tf.keras.layers
@@ -127,6 +127,63 @@ MIXING = {
     ),
     "scan": lambda x: squash(tf.scan(lambda a, b: tf.tanh(a + b), dense(x))),
 }
+BY_CHANCE = {
+    "branch": lambda x: tf.cond(
+        tf.random.uniform([]) < 0.1, lambda: tf.roll(x, 1, 0), lambda: x
+    ),
+    "case": lambda x: tf.switch_case(
+        tf.random.uniform([], 0, 30, tf.int32) // 29,
+        [lambda: x, lambda: tf.reverse(x, [0])],
+    ),
+    "branch_in_a_loop": lambda x: tf.while_loop(
+        lambda i, h: i < 2,
+        lambda i, h: (i + 1, BY_CHANCE["branch"](h)),
+        [0, x],
+    )[1],
+}
+# Others scale an example's gradient, or choose who has one: no loss changes.
+GRADIENT_ONLY = {
+    "hardest": lambda v: v >= 0.5 * tf.math.top_k(v, 1)[0][0],
+    "ranks": lambda v: tf.argsort(v) > 1,
+    "any_rank": lambda v: tf.fill(
+        tf.shape(v), tf.reduce_any(tf.math.top_k(v, 1).indices > 1)
+    ),
+    "above_the_first": lambda v: v >= v[0],
+    "searched": lambda v: tf.searchsorted(tf.sort(v), v) > 1,
+    "scan": lambda v: tf.scan(lambda a, b: 0.5 * a + b, v) > 1.0,
+    "mapped": lambda v: tf.map_fn(lambda e: e > v[0], v, fn_output_signature=tf.bool),
+    "vectorized": lambda v: tf.vectorized_map(lambda e: e > v[0], v),
+    "histogram": lambda v: (
+        v > tf.cast(tf.histogram_fixed_width(v, [0.0, 5.0])[0], tf.float32)
+    ),
+    "spectrum": lambda v: v > tf.abs(tf.signal.rfft(v))[0] / 4,
+    "softmax": lambda v: tf.nn.softmax(v[tf.newaxis])[0] > 0.2,
+}
+
+
+@pytest.mark.parametrize("name", BY_CHANCE)
+def test_mixing_by_chance_is_refused_from_the_graph(name):
+    with pytest.raises(ExampleIsolationError, match="Roll|ReverseV2"):
+        norms_of(lambda x: squash(BY_CHANCE[name](dense(x))), [W], X, when="never")
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", GRADIENT_ONLY)
+def test_whose_gradient_counts_may_not_depend_on_others(name, dynamic):
+    def by_mask(x):
+        own = squash(dense(x))
+        return tf.where(GRADIENT_ONLY[name](own), own, tf.stop_gradient(own))
+
+    def by_factor(x):
+        own = squash(dense(x))
+        g = tf.stop_gradient(tf.cast(GRADIENT_ONLY[name](own), tf.float32))
+        return g * own + tf.stop_gradient((1 - g) * own)
+
+    for per_example in (by_mask, by_factor):
+        with pytest.raises(ExampleIsolationError, match="combines the examples"):
+            norms_of(per_example, [W], X, dynamic=dynamic, when="never")
+
+
 # Shows only when it runs: the graph has reshapes, which may mean anything.
 IN_PAIRS = MIXING["in_pairs"]
 
@@ -245,7 +302,7 @@ def test_first_checks_once_and_never_does_not():
 def test_a_batch_that_proves_nothing_does_not_settle_the_first_check():
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def step(x):
-        return per_example_norms(MIXING["reversed_by_slices"](x), [W])
+        return per_example_norms(MIXING["minor_for_major"](x), [W])
 
     step(X[:0])
     step(X[:1])
@@ -495,9 +552,9 @@ def test_weights_of_the_comparison_have_no_blind_rows():
     patterns[5] = np.arange(8)
     patterns /= np.linalg.norm(patterns, axis=1, keepdims=True)
     for _ in range(200):
-        found, sizes = separation._products(patterns, chance.run_seed())
-        np.testing.assert_allclose(sizes, 1, rtol=1e-6)
-        assert np.abs(found).max(1).min() > 1 / 200
+        table = row_tables.tables([(patterns, row_tables.Layout())], chance.run_seed())
+        np.testing.assert_allclose(table[0][:, -1], 1, rtol=1e-6)
+        assert np.abs(table[0][:, :-1]).max(1).min() > 1 / 200
 
 
 def test_a_little_mixing_of_two_logits_is_refused_each_time():
@@ -511,3 +568,26 @@ def test_a_little_mixing_of_two_logits_is_refused_each_time():
 
     for _ in range(3):
         assert_refused(mixed, [table], tf.range(16))
+
+
+@tf.custom_gradient
+def clipped_on_the_way_back(x):
+    return tf.identity(x), lambda dy: tf.clip_by_value(dy, -1.0, 1.0)
+
+
+def test_a_gradient_that_does_not_scale_with_the_loss_is_refused_for_that():
+    def per_example(x):
+        return tf.reduce_sum(tf.square(clipped_on_the_way_back(dense(x))), axis=1)
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        norms_of(per_example, [W], X)
+    for part in ("does not scale with its loss", "custom_gradient", "IdentityN"):
+        assert part in str(caught.value)
+    # Which would be written with backslashes.
+    assert "\\'" not in str(caught.value)
+
+
+def test_an_error_does_not_speak_of_gradient_functions_where_there_are_none():
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        norms_of(IN_PAIRS, [W], X)
+    assert "custom_gradient" not in str(caught.value)

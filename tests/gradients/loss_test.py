@@ -707,3 +707,38 @@ def test_a_vector_from_a_function_falls_back():
         warnings.simplefilter("ignore", JacobianFallbackWarning)
         found = norms_of(lambda x: tf.function(vector)(x), X)
     np.testing.assert_allclose(found, reference_norms(vector, X), rtol=1e-5)
+
+
+SELECTED = {
+    "largest": lambda x: tf.reduce_sum(tf.math.top_k(vector(x), 2)[0]),
+    "mean_of_the_largest": lambda x: tf.reduce_mean(tf.math.top_k(vector(x), 2)[0]),
+    "largest_alone": lambda x: tf.math.top_k(vector(x), 2)[0],
+    "half": lambda x: tf.reduce_sum(tf.math.top_k(vector(x), tf.shape(x)[0] // 2)[0]),
+    "sorted": lambda x: tf.reduce_sum(tf.sort(vector(x))[-2:]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", SELECTED)
+def test_the_largest_losses_of_a_batch_are_refused_by_name(name, dynamic):
+    with pytest.raises(ExampleIsolationError, match="TopKV2.*which of them are chosen"):
+        norms_of(SELECTED[name], X, dynamic=dynamic)
+
+
+def test_the_largest_entries_of_an_example_are_its_own():
+    def per_example(x):
+        return tf.reduce_sum(tf.math.top_k(entries(x), 2)[0], axis=1)
+
+    norms = norms_of(per_example, SEQUENCE)
+    np.testing.assert_allclose(norms, reference_norms(per_example, SEQUENCE), rtol=1e-5)
+
+
+def test_a_histogram_of_the_batch_is_refused_by_name():
+    """As Keras 3 makes one in its layer Equalization."""
+
+    def per_example(x):
+        counts = tf.math.bincount(tf.reshape(tf.cast(tf.abs(x), tf.int32), [-1]))
+        return vector(x * tf.cast(counts[0], tf.float32))
+
+    with pytest.raises(ExampleIsolationError, match="incount.*RandAugment"):
+        norms_of(per_example, X)

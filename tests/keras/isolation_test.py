@@ -127,6 +127,77 @@ def test_the_error_names_the_variable_and_the_op():
         model.train_on_batch(X, Y)
 
 
+class ClippedOnTheWayBack(L.Layer):
+    def call(self, x):
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), lambda dy: tf.clip_by_value(dy, -1.0, 1.0)
+
+        return identity(x)
+
+
+def test_a_layer_that_clips_gradients_is_refused_for_that():
+    model = model_with(ClippedOnTheWayBack())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="does not scale with its"):
+        model.fit(X, 40 * Y, batch_size=8, verbose=0)
+
+
+class InTraining(L.Layer):
+    """Another layer, always as it is in training."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x, training=True)
+
+
+# Of AugMix, each trace contains it or not.
+@pytest.mark.parametrize("name", ["Equalization", "RandAugment"])
+def test_a_histogram_of_all_images_is_refused_by_name(name):
+    if not hasattr(L, name):
+        pytest.skip("a layer of Keras 3")
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((4, 4, 3)),
+            InTraining(getattr(L, name)(value_range=(0, 255))),
+            L.Flatten(),
+            L.Dense(1),
+        ]
+    )
+    model.compile(DPSGD(1.0, **SETTINGS), "mse")
+    images = np.random.default_rng(0).uniform(0, 255, (8, 4, 4, 3))
+    with pytest.raises(ExampleIsolationError, match="histogram of all"):
+        model.fit(images.astype("float32"), Y, batch_size=8, verbose=0)
+
+
+def test_a_sampled_softmax_trains():
+    table = L.Embedding(20, 4)
+    table.build(None)
+
+    class Sampled(L.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def call(self, inputs):
+            hidden, label = inputs
+            bias = tf.zeros([20])
+            classes = tf.convert_to_tensor(self.table.embeddings)
+            return tf.nn.sampled_softmax_loss(classes, bias, label, hidden, 6, 20)
+
+    x, label = tf.keras.Input((3,)), tf.keras.Input((1,), dtype="int64")
+    model = tf.keras.Model([x, label], Sampled()([L.Dense(4)(x), label]))
+    settings = {**SETTINGS, "check_isolation": "always"}
+    model.compile(DPSGD(1.0, **settings), lambda y, loss: loss)
+    before = flat(model.trainable_variables)
+    labels = np.arange(8)[:, np.newaxis]
+    model.fit([X, labels], Y, batch_size=8, epochs=2, verbose=0)
+    assert len(model.trainable_variables) == 3
+    assert np.any(flat(model.trainable_variables) != before)
+
+
 def test_never_is_never():
     model = model_with(OnTheWayBack(), settings={"check_isolation": "never"})
     before = flat(model.trainable_variables)
@@ -235,15 +306,80 @@ def test_a_model_that_keeps_examples_apart_passes(name):
     check_isolation(model, X, Y)
 
 
+class Damped(L.Layer):
+    """The largest row scales everybody's gradient; the value stays what it was."""
+
+    def call(self, x):
+        largest = tf.sort(tf.norm(x, axis=-1))[-1]
+        gate = tf.stop_gradient(tf.minimum(1.0, 0.5 / largest))
+        return gate * x + tf.stop_gradient((1 - gate) * x)
+
+
+class Masked(L.Layer):
+    """Rows far above the median get no gradient."""
+
+    def call(self, x):
+        size = tf.norm(x, axis=-1)
+        median = tf.sort(size)[tf.shape(size)[0] // 2]
+        return tf.where((size < 1.5 * median)[:, None], x, tf.stop_gradient(x))
+
+
+class ScaledBackwards(L.Layer):
+    """The first row scales everybody's gradient, on the way back only."""
+
+    def call(self, x):
+        gate = tf.stop_gradient(tf.sigmoid(x[0, 0]))
+
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), lambda dy: gate * dy
+
+        return identity(x)
+
+
+class ClippedTogether(L.Layer):
+    """The gradients of the batch are clipped as one."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), lambda dy: tf.clip_by_norm(dy, 0.01)
+
+        return identity(x)
+
+
+class Outlying(L.Layer):
+    """Nothing happens, but in a batch with an outlier."""
+
+    def call(self, x):
+        size = tf.norm(x, axis=-1)
+        outlying = tf.reduce_max(size) > 20.0
+        return tf.cond(outlying, lambda: tf.stop_gradient(x), lambda: tf.identity(x))
+
+
+class Lone(L.Layer):
+    """Nothing happens, but in a batch of rows that are nearly equal."""
+
+    def call(self, x):
+        size = tf.norm(x, axis=-1)
+        alike = tf.reduce_max(size) < 1.1 * tf.reduce_min(size)
+        gate = tf.where(alike, 0.5, 1.0)
+        return gate * x + tf.stop_gradient((1 - gate) * x)
+
+
+GATED = Damped, Masked, ScaledBackwards, ClippedTogether, Lone
+
+
+def hardest(labels, outputs):
+    losses = tf.reduce_mean(tf.square(labels - outputs), axis=-1)
+    hardest = tf.math.top_k(losses, 1)[0][0]
+    return tf.where(losses >= 0.5 * hardest, losses, tf.stop_gradient(losses))
+
+
 @pytest.mark.parametrize(
-    "kind",
-    # It compares losses only.
-    [
-        *(kind for kind in MIXING.values() if kind is not OnTheWayBack),
-        Detached,
-        L.BatchNormalization,
-    ],
+    "kind", [*MIXING.values(), *GATED, Detached, L.BatchNormalization]
 )
+@pytest.mark.thinned(3)
 def test_the_test_on_data_finds_what_mixes(kind):
     model = model_with(kind())
     before = [w.copy() for w in model.get_weights()]
@@ -251,6 +387,100 @@ def test_the_test_on_data_finds_what_mixes(kind):
         check_isolation(model, X, Y)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+def test_the_test_on_data_finds_what_an_outlier_does():
+    model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(4), Outlying()])
+    with pytest.raises(ExampleIsolationError, match="gradient of the other"):
+        check_isolation(model, X, np.zeros([8, 4]), loss=tf.keras.losses.mse)
+
+
+def test_the_test_on_data_finds_a_loss_of_the_hardest():
+    model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(1)])
+    with pytest.raises(ExampleIsolationError, match="gradient of the other"):
+        check_isolation(model, X, Y, loss=hardest)
+
+
+class OwnGate(L.Layer):
+    """An example's own norm scales its gradient."""
+
+    def call(self, x):
+        gate = tf.stop_gradient(1 / (1 + tf.norm(x, axis=-1, keepdims=True)))
+        return gate * x + tf.stop_gradient((1 - gate) * x)
+
+
+class OwnLargest(L.Layer):
+    """The largest features of an example get a gradient."""
+
+    def call(self, x):
+        least = tf.math.top_k(x, 2).values[..., -1:]
+        return tf.where(x >= least, x, tf.stop_gradient(x))
+
+
+class Rounded(L.Layer):
+    """A straight-through estimator."""
+
+    def call(self, x):
+        return x + tf.stop_gradient(tf.round(4 * x) / 4 - x)
+
+
+class ClippedAlone(L.Layer):
+    """The gradient of each example is clipped."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), lambda dy: tf.clip_by_norm(dy, 0.01, axes=[1])
+
+        return identity(x)
+
+
+class Unused(L.Layer):
+    """A variable without a gradient, and one whose gradient is 0 but for rounding."""
+
+    def build(self, shape):
+        self.a = self.add_weight(name="a", shape=(shape[-1],))
+        self.b = self.add_weight(name="b", shape=())
+
+    def call(self, x):
+        x = x + self.b
+        return x - tf.reduce_mean(x, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", [OwnGate, OwnLargest, Rounded, ClippedAlone, Unused])
+def test_the_test_on_data_passes_gates_of_each_example(kind):
+    check_isolation(model_with(kind()), X, Y)
+
+
+def test_the_test_on_data_passes_a_loss_with_a_fixed_threshold():
+    def above(labels, outputs):
+        losses = tf.reduce_mean(tf.square(labels - outputs), axis=-1)
+        return tf.where(losses > 0.5, losses, tf.stop_gradient(losses))
+
+    model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(1)])
+    check_isolation(model, X, Y, loss=above)
+
+
+def test_the_test_on_data_passes_inputs_that_have_a_range():
+    ids = np.random.default_rng(0).integers(0, 10, (8, 3)).astype(np.float32)
+    model = tf.keras.Sequential(
+        [tf.keras.Input((3,)), L.Embedding(10, 2), L.Flatten(), L.Dense(1)]
+    )
+    check_isolation(model, ids, Y, loss=tf.keras.losses.mse)
+    check_isolation(model, ids.astype(np.int32), Y, loss=tf.keras.losses.mse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_the_test_on_data_passes_coarse_numbers(policy):
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = tf.keras.Sequential(
+            [tf.keras.Input((3,)), L.Dense(64, "relu"), L.Dense(64, "relu"), L.Dense(1)]
+        )
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    check_isolation(model, X, Y, loss=tf.keras.losses.mse)
 
 
 def test_the_test_on_data_takes_a_loss_and_nests():
@@ -268,6 +498,8 @@ def test_the_test_on_data_says_what_it_needs():
         check_isolation(model, X, Y)
     with pytest.raises(ValueError, match="two"):
         check_isolation(model, X[:1], Y[:1], loss="mse")
+    with pytest.raises(ValueError, match="one loss per example"):
+        check_isolation(model, X, Y, loss=lambda y, p: tf.reduce_mean(y - p))
 
 
 EAGER = keras2_only("run_eagerly=True is refused, see held_loss_test.py")

@@ -41,9 +41,13 @@ def _nothing(*args, **kwargs):
     return None
 
 
-def _all_separate(probes, *args):
-    true = tf.fill([len(probes)], True)
+def _all_separate(self, *args):
+    true = tf.fill([len(self.probes)], True)
     return true, true
+
+
+def _all_stay(self, count):
+    return tf.fill([len(self.messages)], True), tf.constant(True)
 
 
 def _all_equal(self, *args):
@@ -55,14 +59,8 @@ def _all_equal(self, *args):
 # What to put in the place of each defence to leave it out.
 DEFENCES: dict[str, list[tuple]] = {
     "graph analysis": [(loss_checks, "check_uncoupled", _nothing)],
-    "gradients separate": [(separation, "separate", _all_separate)],
-    "replaced examples": [
-        (
-            ReplacedExamples,
-            "test",
-            lambda self, count: [tf.constant(True)] * 3,
-        )
-    ],
+    "gradients separate": [(separation.Separation, "separate", _all_separate)],
+    "replaced examples": [(ReplacedExamples, "test", _all_stay)],
     "sums and norms": [(verify.SelfCheck, "_differences", _all_equal)],
     "refused by rule": [
         (loss, "check_public", _nothing),

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.testing import gated as gates
 from tests.testing import planting
 from tests.testing.planting import Mutation
 from tfdpclip import clipping, testing
@@ -41,7 +42,7 @@ def data():
     return x, rng.integers(0, CLASSES, EXAMPLES)
 
 
-def model_of(shared=False, norm=False, **options):
+def model_of(shared=False, norm=False, gated=False, **options):
     tf.keras.utils.set_random_seed(0)
     inputs = tf.keras.Input((FEATURES,))
     hidden = tf.keras.layers.Dense(16, activation="relu")(inputs)
@@ -50,6 +51,8 @@ def model_of(shared=False, norm=False, **options):
         hidden = layer(hidden) + layer(0.9 * hidden)
     if norm:
         hidden = tf.keras.layers.BatchNormalization()(hidden)
+    if gated:
+        hidden = gates.Gate()(hidden)
     model = tf.keras.Model(inputs, tf.keras.layers.Dense(CLASSES)(hidden))
     settings = {"clip": 0.5, "noise_multiplier": 0.5, "expected_batch_size": EXAMPLES}
     model.compile(dpc.keras.DPSGD(0.1, **{**settings, **options}), LOSS)
@@ -76,6 +79,17 @@ def noise(**options):
 def isolation(**options):
     x, y = data()
     testing.assert_isolated(model_of(norm=True, **options), x, y)
+
+
+def isolated(**options):
+    testing.assert_isolated(model_of(**options), *data())
+
+
+def isolated_by_keras(**options):
+    try:
+        dpc.keras.check_isolation(model_of(**options), *data())
+    except dpc.ExampleIsolationError as error:
+        raise AssertionError(str(error)) from error
 
 
 def plain_gradient(**options):
@@ -401,6 +415,10 @@ def _other_perturbation(self, gradients, batch_size):
 LAYERWISE = {"clip": clipping.LayerwiseClip(0.25)}
 QUANTILE = {"clip": clipping.QuantileClip(initial_norm=1.5)}
 SCALED = {"clip": clipping.ScaledClip([0.3, 1.0], 0.3)}
+GATED = {"gated": True}
+# What the assertion finds, not what the step finds before it.
+UNCHECKED = {"gated": True, "check_isolation": "never"}
+_HARDEST = gates.hardest(tf.keras.losses.SparseCategoricalCrossentropy.call)
 PUBLIC = {"clip": clipping.PublicNormClip(0.3, norms=[0.1, 1.0])}
 
 MUTATIONS = [
@@ -695,6 +713,69 @@ MUTATIONS = [
         "_release",
         _last_batch_counts,
         accumulated_clip,
+    ),
+    Mutation(
+        "the largest activation scales everybody's gradient",
+        gates,
+        "gate",
+        gates.damped,
+        isolated,
+        GATED,
+    ),
+    Mutation(
+        "the largest activation scales everybody's gradient, in training",
+        gates,
+        "gate",
+        gates.damped,
+        sensitivity,
+        UNCHECKED,
+    ),
+    Mutation(
+        "no gradient far above the batch's median",
+        gates,
+        "gate",
+        gates.masked,
+        isolated_by_keras,
+        GATED,
+    ),
+    Mutation(
+        "an outlier takes everybody's gradient away",
+        gates,
+        "gate",
+        gates.outlying,
+        isolated,
+        GATED,
+    ),
+    Mutation(
+        "an outlier takes everybody's gradient away, in training",
+        gates,
+        "gate",
+        gates.outlying,
+        sensitivity,
+        UNCHECKED,
+    ),
+    Mutation(
+        "the first example scales everybody's gradient, in a custom gradient",
+        gates,
+        "gate",
+        gates.scaled_backwards,
+        isolated,
+        GATED,
+    ),
+    Mutation(
+        "gradients of the hardest examples only",
+        tf.keras.losses.SparseCategoricalCrossentropy,
+        "call",
+        _HARDEST,
+        isolated_by_keras,
+    ),
+    Mutation(
+        "gradients of the hardest examples only, in training",
+        tf.keras.losses.SparseCategoricalCrossentropy,
+        "call",
+        _HARDEST,
+        sensitivity,
+        {"check_isolation": "never"},
     ),
 ]
 

@@ -46,11 +46,19 @@ def kept_elsewhere(op: tf.Operation) -> str | None:
 
 
 def draws(op: tf.Operation) -> bool:
-    """Whether the op, or a function that it calls, draws random numbers."""
+    """Whether the op, or a function that it calls, draws random numbers.
+
+    Classes that are sampled for all examples do not count: none has a class of its own.
+    """
+    random = ops.RANDOM - ops.CANDIDATE_SAMPLERS
     return any(
-        name in ops.RANDOM or name.startswith(ops.SEEDED_DRAWS)
-        for name in _ops_within(op)
+        name in random or name.startswith(ops.SEEDED_DRAWS) for name in _ops_within(op)
     )
+
+
+def may_fail(op: tf.Operation) -> bool:
+    """Whether the op, or a function that it calls, raises for some real numbers."""
+    return not ops.PARTIAL.isdisjoint(_ops_within(op))
 
 
 def _is_stateful(name: str) -> bool:

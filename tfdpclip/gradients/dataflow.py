@@ -19,11 +19,15 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import ops, origins, sparse
+from tfdpclip.gradients import lists, ops, origins, places, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.op_flows import transfer
 from tfdpclip.gradients.sizes import size_flow
+
+#: What reads the functions that ops of some types run: from an op and the analysis
+#: around it to the flows of the op's outputs, or None if nothing is known of them.
+INSIDE: dict[str, Callable[[tf.Operation, Dataflow], list[Flow] | None]] = {}
 
 
 class Dataflow:
@@ -122,51 +126,115 @@ class Dataflow:
         return handle.ref() in self._handles or handle.ref() in self._public
 
     def _visit(self, op: tf.Operation) -> None:
-        inputs = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
-        trained = any(f.trained for f in inputs)
-        coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
+        given = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
         leaf = _public if is_pinned(op) else self._classify(op)
-        if leaf is _public:
-            coupled = None
+        inside = self._inside_of(op, given) if leaf is None else None
         for output in op.outputs:
+            inputs = given
+            if op.type == "IdentityN":
+                inputs = [given[output.value_index]]
             if output.ref() in self._sparse:
                 flow = self._sparse[output.ref()]
             elif leaf is not None:
                 flow = leaf(output)
-            elif op.type in ops.SIZES and any(f.varying for f in inputs):
-                # How many entries a mask has left is a statistic of the batch.
-                flow = Flow(DATA, (), coupled=op)
-            elif op.type in ops.SIZES:
-                flow = size_flow(op, output, inputs)
-            elif all(f.kind != DATA for f in inputs) and origins.brings_data(op):
-                flow = Flow(DATA, None)
-            elif all(f.kind == PUBLIC for f in inputs):
-                batched = trained and self._repeats_for_batch(op, output)
-                batched = batched or self._fills_a_batch(op, output)
-                flow = Flow(DATA, (0,), 1) if batched else Flow()
-            elif all(f.kind != DATA for f in inputs):
-                flow = self._shaped(op, output, inputs)
+            elif inside is not None:
+                flow = inside[output.value_index]
             else:
-                flow = transfer(op, output, inputs, self.batch_size)
+                flow = self._flow_by_inputs(op, output, inputs)
             if op.type not in ops.SIZES:
-                passes = op.type not in ops.NO_GRADIENT and (
-                    output.dtype.is_floating
-                    or output.dtype.is_complex
-                    or output.dtype in (tf.resource, tf.variant)
-                )
-                # A single example has no other to be combined with.
-                mixed = None if self.batch_size == 1 else flow.coupled or coupled
-                flow = dataclasses.replace(
-                    flow,
-                    coupled=mixed,
-                    trained=(trained and passes) or output.ref() in self._handles,
-                )
+                flow = self._with_history(op, output, flow, inputs, leaf or inside)
             if self._varies(op, output, inputs):
                 flow = dataclasses.replace(flow, varying=True)
             self._flows[output.ref()] = flow
             if flow.leads and output.dtype.is_floating and not flow.trained:
                 if leaf is None and _starts_gradients(op):
                     self.converted.append(output)
+
+    def _inside_of(self, op: tf.Operation, inputs: list[Flow]) -> list[Flow] | None:
+        """The flows of an op's outputs by the functions that it runs, if it is read."""
+        read = INSIDE.get(op.type)
+        if read is None or all(f.kind != DATA for f in inputs):
+            return None
+        return read(op, self)
+
+    def _flow_by_inputs(
+        self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]
+    ) -> Flow:
+        if op.type in ops.SIZES and any(f.varying for f in inputs):
+            # How many entries a mask has left is a statistic of the batch.
+            return Flow(DATA, (), coupled=op)
+        if op.type in ops.SIZES:
+            return size_flow(op, output, inputs)
+        if op.type in ("Identity", "IdentityN"):
+            return inputs[0]
+        of_list = lists.list_flow(op, inputs, self.place_of)
+        if of_list is not None:
+            return of_list
+        if all(f.kind != DATA for f in inputs) and origins.brings_data(op):
+            return Flow(DATA, None)
+        trained = any(f.trained for f in inputs)
+        if all(f.kind == PUBLIC for f in inputs):
+            batched = trained and self._repeats_for_batch(op, output)
+            batched = batched or self._fills_a_batch(op, output)
+            return Flow(DATA, (0,), 1, made=True) if batched else Flow()
+        if all(f.kind != DATA for f in inputs):
+            return self._shaped(op, output, inputs)
+        taken = places.taken(op, output, inputs, self.batch_size)
+        if taken is not None and all(f.made for f in inputs if f.kind == DATA):
+            return Flow(DATA, taken.axes, made=True)
+        if taken is not None:
+            return Flow(DATA, taken.axes, example=self.place_of(taken.place))
+        flow = places.met(op, output, inputs, self.batch_size)
+        if flow is None:
+            flow = transfer(op, output, inputs, self.batch_size)
+        made = all(f.made or f.kind != DATA for f in inputs)
+        made = made and not origins.brings_data(op)
+        return dataclasses.replace(flow, made=made or op.type in ops.VALUELESS)
+
+    def _with_history(self, op, output, flow, inputs, known) -> Flow:
+        """With the first op that combined examples, and whether it is trained."""
+        trained = any(f.trained for f in inputs)
+        coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
+        constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
+        if known is _public or isinstance(known, list) or constant:
+            coupled = None
+        passes = op.type not in ops.NO_GRADIENT and (
+            output.dtype.is_floating
+            or output.dtype.is_complex
+            or output.dtype in (tf.resource, tf.variant)
+        )
+        # A single example has no other to be combined with.
+        mixed = None if self.batch_size == 1 else flow.coupled or coupled
+        return dataclasses.replace(
+            flow,
+            coupled=mixed,
+            trained=(trained and passes) or output.ref() in self._handles,
+        )
+
+    def place_of(self, index: int | tf.Tensor) -> int | str:
+        """The name of a place in the batch; see `places.py`."""
+        if isinstance(index, int):
+            static = index < 0 and self.batch_size is not None
+            return index + self.batch_size if static else index
+        return places.AT + same_number(index).name
+
+    def unknown_ops(self) -> list[tf.Operation]:
+        """The first ops after which it is not known which examples' data a tensor has.
+
+        What they do to examples the graph does not show: that is tested when the step
+        runs.
+        """
+        return [op for op in self.ops if self._loses_sight(op)]
+
+    def _loses_sight(self, op: tf.Operation) -> bool:
+        def unseen(flow):
+            known = flow.axes is not None or flow.entry is not None
+            return flow.kind == DATA and not known and flow.coupled is None
+
+        if any(unseen(self[t]) for t in op.inputs):
+            return False
+        found = [self[t] for t in op.outputs if t.dtype != tf.variant]
+        return op.type not in ops.SIZES and any(map(unseen, found))
 
     def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
         """Whether the values of the data decide about the shape of an output."""
@@ -249,7 +317,7 @@ class Dataflow:
             flow = size_flow(op, output, inputs)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
         if output.shape.rank and output.shape[0] in (None, self.batch_size):
-            return Flow(DATA, (0,), 1)
+            return Flow(DATA, (0,), 1, made=True)
         return Flow(SIZE)
 
 
@@ -330,6 +398,13 @@ def _public(output: tf.Tensor) -> Flow:
 
 def _unknown(output: tf.Tensor) -> Flow:
     return Flow(DATA, None)
+
+
+def same_number(tensor: tf.Tensor) -> tf.Tensor:
+    """What an index was before ops that leave a number what it is."""
+    while tensor.op.type in ops.SAME_ENTRIES:
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _is_uniform(op: tf.Operation) -> bool:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients import calls
+from tfdpclip.gradients.backward import gradients_at, own_gradients
+from tfdpclip.gradients.flow import DATA
 from tfdpclip.gradients.meetings import FoundGradients
+from tfdpclip.gradients.replaced import Witness
+from tfdpclip.gradients.row_tables import Layout, layout_of
 from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.separation import Probe
 from tfdpclip.gradients.uses import first_known
@@ -71,23 +74,67 @@ class Evidence:
                 squares[i] = gradient.part_squares()
         return squares
 
-    def gradients_on_their_own_way(self) -> list[tf.Tensor]:
-        """The gradients of the losses at what has a row for each example.
+    def witnesses(self) -> list[Witness]:
+        """What an example's gradients are made of, besides weights.
 
-        None where the model has no gradients of its own: then they depend on the
-        examples that the losses depend on.
+        At every op where variables meet the batch: the gradient that comes back to it,
+        and what else goes into it. Of the fallback's variables, whose gradients come
+        from the losses at once: what comes back to the first tensors of a known layout,
+        what goes into the ops that use them, and the norms.
         """
         flows = self.context.flows
-        if not any(calls.gradient_function(op) is not None for op in flows.ops):
-            return []
-        return [
-            gradient
-            for meeting in self.found.meetings.values()
-            for output, gradient in zip(meeting.outputs, meeting.gradients, strict=True)
-            if isinstance(gradient, tf.Tensor)
-            and flows[output].leads
-            and flows[output].rows == 1
-        ]
+        found: dict = {}
+        for op, meeting in self.found.meetings.items():
+            if not meeting.reached:
+                continue
+            pairs = zip(meeting.outputs, meeting.gradients, strict=True)
+            for output, gradient in pairs:
+                if gradient is not None:
+                    label = f"the gradient at op {op.name!r} (a {op.type})"
+                    gradient = tf.convert_to_tensor(gradient)
+                    found[gradient.ref()] = self._witness(gradient, output, label)
+            self._add_inputs(op, found)
+        slow = first_known(self.found.slow_uses, flows)
+        with own_gradients(flows.without_gradient()):
+            gradients = gradients_at(self.loss, slow)
+        for tensor, gradient in zip(slow, gradients, strict=True):
+            if gradient is not None and tensor is not self.loss:
+                label = f"the gradient at op {tensor.op.name!r} (a {tensor.op.type})"
+                found[gradient.ref()] = self._witness(gradient, tensor, label)
+        for use in self.found.slow_uses:
+            self._add_inputs(use.op, found)
+        ruled = len(self.found.by_form)
+        for i, square in zip(
+            self.found.slow_variables, self.squares[ruled:], strict=True
+        ):
+            label = f"the norm of the gradient of {self.variables[i].name!r}"
+            found[square.ref()] = Witness(square, label=label)
+        return list(found.values())
+
+    def _witness(self, tensor: tf.Tensor, at: tf.Tensor, label: str) -> Witness:
+        """A witness whose examples are where another tensor has them."""
+        flow = self.context.flows[at]
+        layouts = [layout_of(flow)]
+        if flow.axes is None:
+            axes = range(tensor.shape.rank or 0)
+            layouts = [Layout(axis, minor) for axis in axes for minor in (False, True)]
+        return Witness(tensor, layouts, label, flow.leads and flow.rows is not None)
+
+    def _add_inputs(self, op: tf.Operation, found: dict) -> None:
+        flows = self.context.flows
+        sources = {source.ref() for source in flows.sources}
+        for tensor in op.inputs:
+            flow = flows[tensor]
+            numbers = tensor.dtype.is_floating or tensor.dtype.is_integer
+            if (
+                flow.kind == DATA
+                and flow.entry is None
+                and tensor.shape.rank
+                and numbers
+                and tensor.ref() not in sources
+            ):
+                label = f"what goes into op {op.name!r} (a {op.type})"
+                found.setdefault(tensor.ref(), self._witness(tensor, tensor, label))
 
     def probes(self) -> list[Probe]:
         """The tensors at which the gradient must separate by example."""

@@ -42,6 +42,10 @@ class Flow:
         each other though axis 0 does not count examples; None if unknown.
       varying: whether the values of the data decide about the tensor's shape.
       entry: what of a sparse batch's entries the tensor lists along axis 0, or None.
+      example: the place in the batch of the one example that the tensor is computed
+        from, where it was taken out of the batch; see `places.py`.
+      made: whether the tensor is of kind DATA for its shape alone: it was made for the
+        batch, of no example's values.
     """
 
     kind: int = PUBLIC
@@ -55,6 +59,8 @@ class Flow:
     entries: int | None = None
     varying: bool = False
     entry: Entries | None = None
+    example: int | str | None = None
+    made: bool = False
 
     @property
     def leads(self) -> bool:

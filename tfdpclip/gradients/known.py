@@ -91,6 +91,19 @@ def takes_every_row(op: tf.Operation) -> bool:
             return False
         if static_number(test.op.inputs[1]) != 1:
             return False
+    return _counts_up(indices)
+
+
+def starts_with_rows(indices: tf.Tensor) -> bool:
+    """Whether the indices of a `GatherNd` are `[N, K]`, with 0, 1, ... in column 0."""
+    if indices.op.type != "Pack" or indices.shape.rank != 2:
+        return False
+    return bool(indices.op.get_attr("axis")) and _counts_up(
+        _through(indices.op.inputs[0])
+    )
+
+
+def _counts_up(indices: tf.Tensor) -> bool:
     if indices.op.type != "Range" or indices.shape.rank != 1:
         return False
     start, _, delta = map(static_number, indices.op.inputs)
@@ -99,7 +112,7 @@ def takes_every_row(op: tf.Operation) -> bool:
 
 def _through(tensor: tf.Tensor) -> tf.Tensor:
     """What the tensor is made of by ops that leave a vector what it is."""
-    while tensor.op.type == "Identity" or (
+    while tensor.op.type in ("Identity", "Cast") or (
         tensor.op.type == "Reshape"
         and tensor.shape.rank == tensor.op.inputs[0].shape.rank == 1
     ):
@@ -113,9 +126,20 @@ def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
         return False
     begin = tf.get_static_value(op.inputs[1])
-    first = begin is not None and np.array_equal(begin, [0])
+    places = ([0], [-1]) if rows.shape.rank == 1 else ([0],)
+    first = begin is not None and any(np.array_equal(begin, p) for p in places)
     return bool(
         first and op.get_attr("shrink_axis_mask") and op.inputs[0].op.inputs[0] is rows
+    )
+
+
+def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
+    """Whether a vector becomes one row in a shape, `[-1, length]`."""
+    parts = shape.op.inputs if shape.op.type == "Pack" else ()
+    return (
+        len(parts) == 2
+        and static_number(parts[0]) in (-1, 1)
+        and _counts_rows(parts[1], vector)
     )
 
 

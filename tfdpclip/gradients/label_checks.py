@@ -1,9 +1,10 @@
-"""Keras's check of the labels of hinge losses, made each label's own.
+"""What losses do with the labels of the whole batch, made each label's own.
 
-Keras turns labels 0 and 1 into -1 and 1 if no label of the batch is another: one record
-with a label of 5 would change everybody's. Here every label is converted by itself: 0
-becomes -1, and all others stay what they are. That is the same for every batch of
-labels 0 and 1, and for every batch without a 0.
+Sampled classes are in `candidates.py`; here is Keras's check of the labels of hinge
+losses. Keras turns labels 0 and 1 into -1 and 1 if no label of the batch is another:
+one record with a label of 5 would change everybody's. Here every label is converted by
+itself: 0 becomes -1, and all others stay what they are. That is the same for every
+batch of labels 0 and 1, and for every batch without a 0.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip.gradients.candidates import keep_candidates_apart
 from tfdpclip.gradients.dataflow import ancestors
 from tfdpclip.gradients.origins import definition_of
 
 
 def convert_each_label(loss: tf.Tensor) -> None:
-    """Changes the graph where Keras looks at the labels of the whole batch."""
+    """Changes the graph where a loss looks at the labels of the whole batch."""
+    keep_candidates_apart(loss)
     for op in ancestors([loss]):
         labels = _converted(op)
         if labels is None:

@@ -8,7 +8,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip.gradients.flow import DATA, Flow
-from tfdpclip.gradients.known import known_order, known_shape, static_number
+from tfdpclip.gradients.known import (
+    is_one_row,
+    known_order,
+    known_shape,
+    known_value,
+    static_number,
+)
+from tfdpclip.gradients.slices import REVERSED, WHOLE, read_slice
 
 
 def _reshape(op, output, inputs, batch_size) -> Flow:
@@ -17,6 +24,8 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, () if flow.kind == DATA and flow.axes == () else None)
     if flow.axes != (0,):
         return _reshape_inner(op, output, flow)
+    if source.shape.rank == 1 and is_one_row(op.inputs[1], source):
+        return Flow(DATA, (1,), entries=_entries(flow, 1))
     shape = known_shape(output) if output.shape.rank else None
     before = _tail(source.shape.as_list() if source.shape.rank else None)
     after = _tail(shape)
@@ -58,7 +67,8 @@ def _reshape_inner(op, output, flow) -> Flow:
             own = flow.entries or _entries(flow, tails[0])
             if own and tails[1] and own % tails[1] == 0:
                 return Flow(DATA, flow.axes, own // tails[1], entries=own)
-    if flow.axes != (1,) or source.shape[0] != 1 or not output.shape.rank:
+    single = source.shape[0] == 1 or (source.shape[0] is None and flow.entries)
+    if flow.axes != (1,) or not single or not output.shape.rank:
         return Flow(DATA, None)
     after = _tail(known_shape(output))
     if flow.entries is None or not after or flow.entries % after:
@@ -156,33 +166,26 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
 
 def _strided_slice(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    if flow.kind != DATA or flow.axes not in ((0,), ()):
+    parts = read_slice(op) if flow.kind == DATA else None
+    if parts is None or flow.axes is None:
         return Flow(DATA, None)
-    if flow.axes == ():
-        return flow
-    begin = tf.get_static_value(op.inputs[1])
-    if op.get_attr("new_axis_mask") & 1 or op.get_attr("shrink_axis_mask") & 1:
+    found = [parts[axis] for axis in flow.axes]
+    if any(part.what == REVERSED for part in found):
+        return Flow(DATA, None, coupled=op)
+    if any(part.what != WHOLE for part in found):
         return Flow(DATA, None)
-    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
-    if op.get_attr("ellipsis_mask") & 1:
-        specs = op.inputs[1].shape[0]
-        new = bin(op.get_attr("new_axis_mask")).count("1")
-        whole = specs is not None and specs - 1 - new < op.inputs[0].shape.rank
-    strides = tf.get_static_value(op.inputs[3])
-    if not whole or begin is None or strides is None or strides[0] != 1:
-        return Flow(DATA, None)
-    return flow
+    axes = tuple(part.axis for part in found)
+    return Flow(DATA, axes, flow.rows, flow.minor)
 
 
 def _slice(op, output, inputs, batch_size) -> Flow:
-    flow, begin, size = (
-        inputs[0],
-        tf.get_static_value(op.inputs[1]),
-        tf.get_static_value(op.inputs[2]),
-    )
-    if flow.axes != (0,) or begin is None or size is None:
+    flow, begin, size = inputs[0], known_value(op.inputs[1]), known_value(op.inputs[2])
+    if flow.kind != DATA or not flow.axes:
+        return Flow(DATA, flow.axes if flow.kind == DATA else None)
+    if begin is None or size is None:
         return Flow(DATA, None)
-    return flow if begin[0] == 0 and size[0] == -1 else Flow(DATA, None)
+    whole = all(begin[axis] == 0 and size[axis] == -1 for axis in flow.axes)
+    return flow if whole else Flow(DATA, None)
 
 
 def _space_to_batch(op, output, inputs, batch_size) -> Flow:
@@ -219,6 +222,7 @@ def _concat(op, output, inputs, batch_size) -> Flow:
 RULES: dict[str, Callable] = {
     "Reshape": _reshape,
     "Transpose": _transpose,
+    "ConjugateTranspose": _transpose,
     "ExpandDims": _expand_dims,
     "Squeeze": _squeeze,
     "Pack": _pack,

@@ -219,6 +219,7 @@ class _Walker:
         elif tensor.shape.rank == 0 and op.type in ops.QUOTIENTS:
             self._quotient(op, scale)
         else:
+            loss_checks.check_not_selected(tensor, flow)
             raise LossStructureError(
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
                 f"{op.type}) combines them in a way that cannot be taken apart. " + FIX

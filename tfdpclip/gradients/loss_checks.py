@@ -30,6 +30,29 @@ OTHERWISE = (
     "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or whichever "
     "loss it is. " + FIX
 )
+SELECTION = (
+    "It puts the losses, or other numbers, of all the examples in order: which of them "
+    "are chosen is decided by all of them. Give every example a loss that is a "
+    "function of that example alone, in the place of the largest few: "
+    "tf.nn.relu(loss - threshold), say, with a threshold that is a constant. "
+)
+SAMPLER = (
+    "It samples classes that were labels of this batch, or of earlier ones. Sample "
+    "them with tf.random.log_uniform_candidate_sampler, uniform_candidate_sampler or "
+    "fixed_unigram_candidate_sampler, whose classes do not depend on the data. "
+)
+HISTOGRAM = (
+    "It counts the values of all the examples together. Keras 3's Equalization layer "
+    "does, so that how bright one image becomes is decided by a histogram of all of "
+    "them, and RandAugment and AugMix contain that layer. Call such a layer with "
+    "single images, in the data pipeline, before batches are drawn; others, as "
+    "RandomContrast and AutoContrast, keep the images of a batch apart. "
+)
+_BY_TYPE = {
+    **dict.fromkeys(("Bincount", "DenseBincount"), HISTOGRAM),
+    **dict.fromkeys(("TopK", "TopKV2"), SELECTION),
+    **dict.fromkeys(ops.LEARNING_SAMPLERS, SAMPLER),
+}
 BY_BATCH = (
     "The term {name!r} of the loss is no example's own, and is scaled with the number "
     "of examples that happen to be in a batch: it would tell that number, without "
@@ -64,15 +87,22 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
             )
 
 
+def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:
+    """Refuses what ops with advice of their own made of all the examples."""
+    if flow.coupled is not None and flow.coupled.type in _BY_TYPE:
+        check_uncoupled(tensor, flow)
+
+
 def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
     """Raises if an example's loss depends on other examples."""
     if flow.coupled is not None:
         op = flow.coupled
         by_batch_norm = op.type.startswith("FusedBatchNorm") or "/moments/" in op.name
+        advice = BATCH_NORM if by_batch_norm else _BY_TYPE.get(op.type, OTHERWISE)
         raise ExampleIsolationError(
             f"The loss of one example depends on other examples: {op.name!r} "
             f"(a {op.type}) combines the examples of a batch before {tensor.name!r}. "
-            + (BATCH_NORM if by_batch_norm else OTHERWISE)
+            + advice
             + see("mixed-examples")
         )
 

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._keras_marks import FUSED_WEIGHTS
-from tfdpclip.gradients import contractions, layouts, ops, sparse
+from tfdpclip.gradients import contractions, layouts, mixing, ops, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
 from tfdpclip.gradients.fused import read_call
-from tfdpclip.gradients.known import takes_every_row
+from tfdpclip.gradients.known import known_value, starts_with_rows, takes_every_row
 
 
 def transfer(op, output, inputs, batch_size) -> Flow:
@@ -32,6 +32,9 @@ def transfer(op, output, inputs, batch_size) -> Flow:
         return rule(op, output, inputs, batch_size)
     if elementwise:
         return _elementwise(op, output, inputs)
+    combined = mixing.transfer(op, output, inputs)
+    if combined is not None:
+        return combined
     if op.type in ops.ROW_BY_ROW:
         return _first_rows(inputs)
     if op.type in ops.REDUCTIONS:
@@ -57,7 +60,7 @@ def _by_place(op, output, inputs) -> Flow:
             return Flow(DATA, (0,), first.rows, first.minor)
     if "Segment" in op.type and first.kind == DATA and first.axes:
         fixed = all(f.kind == PUBLIC for f in inputs[1:])
-        if fixed and 0 not in first.axes and op.inputs[-2].shape.rank == 1:
+        if fixed and 0 not in first.axes and op.inputs[1].shape.rank == 1:
             return Flow(DATA, first.axes, None, first.minor)
     return Flow(DATA, None, coupled=op)
 
@@ -67,15 +70,21 @@ def _constant(tensor):
 
 
 def _over_axes(op, flow: Flow, axes) -> Flow:
-    """An op that mixes the entries along `axes` and keeps the shape."""
+    """An op that mixes the entries along `axes` and keeps the others."""
+    if flow.kind != DATA:
+        return Flow(DATA, None)
     if set(axes) & set(flow.axes):
         return Flow(DATA, flow.axes, flow.rows, flow.minor, coupled=op)
     return flow
 
 
 def _first_rows(inputs) -> Flow:
-    flow = next(f for f in inputs if f.kind == DATA)
-    return flow if flow.axes in ((), (0,)) else Flow(DATA, None)
+    first = next(f for f in inputs if f.kind == DATA)
+    apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
+    apart = apart and first.axes in ((), (0,))
+    return (
+        Flow(DATA, first.axes, first.rows, first.minor) if apart else Flow(DATA, None)
+    )
 
 
 def _elementwise(op, output, inputs) -> Flow:
@@ -99,13 +108,11 @@ def _elementwise(op, output, inputs) -> Flow:
 
 def _reduction(op, output, inputs) -> Flow:
     flow = inputs[0]
-    axes = _constant(op.inputs[1])
-    if flow.kind != DATA:
-        return Flow(DATA, None)
-    if axes is None:
+    found = known_value(op.inputs[1])
+    if flow.kind != DATA or found is None or None in np.reshape(found, -1):
         return Flow(DATA, None)
     rank = op.inputs[0].shape.rank
-    axes = {int(a) % rank for a in axes.reshape(-1)} if rank else set()
+    axes = {int(a) % rank for a in np.reshape(found, -1)} if rank else set()
     keep = output.shape.rank == rank
     coupled = op if axes & set(flow.axes) else None
     left = [a for a in flow.axes if a not in axes]
@@ -123,19 +130,40 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         axis, batch_dims = _constant(op.inputs[2]), op.get_attr("batch_dims")
         if axis is None:
             return Flow(DATA, None)
-    axis = int(axis)
+    axis, rank = int(axis), op.inputs[0].shape.rank
+    if axis < 0:
+        if rank is None:
+            return Flow(DATA, None)
+        axis += rank
     if params.kind != DATA and indices.kind == DATA and batch_dims == 0:
         axes = tuple(a + axis for a in indices.axes)
         return Flow(DATA, axes, indices.rows if axis == 0 else None, indices.minor)
+    if params.kind == DATA and indices.kind != DATA and batch_dims == 0:
+        if axis in params.axes:
+            # Picks or permutes examples, unless all have the same.
+            return Flow(DATA, None, coupled=None if params.made else op)
+        if op.inputs[1].shape.rank is None:
+            return Flow(DATA, None)
+        shift = op.inputs[1].shape.rank - 1
+        axes = tuple(a + shift if a > axis else a for a in params.axes)
+        return Flow(DATA, axes, params.rows, params.minor)
     if params.kind == DATA and params.axes == (0,):
-        if axis == 0 and indices.kind != DATA:
-            # Picks or permutes examples.
-            return Flow(DATA, None, coupled=op)
         if axis == 0 and batch_dims == 0 and params.rows == 1:
             return params if takes_every_row(op) else Flow(DATA, None)
-        if batch_dims >= 1 or (axis != 0 and indices.kind != DATA):
+        if batch_dims >= 1:
             return params
     return Flow(DATA, None)
+
+
+def _gather_nd(op, output, inputs, batch_size) -> Flow:
+    """`tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, row by row."""
+    params, indices = inputs
+    if params.axes != (0,) or params.rows != 1:
+        return Flow(DATA, None)
+    if indices.kind == PUBLIC and not params.made:
+        return Flow(DATA, None, coupled=op)
+    apart = indices.leads and starts_with_rows(op.inputs[1])
+    return Flow(DATA, (0,), 1) if apart else Flow(DATA, None)
 
 
 def _one_hot(op, output, inputs, batch_size) -> Flow:
@@ -200,6 +228,24 @@ def _call(op, output, inputs, batch_size) -> Flow:
     )
 
 
+def _learning_sampler(op, output, inputs, batch_size) -> Flow:
+    """What is drawn was a label, of this batch or an earlier one."""
+    return Flow(DATA, None, coupled=op)
+
+
+def _pad(op, output, inputs, batch_size) -> Flow:
+    """Rows that are put before or behind those of the examples are nobody's."""
+    flow, paddings = inputs[0], known_value(op.inputs[1])
+    if flow.kind != DATA:
+        return Flow(DATA, None)
+    for axis in flow.axes:
+        added = None if paddings is None else paddings[axis]
+        unchanged = op.inputs[0].shape[axis] == output.shape[axis]
+        if added is not None and any(n != 0 for n in added) and not unchanged:
+            return Flow(DATA, None)
+    return Flow(DATA, flow.axes, flow.rows, flow.minor)
+
+
 def _shuffle(op, output, inputs, batch_size) -> Flow:
     return _over_axes(op, inputs[0], [0])
 
@@ -209,12 +255,16 @@ _TRANSFERS: dict[str, Callable] = {
     **contractions.RULES,
     "Roll": _roll,
     "RandomShuffle": _shuffle,
+    "ComputeAccidentalHits": sparse.accidental_hits,
+    **dict.fromkeys(ops.LEARNING_SAMPLERS, _learning_sampler),
     "PartitionedCall": _call,
     "StatefulPartitionedCall": _call,
     "ReverseV2": _reverse,
     "GatherV2": _gather,
     "ResourceGather": _gather,
+    "GatherNd": _gather_nd,
     "OneHot": _one_hot,
+    **dict.fromkeys("Pad PadV2 MirrorPad".split(), _pad),
     "Conv2DBackpropInput": _conv_transpose,
     "Conv3DBackpropInputV2": _conv_transpose,
     "FusedBatchNormV3": _fused_batch_norm,

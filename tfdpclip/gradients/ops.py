@@ -26,8 +26,19 @@ FIRST_ARGUMENT = {
 #: Elements of data sets.
 ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
 
+#: Random classes from the op's own seed, whatever the labels are that it is given.
+CANDIDATE_SAMPLERS = frozenset(
+    """FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler
+    AllCandidateSampler""".split()
+)
+
+#: Random classes that were among the labels before.
+LEARNING_SAMPLERS = frozenset(
+    "LearnedUnigramCandidateSampler ThreadUnsafeUnigramCandidateSampler".split()
+)
+
 #: Random numbers from the op's own seed.
-DRAWS = frozenset(
+DRAWS = CANDIDATE_SAMPLERS | frozenset(
     """RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal
     ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2
     RandomShuffle Multinomial MultinomialV2 RandomBinomial""".split()
@@ -42,9 +53,7 @@ GENERATORS = frozenset(
 
 #: Other random numbers.
 OTHER_DRAWS = frozenset(
-    """RandomCrop StatefulStandardNormal NonDeterministicInts
-    FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler
-    AllCandidateSampler""".split()
+    "RandomCrop StatefulStandardNormal NonDeterministicInts".split()
 )
 
 RANDOM = DRAWS | GENERATORS | OTHER_DRAWS
@@ -94,6 +103,13 @@ DETERMINISTIC = frozenset(
     """Assert CheckNumerics CheckNumericsV2 HashTableV2 LookupTableFindV2
     LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd
     VariableShape""".split()
+)
+
+#: What raises an error for some real numbers, or their matrices.
+PARTIAL = frozenset(
+    """Assert CheckNumerics CheckNumericsV2 Cholesky CholeskyGrad MatrixInverse
+    MatrixSolve MatrixSolveLs MatrixTriangularSolve Lu Svd Qr SelfAdjointEigV2 Eig
+    LogMatrixDeterminant MatrixDeterminant MatrixLogarithm TridiagonalSolve""".split()
 )
 
 #: Tensors that are kept while a graph runs once.
@@ -162,30 +178,32 @@ QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
 
 #: Each entry from the same entries of the inputs, with broadcasting.
 ELEMENTWISE = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BiasAddGrad
-    Bitcast Cast Ceil CheckNumerics ClipByValue Conj Cos Cosh DebugIdentityV2
-    DebugNumericSummaryV2 Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Exp Expm1
-    FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod Greater GreaterEqual Identity
-    IdentityN Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less
-    LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod
-    Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Pow PreventGradient RealDiv
-    Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt
-    RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
-    Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square
-    SquaredDifference StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod
-    Xdivy Xlog1py Xlogy ZerosLike PlaceholderWithDefault EnsureShape Copy CopyHost
-    Snapshot""".split()
+    """Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh
+    BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1
+    BesselK1e BesselY0 BesselY1 Betainc BiasAdd Bitcast BitwiseAnd BitwiseOr BitwiseXor
+    Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs
+    Conj Copy CopyHost Cos Cosh Dawsn DebugIdentityV2 Digamma Div DivNoNan Elu EluGrad
+    EnsureShape Equal Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor
+    FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity Igamma
+    IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu
+    LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
+    LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike
+    PlaceholderWithDefault Polygamma PopulationCount Pow PreventGradient
+    RandomGammaGrad Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
+    ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StopGradient Sub Tan
+    Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta""".split()
 )
+
+#: Nothing of the values of their input.
+VALUELESS = frozenset("ZerosLike OnesLike".split())
 
 #: Each row on axis 0 from the same row.
 ROW_BY_ROW = frozenset(
-    """AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D LRN ResizeBilinear
-    ResizeBicubic ResizeNearestNeighbor ResizeArea DepthToSpace SpaceToDepth
-    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits TopK TopKV2
-    InTopKV2 Conv2D Conv3D AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV
-    HSVToRGB DepthwiseConv2dNative Dilation2D MatrixDiag MatrixDiagV3
-    MatrixDiagPartV3 MatrixSetDiagV3 MatrixBandPart MirrorPad Pad PadV2 FFT IFFT
-    RFFT IRFFT FFT2D IFFT2D""".split()
+    """ResizeNearestNeighbor DepthToSpace SpaceToDepth MatrixDiag MatrixDiagV2
+    MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiag
+    MatrixSetDiagV2 MatrixSetDiagV3 MatrixBandPart""".split()
 )
 
 #: Over the axes that are the second input.

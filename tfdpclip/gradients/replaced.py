@@ -1,61 +1,105 @@
-"""Runs the loss again with other examples in the place of some.
+"""Runs the loss and its gradient again with other examples in the place of some.
 
 If every example's loss depends on that example alone, then the losses of those that
-stay are the same, to the last digit or so. Gradients cannot tell as much: they do not
-see a statistic of the batch behind `tf.stop_gradient`, nor one that reaches the loss
-through integers, ranks or comparisons.
+stay are the same, to the last digit or so; and so is what their gradients are made of:
+the gradient that comes back to every op where a variable meets the batch, and what else
+goes into that op. Losses alone do not tell: behind `tf.stop_gradient`, a statistic of
+the batch can scale a gradient and leave the loss what it was. And another gradient of
+the same losses does not tell either: it does not see a statistic that is stopped, nor
+one that comes by integers, ranks or comparisons.
 
 The second run shares everything with the first that does not depend on the examples'
 values: weights, and the random numbers of dropout, which depend on the batch's shape
 only. Random numbers with a row for each example go where the example goes, so that its
-copy must have its loss, too: where it does not, the loss depends on the place that the
-example has in the batch, which is a matter of who else is there.
+copy must have its loss and its gradient, too: where it does not, they depend on the
+place that the example has in the batch, which is a matter of who else is there.
+
+Who comes in the place of others decides what shows: among copies of the others, no
+record is the largest of all. So examples are also replaced by outliers, and by copies
+of one, much smaller.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, chance, ops, sparse
+from tfdpclip.gradients import _copies, chance, ops, row_tables, sparse
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.row_tables import Layout, Rows
 
 _CONSTANTS = ("Const", "Placeholder")
-# Relative to each loss. On CPUs a row of a product comes out the same, to the bit,
+# Relative to each row. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
 _TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
-
-MESSAGE = (
-    "ExampleIsolationError: with other examples in the place of some, the losses of "
-    "those that stayed have changed: an example's loss depends on other examples. "
-    "Clipping would protect nobody. "
-)
+# Outliers are as much larger than examples, and small copies as much smaller; one of
+# so many examples stays among outliers.
+_FAR, _STAYING = 40.0, 8
 
 
-PLACES = (
-    "ExampleIsolationError: a copy of an example has another loss in another place of "
-    "the batch. Who is there before an example would decide about its gradient. Do not "
-    "compute with tf.range(batch size), nor with random numbers that belong to places "
-    "of the batch: let numbers come with the data, or draw random ones with the batch "
-    "on axis 0. "
-)
+def _messages(label: str | None) -> tuple[str, str]:
+    """What to say where something changed, and where it depends on its place."""
+    if label is None:
+        what, other = "the losses", "another loss"
+        why = "the loss of one example depends on other examples"
+    else:
+        what = label.replace("'", "`")
+        other = f"another row of {what}"
+        why = (
+            "the gradient of one example depends on other examples, even where its "
+            "loss does not, as behind tf.stop_gradient"
+        )
+    mixed = (
+        "ExampleIsolationError: with other examples in the place of some, what stayed "
+        f"has changed in {what}: {why}. Clipping would protect nobody. Batch "
+        "normalisation in training mode, a statistic of the batch behind "
+        "tf.stop_gradient, ranks within the batch, or an in-batch comparison does "
+        "this. Use GroupNormalization or LayerNormalization, and compute the loss of "
+        "every example, and its weight, from that example alone."
+    )
+    misplaced = (
+        f"ExampleIsolationError: a copy of an example has {other} in another place of "
+        "the batch. Who is there before an example would decide about its gradient. Do "
+        "not compute with tf.range(batch size), nor with random numbers that belong to "
+        "places of the batch: let numbers come with the data, or draw random ones with "
+        "the batch on axis 0."
+    )
+    return mixed + see("mixed-examples"), misplaced + see("mixed-examples")
+
+
+@dataclasses.dataclass
+class Witness:
+    """A tensor whose rows are an example's own, if it is kept apart from others.
+
+    Attributes:
+      tensor: the tensor.
+      layouts: where the examples are; several where it is not known.
+      label: how errors name it; None for the losses.
+      steady: whether it has as many rows whatever the examples are.
+    """
+
+    tensor: tf.Tensor
+    layouts: Sequence[Layout] = (Layout(),)
+    label: str | None = None
+    steady: bool = True
 
 
 class ReplacedExamples:
-    """The losses as they would be if some examples were others.
+    """The losses, and what gradients are made of, if some examples were others.
 
     Args:
       per_example: the losses, `[B]`.
       flows: the analysis of the losses.
-      gradients: of the losses, at tensors of `[B, ...]`: where a model has gradients of
-        its own (`tf.custom_gradient`), examples may meet on the way back only.
+      witnesses: what else must stay as it is.
 
     Attributes:
       obstacle: why the losses cannot be computed again; None if they can.
+      messages: what to say where `test` finds something, in its order.
 
     Raises:
       ExampleIsolationError: if the data pass through Python code, of which nothing can
@@ -66,11 +110,11 @@ class ReplacedExamples:
         self,
         per_example: tf.Tensor,
         flows: Dataflow,
-        gradients: Sequence[tf.Tensor] = (),
+        witnesses: Sequence[Witness] = (),
     ):
         self._losses = per_example
         self._flows = flows
-        self._compared = [per_example, *gradients]
+        self._witnesses = [Witness(per_example), *witnesses]
         self._sources = [s for s in flows.sources if s.shape.rank]
         self._sparse = flows.sparse_batches
         self._coarse = any(
@@ -79,6 +123,8 @@ class ReplacedExamples:
             for t in op.outputs
         )
         self.obstacle = self._plan()
+        told = [_messages(witness.label) for witness in self._witnesses]
+        self.messages = [text for texts in zip(*told, strict=True) for text in texts]
 
     def _plan(self) -> str | None:
         """Finds what depends on the examples' values."""
@@ -96,28 +142,20 @@ class ReplacedExamples:
         varying: set = set()
         for batch in self._sparse:
             varying |= {t.ref() for t in (batch.indices, batch.values)}
+        # What cannot be computed again, by why not.
+        lost: dict = {}
         self._steps = []
-        for op in ancestors(self._compared):
+        for op in ancestors([witness.tensor for witness in self._witnesses]):
             if not any(t.ref() in affected for t in op.inputs):
                 self._note_constant(op, affected)
                 continue
             varies = any(t.ref() in varying for t in op.inputs)
             if op.type in ops.SIZES and not varies:
                 continue
-            other = op.type.startswith(("Sparse", "Ragged"))
-            other &= op.type not in sparse.REPEATABLE
-            if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
-                return f"{op.name!r} (a {op.type}) takes sparse data"
-            if _copies.calls_python(op):
-                raise ExampleIsolationError(
-                    "The loss of the examples passes through Python code, in "
-                    f"{op.name!r} (a {op.type}), which nothing can look into: whether "
-                    "examples stay apart cannot be tested. Use TensorFlow's ops, or "
-                    "run the code in the data pipeline, before batches are drawn."
-                    + see("mixed-examples")
-                )
-            if not _copies.repeatable(op):
-                return f"{op.name!r} (a {op.type}) may not give the same result twice"
+            why = next((lost[t.ref()] for t in op.inputs if t.ref() in lost), None)
+            why = self._obstacle_at(op) if why is None else why
+            if why is not None:
+                lost.update((t.ref(), why) for t in op.outputs)
             self._fixed = self._fixed or _copies.draws(op)
             self._steps.append(op)
             fresh = [t for t in op.outputs if t.ref() not in affected]
@@ -126,8 +164,59 @@ class ReplacedExamples:
                 varying |= {t.ref() for t in fresh}
         if self._losses.ref() not in affected:
             return "the losses do not depend on the data"
-        self._compared = [t for t in self._compared if t.ref() in affected]
+        if self._losses.ref() in lost:
+            return lost[self._losses.ref()]
+        # What differs in length from batch to batch was refused, if it mattered.
+        self._witnesses = [
+            w
+            for w in self._witnesses
+            if w.tensor.ref() in affected
+            and w.tensor.ref() not in lost
+            and (w.steady or w.tensor.ref() not in varying)
+        ]
+        needed = set(ancestors([w.tensor for w in self._witnesses]))
+        self._steps = [op for op in self._steps if op in needed]
+        self._scaled = self._may_be_scaled()
         return None
+
+    def _obstacle_at(self, op: tf.Operation) -> str | None:
+        """Why an op that depends on the examples cannot be run again, or None."""
+        other = op.type.startswith(("Sparse", "Ragged"))
+        other &= op.type not in sparse.REPEATABLE
+        if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
+            return f"{op.name!r} (a {op.type}) takes sparse data"
+        if _copies.calls_python(op):
+            raise ExampleIsolationError(
+                "The loss of the examples passes through Python code, in "
+                f"{op.name!r} (a {op.type}), which nothing can look into: whether "
+                "examples stay apart cannot be tested. Use TensorFlow's ops, or "
+                "run the code in the data pipeline, before batches are drawn."
+                + see("mixed-examples")
+            )
+        if not _copies.repeatable(op):
+            return f"{op.name!r} (a {op.type}) may not give the same result twice"
+        return None
+
+    def _may_be_scaled(self) -> list[tf.Tensor]:
+        """The data of which other magnitudes are other examples, and no errors.
+
+        Numbers that are made integers may be ids, which end somewhere; and some ops
+        fail for numbers that others take.
+        """
+        if any(map(_copies.may_fail, self._steps)):
+            return []
+        fixed = {
+            source
+            for op in self._steps
+            if op.type == "Cast" and op.outputs[0].dtype.is_integer
+            for source in ancestors(op.inputs)
+            if op.inputs[0].dtype.is_floating
+        }
+        return [
+            source
+            for source in self._sources
+            if source.dtype.is_floating and source.op not in fixed
+        ]
 
     def _note_constant(self, op: tf.Operation, affected: set) -> None:
         if op.type in _CONSTANTS and op.outputs[0].ref() not in affected:
@@ -147,99 +236,140 @@ class ReplacedExamples:
             elif rank != 0 and drawn.shape.num_elements() != 1:
                 self._fixed = True
 
-    def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Replaces a random half of the examples by copies of the others, and back.
+    def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Replaces some examples, in three ways.
 
-        First one half, then the other: whoever decides a maximum, or whether anybody
-        has some property, is gone once.
+        A random half by copies of the others; the other half by one example, the same
+        for all, close to zero: whoever decides a maximum, or whether anybody has some
+        property, is gone once. Then all but an eighth by outliers: whatever tells one
+        batch from another is moved far.
 
         Returns:
-          Boolean scalars: whether the others' losses stayed what they were, whether
-          those of copies are those of the examples, and whether the test could tell.
+          `[2 W]`, boolean, in the order of `messages`: whether what stays is as it was,
+          and whether copies have what the examples have; and a boolean scalar, whether
+          the test could tell.
         """
-        if self._flows.batch_size == 1:
-            return tuple(map(tf.constant, (True, True, False)))  # There are no others.
-        half = batch_size // 2
-        order = chance.shuffled(tf.range(batch_size))
-        own = tf.range(batch_size)
-        # Of an odd number the second half is the larger one, and uses one copy twice.
-        copies = tf.range(batch_size - half) % tf.maximum(half, 1)
-        rows = tf.stack(
-            [own]
-            + [
-                tf.tensor_scatter_nd_update(own, gone[:, tf.newaxis], donors)
-                for gone, donors in (
-                    (order[:half], order[half : 2 * half]),
-                    (order[half:], tf.gather(order, copies)),
-                )
-            ]
-        )
-
+        wide = len(self._witnesses)
+        if self._flows.batch_size == 1:  # There are no others.
+            return tf.fill([2 * wide], True), tf.constant(False)
+        rows, factors = self._replacements(batch_size)
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
         whole = [tf.equal(tf.shape(s)[0], batch_size) for s in self._sources]
         whole += [tf.not_equal(batch_size, rows) for rows in self._closed_over]
         moves = tf.reduce_all(tf.stack(whole)) & (not self._fixed)
+        seed = chance.run_seed()
 
-        def body(i, good, placed, telling, *base):
-            again = self._with_rows(rows[i], batch_size)
+        def body(i, kept, placed, telling, before):
+            tensors = self._with_rows(rows[i], factors[i], batch_size)
+            pairs = self._each(tensors)
+            parts = row_tables.tables(pairs, seed)
+            after = Rows(parts, [layout for _, layout in pairs], batch_size)
             # First as it was, by the very code that computes the others: compiled
             # another way, the same sums are rounded another way.
-            base = [
-                tf.where(tf.equal(i, 0), new, old)
-                for new, old in zip(again, base, strict=True)
-            ]
-            stays = tf.equal(rows[i], own)
-            for number, (before, after) in enumerate(zip(base, again, strict=True)):
-                same = self._same_rows(before, after, stays)
-                good &= tf.reduce_all(same | ~stays)
-                if number == 0:
-                    telling |= tf.reduce_any(~same & ~stays)
-                    theirs = tf.gather(before, rows[i])
-                    same = self._same_rows(theirs, after, stays, strict=False)
-                    placed &= tf.reduce_all(same | ~moves)
-            return i + 1, good, placed, telling, *base
+            before = row_tables.once(i, before, after.joined)
+            found = self._compare(before, after, rows[i], factors[i])
+            kept &= found[0]
+            placed &= found[1] | ~moves
+            return i + 1, kept, placed, telling | found[2], before
 
-        start = (tf.constant(0), *map(tf.constant, (True, True, False)))
-        _, good, placed, telling, *_ = tf.while_loop(
-            lambda i, *_: i < 3,
+        nothing = row_tables.nothing_yet(
+            self._each([w.tensor for w in self._witnesses])
+        )
+        every, vector = tf.fill([wide], True), tf.TensorShape([wide])
+        count, scalar = rows.shape[0], tf.TensorShape([])
+        _, kept, placed, telling, _ = tf.while_loop(
+            lambda i, *_: i < count,
             body,
-            (*start, *map(tf.zeros_like, self._compared)),
-            maximum_iterations=3,
+            (tf.constant(0), every, every, tf.constant(False), nothing),
+            shape_invariants=(
+                *(scalar, vector, vector, scalar),
+                row_tables.any_length(nothing),
+            ),
+            maximum_iterations=count,
             parallel_iterations=1,
         )
-        return good, placed, telling
+        return tf.concat([kept, placed], axis=0), telling & (batch_size > 1)
 
-    def _same_rows(self, before, after, stays, strict: bool = True) -> tf.Tensor:
-        """Whether each example's entries are what they were, `[B]`.
+    def _each(self, tensors) -> list[tuple[tf.Tensor, Layout]]:
+        return [
+            (tensor, layout)
+            for tensor, witness in zip(tensors, self._witnesses, strict=True)
+            for layout in witness.layouts
+        ]
+
+    def _compare(self, before, after: Rows, sources, factors):
+        """Compares what was computed with some examples and with others.
 
         Args:
-          before: `[B, ...]`.
-          after: the same again.
-          stays: `[B]`.
-          strict: whether each row is computed at the place where it was before.
+          before: tables, joined.
+          after: the same with other examples.
+          sources: `[B]`, which example is at each place.
+          factors: `[B]`, how many times as large.
+
+        Returns:
+          `[W]`, boolean: whether the rows of those that stay are what they were, and
+          those of copies what they are copies of; and whether any loss changed.
         """
-        count = tf.size(stays)
-        before, after = (
-            tf.reshape(tf.cast(t, tf.float32), [count, -1]) for t in (before, after)
-        )
+        stays = tf.equal(sources, tf.range(tf.size(sources))) & tf.equal(factors, 1.0)
+        stays = tf.gather(stays, after.example)
+        stayed, _ = self._alike(before, after)
+        _, alike = self._alike(tf.gather(before, after.origins(sources)), after)
+        kept = after.every(stayed | ~stays) | ~after.whole
+        copied = tf.gather(tf.equal(factors, 1.0), after.example)
+        placed = after.every(alike | stays | ~copied) | ~after.whole
+        # The losses are the first `[B]` rows.
+        changed = tf.reduce_any((~stayed & ~stays)[: tf.size(sources)])
+        witnesses, place = [], 0
+        for witness in self._witnesses:
+            end = place + len(witness.layouts)
+            if end - place == 1:
+                witnesses.append((kept[place], placed[place]))
+            else:
+                # Where examples are is not known: somewhere they must stay.
+                whole = after.whole[place:end]
+                some = tf.reduce_any(kept[place:end] & whole) | ~tf.reduce_any(whole)
+                witnesses.append((some, tf.constant(True)))
+            place = end
+        by_witness = [tf.stack(found) for found in zip(*witnesses, strict=True)]
+        return (*by_witness, changed)
+
+    def _alike(self, before, after: Rows) -> tuple[tf.Tensor, tf.Tensor]:
+        """`[M]`: whether rows are the same, and whether they are but for rounding."""
         # Of what is not finite, nothing but that can be compared. Where everybody is
         # like that because of one example, they are not once it is gone.
-        finite = tf.math.is_finite(before)
-        agree = tf.equal(finite, tf.math.is_finite(after))
-        error = tf.where(finite & agree, tf.abs(after - before), 0.0)
-        size = tf.where(finite, tf.abs(before), 0.0)
-        size = tf.reduce_max(size, axis=1, keepdims=True)
-        if on_cpus() and strict:
-            tolerance = _TOLERANCE
-        else:
-            tolerance = _COARSE_ELSEWHERE if self._coarse else _ELSEWHERE
-            size = tf.maximum(size, tf.reduce_mean(size))
-        return tf.reduce_all(agree & (error <= tolerance * size), axis=1)
+        finite = tf.reduce_all(tf.math.is_finite(before), axis=1)
+        agree = tf.reduce_all(tf.math.is_finite(after.joined), axis=1)
+        agree = tf.equal(finite, agree)
+        error = tf.reduce_max(tf.abs(after.joined - before)[:, :-1], axis=1)
+        error = tf.where(finite & agree, error, 0.0)
+        size = tf.where(finite, before[:, -1], 0.0)
+        limit = _COARSE_ELSEWHERE if self._coarse else _ELSEWHERE
+        near = agree & (error <= limit * tf.maximum(size, after.mean(size)))
+        return agree & (error <= _TOLERANCE * size) if on_cpus() else near, near
 
-    def _with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
-        """What is compared, with row `rows[i]` of the data in row i."""
+    def _replacements(self, batch_size) -> tuple[tf.Tensor, tf.Tensor]:
+        """Which example is in each row, `[4, B]`, and how many times as large."""
+        order = chance.shuffled(tf.range(batch_size))
+        own = tf.range(batch_size)
+        half = batch_size // 2
+        rest = batch_size - half  # the larger one of an odd number
+        most = tf.maximum(batch_size - tf.maximum(batch_size // _STAYING, 1), 0)
+        rows, factors = [own], [tf.ones_like(own, tf.float32)]
+        for gone, donors, factor in (
+            (order[:half], order[half : 2 * half], 1.0),
+            (order[half:], tf.repeat(order[:1], rest), 1 / _FAR),
+            (order[:most], tf.roll(order, 1, axis=0)[:most], _FAR),
+        ):
+            places, times = gone[:, tf.newaxis], tf.fill(tf.shape(gone), factor)
+            rows.append(tf.tensor_scatter_nd_update(own, places, donors))
+            factors.append(tf.tensor_scatter_nd_update(factors[0], places, times))
+        return tf.stack(rows), tf.stack(factors)
+
+    def _with_rows(self, rows, factors, batch_size) -> list[tf.Tensor]:
+        """What is compared, with row `rows[i]` of the data in row i, times a factor."""
         known: dict = {}
+        scaled = {source.ref() for source in self._scaled}
         for source in (*self._sources, *self._random):
             length = tf.shape(source)[0]
             # What has other than one row for each example stays as it is.
@@ -247,6 +377,11 @@ class ReplacedExamples:
             padded = tf.concat([rows, own], axis=0)[:length]
             own = tf.where(tf.equal(length, batch_size), padded, own)
             moved = tf.gather(source, own)
+            if source.ref() in scaled:
+                times = tf.concat([factors, tf.ones([length])], axis=0)[:length]
+                times = tf.where(tf.equal(length, batch_size), times, 1.0)
+                shape = [-1, *([1] * (source.shape.rank - 1))]
+                moved *= tf.cast(tf.reshape(times, shape), source.dtype)
             moved.set_shape(source.shape)
             known[source.ref()] = moved
         for batch in self._sparse:
@@ -261,8 +396,7 @@ class ReplacedExamples:
             outputs = _copies.emit_again(op, inputs)
             for old, new in zip(op.outputs, outputs, strict=True):
                 known.setdefault(old.ref(), new)
-        found = [tf.stop_gradient(known[t.ref()]) for t in self._compared]
         return [
-            tf.ensure_shape(again, t.shape)
-            for again, t in zip(found, self._compared, strict=True)
+            tf.ensure_shape(known[w.tensor.ref()], w.tensor.shape)
+            for w in self._witnesses
         ]

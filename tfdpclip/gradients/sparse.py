@@ -278,6 +278,30 @@ def _looked_up_sum(op, output, found, inputs):
     return None
 
 
+def _concat(op, output, found, inputs):
+    """Indices, of the numbers of rows and what the entries have for other axes."""
+    if output.shape.rank != 2 or tf.get_static_value(op.inputs[-1]) not in (1, -1):
+        return None
+    first, *rest = found[:-1]
+    if not _role(first, ROWS) or op.inputs[0].shape[1] != 1:
+        return None
+    same = all(_role(entry, VALUES, first.key) for entry in rest)
+    return _entries(first.key, INDICES) if same else None
+
+
+def accidental_hits(op, output, inputs, batch_size) -> Flow:
+    """Which of the sampled classes are an example's own label: a list of entries."""
+    labels, sampled = inputs
+    if (
+        sampled.kind == PUBLIC
+        and labels.leads
+        and labels.rows == 1
+        and not labels.minor
+    ):
+        return _entries((op.name,), VALUES if output.value_index else ROWS)
+    return Flow(DATA, None, coupled=op if sampled.kind == DATA else None)
+
+
 def _matmul(op, output, found, inputs):
     if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
         return None
@@ -288,12 +312,15 @@ def _matmul(op, output, found, inputs):
 def _to_dense(op, output, found, inputs):
     if not _role(found[0], INDICES) or not _role(found[2], VALUES, found[0].key):
         return None
+    if inputs[3].kind == DATA:
+        return None
     return _rows_apart() if output.shape.rank else None
 
 
 _RULES = {
     "Reshape": _reshape,
     "StridedSlice": _strided_slice,
+    "ConcatV2": _concat,
     "GatherV2": _gather,
     "ResourceGather": _gather,
     "Where": _where,

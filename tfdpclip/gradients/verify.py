@@ -26,13 +26,12 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.gradients import chance, separation
+from tfdpclip.gradients import chance, row_tables, separation
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.comparison import Comparison, beside, fields, flat, worse
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.records import LOST_SQUARE
-from tfdpclip.gradients.replaced import MESSAGE as REPLACED
-from tfdpclip.gradients.replaced import PLACES, ReplacedExamples
+from tfdpclip.gradients.replaced import ReplacedExamples
 
 # How far sums may be off, relative to the root of the summed squares of the examples'
 # weighted norms, and how far norms may be too small. Float32 sums of a million terms
@@ -68,8 +67,9 @@ class SelfCheck:
         # Which variables are clipped together, `[L, V]`.
         self._members = tf.one_hot(self._columns, width, axis=0)
         self.probes = separation.all_probes(self._evidence.probes(), engine.flows)
+        self._separation = separation.Separation(self.probes, engine.flows)
         self.replaced = ReplacedExamples(
-            engine.loss, engine.flows, self._evidence.gradients_on_their_own_way()
+            engine.loss, engine.flows, self._evidence.witnesses()
         )
         if not self.probes and self.replaced.obstacle is not None:
             raise ExampleIsolationError(
@@ -121,7 +121,6 @@ class SelfCheck:
         engine = self._engine
         usable = tf.math.is_finite(engine.loss)
         unseen = engine.flows.without_gradient()
-        count = len(engine.variables)
         hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
         squares = tf.stack(self._evidence.squares_by_variable())
         squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
@@ -130,7 +129,7 @@ class SelfCheck:
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
         tensors = [p.tensor for p in self.probes]
-        weights = chance.run_seed()
+        weights, count = chance.run_seed(), engine.parts.batch_size
 
         def body(i, plain, *worst):
             seed = seeds[i]
@@ -141,19 +140,12 @@ class SelfCheck:
                     tf.cast(seed, engine.loss.dtype),
                 )
             at_probes, truth = found[: len(tensors)], found[len(tensors) :]
-            rows = separation.products(self.probes, at_probes, engine.flows, weights)
+            rows = self._separation.rows(at_probes, weights, count)
             # By the very code that computes the others: compiled another way, the same
             # sums are rounded another way.
-            plain = tf.cond(
-                tf.equal(i, 0),
-                lambda: [
-                    old if new is None else new.products
-                    for old, new in zip(plain, rows, strict=True)
-                ],
-                lambda: plain,
-            )
-            separate, two = separation.separate(
-                self.probes, plain, rows, engine.flows, seed, usable
+            plain = row_tables.once(i, plain, rows.joined)
+            separate, two = self._separation.separate(
+                plain, rows, at_probes, seed, usable
             )
             # Of a single example, nothing is learnt about others.
             several = tf.equal(i, 1)
@@ -165,8 +157,8 @@ class SelfCheck:
 
         probes = len(self.probes)
         start = Comparison(
-            tf.zeros([count]),
-            tf.zeros([count]),
+            tf.zeros([len(engine.variables)]),
+            tf.zeros([len(engine.variables)]),
             tf.zeros([width]),
             tf.zeros([]),
             tf.fill([probes], True),
@@ -174,11 +166,16 @@ class SelfCheck:
             tf.constant(False),
         )
         number = tf.shape(seeds)[0]
-        nothing = separation.nothing_yet(self.probes, engine.flows)
+        nothing = self._separation.nothing_yet()
         _, _, *found = tf.while_loop(
             lambda i, *_: i < number,
             body,
             (tf.constant(0), nothing, *fields(start)),
+            shape_invariants=(
+                tf.TensorShape([]),
+                row_tables.any_length(nothing),
+                *(t.shape for t in fields(start)),
+            ),
             maximum_iterations=number,
             parallel_iterations=1,
         )
@@ -291,9 +288,11 @@ class SelfCheck:
         parts = [tf.stack(conditions), found.good]
         messages += [separation.mixed_at(probe.label) for probe in self.probes]
         if self.replaced.obstacle is None:
-            same, placed, tells = self.replaced.test(count)
-            parts.append(tf.stack([same, placed]))
-            messages += [REPLACED + _WHAT_MIXES, PLACES + see("mixed-examples")]
+            # One after the other: each needs memory of its own.
+            with tf.control_dependencies([found.sums]):
+                unmoved, tells = self.replaced.test(tf.identity(count))
+            parts.append(unmoved)
+            messages += self.replaced.messages
             conclusive.append(tells)
         total = tf.reduce_all(found.groups <= limit)
         parts += [found.sums <= limit, found.norms <= limit, total[tf.newaxis]]
@@ -312,12 +311,6 @@ class SelfCheck:
         return tf.reduce_all(every), tf.reduce_all(tf.stack(conclusive)), message
 
 
-_WHAT_MIXES = (
-    "Batch normalisation in training mode, a statistic of the batch behind "
-    "tf.stop_gradient, ranks within the batch, or an in-batch comparison does this. "
-    "Use GroupNormalization or LayerNormalization, and compute every example's loss "
-    "from that example alone." + see("mixed-examples")
-)
 _REMEDY = (
     "Nothing was released. dpc.testing.assert_exact(model, (x, y)) compares all "
     "examples; build the layer of other ops, and report it, please."

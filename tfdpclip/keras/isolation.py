@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,19 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped, path_of
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.keras import _compat
 
 # What TensorFlow gives as the global seed where none was set.
 _NO_SEED = 87654321
+# How much larger an outlier is than the example in whose place it comes.
+_OUTLIER = 40.0
+# How far the gradients of two halves may be from that of both, for rounding: they may
+# be computed in bfloat16.
+_ADDITIVE = 0.05
+# What models raise that take numbers of a range only.
+_REFUSED = tf.errors.InvalidArgumentError, ValueError
 
 
 def check_isolation(
@@ -26,13 +34,15 @@ def check_isolation(
     examples: int = 3,
     tolerance: float = 1e-4,
 ) -> None:
-    """Raises if changing one example changes another example's loss.
+    """Raises if changing one example changes another example's loss or its gradient.
 
-    The optimizers test isolation by gradients, on their first step. Gradients cannot
-    see a statistic of the batch behind `tf.stop_gradient`, or one that reaches the loss
-    through integers. This test can: it replaces an example by another, with the same
-    random numbers (dropout masks and the like), and compares everybody else's loss,
-    with the model in training mode. Non-trainable state is put back afterwards.
+    It replaces an example, and half of them: by others, and, where the inputs are
+    floats, by themselves 40 times as large and by zeros. With the same random numbers
+    (dropout masks and the like), and the model in training mode, it compares everybody
+    else's losses, and the gradient of a random combination of them, which shows what
+    scales gradients and leaves losses as they are. It does the same to a batch of
+    nearly equal examples, and asks whether the gradients of two halves of the batch add
+    up to that of the whole. Non-trainable state is put back afterwards.
 
     Args:
       model: a built or callable Keras model.
@@ -41,11 +51,11 @@ def check_isolation(
       loss: ``loss(y, predictions)`` -> one loss per example. By default the compiled
         loss, unreduced.
       examples: how many examples to replace, one at a time.
-      tolerance: the largest change of a loss, relative to its size, to put down to
-        rounding; finite.
+      tolerance: the largest change of a loss, or of a variable's gradient, relative to
+        its size, to put down to rounding; finite.
 
     Raises:
-      ExampleIsolationError: if another example's loss changed.
+      ExampleIsolationError: if another example's loss or gradient changed.
       ValueError: if the batch is too small, or the loss is unknown.
 
     >>> model = tf.keras.Sequential([tf.keras.layers.BatchNormalization()])
@@ -67,47 +77,218 @@ def check_isolation(
         raise ValueError(f"x has {count} examples; the test needs two at least.")
     per_example = _loss_function(model, loss)
     model(x)  # builds the variables
-    seed = int(np.random.default_rng().integers(2**31))
-    state = [(v, tf.identity(v)) for v in model.non_trainable_variables]
-    rng_state = [(v, tf.identity(v)) for v in _compat.random_states_of(model)]
+    with _Runs(model, per_example, count) as run:
+        single = np.eye(count, dtype=bool)[:examples]
+        even = np.arange(count) % 2 == 0
+        _compare(run, run(x, y), (x, y), [*single, even, ~even], tolerance)
+        batch = _nearly_equal(x, y)
+        try:
+            before = run(*batch)
+        except _REFUSED:
+            return
+        _compare(run, before, batch, single[:1], tolerance)
 
-    given_seed = tf.compat.v1.get_seed(0)[0]
-    if given_seed == _NO_SEED:
-        given_seed = None
 
-    def losses(inputs, labels) -> np.ndarray:
-        for variable, value in (*state, *rng_state):
+class _Run:
+    """One forward pass: the losses, and gradients of their combinations."""
+
+    def __init__(self, tape: tf.GradientTape, losses: tf.Tensor, variables: list):
+        self._tape = tape
+        self._losses = losses
+        self._variables = variables
+        self.losses = losses.numpy().astype(np.float64)
+
+    def gradients(self, weights: np.ndarray) -> list[np.ndarray]:
+        """Of the weighted sum of the losses, an array for each variable."""
+        if not self._variables:
+            return []
+        seed = tf.constant(weights, self._losses.dtype)
+        found = self._tape.gradient(
+            self._losses,
+            self._variables,
+            output_gradients=seed,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return [tf.convert_to_tensor(part).numpy().astype(np.float64) for part in found]
+
+
+class _Runs:
+    """Runs a model on batches from one state, with the same random numbers."""
+
+    def __init__(self, model: tf.keras.Model, per_example: Callable, count: int):
+        self._model = model
+        self._per_example = per_example
+        self.count = count
+        self.variables = all_unwrapped(model.trainable_variables)
+        rng = np.random.default_rng()
+        self._seed = int(rng.integers(2**31))
+        # Of both signs, and none near 0.
+        self.weights = rng.uniform(0.5, 1.5, count) * rng.choice([-1, 1], count)
+
+    def __enter__(self) -> _Runs:
+        kept = [*self._model.non_trainable_variables]
+        kept += _compat.random_states_of(self._model)
+        self._state = [(v, tf.identity(v)) for v in kept]
+        given = tf.compat.v1.get_seed(0)[0]
+        self._given_seed = None if given == _NO_SEED else given
+        return self
+
+    def _restore(self) -> None:
+        for variable, value in self._state:
             variable.assign(value)
-        tf.random.set_seed(seed)
-        found = per_example(labels, model(inputs, training=True))
-        return np.reshape(np.asarray(found, np.float64), [count, -1]).mean(axis=1)
 
-    try:
-        before = losses(x, y)
-        for replaced in range(min(examples, count)):
-            other = (replaced + 1) % count
-            order = np.arange(count)
-            order[replaced] = other
-            pick = lambda t, order=order: tf.gather(t, order)  # noqa: E731
-            after = losses(
-                tf.nest.map_structure(pick, x), tf.nest.map_structure(pick, y)
-            )
-            rest = np.arange(count) != replaced
-            change = np.abs(after - before)[rest]
-            size = np.maximum(np.abs(before[rest]), np.abs(before).mean())
-            worst = int(np.argmax(change - tolerance * size))
-            if not np.all(change <= tolerance * size + 1e-12):
-                raise ExampleIsolationError(
-                    f"Replacing example {replaced} changed the loss of example "
-                    f"{np.flatnonzero(rest)[worst]} by {change[worst]:.3g}: the model "
-                    "combines the examples of a batch, so clipping protects nobody. "
-                    "Batch normalisation in training mode does this; use "
-                    "GroupNormalization or LayerNormalization." + see("mixed-examples")
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+        tf.random.set_seed(self._given_seed)
+
+    def __call__(self, x: Any, y: Any) -> _Run:
+        self._restore()
+        tf.random.set_seed(self._seed)
+        with tf.GradientTape(persistent=True) as tape:
+            found = self._per_example(y, self._model(x, training=True))
+            losses = tf.convert_to_tensor(found)
+            if losses.shape.rank == 0 or losses.shape[0] != self.count:
+                raise ValueError(
+                    f"loss must give one loss per example, {self.count} of them, got "
+                    f"shape {losses.shape}."
                 )
-    finally:
-        for variable, value in (*state, *rng_state):
-            variable.assign(value)
-        tf.random.set_seed(given_seed)
+            losses = tf.reshape(losses, [self.count, -1])
+            if not losses.dtype.is_floating:
+                losses = tf.cast(losses, tf.float32)
+            losses = tf.reduce_mean(losses, axis=1)
+        return _Run(tape, losses, self.variables)
+
+
+def _compare(
+    run: _Runs,
+    before: _Run,
+    batch: tuple[Any, Any],
+    choices: Iterable[np.ndarray],
+    tolerance: float,
+) -> None:
+    """Raises if replacing the examples of one of the choices is seen by the others."""
+    _check_additive(run, before)
+    for replaced in choices:
+        weights = np.where(replaced, 0.0, run.weights)
+        gradients = before.gradients(weights)
+        for made_up, other in _replacements(*batch, replaced):
+            try:
+                after = run(*other)
+            except _REFUSED:
+                if made_up:
+                    continue
+                raise
+            _check_losses(before.losses, after.losses, replaced, tolerance)
+            moved = after.gradients(weights)
+            # 0 times infinity, where an outlier overflows.
+            if not made_up or all(np.isfinite(part).all() for part in moved):
+                _check_gradients(run, gradients, moved, replaced, tolerance)
+
+
+def _replacements(
+    x: Any, y: Any, replaced: np.ndarray
+) -> Iterator[tuple[bool, tuple[Any, Any]]]:
+    """Whether it is made up, and the batch with other examples at some places."""
+    places = np.arange(len(replaced))
+    order = np.where(replaced, (places + 1) % len(replaced), places)
+    pick = lambda t: tf.gather(t, order)  # noqa: E731
+    yield False, (tf.nest.map_structure(pick, x), tf.nest.map_structure(pick, y))
+    if not any(t.dtype.is_floating for t in tf.nest.flatten(x)):
+        return
+    for factor in (_OUTLIER, 0.0):
+        factors = np.where(replaced, factor, 1.0)
+        yield True, (tf.nest.map_structure(lambda t, f=factors: _scaled(t, f), x), y)
+
+
+def _scaled(t: tf.Tensor, factors: np.ndarray) -> tf.Tensor:
+    """Each example times its factor, where it is made of floats."""
+    if not t.dtype.is_floating:
+        return t
+    shape = [-1] + [1] * (t.shape.rank - 1)
+    return t * tf.cast(tf.reshape(tf.constant(factors), shape), t.dtype)
+
+
+def _nearly_equal(x: Any, y: Any) -> tuple[Any, Any]:
+    """A batch of copies of its last example, which differ by a thousandth."""
+    count = int(tf.nest.flatten(x)[0].shape[0])
+    repeat = lambda t: tf.gather(t, np.full(count, count - 1))  # noqa: E731
+    factors = 1 - 1e-3 * np.arange(count) / count
+    copies = tf.nest.map_structure(lambda t: _scaled(repeat(t), factors), x)
+    return copies, tf.nest.map_structure(repeat, y)
+
+
+def _named(replaced: np.ndarray) -> str:
+    names = [str(i) for i in np.flatnonzero(replaced)]
+    if len(names) == 1:
+        return f"example {names[0]}"
+    return f"examples {', '.join(names[:3])}" + ", ..." * (len(names) > 3)
+
+
+def _check_losses(before, after, replaced: np.ndarray, tolerance: float) -> None:
+    rest = ~replaced
+    change = np.abs(after - before)[rest]
+    size = np.maximum(np.abs(before[rest]), np.abs(before).mean())
+    worst = int(np.argmax(change - tolerance * size))
+    if not np.all(change <= tolerance * size + 1e-12):
+        raise ExampleIsolationError(
+            f"Replacing {_named(replaced)} changed the loss of example "
+            f"{np.flatnonzero(rest)[worst]} by {change[worst]:.3g}: the model "
+            "combines the examples of a batch, so clipping protects nobody. "
+            "Batch normalisation in training mode does this; use "
+            "GroupNormalization or LayerNormalization." + see("mixed-examples")
+        )
+
+
+def _check_gradients(run, before, after, replaced, tolerance: float) -> None:
+    worst = _worst(before, after, tolerance)
+    if worst is not None:
+        name, change = path_of(run.variables[worst[0]]), worst[1]
+        raise ExampleIsolationError(
+            f"Replacing {_named(replaced)} changed the gradient of the other examples' "
+            f"losses with respect to {name!r}, by {change:.3g} of its norm, and left "
+            "the losses as they were: a number made from several examples scales or "
+            "masks gradients (behind tf.stop_gradient, in a tf.where or in a custom "
+            "gradient), so clipping protects nobody. Make it from each example alone, "
+            "or from constants." + see("mixed-examples")
+        )
+
+
+def _check_additive(run: _Runs, before: _Run) -> None:
+    """Raises if gradients of the batch are combined on the way back."""
+    even = np.arange(run.count) % 2 == 0
+    halves = [np.where(half, run.weights, 0.0) for half in (even, ~even)]
+    first, second, both = map(before.gradients, (*halves, run.weights))
+    total = [a + b for a, b in zip(first, second, strict=True)]
+    worst = _worst(total, both, _ADDITIVE)
+    if worst is not None:
+        raise ExampleIsolationError(
+            "The gradients of two halves of the batch, with respect to "
+            f"{path_of(run.variables[worst[0]])!r}, do not add up to that of the whole "
+            f"batch: they are {worst[1]:.3g} of its norm apart. A custom gradient "
+            "combines the gradients of several examples, so clipping protects nobody. "
+            "Let it use the gradient of each example alone." + see("mixed-examples")
+        )
+
+
+def _worst(before, after, tolerance: float) -> tuple[int, float] | None:
+    """The variable whose gradient moved furthest, and how far; None if none did."""
+    moved = np.array(list(map(_distance, before, after)))
+    sizes = np.array([np.linalg.norm(part[np.isfinite(part)]) for part in before])
+    if not len(sizes):
+        return None
+    # A gradient that is 0 but for rounding, as of a bias before a normalisation.
+    allowed = tolerance * np.maximum(sizes, 1e-3 * sizes.max()) + 1e-12
+    if np.all(moved <= allowed):
+        return None
+    index = int(np.argmax(moved / allowed))
+    return index, float(moved[index] / max(sizes[index], 1e-30))
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """The norm of the difference, of what is finite in one of them at least."""
+    known = np.isfinite(a) | np.isfinite(b)
+    distance = float(np.linalg.norm((b - a)[known]))
+    return np.inf if np.isnan(distance) else distance
 
 
 def check_model(model: Any) -> tf.keras.Model:

@@ -13,10 +13,10 @@ from tfdpclip.keras import check_isolation
 def assert_isolated(
     model: tf.keras.Model, x: Any, y: Any = None, **options: Any
 ) -> None:
-    """Checks that no example's loss depends on the other examples of its batch.
+    """Checks that neither an example's loss nor its gradient depends on the others.
 
-    Finds what no gradient shows, too: every example is left out in turn, and the
-    others' losses are compared (`tfdpclip.keras.check_isolation`).
+    Some examples are replaced in turn, and the others' losses and gradients are
+    compared (`tfdpclip.keras.check_isolation`).
 
     Args:
       model: a compiled Keras model.
@@ -25,7 +25,8 @@ def assert_isolated(
       **options: see `tfdpclip.keras.check_isolation`.
 
     Raises:
-      AssertionError: if the loss of one example changes when another is left out.
+      AssertionError: if the loss or the gradient of one example changes when another
+        is replaced.
     """
     try:
         check_isolation(model, x, y, **options)

@@ -68,15 +68,17 @@ def assert_sensitivity(
     """Checks a whole training step on neighbouring batches, with the noise frozen.
 
     The model's own training step runs on a batch, and on the same batch without one
-    record. What is compared is what the step hands to the optimizer's update and the
-    clip rule's next state, in units of the noise that really arrives there: that is
-    measured, by turning the frozen noise up. A step is one Gaussian mechanism of noise
-    multiplier z if, and only if, no record moves that by more than 1 / z.
+    record: of weight 0, and with another one of weight 0 in its place. What is compared
+    is what the step hands to the optimizer's update and the clip rule's next state, in
+    units of the noise that really arrives there: that is measured, by turning the
+    frozen noise up. A step is one Gaussian mechanism of noise multiplier z if, and only
+    if, no record moves that by more than 1 / z.
 
     What this finds: sums that were not clipped, or clipped to something else than the
     noise is scaled by; noise that is missing, too small, or added after the update;
     division by the number of records that happened to be there; padding that counts;
-    counts without noise; a NaN that gets through; a different course for a record more.
+    counts without noise; a NaN that gets through; a different course for a record more;
+    examples that scale the gradients of others, where clipping does not hide it.
 
     What it cannot find: noise that is not random (`assert_noise`), and records that
     are drawn otherwise than accounted.
@@ -139,11 +141,14 @@ def assert_sensitivity(
             if not left[index]:
                 left[index] = 1.0
             name = f"record {index}{change}"
-            parts = [
-                [release((x, base_y, weight), level) for level in _LEVELS]
-                for weight in (left, without)
-            ]
-            distance = _distance(parts[0], parts[1], name)
+            other = _gone(x, index), _gone(base_y, index), without
+            with_it, without_it, gone = (
+                [release(batch, level) for level in _LEVELS]
+                for batch in ((x, base_y, left), (x, base_y, without), other)
+            )
+            distance = max(
+                _distance(with_it, without_it, name), _distance(with_it, gone, name)
+            )
             tried = worst.tried + 1
             if distance > worst.distance:
                 worst = SensitivityReport(distance, factor / z, name, tried)
@@ -151,6 +156,17 @@ def assert_sensitivity(
     if not worst.distance <= worst.limit * (1 + _TOLERANCE):
         raise AssertionError(f"{worst}. The step does not have the privacy it claims.")
     return worst
+
+
+def _gone(nest: Any, index: int) -> Any:
+    """Arrays without a row: that of the next, which weighs nothing, is in its place."""
+
+    def other(array):
+        array = np.array(array)
+        array[index] = array[(index + 1) % len(array)]
+        return array
+
+    return tf.nest.map_structure(other, nest)
 
 
 def _variants(x: Any, index: int, extremes: bool):

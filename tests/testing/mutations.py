@@ -723,14 +723,6 @@ MUTATIONS = [
         GATED,
     ),
     Mutation(
-        "the largest activation scales everybody's gradient, in training",
-        gates,
-        "gate",
-        gates.damped,
-        sensitivity,
-        UNCHECKED,
-    ),
-    Mutation(
         "no gradient far above the batch's median",
         gates,
         "gate",

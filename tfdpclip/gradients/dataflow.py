@@ -8,7 +8,8 @@ three questions about every tensor the loss depends on:
 * has a reduction over examples made it a statistic of the batch?
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
-what it says about rows is checked again at run time (`separation.py`).
+what it says about rows is checked again at run time (`separation.py`). The module is
+long because one walk answers all three, for calls and loops as for ops.
 """
 
 from __future__ import annotations

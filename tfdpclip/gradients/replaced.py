@@ -17,6 +17,9 @@ place that the example has in the batch, which is a matter of who else is there.
 Who comes in the place of others decides what shows: among copies of the others, no
 record is the largest of all. So examples are also replaced by outliers, and by copies
 of one, much smaller.
+
+The module is long because what may be computed again, who comes in whose place, and
+what is compared are one argument.
 """
 
 from __future__ import annotations

@@ -299,8 +299,7 @@ class PrivacyPlan(BudgetPlan):
 
         It trains some models for eight steps each, on zeros: no record is drawn, and
         nothing is spent. TensorFlow counts the bytes; a line through the last two
-        sizes leads to the rows, which are tried as well, with a tenth to spare (peaks
-        scatter by up to a fifth: docs/plan.md).
+        sizes leads to the rows, tried as well with a tenth to spare: docs/plan.md.
 
         *Formal guarantees*: none are touched. The noise is worked out for the room
         that these rows give, as for a `physical_batch_size` that is said.

@@ -378,24 +378,6 @@ def test_an_output_has_its_own_input_only_behind_a_custom_gradient():
     assert flow_of(lambda x: same(x, tf.sort(x, 0))[1], (None, 4)).coupled is not None
 
 
-def test_what_is_not_known_is_listed():
-    def make(x):
-        codes = tf.raw_ops.QuantizeV2(
-            input=x, min_range=0.0, max_range=1.0, T=tf.quint8
-        )
-        return tf.tanh(tf.cast(codes[0], tf.float32)) + x
-
-    found = []
-
-    @tf.function(input_signature=[tf.TensorSpec(SEQUENCES)])
-    def trace(x):
-        found.append(Dataflow([make(x)], []).unknown_ops())
-        return x
-
-    trace.get_concrete_function()
-    assert [op.type for op in found[0]] == ["QuantizeV2"]
-
-
 @pytest.mark.parametrize("batch", [None, 12, 1])
 def test_layer_normalisations_detour_is_not_flagged(batch):
     layer = tf.keras.layers.LayerNormalization()

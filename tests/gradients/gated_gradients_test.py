@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.gradients.isolation_test import assert_refused, norms_of
 from tests.gradients.sharing_test import randoms, squash, variable
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import clipped_sum
+from tfdpclip.gradients import ExampleIsolationError, clipped_sum
 
 pytestmark = [
     pytest.mark.every_check,
@@ -196,3 +196,18 @@ def test_ops_that_fail_for_some_numbers_are_not_given_outliers():
         return squash(tf.math.log1p(checked) @ W)
 
     assert norms_of(loss, [W], 0.1 * X).shape == [24]
+
+
+@tf.custom_gradient
+def scaled_by_chance(h):
+    """Backwards, a scale of everybody's is drawn from the gamma distribution."""
+
+    def backwards(dy):
+        return dy * tf.random.gamma([], 1.0 + tf.reduce_mean(tf.abs(h)))
+
+    return tf.identity(h), backwards
+
+
+def test_a_gradient_that_cannot_be_computed_again_is_refused():
+    with pytest.raises(ExampleIsolationError, match="cannot be computed again"):
+        norms_of(with_gate(scaled_by_chance), [W, U], X)

@@ -8,8 +8,7 @@ three questions about every tensor the loss depends on:
 * has a reduction over examples made it a statistic of the batch?
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
-what it says about rows is checked again at run time (`separation.py`). The module is
-long because one walk answers all three, for calls and loops as for ops.
+what it says about rows is checked again at run time (`separation.py`).
 """
 
 from __future__ import annotations
@@ -218,24 +217,6 @@ class Dataflow:
             static = index < 0 and self.batch_size is not None
             return index + self.batch_size if static else index
         return places.AT + same_number(index).name
-
-    def unknown_ops(self) -> list[tf.Operation]:
-        """The first ops after which it is not known which examples' data a tensor has.
-
-        What they do to examples the graph does not show: that is tested when the step
-        runs.
-        """
-        return [op for op in self.ops if self._loses_sight(op)]
-
-    def _loses_sight(self, op: tf.Operation) -> bool:
-        def unseen(flow):
-            known = flow.axes is not None or flow.entry is not None
-            return flow.kind == DATA and not known and flow.coupled is None
-
-        if any(unseen(self[t]) for t in op.inputs):
-            return False
-        found = [self[t] for t in op.outputs if t.dtype != tf.variant]
-        return op.type not in ops.SIZES and any(map(unseen, found))
 
     def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
         """Whether the values of the data decide about the shape of an output."""

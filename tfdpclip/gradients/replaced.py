@@ -106,7 +106,7 @@ class ReplacedExamples:
 
     Raises:
       ExampleIsolationError: if the data pass through Python code, of which nothing can
-        be known.
+        be known, or if losses can be computed again and a gradient cannot.
     """
 
     def __init__(
@@ -169,12 +169,20 @@ class ReplacedExamples:
             return "the losses do not depend on the data"
         if self._losses.ref() in lost:
             return lost[self._losses.ref()]
+        for witness in self._witnesses:
+            if witness.tensor.ref() in lost:
+                raise ExampleIsolationError(
+                    "Whether examples stay apart in "
+                    f"{witness.label} cannot be tested: it cannot be computed again "
+                    f"with other examples, as {lost[witness.tensor.ref()]}. Compute "
+                    "gradients with ops that give the same result twice."
+                    + see("mixed-examples")
+                )
         # What differs in length from batch to batch was refused, if it mattered.
         self._witnesses = [
             w
             for w in self._witnesses
             if w.tensor.ref() in affected
-            and w.tensor.ref() not in lost
             and (w.steady or w.tensor.ref() not in varying)
         ]
         needed = set(ancestors([w.tensor for w in self._witnesses]))

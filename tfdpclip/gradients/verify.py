@@ -11,10 +11,10 @@ that it is about to clip:
   of every group, and of all together;
 * the gradient of the weighted losses must separate by example at every probed tensor
   (`separation.py`);
-* with other examples in the place of some, the losses of the rest must stay the same
-  (`replaced.py`).
+* with other examples in the place of some, the losses of the rest, and what their
+  gradients are made of, must stay the same (`replaced.py`).
 
-All of it is one loop over a few weightings, so that its graph is built once.
+The first three are one loop over a few weightings, so that its graph is built once.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ FORMS = {
     "rows": (0, lambda f: f),
     "columns": (1, lambda f: tf.transpose(f)),
     "vector": (0, lambda f: tf.reduce_sum(f, 1)),
-    "matrices": (0, lambda f: f[:, :, None] + tf.eye(D)),
+    "matrices": (0, lambda f: f[:, :, None] + 4 * tf.eye(D)),
     "matrix rows": (1, lambda f: tf.stack([f, 2 * f + 1], 0)),
     "images": (0, lambda f: f[:, None, :, None] + tf.ones([1, D, 1, D])),
     "image rows": (1, lambda f: f[None, :, :, None] + tf.ones([1, 1, 1, D])),
@@ -268,6 +268,16 @@ class Variant:
         return f"{self.name} on {self.form}"
 
 
+def _forms_for(name: str) -> list[str]:
+    """Those of the ranks that an op takes: some end the process for others."""
+    given = ATTRIBUTES.get(name, {})
+    padding, sliding = given.get("padding"), given.get("strides", [])
+    if padding is None:
+        return list(FORMS)
+    kinds = ("volume",) if len(sliding) == 5 else ("image",)
+    return [form for form in FORMS if form.startswith(kinds)]
+
+
 def variants(name: str, features: tf.Tensor) -> list[tuple[str, Variant]]:
     """A variant that goes along the examples, and one across, as far as they are."""
     definition = _tf_private.definition_of(name)
@@ -275,7 +285,7 @@ def variants(name: str, features: tf.Tensor) -> list[tuple[str, Variant]]:
     floats = _takes_real(definition)
     rest = [_candidates(name, definition, a) for a in definition.input_arg[1:]]
     found: dict[str, Variant] = {}
-    for form in FORMS:
+    for form in _forms_for(name):
         for arguments in itertools.islice(itertools.product(*rest), 150):
             variant = Variant(name, form, arguments, many)
             variant.complex = not floats
@@ -322,7 +332,10 @@ def _takes_real(definition) -> bool:
 
 
 def _model(weights, x):
-    features = tf.tanh(x @ weights)
+    if weights.shape.rank == 3:  # of each example its own
+        features = tf.tanh(tf.linalg.matvec(weights, x, transpose_a=True))
+    else:
+        features = tf.tanh(x @ weights)
     return features, tf.reduce_sum(tf.square(features - 0.3), 1)
 
 
@@ -358,9 +371,13 @@ def effect(variant: Variant, use: str, weights, threshold, stop) -> float:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([B, D])])
     def gradients(x):
         with tf.GradientTape(persistent=True) as tape:
-            rows = tf.unstack(losses(variant, use, weights, x, threshold, stop))
-        found = [tape.gradient(row, weights) for row in rows]
-        return tf.stack([tf.zeros_like(weights) if g is None else g for g in found])
+            # A copy for each example: 0 times what is not finite in a row that was
+            # replaced is no part of anybody's gradient.
+            own = tf.tile(weights[tf.newaxis], [B, 1, 1])
+            tape.watch(own)
+            rows = tf.unstack(losses(variant, use, own, x, threshold, stop))
+        found = [tape.gradient(row, own) for row in rows]
+        return tf.stack([tf.zeros_like(own) if g is None else g for g in found])
 
     rng = np.random.default_rng(1)
     worst, first = 0.0, None
@@ -371,6 +388,7 @@ def effect(variant: Variant, use: str, weights, threshold, stop) -> float:
             continue
         kept = [i for i in range(B) if i != j]
         difference = np.abs(after[kept] - first[kept])
+        difference[:, j] = np.nan_to_num(difference[:, j], nan=0, posinf=0)
         scale = np.abs(first).max() + 1e-12
         worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max() / scale))
     return worst
@@ -394,7 +412,7 @@ def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, 
     except Exception as error:  # noqa: BLE001  Whatever an op says to its arguments.
         return "error", f"{type(error).__name__}: {error}"
     rng = np.random.default_rng(2)
-    for _ in range(2):
+    for _ in range(4):  # As many checks as there are in eight steps.
         try:
             run(tf.constant(rng.normal(size=[B, D]).astype(np.float32)))
         except tf.errors.InvalidArgumentError as error:
@@ -440,16 +458,17 @@ class Examiner:
         return float(np.nanmedian(own[0]))
 
     def _measured(self, variant, use):
-        threshold = self._threshold(variant)
-        stop = use != "loss"
-        came, said = outcome(variant, use, self.weights, threshold, stop)
-        if came == "again":
-            stop = True
-            came, said = outcome(variant, use, self.weights, threshold, stop)
+        moved = 0.0
         try:
+            threshold = self._threshold(variant)
+            stop = use != "loss"
+            came, said = outcome(variant, use, self.weights, threshold, stop)
+            if came == "again":
+                stop = True
+                came, said = outcome(variant, use, self.weights, threshold, stop)
             moved = effect(variant, use, self.weights, threshold, stop)
-        except Exception as error:  # noqa: BLE001  Whatever an op's gradient says.
-            came, said, moved = "error", f"{type(error).__name__}: {error}", 0.0
+        except Exception as error:  # noqa: BLE001  Whatever an op says to its numbers.
+            came, said = "error", f"{type(error).__name__}: {error}"
         said = " ".join(said.split())[:300]
         return {"entry": judge(moved, came), "effect": moved, "said": said}
 

@@ -178,7 +178,7 @@ RULES: dict[str, Callable] = {
     "AdjustContrastv2": _contrast,
     **dict.fromkeys(
         """Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPoolV2
-        MaxPool3D Dilation2D ExtractImagePatches""".split(),
+        MaxPool3D MaxPoolWithArgmax Dilation2D ExtractImagePatches""".split(),
         _windows,
     ),
     **dict.fromkeys("ResizeBilinear ResizeBicubic ResizeArea".split(), _resized),

@@ -124,8 +124,10 @@ def _reduction(op, output, inputs) -> Flow:
 
 def _gather(op, output, inputs, batch_size) -> Flow:
     params, indices = inputs[0], inputs[1]
-    if op.type == "ResourceGather":
-        axis, batch_dims = 0, op.get_attr("batch_dims")
+    if op.type == "Gather" and params.kind == indices.kind == DATA:
+        return Flow(DATA, None)
+    if op.type in ("Gather", "ResourceGather"):
+        axis, batch_dims = 0, op.node_def.attr["batch_dims"].i
     else:
         axis, batch_dims = _constant(op.inputs[2]), op.get_attr("batch_dims")
         if axis is None:
@@ -260,6 +262,7 @@ _TRANSFERS: dict[str, Callable] = {
     "PartitionedCall": _call,
     "StatefulPartitionedCall": _call,
     "ReverseV2": _reverse,
+    "Gather": _gather,
     "GatherV2": _gather,
     "ResourceGather": _gather,
     "GatherNd": _gather_nd,

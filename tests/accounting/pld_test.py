@@ -228,8 +228,10 @@ class TestPoisson:
             return single(event, cell)
 
         monkeypatch.setattr(_pld, "_single", narrow)
+        _pld._epsilon.cache_clear()
         accounting.event_epsilon(event, 1e-3)
         monkeypatch.setattr(_pld, "_MOST_CELLS_PER_DEVIATION", math.inf)
+        _pld._epsilon.cache_clear()
         assert accounting.event_epsilon(event, 1e-3) == pytest.approx(
             spent, rel=relative
         )

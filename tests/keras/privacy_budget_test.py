@@ -75,7 +75,11 @@ def test_epsilon_is_in_the_history():
     budget = PrivacyBudget(math.inf, _DELTA, batches)
     history = _model(optimizer).fit(batches, epochs=3, verbose=0, callbacks=[budget])
     expected = [_epsilon(2.0, steps, batches) for steps in (10, 20, 30)]
-    np.testing.assert_allclose(history.history["epsilon"], expected, rtol=1e-9)
+    found = history.history["epsilon"]
+    # Between epochs a bound that nobody waits for; at the end the number itself.
+    np.testing.assert_array_less(np.subtract(expected, 1e-12), found)
+    np.testing.assert_allclose(found, expected, rtol=5e-3)
+    assert found[-1] == expected[-1] == budget.ledger.epsilon()
     assert budget.statement.steps == 30
     assert "not private" not in str(budget.statement)
 

@@ -52,6 +52,13 @@ def epsilon(
     coarseness: float = 1.0,
 ) -> float:
     """Returns the epsilon of a composition of elementary events."""
+    # What a run asks at its end, a plan has asked before.
+    return _epsilon(tuple(leaves.items()), delta, coarseness)
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(events_and_counts: tuple, delta: float, coarseness: float) -> float:
+    leaves = dict(events_and_counts)
     mu = gaussian_mu(leaves)
     if mu is not None:
         return gdp.gdp_epsilon(mu, delta)
@@ -100,6 +107,14 @@ def _composed_mu(gaussians: Mapping[dp_accounting.DpEvent, int]) -> float:
     return math.hypot(
         *(math.sqrt(n) / event.noise_multiplier for event, n in gaussians.items())
     )
+
+
+def coarseness_of(leaves: Mapping[dp_accounting.DpEvent, int], cells: int) -> float:
+    """How much wider cells are of which there are so many: at least 1."""
+    if gaussian_mu(leaves) is not None:
+        return 1.0
+    leaves = _in_range(leaves)
+    return max(1.0, _cell_width(leaves, cells) / _cell_width(leaves))
 
 
 def _compose(
@@ -158,7 +173,7 @@ def noise_multiplier(event: dp_accounting.DpEvent) -> float:
     return event.noise_multiplier
 
 
-def _cell_width(leaves) -> float:
+def _cell_width(leaves, most: int = _MAX_CELLS) -> float:
     """Chooses cells narrow enough to be exact and wide enough to fit in memory.
 
     Connect-the-Dots overstates a privacy loss that is small against a cell, step
@@ -184,7 +199,7 @@ def _cell_width(leaves) -> float:
     return max(
         width,
         widest_step / _MAX_STEP_CELLS if width < _WIDEST_CELL else 0.0,
-        total_spread / _MAX_CELLS,
+        total_spread / most,
         _NARROWEST_CELL,
     )
 

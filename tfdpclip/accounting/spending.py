@@ -46,17 +46,22 @@ class Spending:
             parts.append(self.phases[-1].event(self.reserved + more))
         return dp_accounting.ComposedDpEvent(parts)
 
-    def epsilon(self, delta: float | None = None, *, more: int = 0) -> float:
+    def epsilon(
+        self, delta: float | None = None, *, more: int = 0, quick: bool = False
+    ) -> float:
         """Returns what was spent, or would be after `more` steps.
 
         Args:
           delta: Another delta than the ledger's.
           more: Further steps under the current settings.
+          quick: Whether a bound will do that is a thousandth larger or so, and takes
+            some hundredths of a second, not tenths.
         """
-        delta = self.delta if delta is None else delta
-        return accountants.epsilon(
-            self.event(more), _arguments.delta(delta), self.accountant
-        )
+        delta = _arguments.delta(self.delta if delta is None else delta)
+        event, coarseness = self.event(more), 1.0
+        if quick:
+            coarseness = accountants.quick_coarseness(event, self.accountant)
+        return accountants.epsilon(event, delta, self.accountant, coarseness)
 
     def steps_left(self, epsilon: float) -> int:
         """Returns how many further steps a budget allows under current settings."""

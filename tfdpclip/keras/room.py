@@ -39,6 +39,18 @@ class Room:
         self._unit = unit
         self._epsilon = epsilon
 
+    def spent(self, exactly: bool) -> float:
+        """Epsilon so far, as the ledger says, or a bound that nobody waits for.
+
+        Args:
+          exactly: whether a bound will not do. One above the budget never does.
+        """
+        if not exactly:
+            bound = self._ledger.epsilon(quick=True)
+            if bound <= self._epsilon:
+                return bound
+        return self._ledger.epsilon()
+
     def steps(self, planned: int | None, start: int, width: int) -> float:
         """How many more steps fit.
 

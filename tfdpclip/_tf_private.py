@@ -166,6 +166,12 @@ def traces_of(function: Any) -> list | None:
     return None if listed is None else list(listed())
 
 
+def trace_count(function: Any) -> int | None:
+    """How many `traces_of` there are; None if that is something else."""
+    count = getattr(function, "experimental_get_tracing_count", None)
+    return None if count is None else int(count())
+
+
 def converted_by_autograph(function: Callable) -> Callable:
     """The function with its control flow turned into ops, as around it."""
     return tf.__internal__.autograph.tf_convert(

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._variables import whole_number
+
 #: Where Keras keeps what makes files of objects.
 saving = tf.keras.saving
 
@@ -161,7 +163,7 @@ OVERRUNS_EPOCHS = False
 def steps_per_execution(model: Any) -> int:
     """How many steps run at a time, now."""
     variable = getattr(model, "_steps_per_execution", None)
-    return 1 if variable is None else int(variable.numpy())
+    return 1 if variable is None else whole_number(variable)
 
 
 def compiles_by_xla(model: Any) -> bool:

@@ -77,7 +77,13 @@ class DrawCheck:
         """
         if self.drawer is None:
             return 0
-        self._warn_of_filled_rows(model)
+        # XLA compiles steps anew for every number of rows. Where batches are clipped as
+        # one, rows of weight 0 are part of what is averaged.
+        as_drawn = self.drawer.varies and not _compat.compiles_by_xla(model)
+        as_drawn &= getattr(self._optimizer, "unit", "example") == "example"
+        self.drawer.take_as_drawn(as_drawn)
+        if not as_drawn:
+            self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
         if begun == pending:
@@ -101,6 +107,11 @@ class DrawCheck:
                 + see("metrics-and-validation"),
                 stacklevel=2,
             )
+
+    def end(self) -> None:
+        """After the last execution: whoever iterates now may be compiled by XLA."""
+        if self.drawer is not None:
+            self.drawer.take_as_drawn(False)
 
     def described(self) -> list[Any]:
         """What all processes of a run must have been told of the draws.

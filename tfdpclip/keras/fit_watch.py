@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -84,6 +84,9 @@ class FitWatch:
         self._traced: set[int] = set()
         self._read: set[int] = set()
         self._eager = False
+        # The training step that was looked at last, the `tf.function` in it, and how
+        # many traces that had.
+        self._seen: tuple[Any, Any, int | None] = (None, None, None)
         self._ran = 0
         #: What was found after an execution, in words.
         self.problem: str | None = None
@@ -138,10 +141,11 @@ class FitWatch:
         finally:
             ran = self._history.releases - done
             self._ran += ran
+        traced = self._traces_since(function)
         if self._drawer is not None and not self._model.run_eagerly:
-            self._check_own_data(function)
+            self._check_own_data(traced)
         if self._check_updates:
-            self._after(function, ran)
+            self._after(traced, ran)
         return logs
 
     @property
@@ -212,8 +216,8 @@ class FitWatch:
         for text in source.assumptions:
             self._assume(text)
 
-    def _check_own_data(self, function: Callable) -> None:
-        for concrete in self._traces_of(function) or ():
+    def _check_own_data(self, traced: Iterable | None) -> None:
+        for concrete in traced or ():
             if id(concrete) in self._read:
                 continue
             self._read.add(id(concrete))
@@ -246,7 +250,7 @@ class FitWatch:
             self._weights.hold()
             self._history.watch = self._weights
 
-    def _after(self, function: Callable, releases: int) -> None:
+    def _after(self, traced: Iterable | None, releases: int) -> None:
         self._history.watch = None
         if self._eager:
             if self._weights.updates < releases:
@@ -254,7 +258,7 @@ class FitWatch:
             else:
                 self._report(self._weights.look(), "by the training step")
         else:
-            self._check_traces(function)
+            self._check_traces(traced)
         self._new_watch()
         self._weights.hold()
 
@@ -265,15 +269,25 @@ class FitWatch:
     def _watch(self) -> WeightWatch:
         return WeightWatch(all_unwrapped(self._model.trainable_variables))
 
-    def _traces_of(self, function: Callable) -> list | None:
-        return _tf_private.traces_of(_compat.step_function_of(function))
+    def _traces_since(self, function: Callable) -> Iterable | None:
+        """All traces of the training step; nothing, if they are as many as before.
 
-    def _check_traces(self, function: Callable) -> None:
-        known = self._traces_of(function)
-        if known is None or not isinstance(self._history, StepHistory):
+        None if they cannot be seen. A function only ever gets more of them.
+        """
+        before, inner, count = self._seen
+        if function is not before:
+            inner, count = _compat.step_function_of(function), None
+        now = _tf_private.trace_count(inner)
+        self._seen = function, inner, now
+        if now is not None and now == count:
+            return ()
+        return _tf_private.traces_of(inner)
+
+    def _check_traces(self, traced: Iterable | None) -> None:
+        if traced is None or not isinstance(self._history, StepHistory):
             self._assume(UNSEEN_UPDATES)
             return
-        for concrete in known:
+        for concrete in traced:
             if id(concrete) in self._traced:
                 continue
             self._traced.add(id(concrete))

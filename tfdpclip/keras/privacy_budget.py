@@ -311,10 +311,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._metrics.begin()
 
     def on_epoch_end(self, epoch, logs=None):
-        del epoch
         self._agreement.check_values()
         self._run.keep()
-        own = self._ledger.epsilon() if self._workers.chief else 0.0
+        ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
+        own = self._room.spent(exactly=ends) if self._workers.chief else 0.0
         (spent,) = self._workers.told(own)
         if logs is not None:
             logs["epsilon"] = spent
@@ -323,6 +323,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         del logs
         self._watch.end()
+        self._draws.end()
         self._settle(self._optimizer)
         self._count_unseen()
         self._run.keep(last=True)
@@ -333,12 +334,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.note_seed()
 
     def _record(self, ran: int) -> None:
-        """Counts an execution: as what it should have been, if it was that."""
+        """Counts an execution: of unknown draws if it was not what it should be."""
         try:
             self._draws.check(self._executions.fed)
             self._executions.check(self._done)
         except PrivacyMismatchError:
-            # How its records were drawn is not known.
             self._ledger.add_unseen(ran, holder=self._history.identity)
             raise
         self._ledger.record(ran, save=False)

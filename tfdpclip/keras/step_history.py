@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._variables import whole_number
 from tfdpclip.keras.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
@@ -116,8 +117,7 @@ class StepHistory(tf.train.experimental.PythonState):
     @property
     def releases(self) -> int:
         """How many releases this object made, ever."""
-        with tf.init_scope():
-            return int(self._releases.numpy())
+        return whole_number(self._releases)
 
     def known(self) -> dict[str, Steps]:
         """All steps behind the current weights, and more, by identity.
@@ -147,8 +147,7 @@ class StepHistory(tf.train.experimental.PythonState):
         return {self.identity: Steps(releases, *(self._last or ()))}
 
     def _counter(self) -> int:
-        with tf.init_scope():
-            return int(self._optimizer().iterations.numpy())
+        return whole_number(self._optimizer().iterations)
 
     def _least_noise(self, releases: int) -> float:
         if getattr(self._optimizer(), "noise", None) is not None:

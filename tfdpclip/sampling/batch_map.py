@@ -16,32 +16,40 @@ def on_elements(function: Callable[..., Any]) -> Callable:
 
     def on_element(*element):
         parts, weight = record_map.parts_of(element), element[-1]
-        x, y = apply_to_batch(function, parts, weight.shape[0])
+        x, y = apply_to_batch(function, parts, weight)
         return x, y, weight
 
     return on_element
 
 
 def apply_to_batch(
-    function: Callable[..., Any], parts: tuple, rows: int
+    function: Callable[..., Any], parts: tuple, weight: tf.Tensor
 ) -> tuple[Any, Any]:
     """Calls `function` with the batch of an element, and returns (x, y).
+
+    Args:
+      function: of x and y, or of x.
+      parts: those.
+      weight: a row for each of theirs.
 
     Raises:
       ValueError: if it returns another number of rows, or of parts.
     """
     name = record_map.name_of(function)
+    rows = weight.shape[0]
+    named = "rows" if rows is None else f"{rows} rows"
 
     def same_rows(part):
         part = tf.convert_to_tensor(part)
         static = None if part.shape.rank is None else part.shape[:1].as_list()
-        if static is not None and static not in ([rows], [None]):
+        if rows and static is not None and static not in ([rows], [None]):
             raise ValueError(
                 f"map_batches: {name} returns a tensor of shape {part.shape}; it "
-                f"must keep the batch's {rows} rows, one for each record."
+                f"must keep the batch's {named}, one for each record."
             )
-        message = f"map_batches: {name} must keep the batch's {rows} rows."
-        check = tf.debugging.assert_equal(tf.shape(part)[0], rows, message)
+        message = f"map_batches: {name} must keep the batch's {named}."
+        wanted = tf.shape(weight)[0]
+        check = tf.debugging.assert_equal(tf.shape(part)[0], wanted, message)
         with tf.control_dependencies([check]):
             part = tf.identity(part)
         return tf.ensure_shape(part, [rows, *(part.shape[1:] or [])])

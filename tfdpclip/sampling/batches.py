@@ -1,4 +1,7 @@
-"""Batches of a fixed physical shape, drawn by a sampling scheme."""
+"""Batches that a sampling scheme drew, as a data set.
+
+It is long because every method of data sets that draws allow is here, with its promise.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,11 @@ class Batches(tf.data.Dataset):
       who was drawn, and amplification by sampling is void: `seed` is for experiments,
       and privacy statements say so.
     * All elements have one static shape. Rows beyond the drawn records are zeros with
-      sample weight 0. An empty draw is an element like any other.
+      sample weight 0. An empty draw is an element like any other. In a call of `fit`
+      that `PrivacyBudget` (or a plan) watches, elements of a scheme that draws more
+      and fewer records have as many rows as were drawn, one of weight 0 for none:
+      how many those are is seen by who runs the training, as its time is, and by
+      nobody who gets the model. Compiled by XLA they stay filled.
     * A logical step is exactly `accumulation_steps` consecutive elements.
     * Whatever a method returns is `Batches` of the same draws, or is refused: `map`
       works record by record, and cannot mix, repeat, keep or replace records.
@@ -140,12 +147,39 @@ class Batches(tf.data.Dataset):
         self._cut: bool | None = None
         # Of how many replicas' parts a draw is made.
         self._replicas = 1
-        dataset = drawn_elements(self._drawer, steps)
-        self._wrap(dataset.prefetch(prefetch) if prefetch else dataset)
+        self._ahead = steps, prefetch
+        self._other: tf.data.Dataset | None = None
+        self._as_drawn = False
+        self._wrap(self._elements(False))
+        self._drawer.lend(self)
+
+    def _elements(self, as_drawn: bool) -> tf.data.Dataset:
+        """The draws, and all that was done to them since."""
+        steps, prefetch = self._ahead
+        dataset = drawn_elements(self._drawer, steps, as_drawn)
+        dataset = dataset.prefetch(prefetch) if prefetch else dataset
+        for change in self._recipe:
+            dataset = change(dataset)
+        return dataset
 
     def _wrap(self, dataset: tf.data.Dataset) -> None:
         self._wrapped = dataset
         super().__init__(_tf_private.variant_of(dataset))
+
+    def take_as_drawn(self, as_drawn: bool) -> None:
+        """Of the iterators to come: whether elements are as long as what was drawn.
+
+        `PrivacyBudget` and the callbacks of a plan say so for each call of `fit`.
+
+        Args:
+          as_drawn: if not, elements are filled up to `physical_batch_size`. Draws of
+            one size, or of several elements, always are.
+        """
+        as_drawn = as_drawn and self._drawer.varies
+        if as_drawn != self._as_drawn:
+            other = self._elements(as_drawn) if self._other is None else self._other
+            self._other, self._as_drawn = self._wrapped, as_drawn
+            self._wrap(other)
 
     def _derived(
         self, change: Callable, *assumptions: str, steps: int | None = None
@@ -156,7 +190,9 @@ class Batches(tf.data.Dataset):
         derived._steps = self._steps if steps is None else steps
         derived._assumptions = tuple(dict.fromkeys((*self._assumptions, *assumptions)))
         derived._recipe = (*self._recipe, change)
+        derived._other = None
         derived._wrap(change(self._wrapped))
+        derived._drawer.lend(derived)
         return derived
 
     def distribute(self, strategy: tf.distribute.Strategy) -> Any:

@@ -90,6 +90,7 @@ class Drawer:
         # Whether a run began, and another matrix of noise with it, since it has them.
         self._began = False
         self.has_labels = len(source.row_spec) > 1
+        self._shown: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
         DRAWERS.add(self)
 
     def give_way(self, successor: Drawer) -> None:
@@ -109,21 +110,37 @@ class Drawer:
         return self.by_group or self.pieces == 1 or replaced
 
     @property
-    def signature(self):
+    def varies(self) -> bool:
+        """Whether steps have more and fewer records, so that rows are left over."""
+        varies = self.pieces == 1 and hasattr(self.scheme, "rate")
+        return varies and not self.runs_ahead
+
+    def lend(self, batches: tf.data.Dataset) -> None:
+        """Keeps in mind who shows these draws; see `take_as_drawn`."""
+        self._shown.add(batches)
+
+    def take_as_drawn(self, as_drawn: bool) -> None:
+        """Of the iterators to come: whether elements are as long as what was drawn."""
+        for batches in self._shown:
+            batches.take_as_drawn(as_drawn)
+
+    def signature(self, as_drawn: bool) -> tuple:
+        """What elements are: of all rows, or of as many as were drawn."""
+        rows = None if as_drawn else self.rows
         parts = [
             sources._map(
-                lambda spec: tf.TensorSpec((self.rows, *spec[0]), _tf_dtype(spec[1])),
+                lambda spec: tf.TensorSpec((rows, *spec[0]), _tf_dtype(spec[1])),
                 part,
                 is_leaf=sources._is_spec,
             )
             for part in self.source.row_spec
         ]
-        weight = tf.TensorSpec(self._weight_shape, tf.float32)
+        weight = tf.TensorSpec((rows, *self._weight_axes), tf.float32)
         return (*parts[:2], weight)
 
     @property
-    def _weight_shape(self) -> tuple[int, ...]:
-        """`[rows]`, or `[rows, 1, 1]` and the like for labels of as many axes.
+    def _weight_axes(self) -> tuple[int, ...]:
+        """Of weights `[rows]`, or `[rows, 1, 1]` for labels of as many axes.
 
         Keras multiplies weights with losses for each pixel from the last axis on.
         """
@@ -135,7 +152,7 @@ class Drawer:
                 is_leaf=sources._is_spec,
             )
         rank = ranks.pop() if len(ranks) == 1 else 0
-        return (self.rows, *[1] * rank) if rank >= 2 else (self.rows,)
+        return (1,) * rank if rank >= 2 else ()
 
     def begin(self, consumer) -> int:
         """Returns how much of a logical step `consumer` has had already.
@@ -269,8 +286,8 @@ class Drawer:
                 "call of fit at a time." + see("batches-drawn-another-way")
             )
 
-    def _taken(self, taker: Taker) -> tuple[np.ndarray, tuple]:
-        """The records that an iterator gets next: which, and what they are."""
+    def _taken(self, taker: Taker, as_drawn: bool) -> tuple[np.ndarray, int, tuple]:
+        """The records that an iterator gets next: which, in how many rows, and what."""
         if self.runs_ahead and not self.scheme.independent_steps:
             self._hold_order(taker)
         place_for = self._whole_step_for if self.runs_ahead else self._place_for
@@ -281,15 +298,18 @@ class Drawer:
             )
             self._drawn = (step, self._divided(indices, step))
         indices = self._drawn[1][piece]
-        parts = self.source.take(indices, self.rows)
+        # One row, of weight 0, where nobody was drawn.
+        rows = max(1, len(indices)) if as_drawn else self.rows
+        parts = self.source.take(indices, rows)
         self.delivered += 1
-        return indices, parts
+        return indices, rows, parts
 
-    def next_element(self, taker: Taker | None = None):
+    def next_element(self, taker: Taker | None = None, as_drawn: bool = False):
         """The next physical batch for an iterator.
 
         Args:
           taker: whose it is; by default, whoever iterates the drawer itself.
+          as_drawn: whether it has no more rows than were drawn.
 
         Raises:
           ValueError: if other drawers draw for this one, or the iterator's step cannot
@@ -304,17 +324,17 @@ class Drawer:
         with self._lock:
             before = self.position, vars(taker).copy()
             try:
-                indices, parts = self._taken(taker)
+                indices, rows, parts = self._taken(taker, as_drawn)
             except BaseException:
                 # Whoever asks next gets what could not be read.
                 self.position = before[0]
                 vars(taker).update(before[1])
                 raise
-        weight = np.zeros(self.rows, np.float32)
+        weight = np.zeros(rows, np.float32)
         weight[: len(indices)] = 1.0
         if len(parts) == 3:
             weight[: len(indices)] = np.reshape(parts[2][: len(indices)], -1)
-        return (*parts[:2], np.reshape(weight, self._weight_shape))
+        return (*parts[:2], np.reshape(weight, (rows, *self._weight_axes)))
 
 
 class Passes:
@@ -324,15 +344,17 @@ class Passes:
     drawer holds the data. The data set, which every iterator keeps, does.
     """
 
-    def __init__(self, drawer: Drawer, length: int | None):
+    def __init__(self, drawer: Drawer, length: int | None, as_drawn: bool):
         self._drawer = weakref.ref(drawer)
         self._length = length  # None for no end.
+        self._as_drawn = as_drawn
 
     def __call__(self) -> Iterator:
         taker = Taker()
 
         def element(_: Any) -> tuple:
-            return cast(Drawer, self._drawer()).next_element(taker)
+            drawer = cast(Drawer, self._drawer())
+            return drawer.next_element(taker, self._as_drawn)
 
         if self._length is None:
             # What raised raises again: who goes on does not get the end.

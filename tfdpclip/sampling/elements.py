@@ -11,17 +11,20 @@ from tfdpclip.sampling.drawer import Drawer, Passes
 REFUSED = tf.data.experimental.AutoShardPolicy.FILE
 
 
-def drawn_elements(drawer: Drawer, steps: int | None) -> tf.data.Dataset:
+def drawn_elements(
+    drawer: Drawer, steps: int | None, as_drawn: bool = False
+) -> tf.data.Dataset:
     """The elements of `steps` logical steps in each iteration, (x, y, weight).
 
     Args:
       drawer: what draws them.
       steps: how many; None for no end.
+      as_drawn: whether elements have as many rows as were drawn, not all the same.
     """
     count = None if steps is None else steps * drawer.pieces
     size = tf.data.INFINITE_CARDINALITY if count is None else count
     dataset = tf.data.Dataset.from_generator(
-        Passes(drawer, count), output_signature=drawer.signature
+        Passes(drawer, count, as_drawn), output_signature=drawer.signature(as_drawn)
     ).apply(tf.data.experimental.assert_cardinality(size))
     # Otherwise tf.data gathers ahead on its own, and an element gathered but not
     # used shifts what follows.

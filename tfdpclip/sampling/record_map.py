@@ -142,7 +142,8 @@ def apply_to_records(
     function: RecordFunction, parts: tuple, weight: tf.Tensor, parallel: int
 ) -> tuple[Any, Any]:
     """Calls `function` with each record of an element; rows of padding stay zero."""
-    rows = weight.shape[0]
+    static = weight.shape[0]
+    rows = tf.shape(weight)[0] if static is None else static
     places = tf.range(1, rows + 1)
     present = tf.reduce_max(tf.where(tf.not_equal(weight, 0.0), places, 0))
     # Padding is nobody's record: an image that is an empty string cannot be decoded.
@@ -157,7 +158,7 @@ def apply_to_records(
     def pad(part, spec):
         empty = "" if spec.dtype == tf.string else tf.zeros([], spec.dtype)
         rest = tf.fill(tf.concat([[rows - present], spec.shape], 0), empty)
-        return tf.ensure_shape(tf.concat([part, rest], 0), [rows, *spec.shape])
+        return tf.ensure_shape(tf.concat([part, rest], 0), [static, *spec.shape])
 
     return function.pack(
         [pad(part, spec) for part, spec in zip(flat, function.specs, strict=True)]

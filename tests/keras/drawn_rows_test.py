@@ -1,0 +1,198 @@
+"""In `fit`, batches have the rows that were drawn, where a scheme's draws vary."""
+
+import collections
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import sampling
+from tfdpclip.keras import _compat
+
+RECORDS = 200
+SCHEMES = {
+    "poisson": (sampling.Poisson(0.1), True),
+    "capacity": (sampling.Poisson(0.1, 22, RECORDS), True),
+    "fixed": (sampling.FixedSize(20, RECORDS), False),
+    "shuffled": (sampling.ShuffledEpochs(20, RECORDS), False),
+    "full": (sampling.FullBatch(), False),
+}
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(RECORDS, 3)).astype(np.float32)
+    return x, np.arange(RECORDS) % 3
+
+
+def rows_in(batches, steps=None):
+    """How many rows elements have, and how many of them are records."""
+    return [(len(w), int(np.sum(w))) for *_, w in batches.take(steps or 10)]
+
+
+class Rows(tf.keras.callbacks.Callback):
+    """Looks at the batches while `fit` is under way."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches, self.shapes = batches, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.shapes.append(self.batches.element_spec[-1].shape[0])
+
+
+def compiled(optimizer, **options):
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **{"jit_compile": False, **options})
+    return model
+
+
+def private(size=20, z=0.0, **options):
+    return dpc.keras.DPSGD(
+        0.5,
+        clip=dpc.clipping.FixedClip(1.0),
+        noise_multiplier=z,
+        expected_batch_size=size,
+        **options,
+    )
+
+
+def fit(batches, optimizer, epochs=2, **options):
+    model = compiled(optimizer, **options)
+    tf.keras.utils.set_random_seed(5)
+    model.layers[-1].kernel.assign(tf.ones((3, 3)) / 4)
+    watch = Rows(batches)
+    budget = dpc.keras.PrivacyBudget(np.inf, 1e-3, batches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        history = model.fit(
+            batches, epochs=epochs, verbose=0, callbacks=[budget, watch]
+        )
+    return model, history.history, watch.shapes, budget
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_are_trained_on_what_they_drew_and_nothing_else(name, pieces):
+    scheme, varies = SCHEMES[name]
+    made = dict(seed=3, accumulation_steps=pieces)
+    batches, same = (scheme.batches(data(), **made) for _ in range(2))
+    rows = batches.physical_batch_size
+    size = batches.expected_batch_size
+    _, _, shapes, budget = fit(batches, private(size, accumulation_steps=pieces))
+    assert shapes == [None if varies and pieces == 1 else rows] * 2
+    # As before, for whoever iterates next; the draws went on.
+    assert batches.element_spec[-1].shape[0] == rows
+    assert batches.next_step == 2 * len(batches) // pieces == budget.ledger.steps
+    for _ in range(2):
+        collections.deque(same, maxlen=0)
+    for ours, other in zip(batches, same, strict=True):
+        np.testing.assert_array_equal(ours[0], other[0])
+
+
+@pytest.mark.parametrize("change", ["plain", "map", "map_batches", "repeat", "take"])
+def test_elements_are_those_of_filled_batches_without_what_fills_them(change):
+    changes = {
+        "plain": lambda made: made,
+        "map": lambda made: made.map(lambda x, y: (2 * x[:2], y)),
+        "map_batches": lambda made: made.map_batches(lambda x, y: (x + 1, y)),
+        "repeat": lambda made: made.repeat(2),
+        "take": lambda made: made.take(7),
+    }
+    made = [
+        changes[change](sampling.Poisson(0.05).batches(data(), seed=1))
+        for _ in range(2)
+    ]
+    made[0].take_as_drawn(True)
+    seen = set()
+    for drawn, filled in zip(*made, strict=True):
+        count = int(np.sum(filled[2]))
+        seen.add(count)
+        assert len(drawn[2]) == max(1, count)
+        for ours, other in zip(drawn, filled, strict=True):
+            np.testing.assert_array_equal(ours, other[: max(1, count)])
+    assert len(seen) > 3
+
+
+def test_nobody_drawn_is_a_row_of_weight_zero():
+    batches = sampling.Poisson(0.002).batches(data(), steps=40, seed=0)
+    batches.take_as_drawn(True)
+    found = rows_in(batches, 40)
+    assert set(found) >= {(1, 0), (1, 1)}
+    model, history, *_ = fit(
+        sampling.Poisson(0.002).batches(data(), steps=40, seed=0),
+        private(0.4),
+        epochs=1,
+    )
+    assert int(model.optimizer.iterations) == 40
+    assert np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.parametrize("executions", [1, 3])
+def test_the_weights_are_those_of_filled_batches(executions, monkeypatch):
+    found = []
+    for varies in (True, False):
+        with monkeypatch.context() as patched:
+            if not varies:
+                patched.setattr(sampling.drawer.Drawer, "varies", False)
+            batches = sampling.Poisson(0.1).batches(data(), seed=4)
+            model, _, shapes, _ = fit(
+                batches, private(), steps_per_execution=executions
+            )
+            assert (shapes[0] is None) == varies
+            found.append(model.layers[-1].kernel.numpy())
+    assert np.abs(found[0] - 0.25).max() > 0.01
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_one_trace_has_all_numbers_of_rows():
+    model, *_ = fit(sampling.Poisson(0.1).batches(data()), private(), epochs=3)
+    function = _compat.step_function_of(model.train_function)
+    assert function.experimental_get_tracing_count() <= 2
+
+
+def test_steps_that_xla_compiles_have_one_shape():
+    batches = sampling.Poisson(0.1).batches(data())
+    _, _, shapes, _ = fit(batches, private(), epochs=1, jit_compile=True)
+    assert shapes == [batches.physical_batch_size]
+
+
+def test_what_is_gathered_ahead_stays_filled():
+    batches = sampling.Poisson(0.1).batches(data(), prefetch=2)
+    batches.take_as_drawn(True)
+    for rows, count in rows_in(batches):
+        assert rows == max(1, count)
+    with tf.device("cpu:0"):
+        strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+    batches.distribute(strategy)
+    batches.take_as_drawn(True)
+    assert batches.element_spec[-1].shape[0] == batches.physical_batch_size
+
+
+def test_metrics_count_examples_alone():
+    plan = dpc.keras.PrivacyPlan(
+        epsilon=9, delta=1e-3, examples=RECORDS, batch_size=20, epochs=1
+    )
+    model = compiled(
+        plan.optimizer(dpc.keras.DPSGD, 0.0),
+        metrics=["accuracy"],
+        weighted_metrics=[tf.keras.metrics.SparseCategoricalAccuracy("weighed")],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        history = model.fit(
+            plan.batches(data()), epochs=1, verbose=0, callbacks=plan.callbacks
+        ).history
+    assert history["accuracy"] == pytest.approx(history["weighed"])
+
+
+def test_functions_of_batches_that_lose_rows_are_found():
+    batches = sampling.Poisson(0.1).batches(data())
+    batches = batches.map_batches(lambda x, y: (tf.boolean_mask(x, x[:, 0] > 0), y))
+    batches.take_as_drawn(True)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="must keep the batch.* rows"
+    ):
+        collections.deque(batches, maxlen=0)

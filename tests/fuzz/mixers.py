@@ -46,8 +46,9 @@ def _until(x):
     def go(x):
         return tf.reduce_any(tf.abs(x) > 0.6)
 
+    # Without a step, eager loops return what they got, with the mask of Keras on it.
     return tf.while_loop(
-        lambda x: go(x), lambda x: (0.7 * x,), (x,), maximum_iterations=6
+        lambda x: go(x), lambda x: (0.7 * x,), (tf.identity(x),), maximum_iterations=6
     )[0]
 
 

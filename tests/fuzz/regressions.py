@@ -256,6 +256,11 @@ REGRESSIONS = [
         known=_TIME_FIRST,
     ),
     _case(
+        "branches_of_other_ranks_one_by_one",
+        '{"input": "sequence", "body": [["penalty", {"how": "square"}], ["function", {"how": "twofold"}, [["cond", {"on": "variable"}, [["conv2d", {"stride": 2}], ["tied_table", {"how": "bag"}]]], ["time_distributed", {"layer": "gru"}]]]], "mode": {"level": "sum", "dynamic": true}}',
+        WORKS,
+    ),
+    _case(
         "attention_over_rows_of_time_first",
         '{"input": "sequence", "body": [["fold", {"how": "transpose"}, [["attention"]]]]}',
     ),

@@ -1,5 +1,6 @@
 """Batches: fixed shapes, honest draws, at home in `model.fit`."""
 
+import collections
 import gc
 import threading
 import time
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tests import stack
 from tfdpclip import accounting, sampling
+from tfdpclip.sampling import draw_key
 from tfdpclip.sampling.drawer import DrawObserver, Taker
 from tfdpclip.sampling.sources import open_source
 
@@ -111,6 +113,20 @@ class TestDraws:
         assert all(len(step) == 50 for step in steps)
         # All distinct in both steps with probability below 1e-20.
         assert any(len(set(step)) < 50 for step in steps)
+
+    def test_an_epoch_is_shuffled_once(self, monkeypatch):
+        made = []
+        rng = draw_key.DrawKey.rng
+
+        def counted(key, step, purpose=None):
+            made.append(step)
+            return rng(key, step, purpose)
+
+        monkeypatch.setattr(draw_key.DrawKey, "rng", counted)
+        batches = sampling.ShuffledEpochs(7, 60).batches(_numbered())
+        for _ in range(2):
+            collections.deque(batches, maxlen=0)
+        assert made == [0, 1]
 
     def test_shuffled_epochs(self):
         batches = sampling.ShuffledEpochs(7, 60).batches(_numbered())

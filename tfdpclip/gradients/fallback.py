@@ -68,7 +68,12 @@ def jacobian(
 
     if not (in_xla() and _branches_within(per_example, handles)):
         try:
-            return tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+            found = tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+            # Behind a branch whose ranks differ, nobody knows any more.
+            return [
+                tf.ensure_shape(g, [None, *v.shape])
+                for g, v in zip(found, variables, strict=True)
+            ]
         except ValueError as error:
             # Its converters of loops lose what they know of lists of tensors.
             if "handle data" not in str(error):

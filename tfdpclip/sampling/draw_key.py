@@ -24,6 +24,10 @@ class DrawKey:
     entropy: int
     words: int = 4
     shard: int | None = None
+    # The last order that was asked for: of which epoch and how many records, and it.
+    _order: list = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def fresh(cls) -> DrawKey:
@@ -42,3 +46,13 @@ class DrawKey:
     def rng(self, step: int, purpose: int | None = None) -> np.random.Generator:
         """Returns the generator of one step, or of one purpose within it."""
         return np.random.Generator(np.random.PCG64(self.sequence(step, purpose)))
+
+    def order(self, epoch: int, population: int) -> np.ndarray:
+        """All records in an epoch's random order, `[population]`.
+
+        The last one is kept, 8 bytes a record: every step of an epoch takes its part.
+        """
+        asked = epoch, population
+        if not self._order or self._order[0] != asked:
+            self._order[:] = asked, self.rng(epoch).permutation(population)
+        return self._order[1]

@@ -314,7 +314,7 @@ class ShuffledEpochs(_EqualSteps):
 
     def _draw(self, key, population, step):
         epoch, place = divmod(step, self.steps_per_epoch(population))
-        order = key.rng(epoch).permutation(population)
+        order = key.order(epoch, population)
         return order[place * self.batch_size : (place + 1) * self.batch_size]
 
 

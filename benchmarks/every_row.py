@@ -58,6 +58,7 @@ PARTS: tuple[tuple[str, ...], ...] = (
         *("memory", "--models=resnet18,mlp", "--batch_sizes=64"),
         *("--peers=", f"--modes={_CHECKED}"),
     ),
+    ("whole_fit",),
     ("op_times",),
     ("scaling",),
     (

@@ -265,6 +265,45 @@ def _environment(folder: pathlib.Path) -> str:
     return text + _markdown(["environment", "versions"], rows) + "\n"
 
 
+def _fit_section(folder: pathlib.Path) -> str:
+    """A whole fit: ratios by model, examples and batch, and their geometric mean."""
+    table = _read(folder, "whole_fit.csv")
+    if table is None or table.empty:
+        return ""
+    wide = table.pivot_table(
+        index=["model", "examples", "batch_size"], columns="variant", sort=False
+    )
+    rows = [
+        [
+            *key,
+            f"{row['epoch_s', 'plain']:.3g}",
+            _ratio(row["ratio", "step"]),
+            _ratio(row["ratio", "plan"]),
+            f"{row['first_epoch_s', 'plan']:.3g}",
+        ]
+        for key, row in wide.iterrows()
+    ]
+    means = (np.exp(np.log(wide["ratio", name]).mean()) for name in ("step", "plan"))
+    rows.append(["geometric mean", "", "", "", *map(_ratio, means), ""])
+    head = (
+        "model",
+        "examples",
+        "B",
+        "plain fit, s",
+        "step alone",
+        "whole fit",
+        "first",
+    )
+    return (
+        "## An epoch of `fit` / plain `fit`\n\n"
+        "The best epoch after the first, in turn in one process. *Step alone*: private "
+        "steps on full batches, nothing accounted. *Whole fit*: a `PrivacyPlan` with "
+        "its batches and callbacks. *First*: the seconds of its first epoch.\n\n"
+        + _markdown(head, rows)
+        + "\n"
+    )
+
+
 def write(folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes report.md and the figures from whatever CSV files there are.
 
@@ -283,6 +322,7 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
     ):
         text += section
         figures += made
+    text += _fit_section(folder)
     text += _plain_table(folder, "federated.csv", "A round of federated aggregation")
     text += _plain_table(folder, "federated_tasks.csv", "A round of federated tasks")
     text += _plain_table(folder, "accounting.csv", "Accounting")

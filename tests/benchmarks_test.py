@@ -32,6 +32,7 @@ from benchmarks import (
     step_time,
     task_data,
     timing,
+    whole_fit,
 )
 from benchmarks.peers import installed
 from tests import stack
@@ -537,6 +538,27 @@ def test_a_gpu_is_estimated(capsys):
     with pytest.raises(SystemExit):
         roofline.main(["--cells=lstm:16"])
     assert "is a loop" in capsys.readouterr().err
+
+
+def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
+    arguments = [
+        *("--models=mlp", "--batch_sizes=16", "--examples=64", "--epochs=2"),
+        *("--turns=1", f"--output_dir={tmp_path}"),
+    ]
+    whole_fit.main(arguments)
+    rows = list(csv.DictReader((tmp_path / "whole_fit.csv").open()))
+    assert [row["variant"] for row in rows] == list(whole_fit.VARIANTS)
+    plain, _, plan = rows
+    assert float(plan["ratio"]) == pytest.approx(
+        float(plan["epoch_s"]) / float(plain["epoch_s"])
+    )
+    # What ran is what the plan was for.
+    assert 2.9 < float(plan["epsilon"]) <= 3
+    assert "| mlp | 64 | 16 |" in (tmp_path / "report.md").read_text()
+    monkeypatch.setattr(whole_fit, "measure", lambda *_, **__: pytest.fail("again"))
+    whole_fit.main(arguments)
+    with pytest.raises(SystemExit):
+        whole_fit.main(["--models=none"])
 
 
 def test_every_row_is_repeated_by_flags_that_exist(tmp_path, monkeypatch, capsys):

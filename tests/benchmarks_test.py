@@ -549,8 +549,9 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     rows = list(csv.DictReader((tmp_path / "whole_fit.csv").open()))
     assert [row["variant"] for row in rows] == list(whole_fit.VARIANTS)
     plain, _, plan = rows
+    # The table has six digits of each.
     assert float(plan["ratio"]) == pytest.approx(
-        float(plan["epoch_s"]) / float(plain["epoch_s"])
+        float(plan["epoch_s"]) / float(plain["epoch_s"]), rel=1e-4
     )
     # What ran is what the plan was for.
     assert 2.9 < float(plan["epsilon"]) <= 3

@@ -70,7 +70,15 @@ def rows():
     return plan.rows()
 
 
+def first_step():
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, examples=4, batch_size=2, epochs=1)
+    made = model()
+    made.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    made.fit(plan.batches(data()), verbose=0, callbacks=plan.callbacks)
+
+
 LONG = {
+    "building the private step, which checks itself": (first_step, "(00:0"),
     "search": (grid, "1/2"),
     "pass": (passes, "0/2"),
     "noise": (lambda: dpc.testing.assert_noise(model(), data(), steps=4), "0/4"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,3 +73,35 @@ def calls(
             return value
 
         yield counted
+
+
+@contextlib.contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """Shows what one thing that takes long is, and for how many seconds it has run.
+
+    Args:
+      title: what is running.
+
+    >>> with waiting("a step"):
+    ...     pass
+    """
+    with bar(title=title, unit="") as shown:
+        done = threading.Event()
+
+        def show():
+            shown.bar_format = "{desc} ({elapsed})"
+            pause = DELAY
+            while not done.wait(pause):
+                shown.refresh()
+                pause = 1.0
+
+        if shown.disable:
+            yield
+            return
+        thread = threading.Thread(target=show, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()

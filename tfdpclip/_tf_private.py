@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
+from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import func_graph, op_def_registry
 from tensorflow.python.framework import ops as framework
 from tensorflow.python.ops import control_flow_util_v2, handle_data_util, while_v2
@@ -43,6 +44,19 @@ def handle_data_of(handle: Any) -> Any:
 def copy_handle_data(old: tf.Tensor, new: tf.Tensor) -> None:
     """Tells of a new resource or list of tensors what is known of another."""
     handle_data_util.copy_handle_data(old, new)
+
+
+def values_of(handles: Sequence[tf.Tensor], types: Sequence[int]) -> list[tf.Tensor]:
+    """What variables of one device hold now, by one op and not copied.
+
+    Args:
+      handles: the variables', at least one.
+      types: the enumerator of each one's type.
+    """
+    attributes = ("N", len(handles), "dtypes", list(types))
+    return execute.execute(
+        b"_ReadVariablesOp", len(handles), list(handles), attributes, context.context()
+    )
 
 
 # Graphs.

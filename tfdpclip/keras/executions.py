@@ -31,6 +31,7 @@ class Executions:
         self._longest = 1
         self._batch = 0
         self._executed = begun
+        self._look()
 
     @property
     def planned(self) -> int | None:
@@ -47,11 +48,13 @@ class Executions:
     @property
     def widest(self) -> int:
         """The most logical steps that an execution may end now."""
-        return self._ended(self._at_a_time())
+        self._look()
+        return self._ended(self._longest)
 
     def begin(self, batch: int) -> int:
         """Notes the execution from `batch` on, and returns the steps that it ends."""
         self._batch = batch
+        self._look()
         return self.steps_from(batch)
 
     def end(self) -> None:
@@ -77,23 +80,25 @@ class Executions:
             )
 
     def steps_from(self, batch: int) -> int:
-        """Logical steps that end if the execution from `batch` on runs next."""
+        """Logical steps that end if the execution from `batch` on runs next.
+
+        As many batches run at a time as when the last one began.
+        """
         return self._ended(self._physical(batch))
 
     def _ended(self, physical: int) -> int:
         return (self._executed % self._pieces + physical) // self._pieces
 
     def _physical(self, batch: int) -> int:
-        size = self._at_a_time()
         if self._steps is None:
-            return size
-        return min(size, self._steps - batch % self._steps)
+            return self._longest
+        return min(self._longest, self._steps - batch % self._steps)
 
-    def _at_a_time(self) -> int:
+    def _look(self) -> None:
+        """Reads how many batches run at a time, once for each execution."""
         value = _compat.steps_per_execution(self._model)
         # Keras lowers the variable for the last, partial execution of an epoch.
         self._longest = max(value, self._longest)
-        return self._longest
 
 
 def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -> None:

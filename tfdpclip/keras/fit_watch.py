@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip import _tf_private
+from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
@@ -32,6 +32,8 @@ OUTSIDE_UPDATES = (
     "what updated the weights beside the optimizer depends on released values or "
     "public data only (allow_outside_updates)"
 )
+
+FIRST_STEP = "building the private step, which checks itself"
 
 
 class FitWatch:
@@ -127,25 +129,25 @@ class FitWatch:
         if iterator is not self._iterator:
             self._check_data(iterator)
             self._iterator = iterator
-        if self._check_updates:
-            self._before()
-        done = self._history.releases
+        done = self._before()
+        new = function is not self._seen[0]
         try:
             several = self._several_workers
             with (
+                _progress.waiting(FIRST_STEP) if new else contextlib.nullcontext(),
                 self._around(),
                 lost_workers_named(several),
                 cancelled_replicas_named(1 if several else self._replicas),
             ):
                 logs = function(iterator)
-        finally:
-            ran = self._history.releases - done
-            self._ran += ran
-        traced = self._traces_since(function)
+            traced = self._traces_since(function)
+            releases = self._after(traced, done)
+        except BaseException:
+            self._ran += self._history.releases - done
+            raise
+        self._ran += releases - done
         if self._drawer is not None and not self._model.run_eagerly:
             self._check_own_data(traced)
-        if self._check_updates:
-            self._after(traced, ran)
         return logs
 
     @property
@@ -237,7 +239,10 @@ class FitWatch:
 
     # The weights.
 
-    def _before(self) -> None:
+    def _before(self) -> int:
+        """Looks at the weights; returns how many releases there were."""
+        if not self._check_updates:
+            return self._history.releases
         if self._weights is not None:
             self._report(self._weights.look(), "between two steps")
             if self.problem:
@@ -249,11 +254,20 @@ class FitWatch:
             self._weights.updates = 0
             self._weights.hold()
             self._history.watch = self._weights
+        return self._releases()
 
-    def _after(self, traced: Iterable | None, releases: int) -> None:
+    def _after(self, traced: Iterable | None, done: int) -> int:
+        """Looks at the weights and at new traces; returns how many releases there are.
+
+        Args:
+          traced: new traces of the training step.
+          done: what `_before` returned.
+        """
+        if not self._check_updates:
+            return self._history.releases
         self._history.watch = None
         if self._eager:
-            if self._weights.updates < releases:
+            if self._weights.updates < self._history.releases - done:
                 self._assume(UNSEEN_UPDATES)
             else:
                 self._report(self._weights.look(), "by the training step")
@@ -261,13 +275,21 @@ class FitWatch:
             self._check_traces(traced)
         self._new_watch()
         self._weights.hold()
+        return self._releases()
+
+    def _releases(self) -> int:
+        """How many there were when weights were looked at, or are now."""
+        if self._weights is None or self._history.counter is None:
+            return self._history.releases
+        return self._weights.count
 
     def _new_watch(self) -> None:
         if self._weights is None or self._weights.changed is not None:
             self._weights = self._watch()
 
     def _watch(self) -> WeightWatch:
-        return WeightWatch(all_unwrapped(self._model.trainable_variables))
+        weights = all_unwrapped(self._model.trainable_variables)
+        return WeightWatch(weights, self._history.counter)
 
     def _traces_since(self, function: Callable) -> Iterable | None:
         """All traces of the training step; nothing, if they are as many as before.

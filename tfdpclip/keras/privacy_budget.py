@@ -272,7 +272,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "change it between two calls of fit, with allow_change=True."
             )
         needed = self._executions.begin(batch)
-        if needed:
+        if self._done + needed > self._allowed:
+            raise PrivacyMismatchError(
+                "steps_per_execution became larger during training: the next "
+                f"execution's {needed} steps would exceed epsilon = {self.epsilon:g}."
+            )
+        if needed and self._noise.scheduled:
             iterations = int(self._optimizer.iterations.numpy())
             self._follow(self._noise.least(iterations, needed))
         self._reserve(needed)

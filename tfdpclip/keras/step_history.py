@@ -76,7 +76,7 @@ class StepHistory(tf.train.experimental.PythonState):
         self.identity = secrets.token_hex(16)
         self._least: tuple[int, float] = (0, math.inf)
         with tf.init_scope():
-            self._releases = tf.Variable(
+            self.counter = tf.Variable(
                 0,
                 trainable=False,
                 dtype=tf.int64,
@@ -112,12 +112,12 @@ class StepHistory(tf.train.experimental.PythonState):
 
     def count(self) -> None:
         """Counts one release, in the graph at hand."""
-        self._releases.assign_add(1)
+        self.counter.assign_add(1)
 
     @property
     def releases(self) -> int:
         """How many releases this object made, ever."""
-        return whole_number(self._releases)
+        return whole_number(self.counter)
 
     def known(self) -> dict[str, Steps]:
         """All steps behind the current weights, and more, by identity.
@@ -214,6 +214,7 @@ class ForeignHistory:
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
         self.watch: Any = None
+        self.counter = None
 
     @property
     def releases(self) -> int:

@@ -271,36 +271,31 @@ def _fit_section(folder: pathlib.Path) -> str:
     if table is None or table.empty:
         return ""
     wide = table.pivot_table(
-        index=["model", "examples", "batch_size"], columns="variant", sort=False
+        index=["model", "examples", "batch_size", "xla"], columns="variant", sort=False
     )
+    parts = ("step", "batches", "plan")
     rows = [
         [
-            *key,
+            *(*key[:3], "yes" if key[3] else ""),
             f"{row['epoch_s', 'plain']:.3g}",
-            _ratio(row["ratio", "step"]),
-            _ratio(row["ratio", "plan"]),
+            *(_ratio(row["ratio", name]) for name in parts),
+            f"{row['first_epoch_s', 'plain']:.3g}",
             f"{row['first_epoch_s', 'plan']:.3g}",
         ]
         for key, row in wide.iterrows()
     ]
-    means = (np.exp(np.log(wide["ratio", name]).mean()) for name in ("step", "plan"))
-    rows.append(["geometric mean", "", "", "", *map(_ratio, means), ""])
+    means = (np.exp(np.log(wide["ratio", name]).mean()) for name in parts)
+    rows.append(["geometric mean", *("",) * 4, *map(_ratio, means), "", ""])
     head = (
-        "model",
-        "examples",
-        "B",
-        "plain fit, s",
-        "step alone",
-        "whole fit",
-        "first",
+        *("model", "examples", "B", "XLA", "plain fit, s", "step alone"),
+        *("with batches", "whole fit", "first, plain", "first, whole"),
     )
     return (
         "## An epoch of `fit` / plain `fit`\n\n"
         "The best epoch after the first, in turn in one process. *Step alone*: private "
-        "steps on full batches, nothing accounted. *Whole fit*: a `PrivacyPlan` with "
-        "its batches and callbacks. *First*: the seconds of its first epoch.\n\n"
-        + _markdown(head, rows)
-        + "\n"
+        "steps on full batches, nothing accounted. *With batches*: the same, drawn by "
+        "Poisson sampling. *Whole fit*: the same with a plan's callbacks. *First*: the "
+        "seconds of the first epoch.\n\n" + _markdown(head, rows) + "\n"
     )
 
 
@@ -323,6 +318,7 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
         text += section
         figures += made
     text += _fit_section(folder)
+    text += _plain_table(folder, "to_accuracy.csv", "From arrays to an accuracy")
     text += _plain_table(folder, "federated.csv", "A round of federated aggregation")
     text += _plain_table(folder, "federated_tasks.csv", "A round of federated tasks")
     text += _plain_table(folder, "accounting.csv", "Accounting")

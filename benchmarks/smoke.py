@@ -3,9 +3,10 @@
     python -m benchmarks.smoke
 
 Steps of three models against plain steps, and the aggregation of ten updates of a
-million parameters against their mean (where TensorFlow Federated is). Fails only where
-a ratio is above twice what it should be, because a shared machine's times scatter;
-`benchmarks.step_time` and `benchmarks.federated_round` are for the numbers.
+million parameters against their mean (where TensorFlow Federated is), and a `fit` by a
+plan against plain `fit`. Fails only where a ratio is above twice what it should be: a
+shared machine's times scatter; `benchmarks.step_time`, `benchmarks.federated_round` and
+`benchmarks.whole_fit` are for the numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from benchmarks import cells
+from benchmarks import cells, whole_fit
 from benchmarks.timing import Spec
 from driver_kit import command_line
 
@@ -30,10 +31,12 @@ TARGETS = {
     "mlp": 1.2,
     "central": 1.5,
     "distributed": 6.0,
+    "whole_fit": 1.8,
 }
 MODELS = ("mnist_cnn", "transformer", "mlp")
 AGGREGATION = "aggregation"
 AGGREGATORS = ("central", "distributed")
+WHOLE_FIT = "whole_fit"
 CLIENTS, PARAMETERS = 10, 10**6
 FACTOR = 2.0
 TIMEOUT_SECONDS = 120.0
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the ratios; returns 1 if one is above its limit."""
     parser = command_line.argument_parser(__doc__)
     found = importlib.util.find_spec("tensorflow_federated") is not None
-    known = [*MODELS, *([AGGREGATION] if found else [])]
+    known = [*MODELS, WHOLE_FIT, *([AGGREGATION] if found else [])]
     parser.add_argument("--models", default=",".join(known))
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--factor", type=float, default=FACTOR, help="Of the targets.")
@@ -68,8 +71,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     for model in options.models.split(","):
         if model not in known:
             parser.error(f"--models: no {model} among {', '.join(known)}")
-        failed |= _look(model, options.repeats, options.factor)
+        if model == WHOLE_FIT:
+            failed |= _look_at_fit(options.factor)
+        else:
+            failed |= _look(model, options.repeats, options.factor)
     return int(failed)
+
+
+def _look_at_fit(factor: float) -> bool:
+    """Prints the ratio of an epoch of `fit`; whether it is too slow."""
+    rows = whole_fit.measure("mnist_cnn", 256, 12_000, epochs=3, turns=1)
+    plain, plan = rows[0], rows[-1]
+    bad = too_slow(WHOLE_FIT, plan["ratio"], factor)
+    print(f"fit of mnist_cnn, 12,000 examples: plain {plain['epoch_s']:.2f} s an epoch")
+    print(
+        f"  plan: {plan['ratio']:.2f} (limit {limit(WHOLE_FIT, factor):.2f})"
+        f"{'  TOO SLOW' if bad else ''}",
+        flush=True,
+    )
+    return bad
 
 
 def _look(model: str, repeats: int, factor: float) -> bool:

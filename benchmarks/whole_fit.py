@@ -4,8 +4,9 @@
 
 The same model, as many examples and epochs, in one process and in turn: `fit` on
 arrays; the private step alone (the same `fit` with a plan's optimizer: full batches,
-nothing accounted); and the whole of a `PrivacyPlan`: Poisson batches, its callbacks,
-epsilon. Of all epochs after the first the shortest counts: other programs only add.
+nothing accounted); the same on Poisson batches, without callbacks; and the whole of a
+`PrivacyPlan`: its callbacks, epsilon. So each adds one part to what is before it. Of
+all epochs after the first the shortest counts: other programs only add.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ COLUMNS = (
     "model",
     "batch_size",
     "examples",
+    "xla",
     "variant",
     "epoch_s",
     "first_epoch_s",
     "ratio",
     "epsilon",
 )
-_KEY = ("model", "batch_size", "examples", "variant")
-VARIANTS = ("plain", "step", "plan")
+_KEY = ("model", "batch_size", "examples", "xla", "variant")
+VARIANTS = ("plain", "step", "batches", "plan")
 _SEVEN = "mlp,mnist_cnn,convnet,embedding,lstm,gru,transformer"
 _EPSILON = 3.0
 
@@ -56,7 +58,9 @@ class _Clock(tf.keras.callbacks.Callback):
         self._began = now
 
 
-def _fit(variant: str, task, data, size: int, epochs: int) -> tuple[list[float], float]:
+def _fit(
+    variant: str, task, data, size: int, epochs: int, xla: bool
+) -> tuple[list[float], float]:
     """Trains a model of its own; the seconds of each epoch, and epsilon or NaN."""
     model = task.build()
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -72,13 +76,18 @@ def _fit(variant: str, task, data, size: int, epochs: int) -> tuple[list[float],
         )
         optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1)
     # Keras 3 would compile one of them by XLA, and not another.
-    model.compile(optimizer, loss, jit_compile=False)
+    model.compile(optimizer, loss, jit_compile=xla)
     clock = _Clock()
     told = {"epochs": epochs, "verbose": 0}
-    if variant != "plan":
+    if variant in ("plain", "step"):
         model.fit(*data, batch_size=size, callbacks=[clock], **told)
         return clock.seconds, math.nan
-    model.fit(plan.batches(data), callbacks=[*plan.callbacks, clock], **told)
+    batches = plan.batches(data)
+    if variant == "batches":
+        batches.take_as_drawn(not xla)
+        model.fit(batches, callbacks=[clock], **told)
+        return clock.seconds, math.nan
+    model.fit(batches, callbacks=[*plan.callbacks, clock], **told)
     return clock.seconds, plan.statement().epsilon
 
 
@@ -88,6 +97,7 @@ def measure(
     examples: int,
     epochs: int = 4,
     turns: int = 2,
+    xla: bool = False,
     fit: Callable[..., tuple[list[float], float]] = _fit,
 ) -> list[dict]:
     """The rows of one model, batch size and number of examples.
@@ -98,12 +108,13 @@ def measure(
       examples: how many there are.
       epochs: of each call of `fit`, at least 2.
       turns: how many calls of each variant, one after the other.
+      xla: whether XLA compiles the steps, for which batches are filled up.
       fit: trains once.
 
     >>> rows = measure("mlp", 32, 64, fit=lambda kind, *_: (
-    ...     [5.0, {"plain": 1.0, "step": 1.5, "plan": 2.0}[kind]], 3.0))
+    ...     [5.0, {"plain": 1.0, "step": 1.5}.get(kind, 2.0)], 3.0))
     >>> [row["ratio"] for row in rows]
-    [1.0, 1.5, 2.0]
+    [1.0, 1.5, 2.0, 2.0]
     """
     task = models.make(name)
     data = task.batch(np.random.default_rng(0), examples)
@@ -115,10 +126,10 @@ def measure(
             tf.keras.backend.clear_session()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                seconds, epsilon[variant] = fit(variant, task, data, size, epochs)
+                seconds, epsilon[variant] = fit(variant, task, data, size, epochs, xla)
             best[variant] = min(best[variant], *seconds[1:])
             first[variant] = min(first[variant], seconds[0])
-    place = {"model": name, "batch_size": size, "examples": examples}
+    place = {"model": name, "batch_size": size, "examples": examples, "xla": xla}
     return [
         {
             **place,
@@ -141,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--examples", default="12000,60000")
     add("--epochs", type=int, default=4, help="Of each call of fit; 2 or more.")
     add("--turns", type=int, default=2)
+    add("--xla", action="store_true", help="Compile all steps by XLA.")
     add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
     options = parser.parse_args(argv)
     if options.epochs < 2 or options.turns < 1:
@@ -153,11 +165,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     counts = [int(text) for text in options.examples.split(",")]
     installed.record(options.output_dir, ["tensorflow"])
     table = cells.Table(options.output_dir / "whole_fit.csv", COLUMNS, _KEY)
-    cases = [(n, b, e) for e in counts for n in chosen for b in sizes]
+    cases = [(n, b, e, options.xla) for e in counts for n in chosen for b in sizes]
     for case in tqdm(cases, unit="cell"):
         keys = [dict(zip(_KEY, (*case, variant), strict=True)) for variant in VARIANTS]
         if not all(table.find(key) for key in keys):
-            table.add(measure(*case, epochs=options.epochs, turns=options.turns))
+            told = {"epochs": options.epochs, "turns": options.turns}
+            table.add(measure(*case[:3], xla=options.xla, **told))
     for path in sections.write(options.output_dir):
         print(path.name)
 

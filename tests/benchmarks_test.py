@@ -32,6 +32,7 @@ from benchmarks import (
     step_time,
     task_data,
     timing,
+    to_accuracy,
     whole_fit,
 )
 from benchmarks.peers import installed
@@ -329,8 +330,18 @@ def test_smoke_fails_above_the_limit_only(monkeypatch, capsys):
             for name in spec.variants
         }
 
+    def fit(*case, **told):
+        return [
+            {"variant": name, "epoch_s": 1.0, "ratio": factor.get("fit", 1.5)}
+            for name in whole_fit.VARIANTS
+        ]
+
     monkeypatch.setattr(cells, "run", run)
+    monkeypatch.setattr(whole_fit, "measure", fit)
     assert smoke.main([]) == 0
+    factor["fit"] = 1.01 * smoke.limit("whole_fit")
+    assert smoke.main(["--models=whole_fit"]) == 1
+    assert "TOO SLOW" in capsys.readouterr().out
     factor["batch"] = 1.01 * smoke.limit("mlp")
     assert smoke.main(["--models=mlp"]) == 1
     factor["batch"] = 1.0
@@ -548,18 +559,34 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     whole_fit.main(arguments)
     rows = list(csv.DictReader((tmp_path / "whole_fit.csv").open()))
     assert [row["variant"] for row in rows] == list(whole_fit.VARIANTS)
-    plain, _, plan = rows
+    plain, *_, plan = rows
     # The table has six digits of each.
     assert float(plan["ratio"]) == pytest.approx(
         float(plan["epoch_s"]) / float(plain["epoch_s"]), rel=1e-4
     )
     # What ran is what the plan was for.
     assert 2.9 < float(plan["epsilon"]) <= 3
-    assert "| mlp | 64 | 16 |" in (tmp_path / "report.md").read_text()
+    assert "| mlp | 64 | 16 |  |" in (tmp_path / "report.md").read_text()
     monkeypatch.setattr(whole_fit, "measure", lambda *_, **__: pytest.fail("again"))
     whole_fit.main(arguments)
     with pytest.raises(SystemExit):
         whole_fit.main(["--models=none"])
+
+
+def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, capsys):
+    arguments = [
+        *("--dataset=synthetic", "--libraries=tfdpclip", "--epochs=1", "--turns=1"),
+        f"--output_dir={tmp_path}",
+    ]
+    to_accuracy.main(arguments)
+    (row,) = csv.DictReader((tmp_path / "to_accuracy.csv").open())
+    assert 2.9 < float(row["spent"]) <= 3 and 0 <= float(row["accuracy"]) <= 1
+    assert "tfdpclip seconds" in capsys.readouterr().out
+    assert "From arrays to an accuracy" in (tmp_path / "report.md").read_text()
+    to_accuracy.main(arguments)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit):
+        to_accuracy.main(["--libraries=none"])
 
 
 def test_every_row_is_repeated_by_flags_that_exist(tmp_path, monkeypatch, capsys):

@@ -342,9 +342,13 @@ class PerExampleGradients(RecordGradients):
         if when == "never":
             return tf.constant(True)
         check = SelfCheck(self, groups)
+        due = self.status.due(self.parts.batch_size)
+        called = (lambda branch: branch) if in_xla() else _copies.called
+        # Two branches, so that the second begins without what the first was given.
+        compared = tf.cond(due, called(check.compared), check.not_compared)
 
         def run():
-            ok, conclusive, message = check.run()
+            ok, conclusive, message = check.run(compared)
             passed = self.status.settle(ok, conclusive)
             if message is None:
                 return passed
@@ -354,10 +358,7 @@ class PerExampleGradients(RecordGradients):
             with tf.control_dependencies([assertion]):
                 return tf.identity(passed)
 
-        due = self.status.due(self.parts.batch_size)
-        if not in_xla():
-            run = _copies.called(run)
-        return tf.cond(due, run, self.status.passed_before)
+        return tf.cond(due, called(run), self.status.passed_before)
 
 
 def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:

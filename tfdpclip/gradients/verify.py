@@ -264,43 +264,65 @@ class SelfCheck:
 
     # The check of a step.
 
-    def run(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Builds the check in the current graph.
+    def compared(self) -> tf.Tensor:
+        """Compares gradients, in the current graph.
+
+        Returns:
+          `[N + 1]`, boolean: whether each thing is as it should be, and, last, whether
+          the batch could show otherwise. `run` takes it: what is compared here holds
+          all that the step's forward pass made, and should be let go before the loss
+          runs again.
+        """
+        engine = self._engine
+        # Before the loop over weightings, which uses the calls that claims make.
+        conditions = [separation.counts_agree(engine.flows, engine.parts.batch_size)]
+        conditions += [claim() for claim, _ in self._evidence.claims]
+        found = self.compare(self.seeds())
+        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
+        total = tf.reduce_all(found.groups <= limit)
+        telling = tf.reduce_all(found.telling) & found.compared
+        parts = [tf.stack(conditions), found.good]
+        parts += [found.sums <= limit, found.norms <= limit]
+        return tf.concat([*parts, [total], [telling]], axis=0)
+
+    def not_compared(self) -> tf.Tensor:
+        """In the place of `compared` where nothing is to be checked."""
+        count = len(self._apart()) + 2 * len(self._engine.variables) + 2
+        return tf.fill([count], True)
+
+    def _apart(self) -> list[str]:
+        """What to say of the first entries of `compared`, that examples mix."""
+        return [
+            separation.COUNTS,
+            *(message for _, message in self._evidence.claims),
+            *(separation.mixed_at(probe.label) for probe in self.probes),
+        ]
+
+    def run(self, compared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Replaces examples, in the current graph, and concludes.
+
+        Args:
+          compared: what `compared` found.
 
         Returns:
           Two boolean scalars, whether all is well and whether the batch could show
           otherwise, and what to say if it is not; None under XLA, where nothing can be
           said.
         """
-        engine = self._engine
-        count = engine.parts.batch_size
-        # Before the loop over weightings, which uses the calls that claims make.
-        conditions = [separation.counts_agree(engine.flows, count)]
-        conditions += [claim() for claim, _ in self._evidence.claims]
-        found = self.compare(self.seeds())
-        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
-        messages = [
-            separation.COUNTS,
-            *(message for _, message in self._evidence.claims),
-        ]
-        conclusive = [tf.reduce_all(found.telling), found.compared]
+        messages = self._apart()
         # Mixed examples before wrong sums: they may be why sums differ, too.
-        parts = [tf.stack(conditions), found.good]
-        messages += [separation.mixed_at(probe.label) for probe in self.probes]
+        apart = len(messages)
+        parts, conclusive = [compared[:apart]], compared[-1]
         if self.replaced.obstacle is None:
-            # One after the other: each needs memory of its own.
-            with tf.control_dependencies([found.sums]):
-                unmoved, tells = self.replaced.test(tf.identity(count))
+            unmoved, tells = self.replaced.test(self._engine.parts.batch_size)
             parts.append(unmoved)
             messages += self.replaced.messages
-            conclusive.append(tells)
-        total = tf.reduce_all(found.groups <= limit)
-        parts += [found.sums <= limit, found.norms <= limit, total[tf.newaxis]]
-        every = tf.concat(parts, axis=0)
+            conclusive &= tells
+        every = tf.concat([*parts, compared[apart:-1]], axis=0)
         for message in (_wrong_sum, _wrong_norm):
             messages += [
                 message(v.name, self._evidence.where(i))
-                for i, v in enumerate(engine.variables)
+                for i, v in enumerate(self._engine.variables)
             ]
         messages.append(_WRONG_TOTAL)
         message = None
@@ -308,7 +330,7 @@ class SelfCheck:
             # The first that is not met; if all are, it is an old failure that counts.
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _AGAIN], first)
-        return tf.reduce_all(every), tf.reduce_all(tf.stack(conclusive)), message
+        return tf.reduce_all(every), conclusive, message
 
 
 _REMEDY = (

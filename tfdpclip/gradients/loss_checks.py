@@ -67,6 +67,7 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
 
     That is not public: one example more or less would change everybody's gradient.
     """
+    _refuse_means_of_padding(tensor)
     for op in ancestors([tensor]):
         _refuse_sized_seed(op, flows)
         sizes = [
@@ -86,6 +87,32 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
                 f"batch, {sizes[0].name!r}, at {op.name!r} (a {op.type}): one example "
                 "more or less would change the gradients of all others. Use the public "
                 "expected_batch_size, or batches of a static size."
+                + see("mixed-examples")
+            )
+
+
+def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
+    """Raises if a mean is over as many entries as the longest example has."""
+    above = ancestors([tensor])
+    padded = {op for op in above if op.type in ops.PADDED}
+    padded = {op for op in padded if None in op.outputs[0].shape.as_list()[1:]}
+    if not padded:
+        return
+    for op in above:
+        found = tf.get_static_value(op.inputs[1]) if op.type == "Mean" else None
+        source = op.inputs[0] if op.inputs else None
+        if found is None or not source.shape.rank:
+            continue
+        axes = {int(axis) % source.shape.rank for axis in found.reshape(-1)} - {0}
+        unknown = any(source.shape[axis] is None for axis in axes)
+        longest = next((o for o in ancestors([source]) if o in padded), None)
+        if unknown and longest is not None:
+            raise ExampleIsolationError(
+                f"{op.name!r} (a Mean) divides by the length to which {longest.name!r} "
+                f"(a {longest.type}) pads, that of the longest example of the batch: "
+                "its loss, and gradient, would change those of all others. Pad to a "
+                "constant length, as by TextVectorization(output_sequence_length=...), "
+                "or leave padding out, as by Embedding(mask_zero=True)."
                 + see("mixed-examples")
             )
 

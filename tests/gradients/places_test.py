@@ -73,7 +73,101 @@ def test_a_loss_that_depends_on_the_size_is_refused(change):
         norms(change, static=False)
 
 
-@pytest.mark.parametrize("change", [parity, root, where_many, in_a_branch])
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+def set_anew(hidden, x):
+    total = tf.reduce_sum(tf.cast(x > 0, tf.int64))
+    GENERATOR.reset_from_seed(total)
+    return hidden * GENERATOR.uniform([])
+
+
+def skipped(hidden, x):
+    GENERATOR.skip(tf.reduce_sum(tf.cast(x > 0, tf.int64)))
+    return hidden * GENERATOR.uniform([])
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("change", [set_anew, skipped])
+def test_a_generator_that_examples_move_is_refused(change, static):
+    with pytest.raises(ExampleIsolationError, match="draws random numbers"):
+        norms(change, static)
+
+
+def set_to_a_constant(hidden, x):
+    GENERATOR.reset_from_seed(7)
+    return hidden * GENERATOR.uniform([])
+
+
+def of_a_generator(hidden, x):
+    return hidden * GENERATOR.uniform(tf.shape(hidden))
+
+
+def by_integers(hidden, x):
+    scale = tf.cast(x[:, :1] > 0, tf.int32) * tf.shape(x)[0] + 1
+    return hidden * tf.cast(scale, tf.float32)
+
+
+def as_many_times(hidden, x):
+    wide = tf.tile(hidden[:, tf.newaxis], [1, tf.shape(x)[0], 1])
+    return tf.reduce_sum(wide, axis=1)
+
+
+def as_many_steps(hidden, x):
+    _, found = tf.while_loop(
+        lambda i, _: i < tf.shape(x)[0],
+        lambda i, h: (i + 1, 0.9 * h),
+        (tf.constant(0), hidden),
+        shape_invariants=(tf.TensorShape([]), hidden.shape),
+    )
+    return found
+
+
+def one_of_several(hidden, x):
+    return tf.switch_case(
+        tf.shape(x)[0] // 2 % 2, [lambda: hidden, lambda: 3.0 * hidden]
+    )
+
+
+def column(hidden, x):
+    return hidden * x[:, tf.shape(x)[0] % 3][:, tf.newaxis]
+
+
+@tf.custom_gradient
+def on_the_way_back(hidden):
+    count = tf.cast(tf.shape(hidden)[0], tf.float32)
+    return tf.identity(hidden), lambda dy: dy / count
+
+
+def averaged_on_the_way_back(hidden, x):
+    return on_the_way_back(hidden)
+
+
+SIZED = [
+    *(by_integers, as_many_times, as_many_steps, one_of_several, column),
+    averaged_on_the_way_back,
+]
+
+
+@pytest.mark.parametrize("change", SIZED)
+def test_a_size_that_no_op_shows_is_found(change):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="number of examples"):
+        norms(change, static=False)
+
+
+def with_a_seed_of_the_size(hidden, x):
+    count = tf.shape(x)[0]
+    return hidden * tf.random.stateless_uniform(tf.shape(hidden), [count, 1])
+
+
+def test_a_seed_that_is_made_of_the_size_is_refused():
+    with pytest.raises(ExampleIsolationError, match="seed of random numbers"):
+        norms(with_a_seed_of_the_size, static=False)
+
+
+@pytest.mark.parametrize(
+    "change", [parity, root, where_many, in_a_branch, *SIZED, with_a_seed_of_the_size]
+)
 def test_a_static_size_is_public(change):
     assert np.all(np.isfinite(norms(change, static=True)))
 
@@ -129,6 +223,8 @@ def of_a_padded_sequence(hidden, x):
         masks_along_another_axis,
         chosen,
         of_a_padded_sequence,
+        set_to_a_constant,
+        of_a_generator,
     ],
 )
 @pytest.mark.thinned(6)

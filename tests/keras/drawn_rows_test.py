@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stack import keras2_only
 from tfdpclip import sampling
 from tfdpclip.keras import _compat
 
@@ -196,3 +197,85 @@ def test_functions_of_batches_that_lose_rows_are_found():
         tf.errors.InvalidArgumentError, match="must keep the batch.* rows"
     ):
         collections.deque(batches, maxlen=0)
+
+
+class Interrupts(tf.keras.callbacks.Callback):
+    """Ends `fit` by an error."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.at == "batch":
+            raise KeyboardInterrupt
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.at == "epoch":
+            raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize("at", ["batch", "epoch"])
+def test_after_an_error_in_fit_batches_are_filled_again(at):
+    batches = sampling.Poisson(0.1).batches(data(), steps=3)
+    changed = batches.map(lambda x, y: (2 * x, y))
+    model, rows = compiled(private()), Rows(batches)
+    budget = dpc.keras.PrivacyBudget(np.inf, 1e-5, batches)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        model.fit(
+            batches, epochs=2, verbose=0, callbacks=[budget, rows, Interrupts(at)]
+        )
+    assert rows.shapes == [None]
+    for left in (batches, changed):
+        assert left.element_spec[-1].shape[0] == batches.physical_batch_size
+        elements = [len(w) for *_, w in left]
+        assert elements == [batches.physical_batch_size] * 3
+
+
+def test_where_a_size_would_be_static_batches_are_filled():
+    """A loss that is divided by it would change with every record."""
+    sizes = []
+
+    class Retraced(tf.keras.Sequential):
+        def make_train_function(self, force=False):
+            @tf.function(autograph=False)
+            def step(x, y, w):
+                sizes.append(x.shape[0])
+                with tf.GradientTape() as tape:
+                    found = tf.nn.sparse_softmax_cross_entropy_with_logits(y, self(x))
+                    loss = found * w / x.shape[0]
+                self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+                return {"loss": tf.reduce_mean(loss)}
+
+            self.train_function = lambda iterator: step(*next(iterator))
+            return self.train_function
+
+    model = Retraced([tf.keras.Input((3,)), tf.keras.layers.Dense(3)])
+    model.compile(private(), jit_compile=False)
+    batches = sampling.Poisson(0.1).batches(data(), steps=3)
+    budget = dpc.keras.PrivacyBudget(np.inf, 1e-5, batches)
+    model.fit(batches, verbose=0, callbacks=[budget])
+    assert set(sizes) == {batches.physical_batch_size}
+
+
+@keras2_only("run_eagerly=True is refused, see held_loss_test.py")
+@pytest.mark.filterwarnings("ignore")
+def test_eager_steps_get_filled_batches():
+    sizes = []
+
+    class Eager(tf.keras.Sequential):
+        def train_step(self, data):
+            x, y, w = data
+            sizes.append(x.shape[0])
+            with tf.GradientTape(persistent=True) as tape:
+                found = tf.nn.sparse_softmax_cross_entropy_with_logits(y, self(x))
+                loss = found * w / x.shape[0]
+            self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+            return {"loss": tf.reduce_mean(loss)}
+
+    model = Eager([tf.keras.Input((3,)), tf.keras.layers.Dense(3)])
+    model.compile(private(), run_eagerly=True)
+    batches = sampling.Poisson(0.1).batches(data(), steps=3)
+    budget = dpc.keras.PrivacyBudget(np.inf, 1e-5, batches)
+    model.fit(batches, verbose=0, callbacks=[budget])
+    assert set(sizes) == {batches.physical_batch_size}

@@ -53,6 +53,8 @@ _BY_TYPE = {
     **dict.fromkeys(("TopK", "TopKV2"), SELECTION),
     **dict.fromkeys(ops.LEARNING_SAMPLERS, SAMPLER),
 }
+# What the seeds of random numbers are called among an op's inputs.
+_SEEDS = ("seed", "key", "counter")
 BY_BATCH = (
     "The term {name!r} of the loss is no example's own, and is scaled with the number "
     "of examples that happen to be in a batch: it would tell that number, without "
@@ -65,7 +67,9 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
 
     That is not public: one example more or less would change everybody's gradient.
     """
+    _refuse_means_of_padding(tensor)
     for op in ancestors([tensor]):
+        _refuse_sized_seed(op, flows)
         sizes = [
             t
             for t in op.inputs
@@ -85,6 +89,61 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
                 "expected_batch_size, or batches of a static size."
                 + see("mixed-examples")
             )
+
+
+def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
+    """Raises if a mean is over as many entries as the longest example has."""
+    above = ancestors([tensor])
+    padded = {op for op in above if op.type in ops.PADDED}
+    padded = {op for op in padded if None in op.outputs[0].shape.as_list()[1:]}
+    if not padded:
+        return
+    for op in above:
+        found = tf.get_static_value(op.inputs[1]) if op.type == "Mean" else None
+        source = op.inputs[0] if op.inputs else None
+        if found is None or not source.shape.rank:
+            continue
+        axes = {int(axis) % source.shape.rank for axis in found.reshape(-1)} - {0}
+        unknown = any(source.shape[axis] is None for axis in axes)
+        longest = next((o for o in ancestors([source]) if o in padded), None)
+        if unknown and longest is not None:
+            raise ExampleIsolationError(
+                f"{op.name!r} (a Mean) divides by the length to which {longest.name!r} "
+                f"(a {longest.type}) pads, that of the longest example of the batch: "
+                "its loss, and gradient, would change those of all others. Pad to a "
+                "constant length, as by TextVectorization(output_sequence_length=...), "
+                "or leave padding out, as by Embedding(mask_zero=True)."
+                + see("mixed-examples")
+            )
+
+
+def _refuse_sized_seed(op: tf.Operation, flows: Dataflow) -> None:
+    """Raises if random numbers are drawn from a seed that is made of the size.
+
+    With an example more, all of them would be others.
+    """
+    if not op.type.startswith(ops.SEEDED_DRAWS):
+        return
+    for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=True):
+        if argument.name in _SEEDS and _is_sized(tensor, flows):
+            raise ExampleIsolationError(
+                f"The seed of random numbers, {tensor.name!r} at {op.name!r} (a "
+                f"{op.type}), is computed with the number of examples in the batch: "
+                "one example more or less would change the random numbers of all "
+                "others, and so their gradients. Take it from a variable or a constant."
+                + see("mixed-examples")
+            )
+
+
+def _is_sized(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    """Whether a number is made of the batch's size.
+
+    The state of a generator is not, by however many numbers it moves on afterwards.
+    """
+    if flows[tensor].kind != SIZE:
+        return False
+    states = {op for op in flows.ops if op.type in ops.GENERATORS}
+    return any(op.type in ops.SIZES for op in ancestors([tensor], stop=states))
 
 
 def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:

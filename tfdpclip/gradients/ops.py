@@ -237,6 +237,9 @@ DATA_SHAPED = frozenset(
     ListDiff""".split()
 )
 
+#: Rows of different lengths, made as long as the longest of the batch.
+PADDED = frozenset(["RaggedTensorToTensor"])
+
 #: Sums and copies whose places are data: where one example goes, another may, too.
 BY_PLACE = frozenset(
     """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd SegmentSumV2

@@ -2,8 +2,9 @@
 
 If every example's loss depends on that example alone, then the losses of those that
 stay are the same, to the last digit or so; and so is what their gradients are made of:
-the gradient that comes back to every op where a variable meets the batch, and what else
-goes into that op. Losses alone do not tell: behind `tf.stop_gradient`, a statistic of
+the gradient that comes back to every op where a variable meets the batch, what else
+goes into that op, and the sum of the gradients of those that stay (`replaced_sums.py`).
+Losses alone do not tell: behind `tf.stop_gradient`, a statistic of
 the batch can scale a gradient and leave the loss what it was. And another gradient of
 the same losses does not tell either: it does not see a statistic that is stopped, nor
 one that comes by integers, ranks or comparisons.
@@ -34,6 +35,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import _copies, chance, ops, row_tables, sparse
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.replaced_sums import Sums
 from tfdpclip.gradients.row_tables import Layout, Rows
 
 _CONSTANTS = ("Const", "Placeholder")
@@ -75,6 +77,19 @@ def _messages(label: str | None) -> tuple[str, str]:
     return mixed + see("mixed-examples"), misplaced + see("mixed-examples")
 
 
+def _sized(label: str) -> str:
+    """What to say where something is another in a smaller batch."""
+    what = label.replace("'", "`")
+    return (
+        "ExampleIsolationError: of the first half of the batch alone, "
+        f"{what} is another than of the same examples in the whole "
+        "batch: an example's loss, or its gradient, is computed with the number of "
+        "examples in the batch, so that one more or less would change the gradients of "
+        "all others. Use the public expected_batch_size in place of tf.shape(x)[0], or "
+        "batches of a static size."
+    ) + see("mixed-examples")
+
+
 @dataclasses.dataclass
 class Witness:
     """A tensor whose rows are an example's own, if it is kept apart from others.
@@ -99,6 +114,7 @@ class ReplacedExamples:
       per_example: the losses, `[B]`.
       flows: the analysis of the losses.
       witnesses: what else must stay as it is.
+      sums: the gradients of variables, which must, too; None for none.
 
     Attributes:
       obstacle: why the losses cannot be computed again; None if they can.
@@ -114,10 +130,12 @@ class ReplacedExamples:
         per_example: tf.Tensor,
         flows: Dataflow,
         witnesses: Sequence[Witness] = (),
+        sums: Sums | None = None,
     ):
         self._losses = per_example
         self._flows = flows
         self._witnesses = [Witness(per_example), *witnesses]
+        self._sums = sums
         self._sources = [s for s in flows.sources if s.shape.rank]
         self._sparse = flows.sparse_batches
         self._coarse = any(
@@ -128,12 +146,18 @@ class ReplacedExamples:
         self.obstacle = self._plan()
         told = [_messages(witness.label) for witness in self._witnesses]
         self.messages = [text for texts in zip(*told, strict=True) for text in texts]
+        if sums is not None:
+            self.messages += [_messages(label)[0] for label in sums.labels]
+            self.messages += [_sized(label) for label in sums.labels]
 
     def _plan(self) -> str | None:
         """Finds what depends on the examples' values."""
         if not self._sources and not self._sparse:
             return "no data were found behind the loss"
         affected = {source.ref() for source in self._sources}
+        sums = [] if self._sums is None else self._sums.tensors
+        if self._sums is not None:
+            affected.add(self._sums.seed.ref())
         for batch in self._sparse:
             affected |= {t.ref() for t in (batch.indices, batch.values)}
         # Random numbers, by example; and whether there are others.
@@ -148,7 +172,7 @@ class ReplacedExamples:
         # What cannot be computed again, by why not.
         lost: dict = {}
         self._steps = []
-        for op in ancestors([witness.tensor for witness in self._witnesses]):
+        for op in ancestors([*(w.tensor for w in self._witnesses), *sums]):
             if not any(t.ref() in affected for t in op.inputs):
                 self._note_constant(op, affected)
                 continue
@@ -169,12 +193,15 @@ class ReplacedExamples:
             return "the losses do not depend on the data"
         if self._losses.ref() in lost:
             return lost[self._losses.ref()]
-        for witness in self._witnesses:
-            if witness.tensor.ref() in lost:
+        labelled = [(w.tensor, w.label) for w in self._witnesses]
+        if self._sums is not None:
+            labelled += zip(sums, self._sums.labels, strict=True)
+        for tensor, label in labelled:
+            if tensor.ref() in lost:
                 raise ExampleIsolationError(
                     "Whether examples stay apart in "
-                    f"{witness.label} cannot be tested: it cannot be computed again "
-                    f"with other examples, as {lost[witness.tensor.ref()]}. Compute "
+                    f"{label} cannot be tested: it cannot be computed again "
+                    f"with other examples, as {lost[tensor.ref()]}. Compute "
                     "gradients with ops that give the same result twice."
                     + see("mixed-examples")
                 )
@@ -185,10 +212,33 @@ class ReplacedExamples:
             if w.tensor.ref() in affected
             and (w.steady or w.tensor.ref() not in varying)
         ]
-        needed = set(ancestors([w.tensor for w in self._witnesses]))
+        needed = set(ancestors([*(w.tensor for w in self._witnesses), *sums]))
         self._steps = [op for op in self._steps if op in needed]
         self._scaled = self._may_be_scaled()
+        self._shorter = self._plan_shorter()
         return None
+
+    def _plan_shorter(self) -> list[tf.Operation] | None:
+        """The ops that compute the sums from a part of the batch.
+
+        Those that depend on the examples' values, or on how many there are. None where
+        that cannot be: the size is static, and public, or random numbers of other
+        shapes would have to be drawn anew.
+        """
+        if self._sums is None or self._flows.batch_size is not None or self._sparse:
+            return None
+        given = [*self._sources, *self._random, self._sums.seed]
+        if any(self._flows[t].minor for t in self._random):
+            return None
+        affected, steps = {t.ref() for t in given}, []
+        for op in ancestors(self._sums.tensors, stop={t.op for t in given}):
+            if not any(t.ref() in affected for t in op.inputs):
+                continue
+            if op.type not in ops.SIZES and not _copies.repeatable(op):
+                return None
+            steps.append(op)
+            affected |= {t.ref() for t in op.outputs}
+        return steps
 
     def _obstacle_at(self, op: tf.Operation) -> str | None:
         """Why an op that depends on the examples cannot be run again, or None."""
@@ -256,13 +306,16 @@ class ReplacedExamples:
         batch from another is moved far.
 
         Returns:
-          `[2 W]`, boolean, in the order of `messages`: whether what stays is as it was,
-          and whether copies have what the examples have; and a boolean scalar, whether
-          the test could tell.
+          `[2 W + 2 V]`, boolean, in the order of `messages`: whether what stays is as
+          it was, whether copies have what the examples have, whether the gradients of
+          those that stay have the sums that they had, and whether those of a half have
+          them without the other half; and a boolean scalar, whether the test could
+          tell.
         """
-        wide = len(self._witnesses)
+        wide, summed = len(self._witnesses), self._sums
+        number = 0 if summed is None else len(summed.labels)
         if self._flows.batch_size == 1:  # There are no others.
-            return tf.fill([2 * wide], True), tf.constant(False)
+            return tf.fill([2 * (wide + number)], True), tf.constant(False)
         rows, factors = self._replacements(batch_size)
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
@@ -270,37 +323,103 @@ class ReplacedExamples:
         whole += [tf.not_equal(batch_size, rows) for rows in self._closed_over]
         moves = tf.reduce_all(tf.stack(whole)) & (not self._fixed)
         seed = chance.run_seed()
+        weights = self._weights(rows, factors, batch_size)
+        ways = rows.shape[0] - 1
 
-        def body(i, kept, placed, telling, before):
-            tensors = self._with_rows(rows[i], factors[i], batch_size)
+        def body(i, kept, placed, alike, telling, before, before_sums):
+            # Each way comes after the batch as it was, with the same weights.
+            way = tf.where(tf.equal(i % 2, 0), 0, i // 2 + 1)
+            source, factor = rows[way], factors[way]
+            tensors, sums = self._with_rows(source, factor, weights[i // 2], batch_size)
             pairs = self._each(tensors)
             parts = row_tables.tables(pairs, seed)
             after = Rows(parts, [layout for _, layout in pairs], batch_size)
             # First as it was, by the very code that computes the others: compiled
             # another way, the same sums are rounded another way.
             before = row_tables.once(i, before, after.joined)
-            found = self._compare(before, after, rows[i], factors[i])
+            found = self._compare(before, after, source, factor)
             kept &= found[0]
             placed &= found[1] | ~moves
-            return i + 1, kept, placed, telling | found[2], before
+            if summed is not None:
+                sums = summed.tables(sums, seed)
+                before_sums = tf.where(tf.equal(way, 0), sums, before_sums)
+                alike &= summed.alike(before_sums, sums, self._coarse)
+            telling |= found[2]
+            return i + 1, kept, placed, alike, telling, before, before_sums
 
         nothing = row_tables.nothing_yet(
             self._each([w.tensor for w in self._witnesses])
         )
+        no_sums = tf.zeros([0])
+        if summed is not None:
+            no_sums = tf.zeros([summed.rows, row_tables.WIDTH])
         every, vector = tf.fill([wide], True), tf.TensorShape([wide])
-        count, scalar = rows.shape[0], tf.TensorShape([])
-        _, kept, placed, telling, _ = tf.while_loop(
+        # Last, the batch as it was once more, with the weights of a half.
+        count, scalar = 2 * ways + (summed is not None), tf.TensorShape([])
+        _, kept, placed, alike, telling, _, before_sums = tf.while_loop(
             lambda i, *_: i < count,
             body,
-            (tf.constant(0), every, every, tf.constant(False), nothing),
+            (
+                *(tf.constant(0), every, every, tf.fill([number], True)),
+                *(tf.constant(False), nothing, no_sums),
+            ),
             shape_invariants=(
-                *(scalar, vector, vector, scalar),
-                row_tables.any_length(nothing),
+                *(scalar, vector, vector, tf.TensorShape([number]), scalar),
+                *(row_tables.any_length(nothing), no_sums.shape),
             ),
             maximum_iterations=count,
             parallel_iterations=1,
         )
-        return tf.concat([kept, placed], axis=0), telling & (batch_size > 1)
+        parts = [kept, placed, alike]
+        if summed is not None:
+            half = self._half(weights[-1], tf.reduce_all(tf.stack(whole)), seed)
+            parts.append(half(before_sums))
+        return tf.concat(parts, axis=0), telling & (batch_size > 1)
+
+    def _weights(self, rows, factors, batch_size) -> tf.Tensor:
+        """`[4, B]`: of random sign and size, for those that stay, or the first half."""
+        drawn = chance.uniform(tf.shape(factors))
+        drawn = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
+        stay = tf.equal(rows, rows[:1]) & tf.equal(factors, 1.0)
+        first = tf.range(batch_size) < batch_size // 2
+        stay = tf.concat([stay[1:], first[tf.newaxis]], axis=0)
+        return tf.where(stay, drawn, 0.0)
+
+    def _half(self, weights, whole, seed):
+        """Compares the sums of the first half with those of a batch without the rest.
+
+        Args:
+          weights: `[B]`.
+          whole: whether all data have a row for each example.
+          seed: of the tables.
+
+        Returns:
+          A function of the tables before that gives booleans, `[V]`.
+        """
+        summed = self._sums
+        well = tf.fill([len(summed.labels)], True)
+        if self._shorter is None:
+            return lambda before: well
+        batch_size = tf.size(weights)
+        half = batch_size // 2
+
+        def run(before):
+            known = {summed.seed.ref(): tf.cast(weights[:half], summed.seed.dtype)}
+            for source in (*self._sources, *self._random):
+                each = tf.shape(source)[0] // batch_size
+                part = source[: half * each]
+                part.set_shape([None, *source.shape[1:]])
+                known[source.ref()] = part
+            self._emit(self._shorter, known)
+            sums = [
+                tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in summed.tensors
+            ]
+            after = summed.tables(sums, seed)
+            return summed.alike(before, after, self._coarse, other_sizes=True)
+
+        return lambda before: tf.cond(
+            whole & (half > 0), lambda: run(before), lambda: well
+        )
 
     def _each(self, tensors) -> list[tuple[tf.Tensor, Layout]]:
         return [
@@ -377,9 +496,18 @@ class ReplacedExamples:
             factors.append(tf.tensor_scatter_nd_update(factors[0], places, times))
         return tf.stack(rows), tf.stack(factors)
 
-    def _with_rows(self, rows, factors, batch_size) -> list[tf.Tensor]:
-        """What is compared, with row `rows[i]` of the data in row i, times a factor."""
+    def _with_rows(self, rows, factors, weights, batch_size):
+        """What is compared, with row `rows[i]` of the data in row i, times a factor.
+
+        Returns:
+          The witnesses, and the gradients under some weights.
+        """
         known: dict = {}
+        if self._sums is not None:
+            seed = self._sums.seed
+            known[seed.ref()] = tf.ensure_shape(
+                tf.cast(weights, seed.dtype), seed.shape
+            )
         scaled = {source.ref() for source in self._scaled}
         for source in (*self._sources, *self._random):
             length = tf.shape(source)[0]
@@ -402,12 +530,18 @@ class ReplacedExamples:
             ):
                 moved.set_shape(part.shape)
                 known[part.ref()] = moved
-        for op in self._steps:
+        self._emit(self._steps, known)
+        wanted = [w.tensor for w in self._witnesses]
+        sums = [] if self._sums is None else self._sums.tensors
+        found = [
+            tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in [*wanted, *sums]
+        ]
+        return found[: len(wanted)], found[len(wanted) :]
+
+    def _emit(self, steps: Sequence[tf.Operation], known: dict) -> None:
+        """Adds ops again, on other inputs, and notes what they give."""
+        for op in steps:
             inputs = [known.get(t.ref(), t) for t in op.inputs]
             outputs = _copies.emit_again(op, inputs)
             for old, new in zip(op.outputs, outputs, strict=True):
                 known.setdefault(old.ref(), new)
-        return [
-            tf.ensure_shape(known[w.tensor.ref()], w.tensor.shape)
-            for w in self._witnesses
-        ]

@@ -20,7 +20,7 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.flow import PUBLIC
+from tfdpclip.gradients.flow import DATA, PUBLIC
 
 # What a variable's public copy is called, as an attribute of the variable: what a step
 # writes into such a variable is put back to that before the next.
@@ -135,6 +135,7 @@ def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
     """
     graph = loss.graph
     variables = _variables(graph)
+    _refuse_moved_generators(flows)
     writers: dict | None = None
     found: dict[int, Read] = {}
     seen: set[tf.Operation] = set()
@@ -172,6 +173,41 @@ def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
                     pending.extend(ancestors(_values(writer), stop=seen))
             found[id(root)] = Read(handle, root, name, variable, bool(wrote), before)
     return list(found.values())
+
+
+def _refuse_moved_generators(flows: Dataflow) -> None:
+    """Raises if the graph moves a generator that the loss draws from by its data.
+
+    Its state is another after every draw, so that nobody compares it.
+    """
+    drawn = {
+        id(origins.captured_from(handle)): handle
+        for op in flows.ops
+        for handle in _handles_for(op, ops.GENERATORS)
+    }
+    if not drawn:
+        return
+    for root, (wrote, _) in _writers(flows.graph).items():
+        for writer in wrote:
+            if root in drawn and _writes_data(writer, flows):
+                _refuse_generator(drawn[root], writer)
+    for op in flows.graph.get_operations():
+        if op.type in ops.GENERATORS:
+            values = _values(op)
+            moved = flows.of_others(values) if values else flows
+            root = id(origins.captured_from(op.inputs[0]))
+            if root in drawn and any(moved[v].kind == DATA for v in values):
+                _refuse_generator(drawn[root], op)
+
+
+def _refuse_generator(handle: tf.Tensor, writer: tf.Operation):
+    raise ExampleIsolationError(
+        f"The loss draws random numbers from the generator {handle.op.name!r}, which "
+        f"{writer.name!r} (a {writer.type}) moves by what may depend on the examples "
+        "of a batch: one example would change the random numbers, and the gradients, "
+        "of all others. Set a tf.random.Generator by constants only."
+        + see("state-that-a-loss-reads")
+    )
 
 
 def table_written_to(loss: tf.Tensor) -> tf.Operation | None:

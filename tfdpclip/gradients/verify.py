@@ -32,6 +32,7 @@ from tfdpclip.gradients.comparison import Comparison, beside, fields, flat, wors
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.records import LOST_SQUARE
 from tfdpclip.gradients.replaced import ReplacedExamples
+from tfdpclip.gradients.replaced_sums import Sums
 
 # How far sums may be off, relative to the root of the summed squares of the examples'
 # weighted norms, and how far norms may be too small. Float32 sums of a million terms
@@ -69,7 +70,10 @@ class SelfCheck:
         self.probes = separation.all_probes(self._evidence.probes(), engine.flows)
         self._separation = separation.Separation(self.probes, engine.flows)
         self.replaced = ReplacedExamples(
-            engine.loss, engine.flows, self._evidence.witnesses()
+            engine.loss,
+            engine.flows,
+            self._evidence.witnesses(),
+            Sums(engine.loss, engine.variables, engine.handles, engine.flows),
         )
         if not self.probes and self.replaced.obstacle is not None:
             raise ExampleIsolationError(

@@ -171,6 +171,12 @@ def compiles_by_xla(model: Any) -> bool:
     return bool(getattr(model, "_jit_compile", None))
 
 
+def has_own_function(model: Any) -> bool:
+    """Whether something other than Keras's training function runs a model's steps."""
+    made = type(model).make_train_function
+    return made is not tf.keras.Model.make_train_function
+
+
 def step_function_of(train_function: Any) -> Any:
     """The `tf.function` that runs steps, of a model's `train_function`."""
     return train_function

@@ -206,6 +206,12 @@ def compiles_by_xla(model: Any) -> bool:
     return bool(model.jit_compile)
 
 
+def has_own_function(model: Any) -> bool:
+    """Whether something other than Keras's training function runs a model's steps."""
+    made = type(model).make_train_function
+    return made is not keras.Model.make_train_function
+
+
 def step_function_of(train_function: Any) -> Any:
     """The `tf.function` that runs steps, of a model's `train_function`."""
     module = getattr(train_function, "__module__", None) or ""

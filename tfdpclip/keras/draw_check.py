@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -20,6 +22,14 @@ _MORE_DRAWN = (
     "record came closer to each other than its correlated noise is made for. Draw what "
     "else you need (evaluation, a look at the data) from batches of their own."
 )
+
+
+def _calling_fit() -> types.FrameType | None:
+    """The call of `fit` that is running."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "fit":
+        frame = frame.f_back
+    return frame
 
 
 class DrawCheck:
@@ -77,11 +87,15 @@ class DrawCheck:
         """
         if self.drawer is None:
             return 0
-        # XLA compiles steps anew for every number of rows. Where batches are clipped as
-        # one, rows of weight 0 are part of what is averaged.
+        # XLA compiles steps anew for every number of rows, and so do training functions
+        # of one's own, perhaps; to eager code it is any number. What is static is taken
+        # to be public. Where batches are clipped as one, rows of weight 0 are part of
+        # what is averaged.
+        during = _calling_fit()
         as_drawn = self.drawer.varies and not _compat.compiles_by_xla(model)
         as_drawn &= getattr(self._optimizer, "unit", "example") == "example"
-        self.drawer.take_as_drawn(as_drawn)
+        as_drawn &= not model.run_eagerly and not _compat.has_own_function(model)
+        self.drawer.take_as_drawn(as_drawn and during is not None, during)
         if not as_drawn:
             self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)

@@ -39,7 +39,8 @@ class Batches(tf.data.Dataset):
       that `PrivacyBudget` (or a plan) watches, elements of a scheme that draws more
       and fewer records have as many rows as were drawn, one of weight 0 for none:
       how many those are is seen by who runs the training, as its time is, and by
-      nobody who gets the model. Compiled by XLA they stay filled.
+      nobody who gets the model. Compiled by XLA, in eager steps and in training
+      functions of one's own they stay filled.
     * A logical step is exactly `accumulation_steps` consecutive elements.
     * Whatever a method returns is `Batches` of the same draws, or is refused: `map`
       works record by record, and cannot mix, repeat, keep or replace records.
@@ -229,8 +230,15 @@ class Batches(tf.data.Dataset):
     def _inputs(self):
         return [self._wrapped]
 
+    def __iter__(self) -> Any:
+        if self._as_drawn:
+            self._drawer.end_of_call()
+        return super().__iter__()
+
     @property
     def element_spec(self) -> Any:
+        if self._as_drawn:
+            self._drawer.end_of_call()
         return self._wrapped.element_spec
 
     @property

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any, cast
@@ -91,6 +93,7 @@ class Drawer:
         self._began = False
         self.has_labels = len(source.row_spec) > 1
         self._shown: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
+        self._during: types.FrameType | None = None
         DRAWERS.add(self)
 
     def give_way(self, successor: Drawer) -> None:
@@ -119,10 +122,29 @@ class Drawer:
         """Keeps in mind who shows these draws; see `take_as_drawn`."""
         self._shown.add(batches)
 
-    def take_as_drawn(self, as_drawn: bool) -> None:
-        """Of the iterators to come: whether elements are as long as what was drawn."""
+    def take_as_drawn(
+        self, as_drawn: bool, during: types.FrameType | None = None
+    ) -> None:
+        """Of the iterators to come: whether elements are as long as what was drawn.
+
+        Args:
+          as_drawn: whether they are.
+          during: the call that they are for; iterators that begin elsewhere, after an
+            error ended it, get filled elements.
+        """
+        self._during = during if as_drawn else None
         for batches in self._shown:
             batches.take_as_drawn(as_drawn)
+
+    def end_of_call(self) -> None:
+        """Fills elements again, if the call is over that they were not filled for."""
+        if self._during is None:
+            return
+        frame: types.FrameType | None = sys._getframe()
+        while frame is not None and frame is not self._during:
+            frame = frame.f_back
+        if frame is None:
+            self.take_as_drawn(False)
 
     def signature(self, as_drawn: bool) -> tuple:
         """What elements are: of all rows, or of as many as were drawn."""

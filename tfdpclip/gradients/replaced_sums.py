@@ -1,0 +1,121 @@
+"""The sums of the gradients of the examples that stay, when others come.
+
+Rows of what gradients are made of (`replaced.py`) do not say all of it. A statistic of
+the batch may choose which entries of a variable a gradient goes to, by a condition or
+an index; it may work on the way from the op where a variable meets the batch back to
+the variable, as in a gradient function of the variable's own; and it may hide in a row
+beside a much larger number, which meets a zero. So what is released is compared, too:
+the gradient of each variable, of the losses of those that stay under random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip._devices import on_cpus
+from tfdpclip.gradients import row_tables
+from tfdpclip.gradients.backward import gradients_at, own_gradients
+from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.row_tables import WIDTH, Layout
+
+# How far a variable's sum may be off, relative to its size, and to that of all
+# variables together: rounding, where parts of an example cancel.
+_TOLERANCE, _ELSEWHERE, _COARSE = 2e-5, 1e-3, 0.1
+# In a batch of another size all rows are rounded another way, and a few of them may
+# fall on the other side of a threshold.
+_OTHER_SIZES = 1e-2
+_ROUNDING, _COARSE_ROUNDING = 1e-5, 1e-2
+
+
+class Sums:
+    """The gradients of weighted losses by some variables, to be computed again.
+
+    Args:
+      loss: the losses, `[B]`.
+      variables: the variables.
+      handles: their handles in the graph.
+      flows: the analysis of the losses.
+
+    Attributes:
+      seed: what stands for the weights, `[B]`.
+      tensors: the gradients of the variables that have one.
+      labels: how errors name them.
+    """
+
+    def __init__(
+        self,
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        handles: Sequence[tf.Tensor],
+        flows: Dataflow,
+    ):
+        self.seed = tf.ones_like(loss)
+        with own_gradients(flows.without_gradient()):
+            found = gradients_at(loss, handles, self.seed)
+        self.tensors, self.labels = [], []
+        for variable, gradient in zip(variables, found, strict=True):
+            if gradient is not None:
+                self.tensors.append(tf.convert_to_tensor(gradient))
+                self.labels.append(f"the summed gradient of {variable.name!r}")
+
+    def tables(self, tensors: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+        """What is kept of gradients, joined: see `row_tables.py`."""
+        return tf.concat(
+            [
+                tf.zeros([0, WIDTH]),
+                *row_tables.tables([(_rows_of(t), Layout()) for t in tensors], seed),
+            ],
+            axis=0,
+        )
+
+    def alike(
+        self,
+        before: tf.Tensor,
+        after: tf.Tensor,
+        coarse: bool,
+        other_sizes: bool = False,
+    ) -> tf.Tensor:
+        """Whether each gradient is what it was, but for rounding.
+
+        What is not finite shows nothing: weights of 0 do not take it out of a sum.
+
+        Args:
+          before: joined tables.
+          after: the same with other examples.
+          coarse: whether something is computed in a type below float32.
+          other_sizes: whether the batch was of another size.
+        """
+        # In float64, in which no square overflows.
+        error = tf.reduce_max(tf.abs(after - before)[:, :-1], axis=1)
+        error, size = (
+            tf.sqrt(self._by_variable(tf.square(tf.cast(part, tf.float64))))
+            for part in (error, before[:, -1])
+        )
+        known = tf.math.is_finite(error) & tf.math.is_finite(size)
+        together = tf.reduce_max(tf.where(known, size, 0.0))
+        tolerance = _TOLERANCE if on_cpus() else _ELSEWHERE
+        tolerance = _OTHER_SIZES if other_sizes else tolerance
+        limit = (_COARSE if coarse else tolerance) * size
+        limit += (_COARSE_ROUNDING if coarse else _ROUNDING) * together
+        return (error <= limit) | ~known
+
+    @property
+    def rows(self) -> int:
+        """How many rows the joined tables have."""
+        return sum(self._lengths)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [t.shape[0] if t.shape.rank else 1 for t in self.tensors]
+
+    def _by_variable(self, values: tf.Tensor) -> tf.Tensor:
+        """The sums of the rows' values, for each variable."""
+        lengths = self._lengths
+        owners = tf.repeat(tf.range(len(lengths)), lengths)
+        return tf.math.unsorted_segment_sum(values, owners, len(lengths))
+
+
+def _rows_of(gradient: tf.Tensor) -> tf.Tensor:
+    return gradient if gradient.shape.rank else tf.reshape(gradient, [1])

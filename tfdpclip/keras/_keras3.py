@@ -175,6 +175,10 @@ def compiled_loss_of(model: Any) -> Any:
     return vars(model).get("loss")
 
 
+#: Whether weights of one axis less than losses are spread over the last one.
+SPREADS_WEIGHTS = False
+
+
 def is_compiled(model: Any) -> bool:
     """Whether a model has a loss of its own to compute."""
     return bool(getattr(model, "compiled", False))

@@ -140,6 +140,11 @@ def compiled_loss_of(model: Any) -> Any:
     return getattr(model, "loss", None)
 
 
+def share_of_replica(loss: Any) -> Any:
+    """What a loss does with its mean over a replica's part: the trainer scales it."""
+    return loss
+
+
 #: Whether weights of one axis less than losses are spread over the last one.
 SPREADS_WEIGHTS = True
 

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import saving  # noqa: F401
+from keras.src.losses.loss import scale_loss_for_distribution
 from keras.src.models.functional import Functional
 
 from tfdpclip._docs import see
@@ -174,6 +175,9 @@ def compiled_loss_of(model: Any) -> Any:
     # Without one, a model has a method of that name.
     return vars(model).get("loss")
 
+
+#: What a loss does with its mean over a replica's part of a batch.
+share_of_replica = scale_loss_for_distribution
 
 #: Whether weights of one axis less than losses are spread over the last one.
 SPREADS_WEIGHTS = False

@@ -130,10 +130,13 @@ class PerExampleLoss(tf.keras.losses.Loss):
                 else:
                     weights = weights * mask
             if losses.shape.rank == 1:
-                return tf.reduce_mean(losses if weights is None else losses * weights)
-            return self._averaged(losses, weights)
+                losses = losses if weights is None else losses * weights
+            else:
+                losses = self._averaged(losses, weights)
+            return _compat.share_of_replica(tf.reduce_mean(losses))
 
     def _averaged(self, losses, weights):
+        """One loss for each example."""
         axes = list(range(1, losses.shape.rank))
         if weights is None:
             weights = tf.ones_like(losses)
@@ -146,7 +149,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
             means = totals / tf.maximum(count, 1)
         # Padding has no entry that counts.
         present = tf.reduce_any(weights != 0, axes)
-        return tf.reduce_mean(tf.cast(present, means.dtype) * means)
+        return tf.cast(present, means.dtype) * means
 
     def get_config(self) -> dict[str, Any]:
         """The settings, such that ``from_config`` makes the same loss."""

@@ -176,8 +176,10 @@ def compiled_loss_of(model: Any) -> Any:
     return vars(model).get("loss")
 
 
-#: What a loss does with its mean over a replica's part of a batch.
-share_of_replica = scale_loss_for_distribution
+def share_of_replica(loss: Any) -> Any:
+    """What a loss does with its mean over a replica's part of a batch."""
+    return scale_loss_for_distribution(loss)
+
 
 #: Whether weights of one axis less than losses are spread over the last one.
 SPREADS_WEIGHTS = False

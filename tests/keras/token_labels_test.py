@@ -223,6 +223,27 @@ def test_labels_that_a_function_of_a_record_makes():
     trained(longer, change=change, jit_compile=False)
 
 
+def test_rows_that_fill_a_batch_up_add_nothing(monkeypatch):
+    found = []
+    for filled in (False, True):
+        if filled:
+            monkeypatch.setattr(drawer.Drawer, "varies", False)
+        tf.keras.utils.set_random_seed(5)
+        batches = sampling.Poisson(0.2).batches((TOKENS, LABELS, EACH), seed=4)
+        model = tagger()
+        optimizer = dpc.keras.DPSGD(
+            0.5, clip=0.3, noise_multiplier=0.0, expected_batch_size=12
+        )
+        model.compile(optimizer, crossentropy(), jit_compile=False)
+        budget = dpc.keras.PrivacyBudget(np.inf, 1e-3, batches)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(batches, verbose=0, callbacks=[budget])
+        found.append(model.get_weights())
+    for drawn, other in zip(*found, strict=True):
+        np.testing.assert_allclose(drawn, other, rtol=1e-5, atol=1e-6)
+
+
 class Fetched:
     def __init__(self, *parts):
         self.parts = parts

@@ -106,7 +106,7 @@ def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
     if flow.coupled is not None:
         op = flow.coupled
         by_batch_norm = op.type.startswith("FusedBatchNorm") or "/moments/" in op.name
-        otherwise = MASKED if _in_loss(op, tensor) else OTHERWISE
+        otherwise = MASKED if _counts_entries(op, tensor) else OTHERWISE
         advice = BATCH_NORM if by_batch_norm else _BY_TYPE.get(op.type, otherwise)
         raise ExampleIsolationError(
             f"The loss of one example depends on other examples: {op.name!r} "
@@ -116,11 +116,12 @@ def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
         )
 
 
-def _in_loss(op: tf.Operation, tensor: tf.Tensor) -> bool:
-    """Whether Keras does this where it computes and reduces a loss."""
+def _counts_entries(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether Keras does this where it reduces a loss, to what a mask leaves of it."""
     scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
     within = bool(scope and weighted) and op.name.startswith(scope)
-    return within or _keras_marks.COMPILED_LOSS in op.name
+    in_loss = within or _keras_marks.COMPILED_LOSS in op.name
+    return in_loss and op.type in ("Sum", "ScatterNd")
 
 
 def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:

@@ -13,7 +13,7 @@ from tests.stack import KERAS_3, MEAN
 from tfdpclip import sampling
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 from tfdpclip.keras import PerExampleLoss
-from tfdpclip.sampling import drawer
+from tfdpclip.sampling import drawer, record_map
 
 VOCABULARY, LENGTH, RECORDS = 6, 4, 60
 RNG = np.random.default_rng(0)
@@ -323,12 +323,12 @@ def test_weights_have_the_axes_of_losses(labels, weights, expected):
     assert shapes_of(TOKENS, labels, weights) == expected
 
 
-def several():
+def several(by_name=True):
     x = tf.keras.Input((LENGTH,), dtype="int32")
     h = L.Embedding(VOCABULARY, 3)(x)
     tags = L.Dense(VOCABULARY, name="tags")(h)
     kind = L.Dense(3, name="kind")(L.Flatten()(h))
-    return tf.keras.Model(x, {"tags": tags, "kind": kind})
+    return tf.keras.Model(x, {"tags": tags, "kind": kind} if by_name else [tags, kind])
 
 
 @pytest.mark.parametrize("weights", mostly_slow(["each"], ["none", "records", "each"]))
@@ -337,6 +337,41 @@ def test_several_outputs_have_weights_of_their_own(weights):
     labels = {"tags": LABELS, "kind": TOKENS[:, 0] % 3}
     losses = {"tags": crossentropy(), "kind": crossentropy()}
     trained((TOKENS, labels, *more[weights]), several, losses, jit_compile=False)
+
+
+def test_several_outputs_in_a_list_have_weights_in_a_tuple():
+    labels, losses = (LABELS, TOKENS[:, 0] % 3), [crossentropy(), crossentropy()]
+
+    def make():
+        return several(by_name=False)
+
+    trained((TOKENS, labels, (EACH, ROWS)), make, losses, jit_compile=False)
+    if KERAS_3:
+        labels = {"tags": labels[0], "kind": labels[1]}
+        weights = {"tags": EACH, "kind": ROWS}
+        match = r"\(y\['tags'\], y\['kind'\]\), \(sample_weight\['tags'\]"
+        with pytest.raises(ValueError, match=match):
+            trained((TOKENS, labels, weights), make, losses)
+
+
+def test_functions_of_records_leave_weights_of_several_shapes():
+    batches = sampling.FullBatch().batches((TOKENS, (LABELS, IMAGES), ROWS))
+    for change in (batches.map, batches.map_batches):
+        *_, weights = next(iter(change(lambda x, y: (x, y))))
+        assert [w.shape[1:] for w in weights] == [[1], [1, 1]]
+        for given in weights:
+            np.testing.assert_array_equal(np.ravel(given), ROWS)
+
+
+def test_class_weights_multiply_those_of_tokens():
+    def by_class(x, y):
+        return x, y, tf.constant([1.0, 3.0])
+
+    change = record_map.weighted_by_class(by_class)
+    for given in (EACH[:2], ROWS[:2, None], ROWS[:2], EACH[:2, :, None]):
+        _, _, weights = change(TOKENS[:2], LABELS[:2], tf.constant(given))
+        expected = given * np.reshape([1, 3], (2, *[1] * (given.ndim - 1)))
+        np.testing.assert_allclose(weights, expected)
 
 
 # What fits nothing is refused where it is given.

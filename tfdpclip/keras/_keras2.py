@@ -149,6 +149,12 @@ def share_of_replica(loss: Any) -> Any:
 SPREADS_WEIGHTS = True
 
 
+def takes_weights_by_name(model: Any) -> bool:
+    """Whether weights for several outputs may be a dict of the outputs' names."""
+    del model
+    return True
+
+
 def is_compiled(model: Any) -> bool:
     """Whether a model has a loss of its own to compute."""
     return getattr(model, "compiled_loss", None) is not None

@@ -185,6 +185,11 @@ def share_of_replica(loss: Any) -> Any:
 SPREADS_WEIGHTS = False
 
 
+def takes_weights_by_name(model: Any) -> bool:
+    """Whether weights for several outputs may be a dict of the outputs' names."""
+    return isinstance(getattr(model, "_outputs_struct", {}), dict)
+
+
 def is_compiled(model: Any) -> bool:
     """Whether a model has a loss of its own to compute."""
     return bool(getattr(model, "compiled", False))

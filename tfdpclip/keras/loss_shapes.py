@@ -14,8 +14,8 @@ from tfdpclip.keras import _compat
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
     """Raises ValueError where Keras could not multiply weights with losses.
 
-    Of models with one output whose shape is known; others Keras itself refuses, before
-    a step, in its own words.
+    Their shapes are looked at of models with one output whose shape is known; others
+    Keras itself refuses, before a step, in its own words.
 
     Args:
       model: a compiled model.
@@ -28,6 +28,16 @@ def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
 
 def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     loss, outputs = _compat.compiled_loss_of(model), getattr(model, "outputs", None)
+    if isinstance(weights, dict) and not _compat.takes_weights_by_name(model):
+        y, w = (
+            ", ".join(f"{part}[{name!r}]" for name in model.output_names)
+            for part in ("y", "sample_weight")
+        )
+        return (
+            "Keras 3 takes a dict of weights only for models whose outputs are a dict, "
+            "and this one's are a list: give tuples, in the order of the outputs, "
+            f"plan.batches((x, ({y}), ({w})))."
+        )
     if not loss or not outputs or len(outputs) > 1 or tf.nest.is_nested(loss):
         return None
     if not all(isinstance(spec, tf.TensorSpec) for spec in (labels, weights)):

@@ -12,6 +12,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
+from tfdpclip.keras.loss_shapes import refuse_misfit
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
@@ -84,9 +85,13 @@ class DrawCheck:
 
         Args:
           model: what is trained; metrics of it that count filled rows are warned of.
+
+        Raises:
+          ValueError: if weights of the batches fit no losses of the model.
         """
         if self.drawer is None:
             return 0
+        refuse_misfit(model, self.drawer.specs)
         # XLA compiles steps anew for every number of rows, and so do training functions
         # of one's own, perhaps; to eager code it is any number. What is static is taken
         # to be public. Where batches are clipped as one, rows of weight 0 are part of

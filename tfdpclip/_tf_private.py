@@ -325,3 +325,72 @@ def data_sets_of(iterator: Any) -> list[tf.data.Dataset]:
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
     """The tensor that stands for a data set."""
     return dataset._variant_tensor
+
+
+def has_records_by_index(dataset: tf.data.Dataset) -> bool:
+    """Whether `record_at` knows all steps of a pipeline, down to where it begins."""
+    kind = type(dataset).__name__
+    known = kind in _PLACES or kind in ("_TensorSliceDataset", "_RangeDataset")
+    dense = all(
+        isinstance(spec, tf.TensorSpec)
+        for spec in tf.nest.flatten(dataset.element_spec)
+    )
+    return known and dense and all(map(has_records_by_index, dataset._inputs()))
+
+
+def record_at(dataset: Any, index: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors of one record, as ops: what `tf.data.experimental.at` does in one.
+
+    That op costs as much as decoding a small image, and its functions are not made for
+    several threads at a time.
+
+    Args:
+      dataset: a pipeline that `has_records_by_index`.
+      index: of the record, below the pipeline's cardinality.
+    """
+    kind = type(dataset).__name__
+    if kind == "_TensorSliceDataset":
+        return [tensor[index] for tensor in dataset._tensors]
+    if kind == "_RangeDataset":
+        (spec,) = tf.nest.flatten(dataset.element_spec)
+        place = dataset._start + index * dataset._step
+        return [tf.cast(place, spec.dtype)]
+    place = _PLACES[kind](dataset, index)
+    found = [t for part in dataset._inputs() for t in record_at(part, place)]
+    mapped = getattr(dataset, "_map_func", None)
+    return found if mapped is None else list(mapped.function(*found))
+
+
+# Of the steps of a pipeline: which record of what is before them a record is made of.
+_PLACES: dict[str, Callable] = dict.fromkeys(
+    (
+        "_MapDataset",
+        "_OptionsDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_TakeDataset",
+        "_ZipDataset",
+    ),
+    lambda dataset, index: index,
+) | {
+    "_ShardDataset": lambda dataset, index: (
+        dataset._index + index * dataset._num_shards
+    ),
+    "_SkipDataset": lambda dataset, index: dataset._count + index,
+}
+
+
+def runs_in_order(dataset: Any) -> bool:
+    """Whether a pipeline has a map that must not run on several records at a time.
+
+    One that was not told to, and whose function calls Python or has other state.
+    """
+    if type(dataset).__name__ == "_MapDataset":
+        definition = dataset._map_func.function.graph.as_graph_def()
+        nodes = [*definition.node]
+        for function in definition.library.function:
+            nodes += function.node_def
+        known = [definition_of(node.op) for node in nodes]
+        if any(op is not None and op.is_stateful for op in known):
+            return True
+    return any(map(runs_in_order, dataset._inputs()))

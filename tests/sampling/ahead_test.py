@@ -1,0 +1,358 @@
+"""Records of pipelines are fetched together and ahead, and nobody can tell."""
+
+import collections
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.source_tree import ROOT
+from tfdpclip import sampling
+from tfdpclip.sampling import ahead, sources
+
+RECORDS = 60
+X = np.arange(1, RECORDS + 1, dtype=np.float32)[:, None] * [1.0, 10.0]
+X = X.astype(np.float32)
+Y = np.arange(1, RECORDS + 1)
+AUTOTUNE = tf.data.AUTOTUNE
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def through(function, calls=AUTOTUNE):
+    """A pipeline whose records go through a function of Python."""
+
+    def read(x, y):
+        x = tf.ensure_shape(tf.numpy_function(function, [x], tf.float32), [2])
+        return x, y
+
+    return slices().map(read, num_parallel_calls=calls)
+
+
+PIPELINES = {
+    "slices": slices,
+    "map": lambda: slices().map(lambda x, y: (x / 2, y)),
+    "maps": lambda: (
+        slices().map(lambda x, y: (x, y), AUTOTUNE).map(lambda x, y: (x[:1], y + 1), 2)
+    ),
+    "parts": lambda: slices().skip(7).take(40).shard(3, 1).map(lambda x, y: (x, y)),
+    "options": lambda: slices().prefetch(2).with_options(tf.data.Options()),
+    "zip": lambda: tf.data.Dataset.zip(
+        (slices().map(lambda x, y: x), {"a": slices().map(lambda x, y: y)})
+    ),
+    "range": lambda: tf.data.Dataset.range(3, 60, 4).map(lambda i: tf.cast(i, "int32")),
+    "lookup": lambda: tf.data.Dataset.range(60).map(lambda i: (tf.gather(X, i), i)),
+    "dict": lambda: slices().map(lambda x, y: ({"b": x, "a": y}, (y, x))),
+    "float64": lambda: slices().map(lambda x, y: tf.cast(x, tf.float64)),
+    "strings": lambda: slices().map(lambda x, y: (tf.strings.as_string(x), y)),
+    "a weight": lambda: slices().map(lambda x, y: (x, y, tf.cast(y, tf.float32))),
+    "unknown shape": lambda: slices().map(lambda x, y: (tf.boolean_mask(x, x > 0), y)),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("more", [0, 3])
+def test_records_fetched_together_are_those_fetched_one_by_one(name, more):
+    pipeline = PIPELINES[name]()
+    source = sources.open_source(pipeline)
+    assert type(source) is sources.StackedRecords
+    indices = np.random.default_rng(0).permutation(source.size)[:9]
+    source._read = None  # Not one by one.
+    found = source.take(indices, len(indices) + more)
+    single = sources.open_source(pipeline)
+    wanted = sources.Records.take(single, indices, len(indices) + more)
+    tf.nest.assert_same_structure(found, wanted)
+    for ours, other in zip(
+        tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True
+    ):
+        assert ours.dtype == other.dtype
+        np.testing.assert_array_equal(ours, other)
+
+
+def test_what_is_not_known_by_its_steps_is_fetched_one_by_one():
+    source = sources.open_source(slices().cache())
+    assert type(source) is sources.Records and source.threads == 0
+    np.testing.assert_array_equal(source.take(np.array([3, 1]), 2)[1], [4, 2])
+
+
+@pytest.mark.parametrize("calls, most", [(4, 4), (None, 1)])
+def test_maps_run_on_as_many_records_as_they_were_told(calls, most):
+    under_way, seen, lock = [0], [], threading.Lock()
+
+    def read(x):
+        with lock:
+            under_way[0] += 1
+            seen.append(under_way[0])
+        time.sleep(0.01)
+        with lock:
+            under_way[0] -= 1
+        return x
+
+    batches = sampling.Poisson(0.5).batches(through(read, calls), prefetch=0)
+    for _ in batches:
+        pass
+    # Two elements of two records at least, on one core.
+    assert (max(seen) == 1) if most == 1 else (max(seen) > 1)
+
+
+def schemes():
+    return {
+        "poisson": sampling.Poisson(0.1),
+        "fixed": sampling.FixedSize(7, RECORDS),
+        "shuffled": sampling.ShuffledEpochs(7, RECORDS),
+        "full": sampling.FullBatch(),
+        "separated": sampling.MinSeparation(RECORDS, 6, participations=2),
+        "cyclic": sampling.CyclicPoisson(RECORDS, 0.1, 5),
+    }
+
+
+def drawn(batches, looks):
+    """What iterators get that are dropped after so many elements."""
+    found = []
+    for look in looks:
+        for element in batches.take(look):
+            found.append([part.numpy() for part in element])
+    return found
+
+
+@pytest.mark.parametrize("name", schemes())
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_fetching_ahead_changes_no_element_of_any_iterator(name, pieces):
+    looks = [2 * pieces, 4 * pieces, pieces, 13 * pieces]
+    options = {"seed": 3, "accumulation_steps": pieces, "steps": 20}
+    found = []
+    for data in ((X, Y), slices()):
+        batches = schemes()[name].batches(data, **options)
+        found.append(drawn(batches, looks))
+        assert batches.next_step == 20
+        assert batches._drawer.delivered == 20 * pieces
+    for ours, other in zip(*found, strict=True):
+        for mine, wanted in zip(ours, other, strict=True):
+            np.testing.assert_array_equal(mine, wanted)
+
+
+def test_an_order_has_its_last_step_and_no_more():
+    scheme = sampling.MinSeparation(RECORDS, 30, participations=2)
+    batches = scheme.batches(slices(), steps=5)
+    stream = iter(batches)
+    assert len([next(stream) for _ in range(4)]) == 4
+    with pytest.raises(Exception, match="would have a record more than"):
+        next(stream)
+
+
+def settled(read):
+    """How many records were read, once no more are."""
+    before = -1
+    while before != len(read):
+        before = len(read)
+        time.sleep(0.2)
+    return before
+
+
+def test_two_elements_are_fetched_ahead_and_counted_when_they_are_taken():
+    read = []
+
+    def fetch(x):
+        read.append(x[0])
+        return x
+
+    scheme = sampling.ShuffledEpochs(6, RECORDS)
+    batches = scheme.batches(through(fetch), accumulation_steps=2)
+    settled(read)
+    read.clear()
+    stream = iter(batches)
+    next(stream)
+    assert settled(read) == 3 * 3
+    drawer = batches._drawer
+    assert (drawer.position, drawer.delivered) == (1, 1)
+    next(stream)
+    assert settled(read) == 4 * 3
+    assert len(set(read)) == len(read)
+
+
+def test_what_is_ahead_has_a_limit_in_bytes(monkeypatch):
+    assert sampling.Poisson(0.5).batches(slices())._drawer._ahead.elements == 2
+    monkeypatch.setattr(ahead, "BYTES", 70 * (2 * 4 + 8))
+    assert sampling.FullBatch().batches(slices())._drawer._ahead.elements == 1
+    monkeypatch.setattr(ahead, "BYTES", 50 * (2 * 4 + 8))
+    batches = sampling.FullBatch().batches(slices())
+    assert batches._drawer._ahead.elements == 0
+    np.testing.assert_array_equal(next(iter(batches))[0], X)
+
+
+@pytest.mark.parametrize("calls", [AUTOTUNE, None])
+def test_a_record_that_cannot_be_read_is_named_and_not_skipped(calls):
+    broken = [False]
+
+    def fetch(x):
+        if broken[0] and x[0] == 18:
+            raise OSError("gone")
+        return x
+
+    scheme = sampling.ShuffledEpochs(6, RECORDS)
+    batches = scheme.batches(through(fetch, calls), seed=1)
+    wanted = [row[0] for row in drawn(scheme.batches((X, Y), seed=1), [10])]
+    place = next(i for i, rows in enumerate(wanted) if 18 in rows[:, 0])
+    broken[0] = True
+    stream = iter(batches)
+    for rows in wanted[:place]:
+        np.testing.assert_array_equal(next(stream)[0], rows)
+    for _ in range(2):
+        with pytest.raises(Exception, match="record 17 could not be read.*gone"):
+            next(stream)
+        assert batches.next_step == batches._drawer.delivered == place
+        stream = iter(batches)
+    broken[0] = False
+    for rows in wanted[place:]:
+        np.testing.assert_array_equal(next(stream)[0], rows)
+
+
+def test_records_of_a_pipeline_must_have_one_shape():
+    pipeline = slices().map(lambda x, y: (tf.repeat(x, 1 + y // 40), y))
+    source = sources.open_source(pipeline)
+    with pytest.raises(ValueError, match="record 45 has shape .4,., record 0 had"):
+        source.take(np.array([2, 45]), 2)
+    with pytest.raises(ValueError, match="record 45 has shape .4,., record 0 had"):
+        source.take(np.array([45, 46]), 2)
+
+
+def test_draws_of_another_order_are_not_what_was_fetched_before():
+    scheme = sampling.ShuffledEpochs(6, RECORDS)
+    other, batches = (scheme.batches(slices()) for _ in range(2))
+    drawn(other, [1])
+    (first,) = drawn(scheme.batches((X, Y), seed=0), [1])
+    drawn(batches, [1])
+    batches._drawer.go_on(other._drawer.order, 0)
+    ours, wanted = drawn(batches, [9]), drawn(other, [9])
+    assert not np.array_equal(ours[0][0], first[0])
+    for mine, theirs in zip(ours, wanted, strict=True):
+        np.testing.assert_array_equal(mine[0], theirs[0])
+
+
+def test_rows_are_those_that_were_asked_for_last():
+    batches = sampling.Poisson(0.1).batches(slices(), prefetch=0)
+    for as_drawn in (False, True, False, True):
+        batches.take_as_drawn(as_drawn)
+        for _, _, weights in batches.take(3):
+            rows = max(1, int(np.sum(weights))) if as_drawn else batches._drawer.rows
+            assert len(weights) == rows
+
+
+class Files:
+    """Records that are read one by one, and say how."""
+
+    def __init__(self):
+        self.under_way, self.most, self.broken = 0, 0, None
+        self._lock = threading.Lock()
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        with self._lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(0.002)
+        with self._lock:
+            self.under_way -= 1
+        if index == self.broken:
+            raise OSError("gone")
+        return X[index], Y[index]
+
+
+class Several(Files):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __getitems__(self, indices):
+        self.calls.append(indices)
+        if self.broken in indices:
+            raise OSError("which?")
+        return [(X[i], Y[i]) for i in indices]
+
+
+@pytest.mark.parametrize("workers", [None, 1, 4])
+def test_objects_are_called_by_one_thread_unless_they_are_said_to_bear_more(workers):
+    files, scheme = Files(), sampling.ShuffledEpochs(6, RECORDS)
+    found = drawn(scheme.batches(files, seed=1, workers=workers), [10])
+    assert (files.most > 1) == (workers == 4)
+    wanted = drawn(scheme.batches((X, Y), seed=1), [10])
+    for ours, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours[0], other[0])
+        np.testing.assert_array_equal(ours[1], other[1])
+
+
+@pytest.mark.parametrize("kind, workers", [(Files, 4), (Several, 1), (Several, 4)])
+def test_a_record_that_one_of_several_threads_cannot_read_is_named(kind, workers):
+    files = kind()
+    batches = sampling.FullBatch().batches(files, workers=workers)
+    files.broken = 17
+    with pytest.raises(Exception, match="record 17 could not be read.*gone"):
+        next(iter(batches))
+    assert batches.next_step == 0
+    files.broken = None
+    np.testing.assert_array_equal(next(iter(batches))[0], X)
+
+
+def test_what_fetches_several_records_is_asked_for_all_of_an_element():
+    files = Several()
+    x, y, _ = next(iter(sampling.FullBatch().batches(files)))
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+    assert files.calls[0] == list(range(RECORDS))
+    Several.__getitems__, kept = lambda self, indices: [(X[0], 1)], Several.__getitems__
+    try:
+        with pytest.raises(Exception, match="gave 1 records for 60 indices"):
+            next(iter(sampling.FullBatch().batches(Several())))
+    finally:
+        Several.__getitems__ = kept
+
+
+@pytest.mark.parametrize("data", [(X, Y), slices(), slices().cache()], ids=str)
+def test_workers_of_what_needs_none_are_refused(data):
+    with pytest.raises(ValueError, match="workers is for objects with __getitem__"):
+        sampling.Poisson(0.1).batches(data, workers=2)
+    with pytest.raises(ValueError, match="workers"):
+        sampling.Poisson(0.1).batches(Files(), workers=0)
+
+
+@pytest.mark.parametrize("data, more", [(slices, {}), (Files, {"workers": 4})])
+def test_threads_end_with_the_batches_that_had_them(data, more):
+    def look():
+        batches = sampling.Poisson(0.1).batches(data(), **more)
+        collections.deque(batches.take(2), maxlen=0)
+        next(iter(batches))
+
+    def threads():
+        gc.collect()
+        return [t for t in threading.enumerate() if t.name.startswith("records")]
+
+    before = len(threads())
+    for _ in range(20):
+        look()
+    deadline = time.time() + 20
+    while len(threads()) > before and time.time() < deadline:
+        time.sleep(0.1)
+    assert len(threads()) <= before
+
+
+@pytest.mark.slow
+def test_a_program_that_stops_in_the_middle_ends():
+    program = """
+import numpy as np, tensorflow as tf
+from tfdpclip import sampling
+data = tf.data.Dataset.range(100).map(
+    lambda i: tf.gather(tf.random.normal([100, 9]), i), tf.data.AUTOTUNE)
+streams = [iter(sampling.Poisson(0.5).batches(data).repeat()) for _ in range(3)]
+for stream in streams:
+    next(stream)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)

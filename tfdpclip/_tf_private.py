@@ -328,7 +328,7 @@ def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
 
 
 def has_records_by_index(dataset: tf.data.Dataset) -> bool:
-    """Whether `record_at` knows all steps of a pipeline, down to where it begins."""
+    """Whether `slices_at` and `record_of` know all steps of a pipeline."""
     kind = type(dataset).__name__
     known = kind in _PLACES or kind in ("_TensorSliceDataset", "_RangeDataset")
     dense = all(
@@ -338,30 +338,40 @@ def has_records_by_index(dataset: tf.data.Dataset) -> bool:
     return known and dense and all(map(has_records_by_index, dataset._inputs()))
 
 
-def record_at(dataset: Any, index: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors of one record, as ops: what `tf.data.experimental.at` does in one.
-
-    That op costs as much as decoding a small image, and its functions are not made for
-    several threads at a time.
+def slices_at(dataset: Any, indices: tf.Tensor) -> list[tf.Tensor]:
+    """What records of a pipeline are made of, where it begins.
 
     Args:
       dataset: a pipeline that `has_records_by_index`.
-      index: of the record, below the pipeline's cardinality.
+      indices: of the records, each below the pipeline's cardinality.
     """
     kind = type(dataset).__name__
     if kind == "_TensorSliceDataset":
-        return [tensor[index] for tensor in dataset._tensors]
+        return [tf.gather(tensor, indices) for tensor in dataset._tensors]
     if kind == "_RangeDataset":
         (spec,) = tf.nest.flatten(dataset.element_spec)
-        place = dataset._start + index * dataset._step
-        return [tf.cast(place, spec.dtype)]
-    place = _PLACES[kind](dataset, index)
-    found = [t for part in dataset._inputs() for t in record_at(part, place)]
+        return [tf.cast(dataset._start + indices * dataset._step, spec.dtype)]
+    places = _PLACES[kind](dataset, indices)
+    return [t for part in dataset._inputs() for t in slices_at(part, places)]
+
+
+def record_of(dataset: Any, slices: Iterator[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors of a record, by the maps of its pipeline.
+
+    Args:
+      dataset: a pipeline that `has_records_by_index`.
+      slices: what the record is made of, as `slices_at` has it.
+    """
+    if type(dataset).__name__ == "_TensorSliceDataset":
+        return [next(slices) for _ in dataset._tensors]
+    if type(dataset).__name__ == "_RangeDataset":
+        return [next(slices)]
+    found = [t for part in dataset._inputs() for t in record_of(part, slices)]
     mapped = getattr(dataset, "_map_func", None)
     return found if mapped is None else list(mapped.function(*found))
 
 
-# Of the steps of a pipeline: which record of what is before them a record is made of.
+# Of the steps of a pipeline: which records of what is before them records are made of.
 _PLACES: dict[str, Callable] = dict.fromkeys(
     (
         "_MapDataset",
@@ -371,26 +381,36 @@ _PLACES: dict[str, Callable] = dict.fromkeys(
         "_TakeDataset",
         "_ZipDataset",
     ),
-    lambda dataset, index: index,
+    lambda dataset, indices: indices,
 ) | {
-    "_ShardDataset": lambda dataset, index: (
-        dataset._index + index * dataset._num_shards
+    "_ShardDataset": lambda dataset, indices: (
+        dataset._index + indices * dataset._num_shards
     ),
-    "_SkipDataset": lambda dataset, index: dataset._count + index,
+    "_SkipDataset": lambda dataset, indices: dataset._count + indices,
 }
 
 
-def runs_in_order(dataset: Any) -> bool:
-    """Whether a pipeline has a map that must not run on several records at a time.
+# They are stateful only where what they call is.
+_CALLS = frozenset(("Assert", "Case", "If", "StatefulPartitionedCall", "While"))
 
-    One that was not told to, and whose function calls Python or has other state.
+
+def may_overlap(dataset: Any) -> bool:
+    """Whether the maps of a pipeline can all be scheduled at once, on many records.
+
+    Not where a function calls Python, or iterates a data set: it holds a thread, and
+    waits for others of the same threads. Nor where it has other state, and the map was
+    given no `num_parallel_calls`.
     """
-    if type(dataset).__name__ == "_MapDataset":
-        definition = dataset._map_func.function.graph.as_graph_def()
-        nodes = [*definition.node]
+    mapped = getattr(dataset, "_map_func", None)
+    if mapped is not None:
+        definition = mapped.function.graph.as_graph_def()
+        kinds = {node.op for node in definition.node}
         for function in definition.library.function:
-            nodes += function.node_def
-        known = [definition_of(node.op) for node in nodes]
-        if any(op is not None and op.is_stateful for op in known):
-            return True
-    return any(map(runs_in_order, dataset._inputs()))
+            kinds.update(node.op for node in function.node_def)
+        if any("PyFunc" in k or "Dataset" in k or "Iterator" in k for k in kinds):
+            return False
+        ops = [definition_of(kind) for kind in kinds - _CALLS]
+        stateful = any(op is None or op.is_stateful for op in ops)
+        if stateful and type(dataset).__name__ != "_ParallelMapDataset":
+            return False
+    return all(map(may_overlap, dataset._inputs()))

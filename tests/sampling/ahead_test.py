@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -26,14 +27,17 @@ def slices():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
-def through(function, calls=AUTOTUNE):
-    """A pipeline whose records go through a function of Python."""
+def files_in(folder):
+    """The records as files, and a pipeline that reads them."""
+    paths = [str(folder / f"{i}") for i in range(RECORDS)]
+    for path, row in zip(paths, X, strict=True):
+        tf.io.write_file(path, tf.io.serialize_tensor(row))
 
-    def read(x, y):
-        x = tf.ensure_shape(tf.numpy_function(function, [x], tf.float32), [2])
-        return x, y
+    def read(path, label):
+        row = tf.io.parse_tensor(tf.io.read_file(path), tf.float32)
+        return tf.ensure_shape(row, [2]), label
 
-    return slices().map(read, num_parallel_calls=calls)
+    return paths, tf.data.Dataset.from_tensor_slices((paths, Y)).map(read, AUTOTUNE)
 
 
 PIPELINES = {
@@ -53,6 +57,12 @@ PIPELINES = {
     "float64": lambda: slices().map(lambda x, y: tf.cast(x, tf.float64)),
     "strings": lambda: slices().map(lambda x, y: (tf.strings.as_string(x), y)),
     "a weight": lambda: slices().map(lambda x, y: (x, y, tf.cast(y, tf.float32))),
+    "branches": lambda: slices().map(
+        lambda x, y: (tf.cond(y % 2 == 0, lambda: x, lambda: -x), y)
+    ),
+    "loops": lambda: slices().map(
+        lambda x, y: (x, tf.while_loop(lambda i: i < 70, lambda i: [i + y], [y])[0])
+    ),
     "unknown shape": lambda: slices().map(lambda x, y: (tf.boolean_mask(x, x > 0), y)),
 }
 
@@ -76,30 +86,43 @@ def test_records_fetched_together_are_those_fetched_one_by_one(name, more):
         np.testing.assert_array_equal(ours, other)
 
 
-def test_what_is_not_known_by_its_steps_is_fetched_one_by_one():
-    source = sources.open_source(slices().cache())
-    assert type(source) is sources.Records and source.threads == 0
+def random(x, y):
+    return x + tf.random.uniform([2]), y
+
+
+@pytest.mark.parametrize(
+    "pipeline, together",
+    [
+        (lambda: slices().map(random, AUTOTUNE), True),
+        (lambda: slices().map(random), False),
+        (lambda: slices().cache(), False),
+        (lambda: slices().concatenate(slices()), False),
+    ],
+    ids=["told", "not told", "cache", "concatenate"],
+)
+def test_what_must_be_read_in_order_is_fetched_one_by_one(pipeline, together):
+    source = sources.open_source(pipeline())
+    assert (type(source) is sources.StackedRecords) == together
+    assert source.threads == (2 if together else 0)
     np.testing.assert_array_equal(source.take(np.array([3, 1]), 2)[1], [4, 2])
 
 
-@pytest.mark.parametrize("calls, most", [(4, 4), (None, 1)])
-def test_maps_run_on_as_many_records_as_they_were_told(calls, most):
-    under_way, seen, lock = [0], [], threading.Lock()
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="tf.data.experimental.at needs two"
+)
+def test_python_that_waits_for_tensorflow_gets_its_thread():
+    """As many threads that hold one each, and wait for one more, wait for ever."""
 
-    def read(x):
-        with lock:
-            under_way[0] += 1
-            seen.append(under_way[0])
-        time.sleep(0.01)
-        with lock:
-            under_way[0] -= 1
-        return x
+    @tf.function
+    def inner(x):
+        return tf.map_fn(tf.math.square, x)
 
-    batches = sampling.Poisson(0.5).batches(through(read, calls), prefetch=0)
-    for _ in batches:
-        pass
-    # Two elements of two records at least, on one core.
-    assert (max(seen) == 1) if most == 1 else (max(seen) > 1)
+    def through_python(x, y):
+        return tf.ensure_shape(tf.py_function(inner, [x], tf.float32), [2]), y
+
+    batches = sampling.FullBatch().batches(slices().map(through_python, AUTOTUNE))
+    for x, _, _ in batches.repeat().take(3):
+        np.testing.assert_array_equal(x, X**2)
 
 
 def schemes():
@@ -147,34 +170,25 @@ def test_an_order_has_its_last_step_and_no_more():
         next(stream)
 
 
-def settled(read):
-    """How many records were read, once no more are."""
-    before = -1
-    while before != len(read):
-        before = len(read)
-        time.sleep(0.2)
-    return before
-
-
 def test_two_elements_are_fetched_ahead_and_counted_when_they_are_taken():
-    read = []
-
-    def fetch(x):
-        read.append(x[0])
-        return x
-
-    scheme = sampling.ShuffledEpochs(6, RECORDS)
-    batches = scheme.batches(through(fetch), accumulation_steps=2)
-    settled(read)
-    read.clear()
+    batches = sampling.ShuffledEpochs(6, RECORDS).batches(
+        slices(), accumulation_steps=2
+    )
+    drawer, read = batches._drawer, []
+    take = drawer.source.take
+    drawer.source.take = lambda indices, rows: (
+        read.append(indices.tolist()) or take(indices, rows)
+    )
     stream = iter(batches)
-    next(stream)
-    assert settled(read) == 3 * 3
-    drawer = batches._drawer
-    assert (drawer.position, drawer.delivered) == (1, 1)
-    next(stream)
-    assert settled(read) == 4 * 3
-    assert len(set(read)) == len(read)
+    for taken in (1, 2, 3):
+        next(stream)
+        deadline = time.time() + 20
+        while len(read) < taken + 2 and time.time() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert len(read) == taken + 2
+        assert (drawer.position, drawer.delivered) == (taken, taken)
+    assert len(set(sum(read, []))) == 5 * 3
 
 
 def test_what_is_ahead_has_a_limit_in_bytes(monkeypatch):
@@ -187,29 +201,22 @@ def test_what_is_ahead_has_a_limit_in_bytes(monkeypatch):
     np.testing.assert_array_equal(next(iter(batches))[0], X)
 
 
-@pytest.mark.parametrize("calls", [AUTOTUNE, None])
-def test_a_record_that_cannot_be_read_is_named_and_not_skipped(calls):
-    broken = [False]
-
-    def fetch(x):
-        if broken[0] and x[0] == 18:
-            raise OSError("gone")
-        return x
-
+def test_a_record_that_cannot_be_read_is_named_and_not_skipped(tmp_path):
+    paths, pipeline = files_in(tmp_path)
     scheme = sampling.ShuffledEpochs(6, RECORDS)
-    batches = scheme.batches(through(fetch, calls), seed=1)
+    batches = scheme.batches(pipeline, seed=1)
     wanted = [row[0] for row in drawn(scheme.batches((X, Y), seed=1), [10])]
     place = next(i for i, rows in enumerate(wanted) if 18 in rows[:, 0])
-    broken[0] = True
+    tf.io.gfile.rename(paths[17], paths[17] + ".away")
     stream = iter(batches)
     for rows in wanted[:place]:
         np.testing.assert_array_equal(next(stream)[0], rows)
     for _ in range(2):
-        with pytest.raises(Exception, match="record 17 could not be read.*gone"):
+        with pytest.raises(Exception, match="record 17 could not be read.*NotFound"):
             next(stream)
         assert batches.next_step == batches._drawer.delivered == place
         stream = iter(batches)
-    broken[0] = False
+    tf.io.gfile.rename(paths[17] + ".away", paths[17])
     for rows in wanted[place:]:
         np.testing.assert_array_equal(next(stream)[0], rows)
 

@@ -1,4 +1,4 @@
-"""Many records of a `tf.data` pipeline at once, by `tf.data` itself."""
+"""Many records of a `tf.data` pipeline at once."""
 
 from __future__ import annotations
 
@@ -11,33 +11,38 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 
 
-def fetch_many(dataset: tf.data.Dataset) -> tuple[Callable, bool] | None:
-    """What fetches records of a pipeline by their indices.
+def fetch_many(dataset: tf.data.Dataset) -> Callable[[np.ndarray], Any] | None:
+    """What fetches records of a pipeline by their indices, stacked in that order.
 
-    Maps run as many records at a time as `tf.data` finds good, in the order of the
-    indices; a map that was given no `num_parallel_calls` runs one at a time where its
-    function has state or calls Python.
+    The pipeline's maps run on as many records at a time as TensorFlow has threads, by
+    one op, whose function is made ready once; a data set for every element would make
+    it ready for each.
 
     Returns:
-      A function from indices to the records, stacked; and whether it may be called in
-      several threads at a time. None if single records are all that the pipeline has.
+      None if the pipeline has steps whose records are not known by their indices, or
+      maps that must not, or cannot, run on several records at a time.
     """
-    if not _tf_private.has_records_by_index(dataset):
+    known = _tf_private.has_records_by_index(dataset)
+    if not (known and _tf_private.may_overlap(dataset)):
         return None
-    parallel = not _tf_private.runs_in_order(dataset)
-    how = (
-        {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-        if parallel
-        else {}
-    )
+    specs = tf.nest.flatten(dataset.element_spec)
 
-    def record(index):
-        parts = _tf_private.record_at(dataset, index)
-        return tf.nest.pack_sequence_as(dataset.element_spec, parts)
+    def record(*slices):
+        return tuple(_tf_private.record_of(dataset, iter(slices)))
 
     def records(indices):
-        found = tf.data.Dataset.from_tensor_slices(indices).map(record, **how)
-        return found.batch(tf.size(indices, tf.int64)).get_single_element()
+        slices = _tf_private.slices_at(dataset, indices)
+        function = tf.function(record, autograph=False).get_concrete_function(
+            *(tf.TensorSpec(part.shape[1:], part.dtype) for part in slices)
+        )
+        found = tf.raw_ops.MapDefun(
+            arguments=slices,
+            captured_inputs=function.captured_inputs,
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+            f=function,
+        )
+        return tf.nest.pack_sequence_as(dataset.element_spec, found)
 
     # A GPU would copy every record.
     with tf.device("/cpu:0"):
@@ -45,9 +50,9 @@ def fetch_many(dataset: tf.data.Dataset) -> tuple[Callable, bool] | None:
             records, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False
         ).get_concrete_function()
 
-    def fetch(indices: np.ndarray) -> Any:
+    def fetch(indices):
         with tf.device("/cpu:0"):
             found = stacked(tf.constant(indices, tf.int64))
         return tf.nest.map_structure(np.asarray, found)
 
-    return fetch, parallel
+    return fetch

@@ -6,10 +6,8 @@ It is long because every kind of data that `batches` takes is opened and checked
 from __future__ import annotations
 
 import abc
-import contextlib
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -237,19 +235,12 @@ class StackedRecords(Records):
         size: int,
         fetch: Callable[[int], Structure],
         fetch_all: Callable[[np.ndarray], Structure],
-        threads: int,
     ):
         super().__init__(size, fetch)
         self._fetch_all = fetch_all
-        self.threads = threads
-        # Of what must run in order: who asks from another thread waits.
-        self._turn: Any = threading.Lock() if threads == 1 else contextlib.nullcontext()
+        self.threads = ahead.ELEMENTS
 
     def take(self, indices, rows):
-        with self._turn:
-            return self._taken(indices, rows)
-
-    def _taken(self, indices, rows):
         if not len(indices):
             return super().take(indices, rows)
         try:
@@ -298,11 +289,10 @@ def _dataset_source(dataset) -> Records:
             "build it from tensor slices (and maps of those), or give arrays."
         ) from error
     _check_gives_records(dataset)
-    together = pipelines.fetch_many(dataset)
-    if together is None:
+    fetch_all = pipelines.fetch_many(dataset)
+    if fetch_all is None:
         return Records(size, fetch)
-    fetch_many, parallel = together
-    return StackedRecords(size, fetch, fetch_many, ahead.ELEMENTS if parallel else 1)
+    return StackedRecords(size, fetch, fetch_all)
 
 
 # Steps of a pipeline after which an element is still one record, and is there once.

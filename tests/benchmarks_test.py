@@ -24,6 +24,7 @@ from benchmarks import (
     growth,
     memory,
     op_times,
+    records,
     replicas,
     roofline,
     scaling,
@@ -559,6 +560,23 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     whole_fit.main(arguments)
     with pytest.raises(SystemExit):
         whole_fit.main(["--models=none"])
+
+
+def test_records_from_disk_are_counted_and_not_rows(tmp_path, capsys):
+    paths = records.write_files(tmp_path, 12, 8)
+    for variant in records.VARIANTS:
+        stream = records._elements(variant, paths, 8, 4)
+        counts = [next(stream) for _ in range(40)]
+        # Of 160 on average; binomial draws are 50 off less than once in 10^5.
+        assert 110 < sum(counts) < 210, variant
+    told = ["--files=12", "--side=8", "--batch_size=4", "--seconds=0.01", "--turns=1"]
+    records.main([*told, "--cores=1", f"--output_dir={tmp_path}"])
+    rows = list(csv.DictReader((tmp_path / "records.csv").open()))
+    assert [row["variant"] for row in rows] == list(records.VARIANTS)
+    assert all(float(row["images_per_s"]) > 0 for row in rows)
+    with pytest.raises(SystemExit):
+        records.main([*told, "--cores=1000"])
+    assert "--cores: there are" in capsys.readouterr().err
 
 
 def test_every_row_is_repeated_by_flags_that_exist(tmp_path, monkeypatch, capsys):

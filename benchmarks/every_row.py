@@ -59,6 +59,7 @@ PARTS: tuple[tuple[str, ...], ...] = (
         *("--peers=", f"--modes={_CHECKED}"),
     ),
     ("whole_fit",),
+    ("records",),
     ("op_times",),
     ("scaling",),
     (

@@ -24,6 +24,7 @@ from benchmarks import (
     growth,
     memory,
     op_times,
+    records,
     replicas,
     roofline,
     scaling,
@@ -587,6 +588,23 @@ def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, caps
     assert capsys.readouterr().out == ""
     with pytest.raises(SystemExit):
         to_accuracy.main(["--libraries=none"])
+
+
+def test_records_from_disk_are_counted_and_not_rows(tmp_path, capsys):
+    paths = records.write_files(tmp_path, 12, 8)
+    for variant in records.VARIANTS:
+        stream = records._elements(variant, paths, 8, 4)
+        counts = [next(stream) for _ in range(40)]
+        # Of 160 on average; binomial draws are 60 off less than once in 10^8.
+        assert 100 < sum(counts) < 220, variant
+    told = ["--files=12", "--side=8", "--batch_size=4", "--seconds=0.01", "--turns=1"]
+    records.main([*told, "--cores=1", f"--output_dir={tmp_path}"])
+    rows = list(csv.DictReader((tmp_path / "records.csv").open()))
+    assert [row["variant"] for row in rows] == list(records.VARIANTS)
+    assert all(float(row["images_per_s"]) > 0 for row in rows)
+    with pytest.raises(SystemExit):
+        records.main([*told, "--cores=1000"])
+    assert "--cores: there are" in capsys.readouterr().err
 
 
 def test_every_row_is_repeated_by_flags_that_exist(tmp_path, monkeypatch, capsys):

@@ -339,3 +339,92 @@ def data_sets_of(iterator: Any) -> list[tf.data.Dataset]:
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
     """The tensor that stands for a data set."""
     return dataset._variant_tensor
+
+
+def has_records_by_index(dataset: tf.data.Dataset) -> bool:
+    """Whether `slices_at` and `record_of` know all steps of a pipeline."""
+    kind = type(dataset).__name__
+    known = kind in _PLACES or kind in ("_TensorSliceDataset", "_RangeDataset")
+    dense = all(
+        isinstance(spec, tf.TensorSpec)
+        for spec in tf.nest.flatten(dataset.element_spec)
+    )
+    return known and dense and all(map(has_records_by_index, dataset._inputs()))
+
+
+def slices_at(dataset: Any, indices: tf.Tensor) -> list[tf.Tensor]:
+    """What records of a pipeline are made of, where it begins.
+
+    Args:
+      dataset: a pipeline that `has_records_by_index`.
+      indices: of the records, each below the pipeline's cardinality.
+    """
+    kind = type(dataset).__name__
+    if kind == "_TensorSliceDataset":
+        return [tf.gather(tensor, indices) for tensor in dataset._tensors]
+    if kind == "_RangeDataset":
+        (spec,) = tf.nest.flatten(dataset.element_spec)
+        return [tf.cast(dataset._start + indices * dataset._step, spec.dtype)]
+    places = _PLACES[kind](dataset, indices)
+    return [t for part in dataset._inputs() for t in slices_at(part, places)]
+
+
+def record_of(dataset: Any, slices: Iterator[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors of a record, by the maps of its pipeline.
+
+    Args:
+      dataset: a pipeline that `has_records_by_index`.
+      slices: what the record is made of, as `slices_at` has it.
+    """
+    if type(dataset).__name__ == "_TensorSliceDataset":
+        return [next(slices) for _ in dataset._tensors]
+    if type(dataset).__name__ == "_RangeDataset":
+        return [next(slices)]
+    found = [t for part in dataset._inputs() for t in record_of(part, slices)]
+    mapped = getattr(dataset, "_map_func", None)
+    return found if mapped is None else list(mapped.function(*found))
+
+
+# Of the steps of a pipeline: which records of what is before them records are made of.
+_PLACES: dict[str, Callable] = dict.fromkeys(
+    (
+        "_MapDataset",
+        "_OptionsDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_TakeDataset",
+        "_ZipDataset",
+    ),
+    lambda dataset, indices: indices,
+) | {
+    "_ShardDataset": lambda dataset, indices: (
+        dataset._index + indices * dataset._num_shards
+    ),
+    "_SkipDataset": lambda dataset, indices: dataset._count + indices,
+}
+
+
+# They are stateful only where what they call is.
+_CALLS = frozenset(("Assert", "Case", "If", "StatefulPartitionedCall", "While"))
+
+
+def may_overlap(dataset: Any) -> bool:
+    """Whether the maps of a pipeline can all be scheduled at once, on many records.
+
+    Not where a function calls Python, or iterates a data set: it holds a thread, and
+    waits for others of the same threads. Nor where it has other state, and the map was
+    given no `num_parallel_calls`.
+    """
+    mapped = getattr(dataset, "_map_func", None)
+    if mapped is not None:
+        definition = mapped.function.graph.as_graph_def()
+        kinds = {node.op for node in definition.node}
+        for function in definition.library.function:
+            kinds.update(node.op for node in function.node_def)
+        if any("PyFunc" in k or "Dataset" in k or "Iterator" in k for k in kinds):
+            return False
+        ops = [definition_of(kind) for kind in kinds - _CALLS]
+        stateful = any(op is None or op.is_stateful for op in ops)
+        if stateful and type(dataset).__name__ != "_ParallelMapDataset":
+            return False
+    return all(map(may_overlap, dataset._inputs()))

@@ -277,6 +277,7 @@ SAMPLING = {
         initial_step=0,
         seed=1,
         prefetch=0,
+        workers=None,
     ),
 }
 

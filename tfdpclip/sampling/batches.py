@@ -19,6 +19,9 @@ from tfdpclip.sampling.elements import REFUSED as _REFUSED
 from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
+# More threads of Python than this only wait for each other.
+MOST_WORKERS = 1024
+
 
 class Batches(tf.data.Dataset):
     """A `tf.data.Dataset` of (x, y, sample_weight), drawn by a sampling scheme.
@@ -70,6 +73,9 @@ class Batches(tf.data.Dataset):
       seed: Fixes the draws. For experiments only.
       prefetch: Elements to gather ahead. By default 1 where that cannot misalign
         anything, else 0.
+      workers: Of data with `__getitem__`: how many threads may call it at a time. 1 by
+        default, since not every such object can be called by several: two that seek
+        in one file get each other's records.
 
     Raises:
       ValueError: If an argument is out of range, the data do not fit the scheme, the
@@ -98,6 +104,7 @@ class Batches(tf.data.Dataset):
         initial_step: int = 0,
         seed: int | None = None,
         prefetch: int | None = None,
+        workers: int | None = None,
     ):
         if not isinstance(scheme, SamplingScheme):
             raise ValueError(
@@ -111,7 +118,9 @@ class Batches(tf.data.Dataset):
         initial_step = _arguments.integer("initial_step", initial_step)
         if seed is not None:
             seed = _arguments.integer("seed", seed)
-        source = sources.open_source(data)
+        if workers is not None:
+            workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
+        source = sources.open_source(data, workers)
         by_group = independent_groups and accumulation_steps > 1
         drawn, rows = room_for(
             scheme, source.size, physical_batch_size, accumulation_steps, by_group

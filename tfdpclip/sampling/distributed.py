@@ -38,6 +38,7 @@ class Part(Source):
         self._shards = shards
         self.size = len(range(shard, whole.size, shards))
         self.row_spec = whole.row_spec
+        self.threads = whole.threads
 
     def fingerprint(self) -> int:
         """A number that other records, or another order of them, hardly have.

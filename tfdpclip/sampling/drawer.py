@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights, sources
+from tfdpclip.sampling.ahead import Ahead
 from tfdpclip.sampling.base import NeighboringRelation
 from tfdpclip.sampling.draw_key import DrawKey
 
@@ -86,7 +87,7 @@ class Drawer:
         # took the rest of a step.
         self._first: Taker | None = None
         self._shared = False
-        self._drawn: tuple[int, list[np.ndarray]] | None = None
+        self._ahead = Ahead(source, rows, pieces)
         # Of a fixed order that is gathered ahead: who has its steps.
         self._order_of: Taker | None = None
         # Whether a run began, and another matrix of noise with it, since it has them.
@@ -123,6 +124,11 @@ class Drawer:
         """Keeps in mind who shows these draws; see `take_as_drawn`."""
         self._shown.add(batches)
 
+    @property
+    def specs(self) -> list[Any]:
+        """What the elements are of everybody who shows these draws."""
+        return [batches.element_spec for batches in self._shown]
+
     def take_as_drawn(
         self, as_drawn: bool, during: types.FrameType | None = None
     ) -> None:
@@ -134,13 +140,6 @@ class Drawer:
             error ended it, get filled elements.
         """
         self._during = during if as_drawn else None
-    @property
-    def specs(self) -> list[Any]:
-        """What the elements are of everybody who shows these draws."""
-        return [batches.element_spec for batches in self._shown]
-
-    def take_as_drawn(self, as_drawn: bool) -> None:
-        """Of the iterators to come: whether elements are as long as what was drawn."""
         for batches in self._shown:
             batches.take_as_drawn(as_drawn)
 
@@ -220,7 +219,7 @@ class Drawer:
                 "need from batches of their own."
             )
         self._key, self._first_step = self._key_of(order), first
-        self._drawn = None
+        self._ahead.forget()
 
     def _key_of(self, order: dict) -> DrawKey:
         if order["key"] is None:
@@ -232,12 +231,14 @@ class Drawer:
         """Skips the rest of a step that was begun."""
         self.position += -self.position % self.pieces
 
-    def _divided(self, indices, step) -> list[np.ndarray]:
-        """The records of each element of a step."""
+    def _records_of(self, step: int) -> list[np.ndarray]:
+        """The records of each element of a step, the same whenever it is asked for."""
+        place = step - self._first_step
+        indices = self.scheme._draw(self._key, self.source.size, place)
         if not self.by_group:
             starts = range(0, self.pieces * self.rows, self.rows)
             return [indices[start : start + self.rows] for start in starts]
-        rng = self._key.rng(step - self._first_step, purpose=1)
+        rng = self._key.rng(place, purpose=1)
         indices = rng.permutation(indices)
         group = rng.integers(0, self.pieces, len(indices))
         return [indices[group == piece][: self.rows] for piece in range(self.pieces)]
@@ -307,17 +308,10 @@ class Drawer:
             self._hold_order(taker)
         place_for = self._whole_step_for if self.runs_ahead else self._place_for
         step, piece = place_for(taker)
-        if self._drawn is None or self._drawn[0] != step:
-            indices = self.scheme._draw(
-                self._key, self.source.size, step - self._first_step
-            )
-            self._drawn = (step, self._divided(indices, step))
-        indices = self._drawn[1][piece]
-        # One row, of weight 0, where nobody was drawn.
-        rows = max(1, len(indices)) if as_drawn else self.rows
-        parts = self.source.take(indices, rows)
+        place = step * self.pieces + piece
+        element = self._ahead.element(place, as_drawn, self._records_of)
         self.delivered += 1
-        return indices, rows, parts
+        return element
 
     def next_element(self, taker: Taker | None = None, as_drawn: bool = False):
         """The next physical batch for an iterator.

@@ -1,15 +1,21 @@
-"""Random access to whatever holds the records."""
+"""Random access to whatever holds the records.
+
+It is long because every kind of data that `batches` takes is opened and checked here.
+"""
 
 from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from tfdpclip._docs import see
+from tfdpclip.sampling import ahead
 from tfdpclip.sampling.row_weights import check_values, names
 
 Structure = Any
@@ -28,6 +34,15 @@ class Source(abc.ABC):
     size: int
     #: One `(row_shape, dtype)` per part, in the structure (x,), (x, y) or (x, y, w).
     row_spec: tuple[Structure, ...]
+    #: How many calls of `take` at a time are worth a thread each, before anybody asks
+    #: for them; 0 where records are there at once, or must be asked for in turn.
+    threads = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """How many bytes a record has, of a text those of where it is."""
+        specs = [spec for part in self.row_spec for spec in _specs(part)]
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
     def kept(self) -> Source:
         """The same records, in their order, whatever the caller does to the arrays.
@@ -47,21 +62,35 @@ class Source(abc.ABC):
         """Returns the given records, followed by zero rows up to `rows`."""
 
 
-def open_source(data: Any) -> Source:
+def open_source(data: Any, workers: int | None = None) -> Source:
     """Returns a source for arrays, nests of arrays, sequences or `tf.data`.
 
     Args:
       data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays (each may be a dict or
         tuple of arrays); a dict of arrays, taken as x; a random-access
         `tf.data.Dataset` of unbatched records; or any object with `__len__` and
-        `__getitem__` whose items are records.
+        `__getitem__` whose items are records (with `__getitems__`, several).
+      workers: how many threads may call that object at a time. 1 by default: a file
+        that two threads seek in gives one the record of the other, and no error.
 
     Returns:
       The source.
 
     Raises:
-      ValueError: If the data are empty, of unequal lengths, or not random access.
+      ValueError: If the data are empty, of unequal lengths, or not random access, or
+        workers are for something else.
     """
+    source = _opened(data, 1 if workers is None else workers)
+    called = type(source) is Records and not hasattr(data, "element_spec")
+    if workers is not None and not called:
+        raise ValueError(
+            "workers is for objects with __getitem__: arrays need none, and a tf.data "
+            "pipeline says it itself, map(..., num_parallel_calls=tf.data.AUTOTUNE)."
+        )
+    return source
+
+
+def _opened(data: Any, workers: int) -> Source:
     if isinstance(data, tuple):
         if not 1 <= len(data) <= 3:
             raise ValueError(
@@ -79,7 +108,9 @@ def open_source(data: Any) -> Source:
         )
     text = isinstance(data, (str, bytes, bytearray))
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not text:
-        return Records(len(data), data.__getitem__)
+        several = hasattr(type(data), "__getitems__")
+        fetch_many = data.__getitems__ if several else None
+        return Records(len(data), data.__getitem__, fetch_many, workers)
     raise ValueError(
         "data must be arrays, a dict or tuple of arrays, a random-access "
         "tf.data.Dataset, or an object with __len__ and __getitem__; got "
@@ -111,10 +142,7 @@ class Columns(Source):
         _check_size(self.size)
         for weights in self._parts[2:]:
             check_values(weights)
-        self.row_spec = tuple(
-            _map(lambda column: (column.shape[1:], column.dtype), part)
-            for part in self._parts
-        )
+        self.row_spec = _row_spec(self._parts)
 
     def kept(self) -> Columns:
         copied = object.__new__(Columns)
@@ -127,6 +155,8 @@ class Columns(Source):
 
     def take(self, indices, rows):
         def gather(column):
+            if rows == len(indices):
+                return column.take(indices, axis=0)
             out = _blank(rows, column.shape[1:], column.dtype)
             out[: len(indices)] = column[indices]
             return out
@@ -135,12 +165,21 @@ class Columns(Source):
 
 
 class Records(Source):
-    """Records fetched one by one."""
+    """Records fetched one by one, or by whoever can fetch several."""
 
-    def __init__(self, size: int, fetch: Callable[[int], Structure]):
+    def __init__(
+        self,
+        size: int,
+        fetch: Callable[[int], Structure],
+        fetch_many: Callable[[list[int]], Iterable[Structure]] | None = None,
+        workers: int = 1,
+    ):
         _check_size(size)
         self.size = size
         self._fetch = fetch
+        self._fetch_many = fetch_many
+        self._pool = ThreadPoolExecutor(workers, "records") if workers > 1 else None
+        self.threads = 0 if self._pool is None else ahead.ELEMENTS
         self.row_spec = tuple(
             _map(lambda row: (row.shape, row.dtype), part) for part in self._row(0)
         )
@@ -150,9 +189,10 @@ class Records(Source):
             _map(lambda spec: _blank(rows, *spec), part, is_leaf=_is_spec)
             for part in self.row_spec
         )
-        for place, index in enumerate(indices):
+        rows_read = self._all([int(index) for index in indices])
+        for place, (index, row) in enumerate(zip(indices, rows_read, strict=True)):
             columns = [c for part in out for c in _flatten(part)]
-            values = [v for part in self._row(int(index)) for v in _flatten(part)]
+            values = [v for part in row for v in _flatten(part)]
             if len(columns) != len(values):
                 raise ValueError(f"data: record {index} is structured unlike record 0.")
             for column, value in zip(columns, values, strict=True):
@@ -166,8 +206,35 @@ class Records(Source):
             check_values(weights)
         return out
 
+    def _all(self, indices: list[int]) -> Iterable[tuple[Structure, ...]]:
+        if self._fetch_many is not None and indices:
+            try:
+                found = list(self._fetch_many(indices))
+            except Exception:  # One by one, they say which of them it is.
+                return map(self._read, indices)
+            if len(found) != len(indices):
+                raise ValueError(
+                    f"data: __getitems__ gave {len(found)} records for {len(indices)} "
+                    "indices."
+                )
+            return map(self._row_of, found)
+        if self._pool is None:
+            return map(self._read, indices)
+        return self._pool.map(self._read, indices)
+
+    def _read(self, index):
+        try:
+            return self._row(index)
+        except Exception as error:
+            raise RuntimeError(
+                f"data: record {index} could not be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def _row(self, index):
-        record = self._fetch(index)
+        return self._row_of(self._fetch(index))
+
+    def _row_of(self, record):
         parts = record if isinstance(record, tuple) else (record,)
         if not 1 <= len(parts) <= 3:
             raise ValueError(
@@ -180,8 +247,51 @@ class Records(Source):
         )
 
 
+class StackedRecords(Records):
+    """Records that are fetched together, each array with all of them."""
+
+    def __init__(
+        self,
+        size: int,
+        fetch: Callable[[int], Structure],
+        fetch_all: Callable[[np.ndarray], Structure],
+    ):
+        super().__init__(size, fetch)
+        self._fetch_all = fetch_all
+        self.threads = ahead.ELEMENTS
+
+    def take(self, indices, rows):
+        if not len(indices):
+            return super().take(indices, rows)
+        try:
+            found = self._fetch_all(indices)
+        except Exception:  # One by one, they say which of them it is.
+            return super().take(indices, rows)
+        parts = found if isinstance(found, tuple) else (found,)
+        parts = tuple(
+            _map(lambda value, name=name: _as_column(value, name), part)
+            for part, name in zip(parts, PARTS, strict=False)
+        )
+        lengths = {len(column) for part in parts for column in _flatten(part)}
+        if _row_spec(parts) != self.row_spec or lengths != {len(indices)}:
+            return super().take(indices, rows)
+        for weights in parts[2:]:
+            check_values(weights)
+
+        def filled(column):
+            if rows == len(column):
+                return column
+            out = _blank(rows, column.shape[1:], column.dtype)
+            out[: len(column)] = column
+            return out
+
+        return tuple(_map(filled, part) for part in parts)
+
+
 def _dataset_source(dataset) -> Records:
     import tensorflow as tf
+
+    from tfdpclip.sampling import pipelines
 
     size = int(dataset.cardinality())
     if size < 0:
@@ -204,7 +314,10 @@ def _dataset_source(dataset) -> Records:
             "build it from tensor slices (and maps of those), or give arrays."
         ) from error
     _check_gives_records(dataset)
-    return Records(size, fetch)
+    fetch_all = pipelines.fetch_many(dataset)
+    if fetch_all is None:
+        return Records(size, fetch)
+    return StackedRecords(size, fetch, fetch_all)
 
 
 # Steps of a pipeline after which an element is still one record, and is there once.
@@ -248,6 +361,12 @@ def _digest(size: int, parts: tuple[Structure, ...]) -> str:
         else:
             found.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
+
+
+def _row_spec(parts: tuple[Structure, ...]) -> tuple[Structure, ...]:
+    return tuple(
+        _map(lambda column: (column.shape[1:], column.dtype), part) for part in parts
+    )
 
 
 def _is_array(value: Any) -> bool:
@@ -297,6 +416,12 @@ def _blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _is_spec(node: Any) -> bool:
     return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
+
+
+def _specs(node) -> list:
+    found: list = []
+    _map(found.append, node, is_leaf=_is_spec)
+    return found
 
 
 def _map(function, node, is_leaf=lambda _: False):

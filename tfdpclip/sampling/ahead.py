@@ -1,0 +1,93 @@
+"""What fetches the records of elements before anybody asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+#: Most elements that are fetched ahead, and most bytes of them.
+ELEMENTS = 2
+BYTES = 2**30
+
+
+class Ahead:
+    """Fetches elements in threads of their own, the one that is asked for first.
+
+    Nothing counts as drawn because of it: what a step has is the same whoever asks, and
+    when. What nobody asks for in the end is dropped.
+
+    Args:
+      source: has the records.
+      rows: the most that an element has.
+      pieces: elements of a step.
+
+    Attributes:
+      elements: how many are fetched ahead: as many as the source has threads for, if
+        they hold no more than `BYTES`.
+    """
+
+    def __init__(self, source: Any, rows: int, pieces: int):
+        self._source = source
+        self._rows = rows
+        self._pieces = pieces
+        self.elements = min(source.threads, BYTES // max(1, rows * source.row_bytes))
+        self._pool: ThreadPoolExecutor | None = None
+        # By step, of the one that is asked for and of some to come.
+        self._drawn: dict[int, list[np.ndarray]] = {}
+        # By place, and how many rows it has.
+        self._begun: dict[tuple[int, int], Future] = {}
+
+    def element(
+        self, place: int, as_drawn: bool, draw: Callable[[int], list[np.ndarray]]
+    ) -> tuple[np.ndarray, int, Any]:
+        """The records of an element: which, in how many rows, and what.
+
+        Args:
+          place: of the element, among those of all steps.
+          as_drawn: whether it has no more rows than were drawn.
+          draw: gives which records the elements of a step have.
+
+        Raises:
+          Exception: what the source raised. Whoever asks again, asks the source again.
+        """
+        step, last = (p // self._pieces for p in (place, place + self.elements))
+        self._drawn = {s: self._drawn[s] for s in self._drawn if step <= s <= last}
+        wanted = {}
+        for later in range(place, place + self.elements + 1):
+            step, piece = divmod(later, self._pieces)
+            try:
+                if step not in self._drawn:
+                    self._drawn[step] = draw(step)
+            except ValueError:  # After the last step of an order that ends.
+                if later == place:
+                    raise
+                break
+            indices = self._drawn[step][piece]
+            # One row, of weight 0, where nobody was drawn.
+            rows = max(1, len(indices)) if as_drawn else self._rows
+            wanted[later, rows] = indices
+        (_, rows), indices = next(iter(wanted.items()))
+        return indices, rows, self._fetched(wanted)
+
+    def _fetched(self, wanted: dict[tuple[int, int], np.ndarray]) -> Any:
+        """What the source has for the first of them; fetches the others."""
+        first = next(iter(wanted))
+        if not self.elements:
+            return self._source.take(wanted[first], first[1])
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.elements, "records")
+        for key in self._begun.keys() - wanted.keys():
+            self._begun.pop(key).cancel()
+        for key, indices in wanted.items():
+            if key not in self._begun:
+                self._begun[key] = self._pool.submit(self._source.take, indices, key[1])
+        return self._begun.pop(first).result()
+
+    def forget(self) -> None:
+        """Drops what was begun: steps have other records than they had."""
+        self._drawn.clear()
+        for key in list(self._begun):
+            self._begun.pop(key).cancel()

@@ -11,25 +11,33 @@ TEXTS = np.array(["a b", "b", "c a b", "a b c a b c"] * 4)
 LABELS = np.arange(16) % 2
 
 
-def trained(length=None, masked=False):
+def trained(length=None, masked=False, pool=None):
     model = tf.keras.Sequential(
         [
             tf.keras.Input((), dtype="string"),
             L.TextVectorization(vocabulary=list("abc"), output_sequence_length=length),
             L.Embedding(6, 3, mask_zero=masked),
-            L.GlobalAveragePooling1D(),
+            pool or L.GlobalAveragePooling1D(),
             L.Dense(2),
         ]
     )
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=0, expected_batch_size=8)
     model.compile(optimizer, loss, jit_compile=False)
-    model.fit(tf.data.Dataset.from_tensor_slices((TEXTS, LABELS)).batch(8), verbose=0)
+    data = tf.data.Dataset.from_tensor_slices((TEXTS, LABELS)).batch(8)
+    model.fit(data, epochs=3, verbose=0)
 
 
 def test_a_mean_over_the_longest_text_is_refused():
     with pytest.raises(ExampleIsolationError, match="longest example of the batch"):
         trained()
+
+
+@pytest.mark.every_check
+def test_steps_over_padding_are_found():
+    # With texts as long as the longest in every half of a batch.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ExampleIsolationError"):
+        trained(pool=L.LSTM(3))
 
 
 @pytest.mark.parametrize("options", [{"length": 4}, {"masked": True}])

@@ -17,7 +17,7 @@ place that the example has in the batch, which is a matter of who else is there.
 
 Who comes in the place of others decides what shows: among copies of the others, no
 record is the largest of all. So examples are also replaced by outliers, and by copies
-of one, much smaller.
+of one, much smaller, or as it is.
 
 The module is long because what may be computed again, who comes in whose place, and
 what is compared are one argument.
@@ -33,7 +33,7 @@ import tensorflow as tf
 from tfdpclip._devices import on_cpus
 from tfdpclip._docs import see
 from tfdpclip.gradients import _copies, chance, ops, row_tables, sparse
-from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.dataflow import Dataflow, ancestors, same_number
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.replaced_sums import Sums
 from tfdpclip.gradients.row_tables import Layout, Rows
@@ -42,6 +42,8 @@ _CONSTANTS = ("Const", "Placeholder")
 # Relative to each row. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
 _TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
+# Where rows are as long as the longest of the batch, others round in another way.
+_OTHER_LENGTHS = 1e-4
 # Outliers are as much larger than examples, and small copies as much smaller; one of
 # so many examples stays among outliers.
 _FAR, _STAYING = 40.0, 8
@@ -163,6 +165,8 @@ class ReplacedExamples:
         # Random numbers, by example; and whether there are others.
         self._random: list[tf.Tensor] = []
         self._fixed = False
+        # Whether something is as long as the longest example.
+        self._padded = False
         # How many rows tensors have that the loss closes over: they may be labels.
         self._closed_over: set[int] = set()
         # Tensors of as many entries as the data say.
@@ -187,7 +191,9 @@ class ReplacedExamples:
             self._steps.append(op)
             fresh = [t for t in op.outputs if t.ref() not in affected]
             affected |= {t.ref() for t in fresh}
-            if varies or op.type in ops.DATA_SHAPED:
+            padded = op.type in ops.PADDED
+            self._padded = self._padded or padded
+            if varies or padded or op.type in ops.DATA_SHAPED:
                 varying |= {t.ref() for t in fresh}
         if self._losses.ref() not in affected:
             return "the losses do not depend on the data"
@@ -244,6 +250,10 @@ class ReplacedExamples:
         """Why an op that depends on the examples cannot be run again, or None."""
         other = op.type.startswith(("Sparse", "Ragged"))
         other &= op.type not in sparse.REPEATABLE
+        # Made from dense data on the way, a ragged tensor is like any other.
+        given = {source.ref() for source in self._sources}
+        made = not any(same_number(t).ref() in given for t in op.inputs)
+        other &= not (op.type in ops.PADDED and made and not self._sparse)
         if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
             return f"{op.name!r} (a {op.type}) takes sparse data"
         if _copies.calls_python(op):
@@ -298,12 +308,13 @@ class ReplacedExamples:
                 self._fixed = True
 
     def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Replaces some examples, in three ways.
+        """Replaces some examples, in four ways.
 
         A random half by copies of the others; the other half by one example, the same
         for all, close to zero: whoever decides a maximum, or whether anybody has some
         property, is gone once. Then all but an eighth by outliers: whatever tells one
-        batch from another is moved far.
+        batch from another is moved far. Last, all but one by copies of that one: of
+        several that are the largest, the longest or of some kind, none is left.
 
         Returns:
           `[2 W + 2 V]`, boolean, in the order of `messages`: whether what stays is as
@@ -343,7 +354,7 @@ class ReplacedExamples:
             if summed is not None:
                 sums = summed.tables(sums, seed)
                 before_sums = tf.where(tf.equal(way, 0), sums, before_sums)
-                alike &= summed.alike(before_sums, sums, self._coarse)
+                alike &= summed.alike(before_sums, sums, self._coarse, self._padded)
             telling |= found[2]
             return i + 1, kept, placed, alike, telling, before, before_sums
 
@@ -377,7 +388,7 @@ class ReplacedExamples:
         return tf.concat(parts, axis=0), telling & (batch_size > 1)
 
     def _weights(self, rows, factors, batch_size) -> tf.Tensor:
-        """`[4, B]`: of random sign and size, for those that stay, or the first half."""
+        """`[5, B]`: of random sign and size, for those that stay, or the first half."""
         drawn = chance.uniform(tf.shape(factors))
         drawn = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
         stay = tf.equal(rows, rows[:1]) & tf.equal(factors, 1.0)
@@ -475,11 +486,13 @@ class ReplacedExamples:
         error = tf.where(finite & agree, error, 0.0)
         size = tf.where(finite, before[:, -1], 0.0)
         limit = _COARSE_ELSEWHERE if self._coarse else _ELSEWHERE
+        limit = max(limit, _OTHER_LENGTHS) if self._padded else limit
         near = agree & (error <= limit * tf.maximum(size, after.mean(size)))
-        return agree & (error <= _TOLERANCE * size) if on_cpus() else near, near
+        exact = on_cpus() and not self._padded
+        return agree & (error <= _TOLERANCE * size) if exact else near, near
 
     def _replacements(self, batch_size) -> tuple[tf.Tensor, tf.Tensor]:
-        """Which example is in each row, `[4, B]`, and how many times as large."""
+        """Which example is in each row, `[5, B]`, and how many times as large."""
         order = chance.shuffled(tf.range(batch_size))
         own = tf.range(batch_size)
         half = batch_size // 2
@@ -490,6 +503,7 @@ class ReplacedExamples:
             (order[:half], order[half : 2 * half], 1.0),
             (order[half:], tf.repeat(order[:1], rest), 1 / _FAR),
             (order[:most], tf.roll(order, 1, axis=0)[:most], _FAR),
+            (order[1:], tf.repeat(order[:1], tf.maximum(batch_size - 1, 0)), 1.0),
         ):
             places, times = gone[:, tf.newaxis], tf.fill(tf.shape(gone), factor)
             rows.append(tf.tensor_scatter_nd_update(own, places, donors))

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import tensorflow as tf
@@ -193,8 +194,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("cores variant   images/s  / plain  of a CPU second  / plain")
         for count in cores:
             # TensorFlow counts cores once.
-            with _only(count), multiprocessing.get_context("spawn").Pool(1) as pool:
-                rows = pool.apply(measure, (paths, *how))
+            spawn = multiprocessing.get_context("spawn")
+            with _only(count), ProcessPoolExecutor(1, spawn) as pool:
+                rows = pool.submit(measure, paths, *how).result()
             table.writerows(rows)
             for row in rows:
                 print(

@@ -1,8 +1,8 @@
 """What TensorFlow keeps private, each behind a function that says what it is for.
 
-The only module that may use it, but for Keras's (`keras/_compat.py`) and TensorFlow
-Federated's (`federated/_tff.py`). A test refuses any other. Whoever ports the library
-to another version of TensorFlow reads this file.
+It is long because it is the only module that may use it, but for Keras's
+(`keras/_compat.py`) and TensorFlow Federated's (`federated/_tff.py`). A test refuses
+any other. Whoever ports the library to another version of TensorFlow reads this file.
 """
 
 from __future__ import annotations

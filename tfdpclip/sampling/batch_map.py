@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.sampling import record_map
+from tfdpclip.sampling import record_map, row_weights
 
 
 def on_elements(function: Callable[..., Any]) -> Callable:
@@ -17,13 +17,13 @@ def on_elements(function: Callable[..., Any]) -> Callable:
     def on_element(*element):
         parts, weight = record_map.parts_of(element), element[-1]
         x, y = apply_to_batch(function, parts, weight)
-        return x, y, weight
+        return x, y, row_weights.refitted(weight, y)
 
     return on_element
 
 
 def apply_to_batch(
-    function: Callable[..., Any], parts: tuple, weight: tf.Tensor
+    function: Callable[..., Any], parts: tuple, weight: Any
 ) -> tuple[Any, Any]:
     """Calls `function` with the batch of an element, and returns (x, y).
 
@@ -36,6 +36,7 @@ def apply_to_batch(
       ValueError: if it returns another number of rows, or of parts.
     """
     name = record_map.name_of(function)
+    weight = tf.nest.flatten(weight)[0]
     rows = weight.shape[0]
     named = "rows" if rows is None else f"{rows} rows"
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.sampling import sources
+from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.base import NeighboringRelation
 from tfdpclip.sampling.draw_key import DrawKey
 
@@ -90,6 +90,7 @@ class Drawer:
         # Whether a run began, and another matrix of noise with it, since it has them.
         self._began = False
         self.has_labels = len(source.row_spec) > 1
+        self._weights = self.signature(True)[-1]
         self._shown: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
         DRAWERS.add(self)
 
@@ -135,24 +136,9 @@ class Drawer:
             )
             for part in self.source.row_spec
         ]
-        weight = tf.TensorSpec((rows, *self._weight_axes), tf.float32)
-        return (*parts[:2], weight)
-
-    @property
-    def _weight_axes(self) -> tuple[int, ...]:
-        """Of weights `[rows]`, or `[rows, 1, 1]` for labels of as many axes.
-
-        Keras multiplies weights with losses for each pixel from the last axis on.
-        """
-        ranks = set()
-        if self.has_labels:
-            sources._map(
-                lambda spec: ranks.add(len(spec[0])),
-                self.source.row_spec[1],
-                is_leaf=sources._is_spec,
-            )
-        rank = ranks.pop() if len(ranks) == 1 else 0
-        return (1,) * rank if rank >= 2 else ()
+        weight = [*parts[2:], tf.TensorSpec([rows], tf.float32)][0]
+        labels = parts[1] if self.has_labels else weight
+        return (*parts[:2], row_weights.fitted(weight, labels))
 
     def begin(self, consumer) -> int:
         """Returns how much of a logical step `consumer` has had already.
@@ -330,11 +316,9 @@ class Drawer:
                 self.position = before[0]
                 vars(taker).update(before[1])
                 raise
-        weight = np.zeros(rows, np.float32)
-        weight[: len(indices)] = 1.0
-        if len(parts) == 3:
-            weight[: len(indices)] = np.reshape(parts[2][: len(indices)], -1)
-        return (*parts[:2], np.reshape(weight, (rows, *self._weight_axes)))
+        given = [*parts[2:], np.arange(rows) < len(indices)][0]
+        given = sources._map(lambda w: np.asarray(w, np.float32), given)
+        return (*parts[:2], row_weights.reshaped(given, self._weights))
 
 
 class Passes:

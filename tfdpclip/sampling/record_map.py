@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._docs import see
+from tfdpclip.sampling import row_weights
 from tfdpclip.sampling.record_proof import RecordProof
 
 
@@ -152,19 +153,20 @@ def on_elements(
     @tf.autograph.experimental.do_not_convert
     def on_element(*element):
         x, y = apply_to_records(function, parts_of(element), element[-1], parallel)
-        return x, y, element[-1]
+        return x, y, row_weights.refitted(element[-1], y)
 
     return on_element
 
 
 def apply_to_records(
-    function: RecordFunction, parts: tuple, weight: tf.Tensor, parallel: int
+    function: RecordFunction, parts: tuple, weight: Any, parallel: int
 ) -> tuple[Any, Any]:
     """Calls `function` with each record of an element; rows of padding stay zero."""
-    static = weight.shape[0]
-    rows = tf.shape(weight)[0] if static is None else static
+    is_record = row_weights.present(weight)
+    static = tf.nest.flatten(weight)[0].shape[0]
+    rows = tf.shape(is_record)[0] if static is None else static
     places = tf.range(1, rows + 1)
-    present = tf.reduce_max(tf.where(tf.not_equal(weight, 0.0), places, 0))
+    present = tf.reduce_max(tf.where(is_record, places, 0))
     # Padding is nobody's record: an image that is an empty string cannot be decoded.
     records = tf.nest.map_structure(lambda part: part[:present], parts)
     flat = tf.map_fn(
@@ -204,8 +206,11 @@ def weighted_by_class(function: Callable) -> Callable:
     def on_element(x, y, weight):
         # Keras 3 takes no weights besides.
         x, y, by_class = function(x, y)
-        more = [1] * (by_class.shape.rank - 1)
-        weight = tf.reshape(weight, [-1, *more])
+        rank = max(weight.shape.rank, by_class.shape.rank)
+        weight, by_class = (
+            tf.reshape(w, tf.concat([tf.shape(w), [1] * (rank - w.shape.rank)], 0))
+            for w in (weight, by_class)
+        )
         return x, y, weight * tf.cast(by_class, weight.dtype)
 
     return on_element

@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 from tfdpclip._docs import see
+from tfdpclip.sampling.row_weights import check_values, names
 
 Structure = Any
+
+#: What the parts of data are called in messages.
+PARTS = ("x", "y", "sample_weight")
 
 #: Of records that are fetched one by one, so many tell whether they are the same.
 LOOKED_AT = 100
@@ -88,14 +92,25 @@ class Columns(Source):
     """Arrays whose first axis runs over records; a view of what the caller has."""
 
     def __init__(self, parts: tuple[Structure, ...]):
-        self._parts = tuple(_map(_as_column, part) for part in parts)
-        lengths = {len(column) for part in self._parts for column in _flatten(part)}
+        self._parts = tuple(
+            _map(lambda value, name=name: _as_column(value, name), part)
+            for part, name in zip(parts, PARTS, strict=False)
+        )
+        columns = {}
+        for part, name in zip(self._parts, PARTS, strict=False):
+            columns |= names(part, name)
+        lengths = {len(column) for column in columns.values()}
         if len(lengths) != 1:
+            shapes = ", ".join(f"{n} of shape {c.shape}" for n, c in columns.items())
             raise ValueError(
-                f"data must have as many records in every array, got {sorted(lengths)}."
+                f"data must have as many records in every array, got {shapes}: the "
+                "first axis runs over records. A list is read as one array: give the "
+                "arrays of several inputs or outputs as a tuple or a dict."
             )
         self.size = lengths.pop()
         _check_size(self.size)
+        for weights in self._parts[2:]:
+            check_values(weights)
         self.row_spec = tuple(
             _map(lambda column: (column.shape[1:], column.dtype), part)
             for part in self._parts
@@ -147,6 +162,8 @@ class Records(Source):
                         f"{column.shape[1:]}; batches need records of one shape."
                     )
                 column[place] = value
+        for weights in out[2:]:
+            check_values(weights)
         return out
 
     def _row(self, index):
@@ -157,7 +174,10 @@ class Records(Source):
                 "data: a record must be x, (x, y) or (x, y, sample_weight), got "
                 f"{len(parts)} parts."
             )
-        return tuple(_map(_as_row, part) for part in parts)
+        return tuple(
+            _map(lambda value, name=name: _as_array(value, name), part)
+            for part, name in zip(parts, PARTS, strict=False)
+        )
 
 
 def _dataset_source(dataset) -> Records:
@@ -234,22 +254,26 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") or hasattr(value, "iloc")
 
 
-def _as_column(value: Any) -> np.ndarray:
-    column = _canonical(_as_array(value))
+def _as_column(value: Any, name: str) -> np.ndarray:
+    column = _as_array(value, name)
     if column.ndim == 0:
-        raise ValueError("data must be arrays with one row per record, got a scalar.")
+        raise ValueError(
+            f"data: {name} must be arrays with one row per record, got a scalar."
+        )
     return column
 
 
-def _as_row(value: Any) -> np.ndarray:
-    return _canonical(_as_array(value))
-
-
-def _as_array(value: Any) -> np.ndarray:
+def _as_array(value: Any, name: str) -> np.ndarray:
     try:
-        return np.asarray(value)
+        return _canonical(np.asarray(value))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"data must be rectangular arrays: {error}.") from error
+        raise ValueError(
+            f"data: {name} must be rectangular arrays of numbers or strings: {error}. "
+            "Records of several lengths are filled up to one, as by "
+            "tf.keras.utils.pad_sequences(labels, padding='post'), and what fills them "
+            "has weight 0: scheme.batches((x, y, sample_weight)), with sample_weight "
+            "of the shape of y."
+        ) from error
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:
@@ -261,10 +285,7 @@ def _canonical(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "O" and array.size:
         first = array.reshape(-1)[0]
         if not isinstance(first, (str, bytes)):
-            raise ValueError(
-                "data must be rectangular arrays of numbers or strings, got objects "
-                f"such as {type(first).__name__}."
-            )
+            raise ValueError(f"got objects such as {type(first).__name__}")
     return array
 
 
@@ -289,8 +310,4 @@ def _map(function, node, is_leaf=lambda _: False):
 
 
 def _flatten(node) -> list:
-    if isinstance(node, dict):
-        return [leaf for key in sorted(node) for leaf in _flatten(node[key])]
-    if isinstance(node, tuple):
-        return [leaf for part in node for leaf in _flatten(part)]
-    return [node]
+    return list(names(node).values())

@@ -1,0 +1,143 @@
+"""Weights of records and of their entries, in the shapes that losses have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def names(node: Any, name: str = "") -> dict[str, Any]:
+    """The leaves of dicts and tuples, by what they are called."""
+    if isinstance(node, (dict, tuple)):
+        keys = sorted(node) if isinstance(node, dict) else range(len(node))
+        found = [names(node[key], f"{name}[{key!r}]") for key in keys]
+        return {place: leaf for part in found for place, leaf in part.items()}
+    return {name: node}
+
+
+def fitted(weights: Any, labels: Any) -> Any:
+    """What weights must be for Keras to multiply them with the losses of labels.
+
+    Keras 3 spreads weights over losses from the last axis on, and Keras 2 adds one axis
+    at most. So weights get as many axes as the labels have, of length 1 where none were
+    given. Labels of one axis are a class for each entry if they are integers, with a
+    loss for each; otherwise one loss is made of all of them.
+
+    Args:
+      weights: a spec of weights, or several in the structure of the labels.
+      labels: specs of the labels.
+
+    Returns:
+      A spec, or several in the structure of the labels.
+
+    Raises:
+      ValueError: if the weights are of another structure or shape, or no numbers.
+    """
+    if tf.nest.is_nested(weights):
+        given, wanted = names(weights, "sample_weight"), names(labels)
+        if list(given) != [f"sample_weight{place}" for place in wanted]:
+            several = tf.nest.is_nested(labels)
+            raise ValueError(
+                f"data: the weights are {', '.join(given)}, and the labels are "
+                f"{', '.join('y' + place for place in wanted)}. Give "
+                + ("weights for each of the labels, or " if several else "")
+                + "one array for all: scheme.batches((x, y, sample_weight))."
+            )
+        return tf.nest.map_structure(_fitted, weights, labels)
+    found = tf.nest.map_structure(lambda spec: _fitted(weights, spec), labels)
+    widest = max(tf.nest.flatten(found), key=lambda spec: spec.shape.rank)
+    shapes = {tuple(spec.shape) for spec in tf.nest.flatten(found)}
+    # A loss for each record takes weights of [rows, 1] as well.
+    return widest if len(shapes) == 1 or widest.shape[1:] == [1] else found
+
+
+def reshaped(weights: Any, specs: Any, reshape: Callable = np.reshape) -> Any:
+    """Weights in the shapes that `fitted` found."""
+
+    def as_spec(weight, spec):
+        return reshape(weight, [-1 if d is None else d for d in spec.shape])
+
+    if tf.nest.is_nested(weights):
+        return tf.nest.map_structure(as_spec, weights, specs)
+    return tf.nest.map_structure(lambda spec: as_spec(weights, spec), specs)
+
+
+def refitted(weights: Any, labels: Any) -> Any:
+    """Weights for labels that a function made of others; tensors."""
+    if labels is None:
+        return weights
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, (weights, labels))
+    return reshaped(weights, fitted(*specs), tf.reshape)
+
+
+def present(weights: Any) -> tf.Tensor:
+    """Of each row, whether something in it has a weight other than 0."""
+    found = [
+        tf.reduce_any(tf.reshape(weight, [tf.shape(weight)[0], -1]) != 0, axis=1)
+        for weight in tf.nest.flatten(weights)
+    ]
+    return tf.reduce_any(found, axis=0)
+
+
+def check_values(weights: Any) -> None:
+    """Raises ValueError if arrays of weights hold no weights."""
+    for place, values in names(weights, "sample_weight").items():
+        if values.dtype.kind not in "biuf":
+            continue  # `fitted` refuses that.
+        if np.any(wrong := ~(np.isfinite(values) & (values >= 0))):
+            raise ValueError(
+                f"data: {place} holds {np.asarray(values)[wrong][0]}: a weight is a "
+                "finite number of 0 or more, by which a loss is multiplied. Give "
+                "weight 0 to what must not count: "
+                "np.where(np.isfinite(sample_weight), sample_weight, 0).clip(0)."
+            )
+
+
+def _fitted(weight: tf.TensorSpec, labels: tf.TensorSpec) -> tf.TensorSpec:
+    if not (
+        weight.dtype.is_floating or weight.dtype.is_integer or weight.dtype.is_bool
+    ):
+        raise ValueError(
+            f"data: sample_weight holds {weight.dtype.name}, and must be numbers: "
+            "scheme.batches((x, y, sample_weight.astype('float32')))."
+        )
+    given, rank = weight.shape[1:], labels.shape.rank
+    kept = given
+    while kept.rank and kept[-1] == 1:
+        kept = kept[:-1]
+    if rank is None:
+        return tf.TensorSpec(weight.shape, tf.float32)
+    if kept.rank:
+        fits = given.rank < rank and kept.is_compatible_with(
+            labels.shape[1:][: kept.rank]
+        )
+        if not fits:
+            _refuse(given.as_list(), labels.shape[1:].as_list())
+    axes = rank - 1
+    if axes == 1 and (labels.shape[1] == 1 or not labels.dtype.is_integer):
+        axes = 0
+    more = [1] * (axes - kept.rank)
+    return tf.TensorSpec([weight.shape[0], *kept, *more], tf.float32)
+
+
+def _refuse(given: list, labels: list) -> None:
+    def shape(row):
+        return "[" + ", ".join(["n", *map(str, row)]) + "]"
+
+    works = [
+        shape([]),
+        shape([1]),
+        *(shape(labels[: i + 1]) for i in range(len(labels))),
+    ]
+    mended = "scheme.batches((x, y, sample_weight))"
+    if len(given) > len(labels) and given[: len(labels)] == labels and labels:
+        mended = mended.replace("t))", "t[..., 0]))")
+    raise ValueError(
+        f"data: sample_weight of shape {shape(given)} meets labels y of shape "
+        f"{shape(labels)}, and fits {' or '.join(dict.fromkeys(works))}: {mended} with "
+        "one weight for each of the n records, or for each of their labels, 0 for "
+        "those that must not count."
+    )

@@ -105,6 +105,10 @@ def examine(entry, lora: int | None = None) -> Found:
     model = entry.build()
     if lora:
         model.backbone.enable_lora(lora, entry.targets)
+        if not any("lora" in v.name for v in model.trainable_variables):
+            raise ValueError(
+                "enable_lora found no layer: entry.targets must name some."
+            )
     x, y = entry.data()
     trained = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     with warnings.catch_warnings(record=True) as caught:

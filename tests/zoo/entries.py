@@ -194,6 +194,8 @@ FAMILIES = {
     ),
     "FNet": _texts(
         _classifier("FNet", {**_SMALL, "dropout": 0.0}),
+        lora="none",
+        advice="There is no attention whose layers could get LoRA.",
         data={"segments": True, "mask": False},
     ),
     "GPT-2": _language("GPT2", _HEADS),

@@ -118,6 +118,9 @@ class Hub:
         backbone = self.task.backbone
         if train == "lora":
             backbone.enable_lora(rank)
+            # KerasHub lets the biases beside train, and leaves them out of the file.
+            for variable in backbone.trainable_variables:
+                variable.trainable = "lora" in variable.name
         elif train == "bias":
             for variable in self.task.trainable_variables:
                 variable.trainable = variable.name == "bias"

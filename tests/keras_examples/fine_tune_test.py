@@ -228,8 +228,8 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data):
     import keras_hub
 
     models = keras_hub.models
-    symbols = ["<|endoftext|>", *sorted({*"".join(WORDS), "Ġ"})]
-    tokenizer = models.GPT2Tokenizer({s: k for k, s in enumerate(symbols)}, [])
+    symbols = ["<|endoftext|>", "th", *sorted({*"".join(WORDS), "Ġ", "T"})]
+    tokenizer = models.GPT2Tokenizer({s: k for k, s in enumerate(symbols)}, ["t h"])
     backbone = models.GPT2Backbone(len(symbols), 1, 2, 8, 16, max_sequence_length=32)
     preprocessor = models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=16)
     task = models.GPT2CausalLM(backbone=backbone, preprocessor=preprocessor)

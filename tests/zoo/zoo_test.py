@@ -85,6 +85,13 @@ def test_a_model_in_int8_trains_its_lora():
 
 @needs_hub
 @pytest.mark.slow
+def test_deberta_takes_no_jacobian_for_lora_of_the_values():
+    entry = dataclasses.replace(entries.FAMILIES["DeBERTa-v3"], targets=("value",))
+    assert check.examine(entry, page.RANK).outcome == "works"
+
+
+@needs_hub
+@pytest.mark.slow
 def test_a_mean_over_the_batchs_tokens_is_refused():
     """With a mask, Keras 3 divides by how many tokens the batch happens to have."""
     entry = entries.FAMILIES["GPT-2"]

@@ -194,6 +194,23 @@ def test_norms_are_measured_as_on_one_device(mirrored):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
 
 
+def tagger():
+    layers = [tf.keras.Input((4,), dtype="int32"), L.Embedding(9, 4), L.Dense(5)]
+    return tf.keras.Sequential(layers)
+
+
+@pytest.mark.parametrize(
+    "weighted, loss", [(True, LOSS), (False, dpc.keras.PerExampleLoss(LOSS))]
+)
+def test_labels_for_each_token_reach_every_replica(mirrored, weighted, loss):
+    tokens, labels = RNG.integers(0, 9, (90, 4)), RNG.integers(0, 5, (90, 4))
+    weights = [(RNG.random((90, 4)) < 0.6).astype(np.float32)] * weighted
+    options = {"data": (tokens, labels, *weights), "make": tagger, "loss": loss}
+    # So far up that the scale of a gradient shows.
+    options["optimizer"] = lambda: private(clip=100.0)
+    assert_alike(fitted(mirrored, **options), fitted(ONE, **options))
+
+
 def masked():
     return tf.keras.Sequential(
         [tf.keras.Input((5,)), L.Embedding(9, 4, mask_zero=True), L.LSTM(3), L.Dense(3)]

@@ -19,7 +19,7 @@ from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
-from tfdpclip.gradients.loss_checks import BY_BATCH, FIX
+from tfdpclip.gradients.loss_checks import BY_BATCH, FIX, PER_EXAMPLE
 from tfdpclip.gradients.padding import any_present, weights_mask
 from tfdpclip.gradients.public_terms import check_public
 from tfdpclip.gradients.scale import Scale
@@ -314,9 +314,10 @@ class _Walker:
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
             "the data of the whole batch (a mean over the unmasked entries of a batch "
             "does this): each example's gradient would depend on the others. Divide "
-            "by a constant, or average each example over its own entries: compile with "
-            "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or "
-            "whichever loss it is. " + FIX + see("losses-that-divide-by-the-batch")
+            "by a constant, or "
+            + PER_EXAMPLE
+            + FIX
+            + see("losses-that-divide-by-the-batch")
         )
 
 

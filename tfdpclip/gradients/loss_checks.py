@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip._docs import see
 from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
@@ -16,6 +17,11 @@ FIX = (
     "reduction='none'), or pass the unreduced loss, of shape [batch], to "
     "optimizer.minimize(per_example_loss, variables, tape=tape)."
 )
+PER_EXAMPLE = (
+    "average each example over its own entries: compile with "
+    "loss=dpc.keras.PerExampleLoss(tf.keras.losses.SparseCategoricalCrossentropy("
+    "from_logits=True)), or whichever loss it is. "
+)
 # Of what mixes examples, by what it is called in the graph.
 BATCH_NORM = (
     "This is batch normalisation in training mode. Replace it, as by "
@@ -26,9 +32,11 @@ OTHERWISE = (
     "Batch normalisation in training mode does this (use GroupNormalization or "
     "LayerNormalization, or freeze the layer with layer.trainable = False), and so do "
     "an in-batch contrastive loss and a masked mean over the batch, as of masked "
-    "sequences: compile those with "
-    "loss=dpc.keras.PerExampleLoss('sparse_categorical_crossentropy'), or whichever "
-    "loss it is. " + FIX
+    "sequences: of those, " + PER_EXAMPLE + FIX
+)
+MASKED = (
+    "A mean over the unmasked entries of the whole batch does this, which Keras makes "
+    "of masks (mask_zero=True) and of ignore_class. In its place, " + PER_EXAMPLE + FIX
 )
 SELECTION = (
     "It puts the losses, or other numbers, of all the examples in order: which of them "
@@ -98,13 +106,21 @@ def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
     if flow.coupled is not None:
         op = flow.coupled
         by_batch_norm = op.type.startswith("FusedBatchNorm") or "/moments/" in op.name
-        advice = BATCH_NORM if by_batch_norm else _BY_TYPE.get(op.type, OTHERWISE)
+        otherwise = MASKED if _in_loss(op, tensor) else OTHERWISE
+        advice = BATCH_NORM if by_batch_norm else _BY_TYPE.get(op.type, otherwise)
         raise ExampleIsolationError(
             f"The loss of one example depends on other examples: {op.name!r} "
             f"(a {op.type}) combines the examples of a batch before {tensor.name!r}. "
             + advice
             + see("mixed-examples")
         )
+
+
+def _in_loss(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether Keras does this where it computes and reduces a loss."""
+    scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
+    within = bool(scope and weighted) and op.name.startswith(scope)
+    return within or _keras_marks.COMPILED_LOSS in op.name
 
 
 def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:

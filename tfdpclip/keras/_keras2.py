@@ -140,6 +140,15 @@ def compiled_loss_of(model: Any) -> Any:
     return getattr(model, "loss", None)
 
 
+def share_of_replica(loss: Any) -> Any:
+    """What a loss does with its mean over a replica's part: the trainer scales it."""
+    return loss
+
+
+#: Whether weights of one axis less than losses are spread over the last one.
+SPREADS_WEIGHTS = True
+
+
 def is_compiled(model: Any) -> bool:
     """Whether a model has a loss of its own to compute."""
     return getattr(model, "compiled_loss", None) is not None

@@ -1,7 +1,7 @@
 """What is of Keras 3, each behind a function that says what it is for.
 
 With the TensorFlow backend. Used through `_compat.py` alone; `_keras2.py` has the same
-names.
+names. It is long because nothing else may use what Keras 3 keeps private.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import saving  # noqa: F401
+from keras.src.losses.loss import scale_loss_for_distribution
 from keras.src.models.functional import Functional
 
 from tfdpclip._docs import see
@@ -173,6 +174,15 @@ def compiled_loss_of(model: Any) -> Any:
     """What a model was compiled with as its loss, or None."""
     # Without one, a model has a method of that name.
     return vars(model).get("loss")
+
+
+def share_of_replica(loss: Any) -> Any:
+    """What a loss does with its mean over a replica's part of a batch."""
+    return scale_loss_for_distribution(loss)
+
+
+#: Whether weights of one axis less than losses are spread over the last one.
+SPREADS_WEIGHTS = False
 
 
 def is_compiled(model: Any) -> bool:

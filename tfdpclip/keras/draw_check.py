@@ -10,6 +10,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
+from tfdpclip.keras.loss_shapes import refuse_misfit
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
@@ -74,9 +75,13 @@ class DrawCheck:
 
         Args:
           model: what is trained; metrics of it that count filled rows are warned of.
+
+        Raises:
+          ValueError: if weights of the batches fit no losses of the model.
         """
         if self.drawer is None:
             return 0
+        refuse_misfit(model, self.drawer.specs)
         # XLA compiles steps anew for every number of rows. Where batches are clipped as
         # one, rows of weight 0 are part of what is averaged.
         as_drawn = self.drawer.varies and not _compat.compiles_by_xla(model)

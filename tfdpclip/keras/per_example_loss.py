@@ -18,11 +18,15 @@ class PerExampleLoss(tf.keras.losses.Loss):
     Keras divides the loss of masked sequences by the number of unmasked entries of the
     whole batch, so that how long one example is changes everybody's gradient. This
     divides by each example's own number, or by a public one. Entries that are masked,
-    or have weight 0, do not count. It also lets a weight for each example, as
-    `tfdpclip.sampling.Batches` gives it, meet a loss for each pixel.
+    have weight 0, or a label that is the `ignore_class` of `loss`, do not count. It
+    also lets a weight for each example, as `tfdpclip.sampling.Batches` gives it, meet a
+    loss for each token or pixel.
 
-    *Formal guarantees*: the loss is a mean over the batch of numbers that depend on one
-    example each, if `loss` is one number for each entry.
+    *Formal guarantees*: the loss is 1/B sum_i l_i, where l_i depends on example i
+    alone, if `loss` is one number for each entry: its mask, weights and labels decide
+    by what its entries are divided. So l_i has one gradient, which is clipped to C
+    whatever the number of entries, and an example more or less moves the sum of a step
+    by at most C. An example of which no entry counts has gradient 0.
 
     Args:
       loss: what a Keras model is compiled with: a name, a function or a
@@ -40,6 +44,15 @@ class PerExampleLoss(tf.keras.losses.Loss):
     >>> weights = tf.constant([[1.0, 1, 0], [1, 0, 0]])
     >>> float(loss(y, prediction, weights))  # (1 + 9) / 2 and 4, on average
     4.5
+
+    Of a language model:
+
+    >>> tokens = tf.keras.losses.SparseCategoricalCrossentropy(
+    ...     from_logits=True, ignore_class=-1
+    ... )
+    >>> y = tf.constant([[0, 1, -1], [1, -1, -1]])
+    >>> f"{PerExampleLoss(tokens)(y, tf.zeros([2, 3, 2])):.4f}"  # log 2, for each
+    '0.6931'
     """
 
     def __init__(
@@ -67,12 +80,28 @@ class PerExampleLoss(tf.keras.losses.Loss):
         own = getattr(found, "name", None) or getattr(found, "__name__", "loss")
         super().__init__(name=name or f"per_example_{own}")
         self._loss, self._length = found, length
+        self._each, self._ignored = found, None
+        if isinstance(found, tf.keras.losses.Loss):
+            config = found.get_config()
+            self._ignored = config.get("ignore_class")
+            if self._ignored is not None:
+                # Keras 2 takes such labels out, and with them the rows of a batch.
+                self._each = found.from_config({**config, "ignore_class": None})
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        """One loss for each entry."""
-        if isinstance(self._loss, tf.keras.losses.Loss):
-            return self._loss.call(y_true, y_pred)
-        return self._loss(y_true, y_pred)
+        """One loss for each entry; of labels that do not count, anything."""
+        if self._ignored is not None:
+            y_true = tf.where(self._counts(y_true), y_true, tf.zeros_like(y_true))
+        if isinstance(self._each, tf.keras.losses.Loss):
+            return self._each.call(y_true, y_pred)
+        return self._each(y_true, y_pred)
+
+    def _counts(self, y_true):
+        """Which labels are not of the ignored class; None if there is none."""
+        if self._ignored is None:
+            return None
+        y_true = tf.convert_to_tensor(y_true)
+        return tf.not_equal(y_true, tf.cast(self._ignored, y_true.dtype))
 
     def __call__(
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
@@ -86,23 +115,28 @@ class PerExampleLoss(tf.keras.losses.Loss):
         """
         with tf.name_scope(_keras_marks.WEIGHTED_LOSS):
             losses = tf.convert_to_tensor(self.call(y_true, y_pred))
-            mask = _compat.mask_of(y_pred)
+            masks = [_compat.mask_of(tensor) for tensor in (y_pred, losses)]
+            masks.append(self._counts(y_true))
             if losses.shape.rank is None or losses.shape.rank < 1:
                 raise ValueError(
                     f"{self.name} needs one loss for each entry, [batch, ...], but "
                     "the loss is a number. Use one that does not reduce over the batch."
                 )
             weights = _by_entry(sample_weight, losses, "sample_weight")
-            mask = _by_entry(mask, losses, "The mask")
-            if weights is None or mask is None:
-                weights = mask if weights is None else weights
-            else:
-                weights = weights * mask
+            for mask in masks:
+                mask = _by_entry(mask, losses, "The mask")
+                if weights is None or mask is None:
+                    weights = mask if weights is None else weights
+                else:
+                    weights = weights * mask
             if losses.shape.rank == 1:
-                return tf.reduce_mean(losses if weights is None else losses * weights)
-            return self._averaged(losses, weights)
+                losses = losses if weights is None else losses * weights
+            else:
+                losses = self._averaged(losses, weights)
+            return _compat.share_of_replica(tf.reduce_mean(losses))
 
     def _averaged(self, losses, weights):
+        """One loss for each example."""
         axes = list(range(1, losses.shape.rank))
         if weights is None:
             weights = tf.ones_like(losses)
@@ -115,7 +149,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
             means = totals / tf.maximum(count, 1)
         # Padding has no entry that counts.
         present = tf.reduce_any(weights != 0, axes)
-        return tf.reduce_mean(tf.cast(present, means.dtype) * means)
+        return tf.cast(present, means.dtype) * means
 
     def get_config(self) -> dict[str, Any]:
         """The settings, such that ``from_config`` makes the same loss."""

@@ -50,6 +50,7 @@ class Batches(tf.data.Dataset):
     | nobody drawn | a step of zero-weight rows: pure noise |
     | more drawn than fit | a random subset stays; `scheme` accounts for it |
     | data are x only | elements are (x, None, sample_weight) |
+    | labels for each token | weights `[B, 1]`, or those that were given, `[B, T]` |
     | `fit(..., steps_per_epoch=n)` | use `batches.repeat()`, as for any `tf.data` |
 
     Args:
@@ -70,8 +71,8 @@ class Batches(tf.data.Dataset):
         anything, else 0.
 
     Raises:
-      ValueError: If an argument is out of range, the data do not fit the scheme, or
-        the physical batches are too small for it.
+      ValueError: If an argument is out of range, the data do not fit the scheme, the
+        weights fit no labels, or the physical batches are too small for the scheme.
 
     >>> import numpy as np
     >>> from tfdpclip import sampling

@@ -120,6 +120,11 @@ class Drawer:
         """Keeps in mind who shows these draws; see `take_as_drawn`."""
         self._shown.add(batches)
 
+    @property
+    def specs(self) -> list[Any]:
+        """What the elements are of everybody who shows these draws."""
+        return [batches.element_spec for batches in self._shown]
+
     def take_as_drawn(self, as_drawn: bool) -> None:
         """Of the iterators to come: whether elements are as long as what was drawn."""
         for batches in self._shown:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
+
 
 def names(node: Any, name: str = "") -> dict[str, Any]:
     """The leaves of dicts and tuples, by what they are called."""
@@ -139,5 +141,5 @@ def _refuse(given: list, labels: list) -> None:
         f"data: sample_weight of shape {shape(given)} meets labels y of shape "
         f"{shape(labels)}, and fits {' or '.join(dict.fromkeys(works))}: {mended} with "
         "one weight for each of the n records, or for each of their labels, 0 for "
-        "those that must not count."
+        "those that must not count." + see("labels-for-each-token")
     )

@@ -51,8 +51,8 @@ def open_source(data: Any) -> Source:
     """Returns a source for arrays, nests of arrays, sequences or `tf.data`.
 
     Args:
-      data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays (x and y may be dicts
-        or tuples of arrays); a dict of arrays, taken as x; a random-access
+      data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays (each may be a dict or
+        tuple of arrays); a dict of arrays, taken as x; a random-access
         `tf.data.Dataset` of unbatched records; or any object with `__len__` and
         `__getitem__` whose items are records.
 
@@ -96,7 +96,7 @@ class Columns(Source):
             _map(lambda value, name=name: _as_column(value, name), part)
             for part, name in zip(parts, PARTS, strict=False)
         )
-        columns = {}
+        columns: dict[str, np.ndarray] = {}
         for part, name in zip(self._parts, PARTS, strict=False):
             columns |= names(part, name)
         lengths = {len(column) for column in columns.values()}

@@ -1,0 +1,381 @@
+"""A label, and a weight, for each token or pixel of a record: still one record."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.keras.compile_test import COUNT, EXPECTED, check
+from tests.keras.helpers import L, mostly_slow
+from tests.stack import KERAS_3, MEAN
+from tfdpclip import sampling
+from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+from tfdpclip.keras import PerExampleLoss
+from tfdpclip.sampling import drawer
+
+VOCABULARY, LENGTH, RECORDS = 6, 4, 60
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(1, VOCABULARY, (RECORDS, LENGTH)).astype("int32")
+LABELS = np.roll(TOKENS, -1, axis=1)
+LENGTHS = 1 + np.arange(RECORDS) % LENGTH
+KEPT = np.arange(LENGTH) < LENGTHS[:, None]
+EACH = (RNG.random((RECORDS, LENGTH)) * KEPT).astype("float32")
+ROWS = np.linspace(0, 2, RECORDS, dtype="float32")
+REFUSALS = (LossStructureError, ExampleIsolationError)
+
+
+def crossentropy(**options):
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+class Positions(L.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=shape[1:])
+
+    def call(self, x):
+        return x + self.table
+
+
+def tagger(mask_zero=False):
+    table = L.Embedding(VOCABULARY, 3, mask_zero=mask_zero)
+    layers = [tf.keras.Input((LENGTH,), dtype="int32"), table, L.Dense(VOCABULARY)]
+    return tf.keras.Sequential(layers)
+
+
+def transformer():
+    x = tf.keras.Input((LENGTH,), dtype="int32")
+    h = Positions()(L.Embedding(VOCABULARY, 4)(x))
+    h = L.add([h, L.MultiHeadAttention(1, 4)(h, h, use_causal_mask=True)])
+    return tf.keras.Model(x, L.Dense(VOCABULARY)(L.LayerNormalization()(h)))
+
+
+def lstm():
+    table, cell = L.Embedding(VOCABULARY, 4), L.LSTM(4, return_sequences=True)
+    layers = [tf.keras.Input((LENGTH,), dtype="int32"), table, cell]
+    return tf.keras.Sequential([*layers, L.Dense(VOCABULARY)])
+
+
+MODELS = {"tagger": tagger, "transformer": transformer, "lstm": lstm}
+WEIGHTS = {"none": None, "records": ROWS[::9, None], "tokens": EACH[-COUNT:]}
+
+
+# Gradients are those of one backward pass for each record.
+
+
+@pytest.mark.parametrize(
+    "model, weights, static",
+    [
+        ("tagger", "none", False),
+        ("tagger", "records", True),
+        ("tagger", "tokens", False),
+        pytest.param("transformer", "tokens", True, marks=pytest.mark.slow),
+        pytest.param("transformer", "records", False, marks=pytest.mark.slow),
+        pytest.param("lstm", "tokens", False, marks=pytest.mark.slow),
+        pytest.param("lstm", "records", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_record_of_many_labels_has_one_gradient(model, weights, static):
+    check(
+        MODELS[model](),
+        crossentropy(),
+        TOKENS[:COUNT],
+        LABELS[:COUNT],
+        weight=WEIGHTS[weights],
+        static=static,
+    )
+
+
+@pytest.mark.parametrize("reduction, weights", [("sum", "tokens"), ("none", "none")])
+def test_masks_of_tokens_without_a_divisor_of_the_batch(reduction, weights):
+    scale = EXPECTED if reduction == "sum" else 1 / LENGTH
+    check(
+        tagger(mask_zero=True),
+        crossentropy(reduction=reduction),
+        (TOKENS * KEPT)[:COUNT],
+        LABELS[:COUNT],
+        weight=WEIGHTS[weights],
+        scale=scale,
+    )
+
+
+@pytest.mark.parametrize(
+    "masked, weights, length",
+    [(False, "tokens", None), (True, "none", None), (False, "records", LENGTH)],
+)
+def test_ignored_labels_are_divided_by_a_records_own(masked, weights, length):
+    check(
+        tagger(mask_zero=masked),
+        PerExampleLoss(crossentropy(ignore_class=-1), length),
+        (TOKENS * KEPT)[:COUNT],
+        np.where(KEPT, LABELS, -1)[:COUNT],
+        weight=WEIGHTS[weights],
+        static=length is None,
+    )
+
+
+def test_what_a_loss_of_ignored_labels_is():
+    y, logits = np.where(KEPT, LABELS, -1), RNG.normal(size=(RECORDS, LENGTH, 6))
+    each = crossentropy(reduction="none")(LABELS, logits.astype("float32")).numpy()
+    expected = np.mean((each * KEPT).sum(1) / LENGTHS)
+    for ignored in (-1, 0):
+        loss = PerExampleLoss(crossentropy(ignore_class=ignored))
+        given = np.where(KEPT, y, ignored)
+        assert float(loss(given, logits)) == pytest.approx(expected, rel=1e-5)
+    # Of a record without any label that counts.
+    loss = PerExampleLoss(crossentropy(ignore_class=-1))
+    assert float(loss(0 * y - 1, logits)) == 0
+
+
+def test_a_loss_of_ignored_labels_is_saved_as_it_was_given():
+    loss = PerExampleLoss(crossentropy(ignore_class=-1))
+    again = PerExampleLoss.from_config(loss.get_config())
+    y, logits = np.where(KEPT, LABELS, -1), np.zeros((RECORDS, LENGTH, 6), "float32")
+    assert float(again(y, logits)) == float(loss(y, logits))
+
+
+BY_BATCH = {
+    "mask": (True, {}, None),
+    "ignored": (False, {"ignore_class": -1}, None),
+    "ignored_weighted": (False, {"ignore_class": -1, "reduction": MEAN}, EACH[:COUNT]),
+}
+if KERAS_3:
+    BY_BATCH["weights"] = False, {"reduction": "mean_with_sample_weight"}, EACH[:COUNT]
+
+
+@pytest.mark.parametrize("name", BY_BATCH)
+def test_a_mean_over_the_tokens_of_a_batch_is_refused(name):
+    masked, options, weights = BY_BATCH[name]
+    model = tagger(mask_zero=masked)
+    options = dict(options)
+    optimizer = dpc.keras.DPSGD(
+        0.1, clip=1.0, noise_multiplier=0.0, expected_batch_size=COUNT
+    )
+    model.compile(optimizer, crossentropy(**options), jit_compile=False)
+    labels = np.where(KEPT, LABELS, -1) if "ignore_class" in options else LABELS
+    before = model.get_weights()
+    with pytest.raises(REFUSALS, match=r"loss=dpc.keras.PerExampleLoss\(tf.keras") as e:
+        model.train_on_batch((TOKENS * KEPT)[:COUNT], labels[:COUNT], weights)
+    assert "atch normalisation" not in str(e.value)
+    for value, was in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, was)
+
+
+# Batches bring weights that Keras can multiply with those losses.
+
+
+def plan_for(epochs=1):
+    return dpc.keras.PrivacyPlan(
+        epsilon=8, delta=1e-3, examples=RECORDS, batch_size=15, epochs=epochs
+    )
+
+
+def trained(data, make=tagger, loss=None, change=lambda batches: batches, **options):
+    plan = plan_for()
+    model = make()
+    optimizer = plan.optimizer(dpc.keras.DPAdam, 0.01)
+    model.compile(optimizer, loss or crossentropy(), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        history = model.fit(
+            change(plan.batches(data)),
+            epochs=plan.epochs,
+            verbose=0,
+            callbacks=plan.callbacks,
+        ).history
+    assert int(model.optimizer.iterations) == plan.steps
+    assert 0 < history["loss"][-1] < 2 * np.log(VOCABULARY)
+    return history
+
+
+@pytest.mark.parametrize(
+    "make, weights, jit",
+    [
+        ("tagger", "tokens", False),
+        ("tagger", "none", True),
+        pytest.param("transformer", "none", "default", marks=pytest.mark.slow),
+        pytest.param("transformer", "tokens", False, marks=pytest.mark.slow),
+        pytest.param("lstm", "tokens", "default", marks=pytest.mark.slow),
+        pytest.param("lstm", "records", False, marks=pytest.mark.slow),
+    ],
+)
+def test_language_models_are_trained_by_a_plan(make, weights, jit):
+    more = {"none": (), "records": (ROWS,), "tokens": (EACH,)}[weights]
+    history = trained(
+        (TOKENS, LABELS, *more),
+        MODELS[make],
+        metrics=["accuracy"],
+        weighted_metrics=[tf.keras.metrics.SparseCategoricalAccuracy("weighed")],
+        **({} if jit == "default" else {"jit_compile": jit}),
+    )
+    assert 0 <= history["weighed"][-1] <= 1
+
+
+def test_labels_that_a_function_of_a_record_makes():
+    def shifted(tokens):
+        return tokens[:-1], tokens[1:]
+
+    def change(batches):
+        return batches.map(shifted).map_batches(lambda x, y: (x, y))
+
+    longer = np.concatenate([TOKENS, TOKENS[:, :1]], axis=1)
+    trained(longer, change=change, jit_compile=False)
+
+
+class Fetched:
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        return tuple(tf.nest.map_structure(lambda a: a[index], p) for p in self.parts)
+
+
+SCHEMES = {
+    "poisson": sampling.Poisson(0.2),
+    "fixed": sampling.FixedSize(9, RECORDS),
+    "replacement": sampling.FixedSize(9, RECORDS, replacement=True),
+    "shuffled": sampling.ShuffledEpochs(9, RECORDS),
+    "full": sampling.FullBatch(),
+    "separated": sampling.MinSeparation(RECORDS, 9),
+}
+SOURCES = {
+    "arrays": lambda *parts: parts,
+    "fetched": Fetched,
+    "pipeline": lambda *parts: tf.data.Dataset.from_tensor_slices(parts),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_draws_each_weight_with_its_label(name, source):
+    # A weight is what its label is, so that they can be told to belong together.
+    labels = np.arange(1, RECORDS * LENGTH + 1).reshape(RECORDS, LENGTH)
+    data = SOURCES[source](labels[:, 0], labels, labels.astype("float32"))
+    batches = SCHEMES[name].batches(data, accumulation_steps=2)
+    assert batches.element_spec[-1].shape == (batches.physical_batch_size, LENGTH)
+    drawn = 0
+    for x, y, weights in batches.take(4):
+        np.testing.assert_array_equal(y, weights)
+        np.testing.assert_array_equal(x, y[:, 0])
+        drawn += np.count_nonzero(x)
+    assert drawn or name == "poisson"
+
+
+def shapes_of(*data):
+    specs = sampling.FullBatch().batches(data).element_spec[-1]
+    return tf.nest.map_structure(lambda spec: tuple(spec.shape[1:]), specs)
+
+
+IMAGES = np.zeros((RECORDS, 3, 5), int)
+ONE = np.zeros(RECORDS, int)
+
+
+@pytest.mark.parametrize(
+    "labels, weights, expected",
+    [
+        (ONE, ROWS, ()),
+        (ONE, ROWS[:, None], ()),
+        (ONE[:, None], ROWS[:, None], ()),
+        (LABELS, ROWS, (1,)),
+        (LABELS, ROWS[:, None], (1,)),
+        (LABELS, EACH, (LENGTH,)),
+        (LABELS, KEPT, (LENGTH,)),
+        # One loss is made of numbers, and of classes as vectors.
+        (LABELS.astype("float32"), ROWS, ()),
+        (LABELS > 3, ROWS, ()),
+        (np.eye(6)[LABELS], EACH, (LENGTH, 1)),
+        (np.eye(6)[LABELS], EACH[..., None], (LENGTH, 1)),
+        (IMAGES, ROWS, (1, 1)),
+        (IMAGES, IMAGES[:, :, 0], (3, 1)),
+        (IMAGES, IMAGES, (3, 5)),
+        ({"a": LABELS, "b": ONE}, ROWS, (1,)),
+        ((LABELS, IMAGES), ROWS, ((1,), (1, 1))),
+        ({"a": LABELS, "b": ONE}, {"a": EACH, "b": ROWS}, {"a": (LENGTH,), "b": ()}),
+        ((LABELS, LABELS), EACH, (LENGTH,)),
+    ],
+)
+def test_weights_have_the_axes_of_losses(labels, weights, expected):
+    assert shapes_of(TOKENS, labels, weights) == expected
+
+
+def several():
+    x = tf.keras.Input((LENGTH,), dtype="int32")
+    h = L.Embedding(VOCABULARY, 3)(x)
+    tags = L.Dense(VOCABULARY, name="tags")(h)
+    kind = L.Dense(3, name="kind")(L.Flatten()(h))
+    return tf.keras.Model(x, {"tags": tags, "kind": kind})
+
+
+@pytest.mark.parametrize("weights", mostly_slow(["each"], ["none", "records", "each"]))
+def test_several_outputs_have_weights_of_their_own(weights):
+    more = {"none": (), "records": (ROWS,), "each": ({"tags": EACH, "kind": ROWS},)}
+    labels = {"tags": LABELS, "kind": TOKENS[:, 0] % 3}
+    losses = {"tags": crossentropy(), "kind": crossentropy()}
+    trained((TOKENS, labels, *more[weights]), several, losses, jit_compile=False)
+
+
+# What fits nothing is refused where it is given.
+
+BOTH = {"a": LABELS, "b": ONE}
+NAN, BELOW = EACH.copy(), EACH.copy()
+NAN[3, 1], BELOW[3, 1] = np.nan, -1
+WRONG = {
+    "longer": ((LABELS, np.ones((RECORDS, 5))), r"\[n, 5\].* fits \[n\] or .*\[n, 4\]"),
+    "one_record": ((LABELS, EACH[0]), r"sample_weight of shape \(4,\)"),
+    "an_axis_more": ((LABELS, EACH[..., None]), r"sample_weight\[..., 0\]\)"),
+    "a_row_more": ((LABELS, np.ones(RECORDS + 1)), r"sample_weight of shape \(61,\)"),
+    "other_keys": ((BOTH, {"a": EACH, "c": ROWS}), r"sample_weight\['c'\].*y\['b'\]"),
+    "a_key_less": ((BOTH, {"a": EACH}), r"y\['b'\]\. Give weights for each"),
+    "for_one": ((LABELS, {"y": EACH}), r"labels are y\. Give one array"),
+    "a_list": ((LABELS, [EACH]), r"A list is read as one array"),
+    "a_tuple": ((LABELS, (EACH,)), r"sample_weight\[0\], and the labels are y\."),
+    "of_no_labels": ((ONE, EACH), r"\[n, 4\] meets .* \[n\], and fits \[n\] or \[n, 1"),
+    "not_of_all": ((BOTH, EACH), r"\[n, 4\] meets .* \[n\], and fits"),
+    "nan": ((LABELS, NAN), r"sample_weight holds nan: .*np.where\(np.isfinite"),
+    "negative": ((LABELS, BELOW), r"sample_weight holds -1.0"),
+    "strings": ((LABELS, EACH.astype(str)), r"holds string.*astype\('float32'\)"),
+    "ragged": (([[1], *[[1, 2]] * 59], ROWS), r"y must be rectangular.*pad_sequences"),
+    "ragged_tensor": (
+        (tf.ragged.constant([[1], *[[1, 2]] * 59]),),
+        r"y .*pad_sequences",
+    ),
+    "nothing": ((LABELS, None), r"sample_weight must be rectangular arrays of numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_shape_is_refused_by_name(name):
+    parts, match = WRONG[name]
+    with pytest.raises(ValueError, match=match):
+        plan_for().batches((TOKENS, *parts))
+
+
+@pytest.mark.parametrize("source", ["fetched", "pipeline"])
+def test_wrong_shapes_of_single_records_are_refused_at_once(source):
+    with pytest.raises(ValueError, match=r"\[n, 3\] meets .*\[n, 4\]"):
+        plan_for().batches(SOURCES[source](TOKENS, LABELS, EACH[:, :3]))
+
+
+def flat():
+    layers = [L.Embedding(VOCABULARY, 3), L.Flatten(), L.Dense(LENGTH, "sigmoid")]
+    return tf.keras.Sequential([tf.keras.Input((LENGTH,), dtype="int32"), *layers])
+
+
+def test_weights_that_meet_no_losses_are_refused_before_a_step(monkeypatch):
+    monkeypatch.setattr(drawer.Drawer, "next_element", None)  # Nothing is drawn.
+    with pytest.raises(ValueError, match=r"\[n, 4\], do not fit .*\[n\]\. Give"):
+        trained((TOKENS, LABELS > 3, EACH), flat, "binary_crossentropy")
+    if KERAS_3:
+        with pytest.raises(ValueError, match=r"float32.* y.astype\('int32'\)"):
+            trained((TOKENS, LABELS.astype("float32")))
+
+
+def test_a_weight_that_a_map_leaves_behind_is_refused():
+    batches = plan_for().batches((TOKENS, LABELS, EACH))
+    for change in (batches.map, batches.map_batches):
+        with pytest.raises(ValueError, match=r"\[n, 4\] meets labels y of shape \[n"):
+            change(lambda x, y: (x, tf.cast(y[..., :2], tf.float32)))

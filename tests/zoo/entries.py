@@ -161,6 +161,9 @@ def _language(family: str, backbone: dict, **options: Any) -> Entry:
 _DEBERTA = """KerasHub repeats the relative positions for every record of the batch, and
 the query's and key's weights act on the copies: these take the Jacobian. LoRA of the
 values alone, `enable_lora(4, ["value"])`, does not."""
+_MIXTRAL = """Its experts have the records on their second axis, behind a gradient
+function of its own (silu's), and its routers add a loss that balances the whole batch.
+There is no way around it yet."""
 _T5 = """The bias of relative positions takes the Jacobian. LoRA freezes it; T5's layers
 have other names than KerasHub looks for:
 `enable_lora(4, ["query_projector", "value_projector"])`."""
@@ -221,7 +224,13 @@ FAMILIES = {
     "Llama": _language("Llama", _GROUPED),
     "Llama 3": _language("Llama3", _GROUPED),
     "Mistral": _language("Mistral", _GROUPED),
-    "Mixtral": _language("Mixtral", {**_GROUPED, "num_experts": 4}),
+    "Mixtral": _language(
+        "Mixtral",
+        {**_GROUPED, "num_experts": 4},
+        full="refused",
+        lora="refused",
+        advice=_MIXTRAL,
+    ),
     "Qwen 2": _language("Qwen", _GROUPED),
     "Qwen 3": _language("Qwen3", {**_GROUPED, "head_dim": 8}),
     "Phi-3": _language("Phi3", _GROUPED),

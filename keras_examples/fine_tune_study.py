@@ -241,7 +241,7 @@ def _findings(used, rows, clips) -> list[str]:
 
 
 def _plot(used, rows, clips):
-    picture, axes = pictures.new(9.0, 3.8, 1, 2)
+    picture, axes = pictures.new(10.5, 3.8, 1, 2)
     for k, way in enumerate(used.ways):
         mine = [rows[way, epsilon, _DEFAULT] for epsilon in used.epsilons]
         shift = 1 + 0.02 * (k - len(used.ways) / 2)
@@ -259,7 +259,6 @@ def _plot(used, rows, clips):
     axes[0, 0].axhline(0, color=pictures.GREY, lw=1)
     axes[0, 0].set_xlabel("epsilon")
     axes[0, 0].set_ylabel("nats per byte better than the public model")
-    axes[0, 0].legend(fontsize=7, title="what trains (parameters)", title_fontsize=7)
     shown = [place for place in clips if place in rows]
     default = (_CLIPPED, used.clip_epsilon, _DEFAULT)
     shown += [default] if default in rows else []
@@ -273,6 +272,13 @@ def _plot(used, rows, clips):
         color=pictures.COLORS[0],
     )
     axes[0, 1].set_xticks(range(len(found)), [row["clip"] for row in found])
+    axes[0, 1].legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        fontsize=8,
+        title="what trains\n(parameters)",
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )
     axes[0, 1].set_xlabel(f"clip norm, {_CLIPPED} at epsilon {used.clip_epsilon:g}")
     pictures.title(picture, "Private fine-tuning of a public model of plays")
     return picture

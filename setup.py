@@ -19,6 +19,7 @@ DESCRIPTION = re.sub(
 # TensorBoard comes with TensorFlow 2.14, and `tf.summary` needs it.
 PLOTS = ["matplotlib>=3.7", "pandas>=2.0", "tensorboard>=2.14"]
 EXAMPLES = ["scikit-learn>=1.3", *PLOTS]
+HUB = ["keras-hub>=0.32; python_version>='3.11'"]
 BENCHMARKS = [
     "psutil>=5.9",
     # Not for Python 3.12, and its import fails with TensorFlow 2.21.
@@ -74,13 +75,16 @@ setuptools.setup(
         # requirements.txt with `pip install --no-deps --require-hashes` instead, as
         # the Makefile does. The extra states what the federated half needs.
         "tff": ["tensorflow-federated>=0.87.0,<0.88", "grpcio"],
+        # For `python -m keras_examples.fine_tune --preset`, with Keras 3. Not for
+        # Python 3.10, and so not among the pinned requirements.
+        "hub": HUB,
         "plots": PLOTS,
         "examples": EXAMPLES,
         "benchmarks": BENCHMARKS,
         "test": TEST,
         "dev": DEV,
         # All that pip can resolve, so without `tff`.
-        "all": sorted({*EXAMPLES, *BENCHMARKS, *DEV}),
+        "all": sorted({*EXAMPLES, *BENCHMARKS, *DEV, *HUB}),
     },
     classifiers=[
         "Development Status :: 4 - Beta",

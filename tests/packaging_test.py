@@ -61,6 +61,8 @@ PINS = {
 each_file_of_pins = pytest.mark.parametrize("name", PINS)
 # docs/stacks.md: what there is for the first of them only.
 PINNED_ONLY = {"tensorflow-federated", "tensorflow-privacy"}
+# Needs Python 3.11, and the third stack is for 3.10 too.
+UNPINNED = {"keras-hub"}
 
 
 def lines_of_pins(name: str) -> list[str]:
@@ -129,6 +131,7 @@ def test_pins_satisfy_setup(setup_arguments, name):
     assert_pinned(name, [Requirement(r) for r in setup_arguments["install_requires"]])
     for extra in setup_arguments["extras_require"].values():
         requirements = [Requirement(line) for line in extra]
+        requirements = [r for r in requirements if r.name not in UNPINNED]
         if name != "requirements.txt":
             requirements = [r for r in requirements if r.name not in PINNED_ONLY]
         assert_pinned(name, requirements)

@@ -274,6 +274,32 @@ def test_a_rule_gives_the_gradient_of_each_example(name, dynamic, jit):
     check_op(name, *CASES[name], dynamic, jit)
 
 
+# As DeBERTa has its relative positions: an axis of size 1 where the batch is.
+RELATIVE = {
+    "right": (
+        data(N, T, D),
+        weight(1, N, D, 5),
+        lambda x, v: RAW.BatchMatMulV2(x=x, y=read(v)),
+    ),
+    "left": (
+        data(N, D, T),
+        weight(1, N, 5, D),
+        lambda x, v: RAW.BatchMatMulV2(x=read(v), y=x),
+    ),
+    "one for all heads": (
+        data(N, T, D),
+        weight(1, 1, D, 5),
+        lambda x, v: RAW.BatchMatMulV2(x=x, y=read(v)),
+    ),
+}
+
+
+@pytest.mark.parametrize("side", RELATIVE)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_parameter_may_have_an_axis_of_size_1_for_the_batch(side, dynamic):
+    check_op("BatchMatMulV2", *RELATIVE[side], dynamic, None)
+
+
 # Rules of anybody's making.
 
 

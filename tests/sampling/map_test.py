@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests import stack
 from tfdpclip import sampling
-from tfdpclip.sampling import provenance, refusals
+from tfdpclip.sampling import provenance, record_map, refusals
 
 _RECORDS = 60
 
@@ -48,6 +48,36 @@ class TestRecords:
         assert mapped.steps_per_epoch == 3
         assert len(list(mapped)) == 6
         assert batches.next_step == 3
+
+    def test_a_function_may_have_more_arguments_with_defaults(self):
+        """As `preprocess_samples` of KerasHub's models, through which `fit` maps."""
+
+        def preprocess(x, y=None, sample_weight=None, factor=3.0):
+            return (x * factor, y) if sample_weight is None else x
+
+        batches = sampling.FullBatch().batches(_numbered())
+        x, y, _ = next(iter(batches.map(preprocess)))
+        np.testing.assert_array_equal(x, 3 * _numbered()[0])
+        np.testing.assert_array_equal(y, _numbered()[1])
+
+    def test_a_function_that_changes_nothing_is_not_run(self, monkeypatch):
+        def refuse(*arguments):
+            raise AssertionError("each record went through the function")
+
+        monkeypatch.setattr(record_map, "apply_to_records", refuse)
+        x = {"a": np.ones((6, 2)), "b": np.arange(6)}
+        batches = sampling.FullBatch().batches((x, np.arange(6)))
+        found, y, _ = next(iter(batches.map(lambda x, y=None, weight=None: (x, y))))
+        np.testing.assert_array_equal(found["b"], x["b"])
+        np.testing.assert_array_equal(y, x["b"])
+        for changes in (
+            lambda x, y: ({"a": x["a"], "b": y}, x["b"]),
+            lambda x, y: (x, None),
+            lambda x, y: (x["a"], y),
+            lambda x, y: (x, y + 0),
+        ):
+            with pytest.raises(AssertionError, match="each record"):
+                batches.map(changes)
 
     def test_an_empty_draw_is_an_element(self):
         def check(x, y):

@@ -70,6 +70,8 @@ def _contraction(use, dz, shape, context, labels, out):
     * `tf.matmul(x, p)` of x `[B, 1, T, d]` and p `[h, d, n]`, "klac,lcb->klab": l is of
       size 1 in x, which p broadcasts, so it is `lone`: x becomes `[B, T, d]`, l is of p
       and of the output, and U is h * n, dz as `[B, T, h * n]`.
+    * Relative positions, `tf.matmul(x, p)` of x `[B, h, T, d]` and p `[1, h, d, n]`,
+      "klac,klcb->klab": k is the batch, which p broadcasts, and no axis of p's.
     * "btd,dn->bn": t is of x alone, so it is `gone`: x is summed over it first.
 
     Args:
@@ -85,9 +87,12 @@ def _contraction(use, dz, shape, context, labels, out):
     if any(len(set(names)) != len(names) for names in (x_labels, p_labels, out)):
         return None
     batch = _batch_letter(source, x_labels, context)
-    if batch is None or batch not in out or batch in p_labels:
+    if batch is None or batch not in out:
         return None
-    roles = _Roles.of(batch, x_labels, source.shape, p_labels, shape, out)
+    own = dict(zip(p_labels, shape, strict=True))
+    if own.pop(batch, 1) != 1:
+        return None
+    roles = _Roles.of(batch, x_labels, source.shape, own, out)
     if roles is None:
         return None
     x = in_float(source)
@@ -158,18 +163,17 @@ class _Roles:
         return self.groups + self.inner + self.outer
 
     @classmethod
-    def of(cls, batch, x, x_shape, p, p_shape, out) -> _Roles | None:
+    def of(cls, batch, x, x_shape, p, out) -> _Roles | None:
         """The roles, or None if p has a letter that nothing else has.
 
         Args:
           batch: the letter of the batch, of x and the output alone.
           x: the letters of x.
           x_shape: its shape.
-          p: the letters of p.
-          p_shape: its shape, which is static.
+          p: the sizes of p's axes by their letters, which are static.
           out: the letters of the output.
         """
-        sizes = {n: size for n, size in zip(p, p_shape, strict=True) if size != 1}
+        sizes = {n: size for n, size in p.items() if size != 1}
         core = "".join(sizes)
         lone = "".join(
             n for n, d in zip(x, x_shape, strict=True) if d == 1 and n in core

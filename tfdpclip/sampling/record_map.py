@@ -43,13 +43,30 @@ class RecordFunction:
     ):
         self.name = name_of(function)
         self._check_arguments(function, specs)
-        self._traced = tf.function(function)
+        # What else it could be given keeps its default, in the trace's calls as well.
+        self._traced = tf.function(lambda *record: function(*record))
         self._concrete = self._traced.get_concrete_function(*specs)
         size = sum(_bytes_of(spec) for spec in tf.nest.flatten(list(specs)))
         RecordProof(self.name, self._concrete.graph, size, population, public).run()
         self._parts = as_parts("map", self.name, self._concrete.structured_outputs)
         for part in tf.nest.flatten(self._parts):
             self._check_output(part)
+        self._given = tuple(specs)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether every record comes out as it went in: the trace shows it."""
+        parts = tuple(self._parts[: len(self._given)])
+        try:
+            tf.nest.assert_same_structure(parts, self._given)
+        except (TypeError, ValueError):
+            return False
+        graph = self._concrete.graph
+        return (
+            {op.type for op in graph.get_operations()} <= {"Placeholder", "Identity"}
+            and not any(part is not None for part in self._parts[len(parts) :])
+            and all(map(_is_named_again, tf.nest.flatten(parts), graph.inputs))
+        )
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
@@ -130,6 +147,8 @@ def on_elements(
     parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
     specs = [tf.nest.map_structure(_record_spec, part) for part in parts_of(spec)]
     function = RecordFunction(map_func, specs, population, public)
+    if function.changes_nothing:
+        return lambda *element: element
 
     @tf.autograph.experimental.do_not_convert
     def on_element(*element):
@@ -216,6 +235,12 @@ def as_parts(method: str, name: str, result: Any) -> tuple[Any, Any]:
         "sample weight cannot be changed here: give weights with the data, "
         "scheme.batches((x, y, sample_weight))." + see("batches-that-are-transformed")
     )
+
+
+def _is_named_again(part: tf.Tensor, given: tf.Tensor) -> bool:
+    while part is not given and part is not None and part.op.type == "Identity":
+        part = part.op.inputs[0]
+    return part is given
 
 
 def _bytes_of(spec: tf.TensorSpec) -> int:

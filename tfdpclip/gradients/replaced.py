@@ -92,6 +92,12 @@ def _sized(label: str) -> str:
     ) + see("mixed-examples")
 
 
+def _half_of(batch_size: tf.Tensor) -> tf.Tensor:
+    """Of an even number an even one: a model may take its rows two by two."""
+    half = batch_size // 2
+    return half + tf.where(tf.equal(batch_size % 2, 0), half % 2, 0)
+
+
 @dataclasses.dataclass
 class Witness:
     """A tensor whose rows are an example's own, if it is kept apart from others.
@@ -392,7 +398,7 @@ class ReplacedExamples:
         drawn = chance.uniform(tf.shape(factors))
         drawn = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
         stay = tf.equal(rows, rows[:1]) & tf.equal(factors, 1.0)
-        first = tf.range(batch_size) < batch_size // 2
+        first = tf.range(batch_size) < _half_of(batch_size)
         stay = tf.concat([stay[1:], first[tf.newaxis]], axis=0)
         return tf.where(stay, drawn, 0.0)
 
@@ -412,7 +418,7 @@ class ReplacedExamples:
         if self._shorter is None:
             return lambda before: well
         batch_size = tf.size(weights)
-        half = batch_size // 2
+        half = _half_of(batch_size)
 
         def run(before):
             known = {summed.seed.ref(): tf.cast(weights[:half], summed.seed.dtype)}

@@ -161,6 +161,8 @@ def _language(family: str, backbone: dict, **options: Any) -> Entry:
 _DEBERTA = """KerasHub repeats the relative positions for every record of the batch, and
 the query's and key's weights act on the copies: these take the Jacobian. LoRA of the
 values alone, `enable_lora(4, ["value"])`, does not."""
+_NEOX = """KerasHub finds no layer for LoRA unless it is told:
+`enable_lora(4, ["query_key_value"])`."""
 _MIXTRAL = """Its experts have the records on their second axis, behind a gradient
 function of its own (silu's), and its routers add a loss that balances the whole batch.
 There is no way around it yet."""
@@ -204,7 +206,9 @@ FAMILIES = {
     "GPT-2": _language("GPT2", _HEADS),
     "OPT": _language("OPT", _HEADS),
     "BLOOM": _language("Bloom", _HEADS),
-    "GPT-NeoX": _language("GPTNeoX", _HEADS),
+    "GPT-NeoX": _language(
+        "GPTNeoX", _HEADS, targets=("query_key_value",), advice=_NEOX
+    ),
     "Falcon": _language("Falcon", {**_SMALL, "num_attention_heads": 2}),
     "Gemma": _language("Gemma", {**_GROUPED, "head_dim": 8}),
     "Gemma 2": _language(

@@ -271,6 +271,9 @@ def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
             classes=2,
             classifier_activation=None,
         )
+        normalized = tf.keras.layers.BatchNormalization
+        if not any(isinstance(layer, normalized) for layer in model.layers):
+            return model
         return dpc.keras.convert_batchnorm(model)
 
     return Entry("convolutional network", build, _images(size), lora="none", **options)

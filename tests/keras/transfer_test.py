@@ -635,3 +635,16 @@ def test_refuses_models_that_it_cannot_rebuild():
     )
     with pytest.raises(ValueError, match="cannot be made again.*get_config"):
         convert_batchnorm(odd)
+
+
+def test_arithmetic_between_layers_is_kept_by_the_conversion():
+    """As MobileNetV3 has it: `x + 3` is no layer in Keras 3."""
+    inputs = tf.keras.Input((4, 4, 3))
+    x = tf.keras.layers.Conv2D(4, 1)(inputs)
+    x = tf.keras.layers.BatchNormalization()(x)
+    model = tf.keras.Model(inputs, tf.keras.layers.ReLU()(x + 3.0) * 2.0)
+    converted = convert_batchnorm(model)
+    kinds = [type(layer).__name__ for layer in converted.layers]
+    assert "GroupNormalization" in kinds and "BatchNormalization" not in kinds
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype("float32")
+    assert float(tf.reduce_mean(converted(x))) == pytest.approx(6.0, abs=0.5)

@@ -161,6 +161,8 @@ def _language(family: str, backbone: dict, **options: Any) -> Entry:
 _DEBERTA = """KerasHub repeats the relative positions for every record of the batch, and
 the query's and key's weights act on the copies: these take the Jacobian. LoRA of the
 values alone, `enable_lora(4, ["value"])`, does not."""
+_NEOX = """KerasHub finds no layer for LoRA unless it is told:
+`enable_lora(4, ["query_key_value"])`."""
 _MIXTRAL = """Its experts have the records on their second axis, behind a gradient
 function of its own (silu's), and its routers add a loss that balances the whole batch.
 There is no way around it yet."""
@@ -204,7 +206,9 @@ FAMILIES = {
     "GPT-2": _language("GPT2", _HEADS),
     "OPT": _language("OPT", _HEADS),
     "BLOOM": _language("Bloom", _HEADS),
-    "GPT-NeoX": _language("GPTNeoX", _HEADS),
+    "GPT-NeoX": _language(
+        "GPTNeoX", _HEADS, targets=("query_key_value",), advice=_NEOX
+    ),
     "Falcon": _language("Falcon", {**_SMALL, "num_attention_heads": 2}),
     "Gemma": _language("Gemma", {**_GROUPED, "head_dim": 8}),
     "Gemma 2": _language(
@@ -254,6 +258,11 @@ FAMILIES = {
 }
 
 
+_SMALL_MAPS = """Images of 32 pixels and random weights: a copy of a record gets another
+row elsewhere in the batch. Why is not known: rounding that group normalisation of
+single pixels magnifies, or the network's dropout. Other sizes were not tried."""
+
+
 def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
     def build():
         model = getattr(tf.keras.applications, name)(
@@ -262,6 +271,9 @@ def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
             classes=2,
             classifier_activation=None,
         )
+        normalized = tf.keras.layers.BatchNormalization
+        if not any(isinstance(layer, normalized) for layer in model.layers):
+            return model
         return dpc.keras.convert_batchnorm(model)
 
     return Entry("convolutional network", build, _images(size), lora="none", **options)
@@ -269,9 +281,11 @@ def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
 
 #: Networks of `keras.applications`, with group in place of batch normalisation.
 APPLICATIONS = {
-    "MobileNetV2": _convolutions("MobileNetV2"),
+    "MobileNetV2": _convolutions("MobileNetV2", full="refused", advice=_SMALL_MAPS),
     "MobileNetV3Small": _convolutions("MobileNetV3Small"),
-    "EfficientNetV2B0": _convolutions("EfficientNetV2B0"),
+    "EfficientNetV2B0": _convolutions(
+        "EfficientNetV2B0", full="refused", advice=_SMALL_MAPS
+    ),
     "ResNet50": _convolutions("ResNet50"),
     "DenseNet121": _convolutions("DenseNet121"),
     "NASNetMobile": _convolutions("NASNetMobile"),

@@ -36,7 +36,7 @@ def cases():
 def test_norms_are_exact_and_steps_are_taken_as_the_table_says(name, rank):
     entry = entries.ENTRIES[name]
     found = check.examine(entry, rank)
-    assert found.error < check.TOLERANCE
+    assert found.refused or found.error < check.TOLERANCE
     assert found.outcome == (entry.lora if rank else entry.full), found
     if not found.refused:
         assert found.moved and 0 < found.epsilon <= 8

@@ -34,7 +34,9 @@ if keras.config.backend() != "tensorflow":
 def layers_of(
     layer: Any, *, include_self: bool = True, recursive: bool = True
 ) -> Iterator[Any]:
-    """A layer and the layers in it, parents first."""
+    """A layer and the layers in it, parents first; an op like `x + 3` has none."""
+    if not isinstance(layer, keras.layers.Layer):
+        return iter(())
     return iter(layer._flatten_layers(recursive=recursive, include_self=include_self))
 
 

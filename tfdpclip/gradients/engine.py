@@ -346,6 +346,7 @@ class PerExampleGradients(RecordGradients):
         called = (lambda branch: branch) if in_xla() else _copies.called
         # Two branches, so that the second begins without what the first was given.
         compared = tf.cond(due, called(check.compared), check.not_compared)
+        check.prepare()
 
         def run():
             ok, conclusive, message = check.run(compared)

@@ -35,12 +35,15 @@ class LossParts:
         None if no term is weighted.
       shared: the sum of the terms that depend on no example, a scalar; None if none.
       batch_size: B, a scalar int32 tensor.
+      counted: whether `per_example` was multiplied by B, because a term is a sum over
+        the batch and nobody said how large that is.
     """
 
     per_example: tf.Tensor
     present: tf.Tensor | None
     shared: tf.Tensor | None
     batch_size: tf.Tensor
+    counted: bool = False
 
 
 def take_apart(
@@ -85,7 +88,7 @@ def take_apart(
             f"no tensor with a batch axis was found behind {loss.name!r}. " + FIX
         )
     batch_size = _batch_size(walker.terms[0][0], flows)
-    total, masks = None, []
+    total, masks, counted = None, [], False
     for tensor, scale in walker.terms:
         entries = _rows_by_example(tensor, flows, batch_size)
         first = batch_size if replicas == 1 else batch_size * replicas
@@ -97,6 +100,7 @@ def take_apart(
                 "0: its scale would depend on how many examples there happen to be. "
                 + FIX
             )
+        counted |= power == 0 and nominal_batch_size is None
         if power == 0 and nominal_batch_size is not None:
             # A sum over the batch: multiplying by the number of examples that happen
             # to be there would let each example change the others' gradients.
@@ -105,7 +109,8 @@ def take_apart(
         term *= tf.cast(scale.value(first), term.dtype)
         total = term if total is None else total + tf.cast(term, total.dtype)
         masks.append(weights_mask(tensor, flows, batch_size))
-    return LossParts(total, any_present(masks), walker.shared(), batch_size)
+    present = any_present(masks)
+    return LossParts(total, present, walker.shared(), batch_size, counted)
 
 
 def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:

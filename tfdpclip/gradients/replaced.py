@@ -182,12 +182,14 @@ class ReplacedExamples:
         # What cannot be computed again, by why not.
         lost: dict = {}
         self._steps = []
+        # What every step runs; the rest of what makes the sums only a check should.
+        run = set(ancestors([w.tensor for w in self._witnesses]))
         for op in ancestors([*(w.tensor for w in self._witnesses), *sums]):
             if not any(t.ref() in affected for t in op.inputs):
                 self._note_constant(op, affected)
                 continue
             varies = any(t.ref() in varying for t in op.inputs)
-            if op.type in ops.SIZES and not varies:
+            if op.type in ops.SIZES and not varies and op in run:
                 continue
             why = next((lost[t.ref()] for t in op.inputs if t.ref() in lost), None)
             why = self._obstacle_at(op) if why is None else why
@@ -234,10 +236,13 @@ class ReplacedExamples:
         """The ops that compute the sums from a part of the batch.
 
         Those that depend on the examples' values, or on how many there are. None where
-        that cannot be: the size is static, and public, or random numbers of other
-        shapes would have to be drawn anew.
+        that cannot be: the size is static, and public; whoever asked for clipped sums
+        gave none, and a sum over the batch; or random numbers of other shapes would
+        have to be drawn anew.
         """
-        if self._sums is None or self._flows.batch_size is not None or self._sparse:
+        if self._sums is None or self._sums.counted or self._sparse:
+            return None
+        if self._flows.batch_size is not None:
             return None
         given = [*self._sources, *self._random, self._sums.seed]
         if any(self._flows[t].minor for t in self._random):

@@ -37,6 +37,7 @@ class Sums:
       variables: the variables.
       handles: their handles in the graph.
       flows: the analysis of the losses.
+      counted: whether losses are multiplied by how many there are.
 
     Attributes:
       seed: what stands for the weights, `[B]`.
@@ -50,7 +51,9 @@ class Sums:
         variables: Sequence[tf.Variable],
         handles: Sequence[tf.Tensor],
         flows: Dataflow,
+        counted: bool,
     ):
+        self.counted = counted
         self.seed = tf.ones_like(loss)
         with own_gradients(flows.without_gradient()):
             found = gradients_at(loss, handles, self.seed)

@@ -54,10 +54,6 @@ class SelfCheck:
     Args:
       engine: a `PerExampleGradients`, complete.
       assignment: the group of each variable, where the clip rule has groups.
-
-    Raises:
-      ExampleIsolationError: if neither gradients nor another run of the loss could
-        show that examples mix.
     """
 
     def __init__(self, engine: Any, assignment: Sequence[int] | None = None):
@@ -69,11 +65,26 @@ class SelfCheck:
         self._members = tf.one_hot(self._columns, width, axis=0)
         self.probes = separation.all_probes(self._evidence.probes(), engine.flows)
         self._separation = separation.Separation(self.probes, engine.flows)
+
+    def prepare(self) -> None:
+        """Finds what `run` computes again; to be called after `compared` was built.
+
+        Whoever differentiates a fused layer first makes a copy of it, which others then
+        use: in the branch that compares, it runs when that does.
+
+        Raises:
+          ExampleIsolationError: if neither gradients nor another run of the loss could
+            show that examples mix.
+        """
+        engine = self._engine
         self.replaced = ReplacedExamples(
             engine.loss,
             engine.flows,
             self._evidence.witnesses(),
-            Sums(engine.loss, engine.variables, engine.handles, engine.flows),
+            Sums(
+                *(engine.loss, engine.variables, engine.handles, engine.flows),
+                engine.parts.counted,
+            ),
         )
         if not self.probes and self.replaced.obstacle is not None:
             raise ExampleIsolationError(

@@ -97,10 +97,15 @@ class DrawCheck:
         # to be public. Where batches are clipped as one, rows of weight 0 are part of
         # what is averaged.
         during = _calling_fit()
-        as_drawn = self.drawer.varies and not _compat.compiles_by_xla(model)
-        as_drawn &= getattr(self._optimizer, "unit", "example") == "example"
-        as_drawn &= not model.run_eagerly and not _compat.has_own_function(model)
-        self.drawer.take_as_drawn(as_drawn and during is not None, during)
+        as_drawn = (
+            self.drawer.varies
+            and during is not None
+            and getattr(self._optimizer, "unit", "example") == "example"
+            and not _compat.compiles_by_xla(model)
+            and not model.run_eagerly
+            and not _compat.has_own_function(model)
+        )
+        self.drawer.take_as_drawn(as_drawn, during)
         if not as_drawn:
             self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)

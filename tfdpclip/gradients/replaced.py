@@ -365,7 +365,8 @@ class ReplacedExamples:
             if summed is not None:
                 sums = summed.tables(sums, seed)
                 before_sums = tf.where(tf.equal(way, 0), sums, before_sums)
-                alike &= summed.alike(before_sums, sums, self._coarse, self._padded)
+                weighed = weights[i // 2] if self._padded else None
+                alike &= summed.alike(before_sums, sums, self._coarse, weighed)
             telling |= found[2]
             return i + 1, kept, placed, alike, telling, before, before_sums
 
@@ -437,7 +438,7 @@ class ReplacedExamples:
                 tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in summed.tensors
             ]
             after = summed.tables(sums, seed)
-            return summed.alike(before, after, self._coarse, other_sizes=True)
+            return summed.alike(before, after, self._coarse, weights[:half])
 
         return lambda before: tf.cond(
             whole & (half > 0), lambda: run(before), lambda: well

@@ -38,6 +38,7 @@ class Sums:
       handles: their handles in the graph.
       flows: the analysis of the losses.
       counted: whether losses are multiplied by how many there are.
+      norms: the norms that decide about the clip, `[B]`.
 
     Attributes:
       seed: what stands for the weights, `[B]`.
@@ -52,8 +53,10 @@ class Sums:
         handles: Sequence[tf.Tensor],
         flows: Dataflow,
         counted: bool,
+        norms: tf.Tensor,
     ):
         self.counted = counted
+        self._norms = norms
         self.seed = tf.ones_like(loss)
         with own_gradients(flows.without_gradient()):
             found = gradients_at(loss, handles, self.seed)
@@ -78,7 +81,7 @@ class Sums:
         before: tf.Tensor,
         after: tf.Tensor,
         coarse: bool,
-        other_sizes: bool = False,
+        weights: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Whether each gradient is what it was, but for rounding.
 
@@ -88,7 +91,9 @@ class Sums:
           before: joined tables.
           after: the same with other examples.
           coarse: whether something is computed in a type below float32.
-          other_sizes: whether the batch was of another size.
+          weights: `[N]`, of the first examples, where `after` is of tensors of other
+            sizes: sums are rounded another way there, even those that are 0 but for
+            rounding.
         """
         # In float64, in which no square overflows.
         error = tf.reduce_max(tf.abs(after - before)[:, :-1], axis=1)
@@ -99,7 +104,11 @@ class Sums:
         known = tf.math.is_finite(error) & tf.math.is_finite(size)
         together = tf.reduce_max(tf.where(known, size, 0.0))
         tolerance = _TOLERANCE if on_cpus() else _ELSEWHERE
-        tolerance = _OTHER_SIZES if other_sizes else tolerance
+        if weights is not None:
+            tolerance = _OTHER_SIZES
+            norms = self._norms[: tf.size(weights)]
+            norms = tf.where(tf.math.is_finite(norms), tf.abs(weights) * norms, 0.0)
+            together += tf.cast(tf.reduce_sum(norms), together.dtype)
         limit = (_COARSE if coarse else tolerance) * size
         limit += (_COARSE_ROUNDING if coarse else _ROUNDING) * together
         return (error <= limit) | ~known

@@ -83,7 +83,7 @@ class SelfCheck:
             self._evidence.witnesses(),
             Sums(
                 *(engine.loss, engine.variables, engine.handles, engine.flows),
-                engine.parts.counted,
+                *(engine.parts.counted, engine.norms),
             ),
         )
         if not self.probes and self.replaced.obstacle is not None:

@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from benchmarks import cells, whole_fit
+from benchmarks import cells, fit_time
 from benchmarks.timing import Spec
 from driver_kit import command_line
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _look_at_fit(factor: float) -> bool:
     """Prints the ratio of an epoch of `fit`; whether it is too slow."""
-    rows = whole_fit.measure("mnist_cnn", 256, 12_000, epochs=3, turns=1)
+    rows = fit_time.measure("mnist_cnn", 256, 12_000, epochs=3, turns=1)
     plain, plan = rows[0], rows[-1]
     bad = too_slow(WHOLE_FIT, plan["ratio"], factor)
     print(f"fit of mnist_cnn, 12,000 examples: plain {plain['epoch_s']:.2f} s an epoch")

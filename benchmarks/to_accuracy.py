@@ -1,6 +1,6 @@
 """Wall time from arrays in memory to a stated epsilon and an accuracy, by library.
 
-    python -m benchmarks.to_accuracy --data_dir=data/mnist
+    python -m benchmarks.to_accuracy --data=data/mnist
 
 MNIST, the network of the other benchmarks, stochastic gradient descent at one rate and
 one clip norm, Poisson batches of 256 on average, the same epochs and the same epsilon
@@ -11,6 +11,7 @@ the libraries are imported: noise, model, compilation, training, epsilon.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import pathlib
@@ -204,6 +205,29 @@ LIBRARIES = {
 }
 
 
+def _arrays(where: str) -> dict[str, np.ndarray]:
+    """Images of [0, 1] and labels, for training and to test; "synthetic" is noise."""
+    if where == "synthetic":
+        rng = np.random.default_rng(0)
+        found = {
+            name: rng.random((512, 28, 28, 1), np.float32) for name in ("x", "test_x")
+        }
+        return found | {name: rng.integers(10, size=512) for name in ("y", "test_y")}
+    found = {}
+    for part, prefix in (("train", ""), ("t10k", "test_")):
+        names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
+        pixels, labels = (
+            np.frombuffer(
+                gzip.decompress(pathlib.Path(where, n).read_bytes()), np.uint8
+            )
+            for n in names
+        )
+        images = pixels[16:].reshape(-1, 28, 28, 1)
+        found[f"{prefix}x"] = images.astype(np.float32) / 255
+        found[f"{prefix}y"] = labels[8:].astype(np.int64)
+    return found
+
+
 def _worker(told: Sequence[str]) -> None:
     """Trains once, as its parent says."""
     name, arrays, epochs, epsilon, delta, result = told
@@ -220,12 +244,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What the environments of other libraries lack.
     from benchmarks import cells, sections
     from benchmarks.peers import installed
-    from keras_examples import image_data
 
     parser = command_line.argument_parser(__doc__)
     add = parser.add_argument
-    add("--data_dir", help=f"A directory with {image_data.MNIST_LAYOUT}.")
-    add("--dataset", default="mnist", help="Or digits, which need no files.")
+    add("--data", required=True, help="A directory with MNIST's four .gz files.")
     add("--libraries", default=",".join(LIBRARIES))
     add("--epochs", type=int, default=5)
     add("--epsilon", type=float, default=3.0)
@@ -236,17 +258,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = [name for name in names if name not in LIBRARIES]
     if unknown:
         parser.error(f"--libraries: no {unknown[0]} among {', '.join(LIBRARIES)}")
-    images = image_data.load(options.dataset, options.data_dir, (28, 28, 1))
+    if options.data != "synthetic" and not pathlib.Path(options.data).is_dir():
+        parser.error(f"--data: no directory {options.data}")
+    data = _arrays(options.data)
     frameworks = list(dict.fromkeys(LIBRARIES[name][0] for name in names))
     installed.record(options.output_dir, frameworks)
     table = cells.Table(options.output_dir / "to_accuracy.csv", COLUMNS, _KEY)
     with tempfile.TemporaryDirectory() as folder:
         arrays = pathlib.Path(folder, "arrays.npz")
-        scaled = [x.astype(np.float32) / 255 for x in (images.train[0], images.test[0])]
-        labels = [y.astype(np.int64) for y in (images.train[1], images.test[1])]
-        parts = zip(("x", "test_x", "y", "test_y"), scaled + labels, strict=True)
-        np.savez(arrays, **dict(parts))
-        delta = 0.1 / len(labels[0])
+        np.savez(arrays, **data)
+        delta = 0.1 / len(data["y"])
         for turn in range(options.turns):
             for name in names:
                 case = name, options.epochs, options.epsilon, turn

@@ -21,6 +21,7 @@ from benchmarks import (
     federated_round,
     federated_tasks,
     federated_tasks_worker,
+    fit_time,
     growth,
     memory,
     op_times,
@@ -334,11 +335,11 @@ def test_smoke_fails_above_the_limit_only(monkeypatch, capsys):
     def fit(*case, **told):
         return [
             {"variant": name, "epoch_s": 1.0, "ratio": factor.get("fit", 1.5)}
-            for name in whole_fit.VARIANTS
+            for name in fit_time.VARIANTS
         ]
 
     monkeypatch.setattr(cells, "run", run)
-    monkeypatch.setattr(whole_fit, "measure", fit)
+    monkeypatch.setattr(fit_time, "measure", fit)
     assert smoke.main([]) == 0
     factor["fit"] = 1.01 * smoke.limit("whole_fit")
     assert smoke.main(["--models=whole_fit"]) == 1
@@ -559,7 +560,7 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     ]
     whole_fit.main(arguments)
     rows = list(csv.DictReader((tmp_path / "whole_fit.csv").open()))
-    assert [row["variant"] for row in rows] == list(whole_fit.VARIANTS)
+    assert [row["variant"] for row in rows] == list(fit_time.VARIANTS)
     plain, *_, plan = rows
     # The table has six digits of each.
     assert float(plan["ratio"]) == pytest.approx(
@@ -568,7 +569,7 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     # What ran is what the plan was for.
     assert 2.9 < float(plan["epsilon"]) <= 3
     assert "| mlp | 64 | 16 |  |" in (tmp_path / "report.md").read_text()
-    monkeypatch.setattr(whole_fit, "measure", lambda *_, **__: pytest.fail("again"))
+    monkeypatch.setattr(fit_time, "measure", lambda *_, **__: pytest.fail("again"))
     whole_fit.main(arguments)
     with pytest.raises(SystemExit):
         whole_fit.main(["--models=none"])
@@ -576,7 +577,7 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
 
 def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, capsys):
     arguments = [
-        *("--dataset=synthetic", "--libraries=tfdpclip", "--epochs=1", "--turns=1"),
+        *("--data=synthetic", "--libraries=tfdpclip", "--epochs=1", "--turns=1"),
         f"--output_dir={tmp_path}",
     ]
     to_accuracy.main(arguments)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _tf_private
-
 # What Keras 3 calls a variable, layer by layer; the name of the `tf.Variable` in it may
 # lack layers, so that those of two layers have one name.
 _PATH = "_tfdpclip_path"
@@ -47,39 +45,6 @@ def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     """The variable itself, or its parts on the devices of a strategy."""
     parts = getattr(variable, "values", None)
     return parts if isinstance(parts, tuple) else (variable,)
-
-
-class Values:
-    """What variables hold now, in eager code, not copied.
-
-    One op reads all that are on one device: an op for each takes several times as long.
-
-    Args:
-      variables: of any number; those of strategies are read on every device.
-
-    Attributes:
-      owners: the variable that each value is of.
-    """
-
-    def __init__(self, variables: Iterable[tf.Variable]):
-        parts = [(v, part) for v in variables for part in components(unwrapped(v))]
-        self.owners = [variable for variable, _ in parts]
-        self._groups: dict[str, tuple[list, list, list]] = {}
-        for place, (_, part) in enumerate(parts):
-            group = self._groups.setdefault(part.handle.device, ([], [], []))
-            for known, new in zip(
-                group, (part.handle, part.dtype.as_datatype_enum, place), strict=True
-            ):
-                known.append(new)
-
-    def read(self) -> list[tf.Tensor]:
-        """The values, one for each of `owners`."""
-        found: list = [None] * len(self.owners)
-        for handles, types, places in self._groups.values():
-            values = _tf_private.values_of(handles, types)
-            for place, value in zip(places, values, strict=True):
-                found[place] = value
-        return found
 
 
 def whole_number(variable: Any) -> int:

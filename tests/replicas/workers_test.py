@@ -234,9 +234,7 @@ def test_the_union_of_the_parts_is_poisson_sampling():
         batches = dpc.sampling.Poisson(0.2).batches(np.arange(count)[:, None])
         drawer = distributed._drawer_of_part(batches, part, 2)
         for step in range(draws):
-            rows = drawer.next_element()[0]
-            found = rows[: drawer_count(drawer)].ravel()
-            seen[step, found] = True
+            seen[step, drawn_by(drawer)] = True
         with pytest.raises(ValueError, match="draw no more"):
             batches._drawer.next_element()
     rates = seen.mean(axis=0)
@@ -250,8 +248,9 @@ def test_the_union_of_the_parts_is_poisson_sampling():
     assert abs(sizes.var() / expected - 1) < 6 * np.sqrt(2 / draws)
 
 
-def drawer_count(drawer):
-    return sum(map(len, drawer._drawn[1]))
+def drawn_by(drawer):
+    rows, weight = drawer.next_element()
+    return rows[weight > 0].ravel()
 
 
 def test_parts_of_one_seed_draw_differently_and_share_no_record():
@@ -263,8 +262,7 @@ def test_parts_of_one_seed_draw_differently_and_share_no_record():
         drawer = distributed._drawer_of_part(batches, part, 2)
         assert drawer.source.size == 50 and drawer.population == 100
         assert drawer.scheme.population in (None, 50)
-        rows = drawer.next_element()[0]
-        firsts.append(rows[: drawer_count(drawer)].ravel())
+        firsts.append(drawn_by(drawer))
     assert {int(r) % 2 for r in firsts[0]} == {0}
     assert {int(r) % 2 for r in firsts[1]} == {1}
     assert sorted(firsts[0] // 2) != sorted(firsts[1] // 2)

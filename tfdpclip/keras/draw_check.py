@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
+import inspect
 import types
 import warnings
 from typing import Any
@@ -27,7 +27,7 @@ _MORE_DRAWN = (
 
 def _calling_fit() -> types.FrameType | None:
     """The call of `fit` that is running."""
-    frame: types.FrameType | None = sys._getframe()
+    frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "fit":
         frame = frame.f_back
     return frame

@@ -51,11 +51,25 @@ class Executions:
         self._look()
         return self._ended(self._longest)
 
-    def begin(self, batch: int) -> int:
-        """Notes the execution from `batch` on, and returns the steps that it ends."""
+    def begin(self, batch: int, left: float) -> int:
+        """Notes the execution from `batch` on, and returns the steps that it ends.
+
+        Args:
+          batch: its first batch in the epoch.
+          left: how many steps the budget has room for.
+
+        Raises:
+          PrivacyMismatchError: if it is longer than those before, and than that.
+        """
         self._batch = batch
         self._look()
-        return self.steps_from(batch)
+        steps = self.steps_from(batch)
+        if steps > left:
+            raise PrivacyMismatchError(
+                "steps_per_execution became larger during training: the next execution "
+                f"has {steps} steps, and the privacy budget room for {left:g}."
+            )
+        return steps
 
     def end(self) -> None:
         """Counts the execution that was begun."""

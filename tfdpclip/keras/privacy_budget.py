@@ -271,12 +271,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"noise_multiplier changed from {self._z} to {z} during training; "
                 "change it between two calls of fit, with allow_change=True."
             )
-        needed = self._executions.begin(batch)
-        if self._done + needed > self._allowed:
-            raise PrivacyMismatchError(
-                "steps_per_execution became larger during training: the next "
-                f"execution's {needed} steps would exceed epsilon = {self.epsilon:g}."
-            )
+        needed = self._executions.begin(batch, self._allowed - self._done)
         if needed and self._noise.scheduled:
             iterations = int(self._optimizer.iterations.numpy())
             self._follow(self._noise.least(iterations, needed))

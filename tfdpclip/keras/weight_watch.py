@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._variables import Values, components
+from tfdpclip._variables import components, unwrapped
 
 # The attribute of operations that a private optimizer updates variables with.
 UPDATE_MARK = "_tfdpclip_update"
@@ -60,6 +60,39 @@ def own_writes(history: Any) -> Iterator[None]:
         yield
 
 
+class _Values:
+    """What variables hold now, in eager code, not copied.
+
+    One op reads all that are on one device: an op for each takes several times as long.
+
+    Args:
+      variables: of any number; those of strategies are read on every device.
+
+    Attributes:
+      owners: the variable that each value is of.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable]):
+        parts = [(v, part) for v in variables for part in components(unwrapped(v))]
+        self.owners = [variable for variable, _ in parts]
+        self._groups: dict[str, tuple[list, list, list]] = {}
+        for place, (_, part) in enumerate(parts):
+            group = self._groups.setdefault(part.handle.device, ([], [], []))
+            for known, new in zip(
+                group, (part.handle, part.dtype.as_datatype_enum, place), strict=True
+            ):
+                known.append(new)
+
+    def read(self) -> list[tf.Tensor]:
+        """The values, one for each of `owners`."""
+        found: list = [None] * len(self.owners)
+        for handles, types, places in self._groups.values():
+            values = _tf_private.values_of(handles, types)
+            for place, value in zip(places, values, strict=True):
+                found[place] = value
+        return found
+
+
 class WeightWatch:
     """Tells whether variables were written to since they were last looked at.
 
@@ -85,7 +118,7 @@ class WeightWatch:
         self.changed: tf.Variable | None = None
         self.count = 0
         counters = [] if counter is None else [counter]
-        self._values = Values([*self.variables, *counters])
+        self._values = _Values([*self.variables, *counters])
         self._owners = [v for v in self._values.owners if v is not counter]
         self._held: list[tf.Tensor] | None = None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
-import sys
 import threading
 import types
 import weakref
@@ -147,7 +147,7 @@ class Drawer:
         """Fills elements again, if the call is over that they were not filled for."""
         if self._during is None:
             return
-        frame: types.FrameType | None = sys._getframe()
+        frame: types.FrameType | None = inspect.currentframe()
         while frame is not None and frame is not self._during:
             frame = frame.f_back
         if frame is None:

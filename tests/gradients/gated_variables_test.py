@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from tests.gradients.isolation_test import norms_of
 from tests.gradients.sharing_test import randoms, squash, variable
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import clipped_sum
 
 pytestmark = [
     pytest.mark.every_check,
@@ -97,3 +99,22 @@ def test_an_example_that_selects_for_itself_is_sound(dynamic):
             one = loss(X[i : i + 1])
         found = tape.gradient(one, [W, BIAS])
         np.testing.assert_allclose(norms[i], tf.linalg.global_norm(found), rtol=1e-4)
+
+
+def test_a_batch_whose_sums_are_no_numbers_proves_nothing():
+    """Otherwise a record whose gradient is not finite would end the search."""
+    kernel = tf.Variable(np.ones((3, 2), np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        loss = tf.reduce_sum(tf.square(x @ kernel), axis=1)
+        return clipped_sum(loss, [kernel], FixedClip(1.0))
+
+    (status,) = step.get_concrete_function().graph.get_collection("tfdpclip_checks")
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    hidden = x.copy()
+    hidden[5] = np.nan
+    step(hidden)
+    assert int(status._verdict) < 0  # No verdict, so that the next step is checked.
+    step(x)
+    assert int(status._verdict) == 1

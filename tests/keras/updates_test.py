@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.keras.executions import Executions
 from tfdpclip.keras.updates import fused_update_step
 
 pytestmark = pytest.mark.unchecked
@@ -102,3 +104,16 @@ def test_no_operation_of_a_private_step_copies_a_parameter_more_than_it_must():
         if op.type in ("AssignVariableOp", "AssignAddVariableOp")
     ]
     assert all(op.inputs[1].shape.rank == 0 for op in writes)
+
+
+def test_an_execution_that_became_longer_than_the_budget_is_refused():
+    """A callback may raise `steps_per_execution` after the last look at the room."""
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    executions = Executions(model, {"steps": 8, "epochs": 1}, pieces=1, begun=0)
+    assert executions.begin(0, left=8) == 1
+    executions.end()
+    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=4)
+    with pytest.raises(PrivacyMismatchError, match="has 4 steps, .* room for 3"):
+        executions.begin(1, left=3)
+    assert executions.begin(1, left=4) == 4

@@ -258,11 +258,6 @@ FAMILIES = {
 }
 
 
-_SMALL_MAPS = """Images of 32 pixels and random weights: a copy of a record gets another
-row elsewhere in the batch. Why is not known: rounding that group normalisation of
-single pixels magnifies, or the network's dropout. Other sizes were not tried."""
-
-
 def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
     def build():
         model = getattr(tf.keras.applications, name)(
@@ -281,11 +276,9 @@ def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
 
 #: Networks of `keras.applications`, with group in place of batch normalisation.
 APPLICATIONS = {
-    "MobileNetV2": _convolutions("MobileNetV2", full="refused", advice=_SMALL_MAPS),
+    "MobileNetV2": _convolutions("MobileNetV2"),
     "MobileNetV3Small": _convolutions("MobileNetV3Small"),
-    "EfficientNetV2B0": _convolutions(
-        "EfficientNetV2B0", full="refused", advice=_SMALL_MAPS
-    ),
+    "EfficientNetV2B0": _convolutions("EfficientNetV2B0"),
     "ResNet50": _convolutions("ResNet50"),
     "DenseNet121": _convolutions("DenseNet121"),
     "NASNetMobile": _convolutions("NASNetMobile"),

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.flow import DATA
 from tfdpclip.gradients.meetings import FoundGradients
-from tfdpclip.gradients.replaced import Witness
+from tfdpclip.gradients.rerun import Witness
 from tfdpclip.gradients.row_tables import Layout, layout_of
 from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.separation import Probe

@@ -19,26 +19,25 @@ Who comes in the place of others decides what shows: among copies of the others,
 record is the largest of all. So examples are also replaced by outliers, and by copies
 of one, much smaller, or as it is.
 
-The module is long because what may be computed again, who comes in whose place, and
-what is compared are one argument.
+`rerun.py` computes all that. Once a model has passed, a few examples of a batch are
+tested in the place of all, where the graph allows it: what mixes examples mostly mixes
+few as well, and later checks are dear for that what they cost.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, chance, ops, row_tables, sparse
-from tfdpclip.gradients.dataflow import Dataflow, ancestors, same_number
-from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients import chance, row_tables
+from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.replaced_sums import Sums
+from tfdpclip.gradients.rerun import Rerun, Witness
 from tfdpclip.gradients.row_tables import Layout, Rows
 
-_CONSTANTS = ("Const", "Placeholder")
 # Relative to each row. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
 _TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
@@ -47,6 +46,17 @@ _OTHER_LENGTHS = 1e-4
 # Outliers are as much larger than examples, and small copies as much smaller; one of
 # so many examples stays among outliers.
 _FAR, _STAYING = 40.0, 8
+# What comes after what: each way of replacing after the batch as it was; once, before
+# any of them, all numbers of the data a very little larger; last, where that can be,
+# half of the batch alone. Below, with the weights of which way.
+_AS_IT_WAS, _NUDGED, _HALF = 0, 5, 6
+_ORDER = [0, _NUDGED, 1, 0, 2, 0, 3, 0, 4, 0, _HALF]
+_WEIGHTS = [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+# How much larger, and how much of what comes of it counts as rounding, at most.
+_NUDGE, _MOST_NOISE = 2.0**-20, 1e-3
+# Of how many examples a later check replaces some, or up to twice as many, so that the
+# number is odd, or a multiple of 2, 4, 8 or 16, where that of the batch is.
+_SOME = 16
 
 
 def _messages(label: str | None) -> tuple[str, str]:
@@ -98,23 +108,6 @@ def _half_of(batch_size: tf.Tensor) -> tf.Tensor:
     return half + tf.where(tf.equal(batch_size % 2, 0), half % 2, 0)
 
 
-@dataclasses.dataclass
-class Witness:
-    """A tensor whose rows are an example's own, if it is kept apart from others.
-
-    Attributes:
-      tensor: the tensor.
-      layouts: where the examples are; several where it is not known.
-      label: how errors name it; None for the losses.
-      steady: whether it has as many rows whatever the examples are.
-    """
-
-    tensor: tf.Tensor
-    layouts: Sequence[Layout] = (Layout(),)
-    label: str | None = None
-    steady: bool = True
-
-
 class ReplacedExamples:
     """The losses, and what gradients are made of, if some examples were others.
 
@@ -140,192 +133,32 @@ class ReplacedExamples:
         witnesses: Sequence[Witness] = (),
         sums: Sums | None = None,
     ):
-        self._losses = per_example
-        self._flows = flows
-        self._witnesses = [Witness(per_example), *witnesses]
+        self._alone = flows.batch_size == 1
         self._sums = sums
-        self._sources = [s for s in flows.sources if s.shape.rank]
-        self._sparse = flows.sparse_batches
-        self._coarse = any(
-            t.dtype.is_floating and t.dtype.size < 4
-            for op in flows.ops
-            for t in op.outputs
-        )
-        self.obstacle = self._plan()
+        self._rerun = Rerun(per_example, flows, witnesses, sums)
+        self._witnesses = self._rerun.witnesses
+        self.obstacle = self._rerun.obstacle
         told = [_messages(witness.label) for witness in self._witnesses]
         self.messages = [text for texts in zip(*told, strict=True) for text in texts]
         if sums is not None:
             self.messages += [_messages(label)[0] for label in sums.labels]
             self.messages += [_sized(label) for label in sums.labels]
 
-    def _plan(self) -> str | None:
-        """Finds what depends on the examples' values."""
-        if not self._sources and not self._sparse:
-            return "no data were found behind the loss"
-        affected = {source.ref() for source in self._sources}
-        sums = [] if self._sums is None else self._sums.tensors
-        if self._sums is not None:
-            affected.add(self._sums.seed.ref())
-        for batch in self._sparse:
-            affected |= {t.ref() for t in (batch.indices, batch.values)}
-        # Random numbers, by example; and whether there are others.
-        self._random: list[tf.Tensor] = []
-        self._fixed = False
-        # Whether something is as long as the longest example.
-        self._padded = False
-        # How many rows tensors have that the loss closes over: they may be labels.
-        self._closed_over: set[int] = set()
-        # Tensors of as many entries as the data say.
-        varying: set = set()
-        for batch in self._sparse:
-            varying |= {t.ref() for t in (batch.indices, batch.values)}
-        # What cannot be computed again, by why not.
-        lost: dict = {}
-        self._steps = []
-        # What every step runs; the rest of what makes the sums only a check should.
-        run = set(ancestors([w.tensor for w in self._witnesses]))
-        for op in ancestors([*(w.tensor for w in self._witnesses), *sums]):
-            if not any(t.ref() in affected for t in op.inputs):
-                self._note_constant(op, affected)
-                continue
-            varies = any(t.ref() in varying for t in op.inputs)
-            if op.type in ops.SIZES and not varies and op in run:
-                continue
-            why = next((lost[t.ref()] for t in op.inputs if t.ref() in lost), None)
-            why = self._obstacle_at(op) if why is None else why
-            if why is not None:
-                lost.update((t.ref(), why) for t in op.outputs)
-            self._fixed = self._fixed or _copies.draws(op)
-            self._steps.append(op)
-            fresh = [t for t in op.outputs if t.ref() not in affected]
-            affected |= {t.ref() for t in fresh}
-            padded = op.type in ops.PADDED
-            self._padded = self._padded or padded
-            if varies or padded or op.type in ops.DATA_SHAPED:
-                varying |= {t.ref() for t in fresh}
-        if self._losses.ref() not in affected:
-            return "the losses do not depend on the data"
-        if self._losses.ref() in lost:
-            return lost[self._losses.ref()]
-        labelled = [(w.tensor, w.label) for w in self._witnesses]
-        if self._sums is not None:
-            labelled += zip(sums, self._sums.labels, strict=True)
-        for tensor, label in labelled:
-            if tensor.ref() in lost:
-                raise ExampleIsolationError(
-                    "Whether examples stay apart in "
-                    f"{label} cannot be tested: it cannot be computed again "
-                    f"with other examples, as {lost[tensor.ref()]}. Compute "
-                    "gradients with ops that give the same result twice."
-                    + see("mixed-examples")
-                )
-        # What differs in length from batch to batch was refused, if it mattered.
-        self._witnesses = [
-            w
-            for w in self._witnesses
-            if w.tensor.ref() in affected
-            and (w.steady or w.tensor.ref() not in varying)
-        ]
-        needed = set(ancestors([*(w.tensor for w in self._witnesses), *sums]))
-        self._steps = [op for op in self._steps if op in needed]
-        self._scaled = self._may_be_scaled()
-        self._shorter = self._plan_shorter()
-        return None
-
-    def _plan_shorter(self) -> list[tf.Operation] | None:
-        """The ops that compute the sums from a part of the batch.
-
-        Those that depend on the examples' values, or on how many there are. None where
-        that cannot be: the size is static, and public; whoever asked for clipped sums
-        gave none, and a sum over the batch; or random numbers of other shapes would
-        have to be drawn anew.
-        """
-        if self._sums is None or self._sums.counted or self._sparse:
-            return None
-        if self._flows.batch_size is not None:
-            return None
-        given = [*self._sources, *self._random, self._sums.seed]
-        if any(self._flows[t].minor for t in self._random):
-            return None
-        affected, steps = {t.ref() for t in given}, []
-        for op in ancestors(self._sums.tensors, stop={t.op for t in given}):
-            if not any(t.ref() in affected for t in op.inputs):
-                continue
-            if op.type not in ops.SIZES and not _copies.repeatable(op):
-                return None
-            steps.append(op)
-            affected |= {t.ref() for t in op.outputs}
-        return steps
-
-    def _obstacle_at(self, op: tf.Operation) -> str | None:
-        """Why an op that depends on the examples cannot be run again, or None."""
-        other = op.type.startswith(("Sparse", "Ragged"))
-        other &= op.type not in sparse.REPEATABLE
-        # Made from dense data on the way, a ragged tensor is like any other.
-        given = {source.ref() for source in self._sources}
-        made = not any(same_number(t).ref() in given for t in op.inputs)
-        other &= not (op.type in ops.PADDED and made and not self._sparse)
-        if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
-            return f"{op.name!r} (a {op.type}) takes sparse data"
-        if _copies.calls_python(op):
-            raise ExampleIsolationError(
-                "The loss of the examples passes through Python code, in "
-                f"{op.name!r} (a {op.type}), which nothing can look into: whether "
-                "examples stay apart cannot be tested. Use TensorFlow's ops, or "
-                "run the code in the data pipeline, before batches are drawn."
-                + see("mixed-examples")
-            )
-        if not _copies.repeatable(op):
-            return f"{op.name!r} (a {op.type}) may not give the same result twice"
-        return None
-
-    def _may_be_scaled(self) -> list[tf.Tensor]:
-        """The data of which other magnitudes are other examples, and no errors.
-
-        Numbers that are made integers may be ids, which end somewhere; and some ops
-        fail for numbers that others take.
-        """
-        if any(map(_copies.may_fail, self._steps)):
-            return []
-        fixed = {
-            source
-            for op in self._steps
-            if op.type == "Cast" and op.outputs[0].dtype.is_integer
-            for source in ancestors(op.inputs)
-            if op.inputs[0].dtype.is_floating
-        }
-        return [
-            source
-            for source in self._sources
-            if source.dtype.is_floating and source.op not in fixed
-        ]
-
-    def _note_constant(self, op: tf.Operation, affected: set) -> None:
-        if op.type in _CONSTANTS and op.outputs[0].ref() not in affected:
-            shape = op.outputs[0].shape
-            self._closed_over.add((shape[0] or 0) if shape.rank else 0)
-        if not _copies.draws(op) or op.type in ("RngReadAndSkip", "RngSkip"):
-            return
-        for drawn in op.outputs:
-            rank, size = drawn.shape.rank, self._flows.batch_size
-            by_example = bool(rank) and self._flows[drawn].leads
-            if rank and size:
-                # Which axis counts examples is not known where two are as long.
-                by_example = drawn.shape[0] == size and size not in drawn.shape[1:]
-            if by_example:
-                self._random.append(drawn)
-                affected.add(drawn.ref())
-            elif rank != 0 and drawn.shape.num_elements() != 1:
-                self._fixed = True
-
-    def test(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Replaces some examples, in four ways.
+    def test(
+        self, batch_size: tf.Tensor, few: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Replaces some examples, in four ways, and leaves half of them out.
 
         A random half by copies of the others; the other half by one example, the same
         for all, close to zero: whoever decides a maximum, or whether anybody has some
         property, is gone once. Then all but an eighth by outliers: whatever tells one
-        batch from another is moved far. Last, all but one by copies of that one: of
-        several that are the largest, the longest or of some kind, none is left.
+        batch from another is moved far. Then all but one by copies of that one: of
+        several that are the largest, the longest or of some kind, none is left. Last,
+        where that can be, half of the batch is computed without the rest.
+
+        Args:
+          batch_size: B.
+          few: whether some of the examples will do, a boolean scalar.
 
         Returns:
           `[2 W + 2 V]`, boolean, in the order of `messages`: whether what stays is as
@@ -334,41 +167,75 @@ class ReplacedExamples:
           them without the other half; and a boolean scalar, whether the test could
           tell.
         """
-        wide, summed = len(self._witnesses), self._sums
+        wide, summed, rerun = len(self._witnesses), self._sums, self._rerun
         number = 0 if summed is None else len(summed.labels)
-        if self._flows.batch_size == 1:  # There are no others.
+        if self._alone:  # There are no others.
             return tf.fill([2 * (wide + number)], True), tf.constant(False)
-        rows, factors = self._replacements(batch_size)
+        whole = rerun.whole(batch_size)
+        size, part = batch_size, tf.range(batch_size)
+        if rerun.resizes and few is not None:
+            some = tf.minimum(_SOME + batch_size % _SOME, batch_size)
+            size = tf.where(few & whole, some, batch_size)
+            # In order: a model may take its rows two by two.
+            part = tf.sort(chance.shuffled(part)[:size])
+        rows, factors = self._replacements(size)
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
-        whole = [tf.equal(tf.shape(s)[0], batch_size) for s in self._sources]
-        whole += [tf.not_equal(batch_size, rows) for rows in self._closed_over]
-        moves = tf.reduce_all(tf.stack(whole)) & (not self._fixed)
+        moves = whole & (not rerun.fixed)
         seed = chance.run_seed()
-        weights = self._weights(rows, factors, batch_size)
-        ways = rows.shape[0] - 1
+        weights = self._weights(rows, factors, size)
+        halves = rerun.resizes and summed is not None and not summed.counted
+        last = _ORDER.index(_HALF)
+        count = tf.constant(last - (not halves))
+        if halves:
+            count += tf.cast(whole & (_half_of(size) > 0), tf.int32)
+        norms = None if summed is None else tf.gather(summed.norms, part)
 
-        def body(i, kept, placed, alike, telling, before, before_sums):
-            # Each way comes after the batch as it was, with the same weights.
-            way = tf.where(tf.equal(i % 2, 0), 0, i // 2 + 1)
-            source, factor = rows[way], factors[way]
-            tensors, sums = self._with_rows(source, factor, weights[i // 2], batch_size)
+        def body(i, noise, kept, placed, alike, halved, telling, before, before_sums):
+            kind, weighted = tf.gather(_ORDER, i), tf.gather(_WEIGHTS, i)
+            row = tf.where(tf.equal(kind, _HALF), _AS_IT_WAS, kind)
+            there = (part, rows[row], factors[row], weights[weighted])
+            if halves:
+                length = tf.where(i < last, size, _half_of(size))
+                there = tuple(vector[:length] for vector in there)
+            place, source, factor, weight = there
+            tensors, sums = rerun.tensors(place, source, factor, weight, batch_size)
             pairs = self._each(tensors)
             parts = row_tables.tables(pairs, seed)
-            after = Rows(parts, [layout for _, layout in pairs], batch_size)
+            after = Rows(parts, [layout for _, layout in pairs], tf.size(source))
             # First as it was, by the very code that computes the others: compiled
             # another way, the same sums are rounded another way.
             before = row_tables.once(i, before, after.joined)
-            found = self._compare(before, after, source, factor)
-            kept &= found[0]
-            placed &= found[1] | ~moves
+
+            def found():
+                return self._compare(before, after, source, factor, noise)
+
+            def skipped():
+                return tf.fill([wide], True), tf.fill([wide], True), tf.constant(False)
+
+            def moved():
+                return after.largest(self._difference(before, after))
+
+            # Rows of another size are rounded another way.
+            nudged = tf.equal(kind, _NUDGED)
+            noise = tf.cond(nudged, moved, lambda: noise)
+            same = tf.cond(nudged | (i >= last), skipped, found)
+            kept &= same[0]
+            placed &= same[1] | ~moves
+            telling |= same[2]
             if summed is not None:
                 sums = summed.tables(sums, seed)
-                before_sums = tf.where(tf.equal(way, 0), sums, before_sums)
-                weighed = weights[i // 2] if self._padded else None
-                alike &= summed.alike(before_sums, sums, self._coarse, weighed)
-            telling |= found[2]
-            return i + 1, kept, placed, alike, telling, before, before_sums
+                first = tf.equal(kind, _AS_IT_WAS)
+                before_sums = tf.where(first, sums, before_sums)
+                weighed = tf.abs(weight) * norms[: tf.size(weight)]
+                resized = i >= last
+                found_alike = summed.alike(
+                    before_sums, sums, rerun.coarse, weighed, resized | rerun.padded
+                )
+                alike &= found_alike | resized | nudged
+                halved &= found_alike | ~resized
+            done = (kept, placed, alike, halved, telling, before, before_sums)
+            return i + 1, noise, *done
 
         nothing = row_tables.nothing_yet(
             self._each([w.tensor for w in self._witnesses])
@@ -377,72 +244,33 @@ class ReplacedExamples:
         if summed is not None:
             no_sums = tf.zeros([summed.rows, row_tables.WIDTH])
         every, vector = tf.fill([wide], True), tf.TensorShape([wide])
-        # Last, the batch as it was once more, with the weights of a half.
-        count, scalar = 2 * ways + (summed is not None), tf.TensorShape([])
-        _, kept, placed, alike, telling, _, before_sums = tf.while_loop(
+        well, sums_vector = tf.fill([number], True), tf.TensorShape([number])
+        scalar, steady = tf.TensorShape([]), tf.zeros([self._tables])
+        _, _, kept, placed, alike, halved, telling, _, _ = tf.while_loop(
             lambda i, *_: i < count,
             body,
             (
-                *(tf.constant(0), every, every, tf.fill([number], True)),
+                *(tf.constant(0), steady, every, every, well, well),
                 *(tf.constant(False), nothing, no_sums),
             ),
             shape_invariants=(
-                *(scalar, vector, vector, tf.TensorShape([number]), scalar),
-                *(row_tables.any_length(nothing), no_sums.shape),
+                *(scalar, steady.shape, vector, vector, sums_vector, sums_vector),
+                *(scalar, row_tables.any_length(nothing), no_sums.shape),
             ),
             maximum_iterations=count,
             parallel_iterations=1,
         )
-        parts = [kept, placed, alike]
-        if summed is not None:
-            half = self._half(weights[-1], tf.reduce_all(tf.stack(whole)), seed)
-            parts.append(half(before_sums))
-        return tf.concat(parts, axis=0), telling & (batch_size > 1)
+        found = tf.concat([kept, placed, alike, halved], axis=0)
+        return found, telling & (batch_size > 1)
 
-    def _weights(self, rows, factors, batch_size) -> tf.Tensor:
-        """`[5, B]`: of random sign and size, for those that stay, or the first half."""
-        drawn = chance.uniform(tf.shape(factors))
+    def _weights(self, rows, factors, size) -> tf.Tensor:
+        """`[5, N]`: of random sign and size, for those that stay, or the first half."""
+        drawn = chance.uniform([_NUDGED, size])
         drawn = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
         stay = tf.equal(rows, rows[:1]) & tf.equal(factors, 1.0)
-        first = tf.range(batch_size) < _half_of(batch_size)
-        stay = tf.concat([stay[1:], first[tf.newaxis]], axis=0)
+        first = tf.range(size) < _half_of(size)
+        stay = tf.concat([stay[1:_NUDGED], first[tf.newaxis]], axis=0)
         return tf.where(stay, drawn, 0.0)
-
-    def _half(self, weights, whole, seed):
-        """Compares the sums of the first half with those of a batch without the rest.
-
-        Args:
-          weights: `[B]`.
-          whole: whether all data have a row for each example.
-          seed: of the tables.
-
-        Returns:
-          A function of the tables before that gives booleans, `[V]`.
-        """
-        summed = self._sums
-        well = tf.fill([len(summed.labels)], True)
-        if self._shorter is None:
-            return lambda before: well
-        batch_size = tf.size(weights)
-        half = _half_of(batch_size)
-
-        def run(before):
-            known = {summed.seed.ref(): tf.cast(weights[:half], summed.seed.dtype)}
-            for source in (*self._sources, *self._random):
-                each = tf.shape(source)[0] // batch_size
-                part = source[: half * each]
-                part.set_shape([None, *source.shape[1:]])
-                known[source.ref()] = part
-            self._emit(self._shorter, known)
-            sums = [
-                tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in summed.tensors
-            ]
-            after = summed.tables(sums, seed)
-            return summed.alike(before, after, self._coarse, weights[:half])
-
-        return lambda before: tf.cond(
-            whole & (half > 0), lambda: run(before), lambda: well
-        )
 
     def _each(self, tensors) -> list[tuple[tf.Tensor, Layout]]:
         return [
@@ -451,7 +279,11 @@ class ReplacedExamples:
             for layout in witness.layouts
         ]
 
-    def _compare(self, before, after: Rows, sources, factors):
+    @property
+    def _tables(self) -> int:
+        return sum(len(witness.layouts) for witness in self._witnesses)
+
+    def _compare(self, before, after: Rows, sources, factors, noise):
         """Compares what was computed with some examples and with others.
 
         Args:
@@ -459,15 +291,25 @@ class ReplacedExamples:
           after: the same with other examples.
           sources: `[B]`, which example is at each place.
           factors: `[B]`, how many times as large.
+          noise: `[T]`, how far the rows of each table move by rounding, if that is
+            more than usual.
 
         Returns:
           `[W]`, boolean: whether the rows of those that stay are what they were, and
           those of copies what they are copies of; and whether any loss changed.
         """
+        limit = _COARSE_ELSEWHERE if self._rerun.coarse else _ELSEWHERE
+        limit = max(limit, _OTHER_LENGTHS) if self._rerun.padded else limit
+        limits = tf.maximum(tf.minimum(noise, _MOST_NOISE), limit)
+        limits = tf.gather(limits, after.table)
         stays = tf.equal(sources, tf.range(tf.size(sources))) & tf.equal(factors, 1.0)
         stays = tf.gather(stays, after.example)
-        stayed, _ = self._alike(before, after)
-        _, alike = self._alike(tf.gather(before, after.origins(sources)), after)
+        if on_cpus() and not self._rerun.padded:
+            stayed = self._difference(before, after, own=True) <= _TOLERANCE
+        else:
+            stayed = self._difference(before, after) <= limits
+        moved = tf.gather(before, after.origins(sources))
+        alike = self._difference(moved, after) <= limits
         kept = after.every(stayed | ~stays) | ~after.whole
         copied = tf.gather(tf.equal(factors, 1.0), after.example)
         placed = after.every(alike | stays | ~copied) | ~after.whole
@@ -487,8 +329,14 @@ class ReplacedExamples:
         by_witness = [tf.stack(found) for found in zip(*witnesses, strict=True)]
         return (*by_witness, changed)
 
-    def _alike(self, before, after: Rows) -> tuple[tf.Tensor, tf.Tensor]:
-        """`[M]`: whether rows are the same, and whether they are but for rounding."""
+    def _difference(self, before, after: Rows, own: bool = False) -> tf.Tensor:
+        """`[M]`: how far rows are off, relative to their size, or their table's mean.
+
+        Args:
+          before: tables, joined.
+          after: the same with other examples.
+          own: relative to their own size alone.
+        """
         # Of what is not finite, nothing but that can be compared. Where everybody is
         # like that because of one example, they are not once it is gone.
         finite = tf.reduce_all(tf.math.is_finite(before), axis=1)
@@ -497,77 +345,29 @@ class ReplacedExamples:
         error = tf.reduce_max(tf.abs(after.joined - before)[:, :-1], axis=1)
         error = tf.where(finite & agree, error, 0.0)
         size = tf.where(finite, before[:, -1], 0.0)
-        limit = _COARSE_ELSEWHERE if self._coarse else _ELSEWHERE
-        limit = max(limit, _OTHER_LENGTHS) if self._padded else limit
-        near = agree & (error <= limit * tf.maximum(size, after.mean(size)))
-        exact = on_cpus() and not self._padded
-        return agree & (error <= _TOLERANCE * size) if exact else near, near
+        size = size if own else tf.maximum(size, after.mean(size))
+        # Not by a division where both are 0, or both below what divides.
+        infinite = tf.fill(tf.shape(error), float("inf"))
+        relative = tf.where(error > 0, error / tf.maximum(size, 1e-37), 0.0)
+        return tf.where(agree, relative, infinite)
 
-    def _replacements(self, batch_size) -> tuple[tf.Tensor, tf.Tensor]:
-        """Which example is in each row, `[5, B]`, and how many times as large."""
-        order = chance.shuffled(tf.range(batch_size))
-        own = tf.range(batch_size)
-        half = batch_size // 2
-        rest = batch_size - half  # the larger one of an odd number
-        most = tf.maximum(batch_size - tf.maximum(batch_size // _STAYING, 1), 0)
+    def _replacements(self, size) -> tuple[tf.Tensor, tf.Tensor]:
+        """Which example is in each row, `[6, N]`, and how many times as large."""
+        order = chance.shuffled(tf.range(size))
+        own = tf.range(size)
+        half = size // 2
+        rest = size - half  # the larger one of an odd number
+        most = tf.maximum(size - tf.maximum(size // _STAYING, 1), 0)
         rows, factors = [own], [tf.ones_like(own, tf.float32)]
         for gone, donors, factor in (
             (order[:half], order[half : 2 * half], 1.0),
             (order[half:], tf.repeat(order[:1], rest), 1 / _FAR),
             (order[:most], tf.roll(order, 1, axis=0)[:most], _FAR),
-            (order[1:], tf.repeat(order[:1], tf.maximum(batch_size - 1, 0)), 1.0),
+            (order[1:], tf.repeat(order[:1], tf.maximum(size - 1, 0)), 1.0),
         ):
             places, times = gone[:, tf.newaxis], tf.fill(tf.shape(gone), factor)
             rows.append(tf.tensor_scatter_nd_update(own, places, donors))
             factors.append(tf.tensor_scatter_nd_update(factors[0], places, times))
+        rows.append(own)
+        factors.append(factors[0] * (1 + _NUDGE))
         return tf.stack(rows), tf.stack(factors)
-
-    def _with_rows(self, rows, factors, weights, batch_size):
-        """What is compared, with row `rows[i]` of the data in row i, times a factor.
-
-        Returns:
-          The witnesses, and the gradients under some weights.
-        """
-        known: dict = {}
-        if self._sums is not None:
-            seed = self._sums.seed
-            known[seed.ref()] = tf.ensure_shape(
-                tf.cast(weights, seed.dtype), seed.shape
-            )
-        scaled = {source.ref() for source in self._scaled}
-        for source in (*self._sources, *self._random):
-            length = tf.shape(source)[0]
-            # What has other than one row for each example stays as it is.
-            own = tf.range(length)
-            padded = tf.concat([rows, own], axis=0)[:length]
-            own = tf.where(tf.equal(length, batch_size), padded, own)
-            moved = tf.gather(source, own)
-            if source.ref() in scaled:
-                times = tf.concat([factors, tf.ones([length])], axis=0)[:length]
-                times = tf.where(tf.equal(length, batch_size), times, 1.0)
-                shape = [-1, *([1] * (source.shape.rank - 1))]
-                moved *= tf.cast(tf.reshape(times, shape), source.dtype)
-            moved.set_shape(source.shape)
-            known[source.ref()] = moved
-        for batch in self._sparse:
-            parts = batch.with_rows(rows, batch_size)
-            for part, moved in zip(
-                (batch.indices, batch.values, batch.shape), parts, strict=True
-            ):
-                moved.set_shape(part.shape)
-                known[part.ref()] = moved
-        self._emit(self._steps, known)
-        wanted = [w.tensor for w in self._witnesses]
-        sums = [] if self._sums is None else self._sums.tensors
-        found = [
-            tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in [*wanted, *sums]
-        ]
-        return found[: len(wanted)], found[len(wanted) :]
-
-    def _emit(self, steps: Sequence[tf.Operation], known: dict) -> None:
-        """Adds ops again, on other inputs, and notes what they give."""
-        for op in steps:
-            inputs = [known.get(t.ref(), t) for t in op.inputs]
-            outputs = _copies.emit_again(op, inputs)
-            for old, new in zip(op.outputs, outputs, strict=True):
-                known.setdefault(old.ref(), new)

@@ -41,6 +41,8 @@ class Sums:
       norms: the norms that decide about the clip, `[B]`.
 
     Attributes:
+      counted: as given.
+      norms: as given.
       seed: what stands for the weights, `[B]`.
       tensors: the gradients of the variables that have one.
       labels: how errors name them.
@@ -56,7 +58,7 @@ class Sums:
         norms: tf.Tensor,
     ):
         self.counted = counted
-        self._norms = norms
+        self.norms = norms
         self.seed = tf.ones_like(loss)
         with own_gradients(flows.without_gradient()):
             found = gradients_at(loss, handles, self.seed)
@@ -81,7 +83,8 @@ class Sums:
         before: tf.Tensor,
         after: tf.Tensor,
         coarse: bool,
-        weights: tf.Tensor | None = None,
+        weighted_norms: tf.Tensor,
+        resized: tf.Tensor | bool,
     ) -> tf.Tensor:
         """Whether each gradient is what it was, but for rounding.
 
@@ -91,9 +94,9 @@ class Sums:
           before: joined tables.
           after: the same with other examples.
           coarse: whether something is computed in a type below float32.
-          weights: `[N]`, of the first examples, where `after` is of tensors of other
-            sizes: sums are rounded another way there, even those that are 0 but for
-            rounding.
+          weighted_norms: `[N]`, of what is summed.
+          resized: whether `after` is of tensors of other sizes: sums are rounded
+            another way there, even those that are 0 but for rounding.
         """
         # In float64, in which no square overflows.
         error = tf.reduce_max(tf.abs(after - before)[:, :-1], axis=1)
@@ -104,11 +107,11 @@ class Sums:
         known = tf.math.is_finite(error) & tf.math.is_finite(size)
         together = tf.reduce_max(tf.where(known, size, 0.0))
         tolerance = _TOLERANCE if on_cpus() else _ELSEWHERE
-        if weights is not None:
-            tolerance = _OTHER_SIZES
-            norms = self._norms[: tf.size(weights)]
-            norms = tf.where(tf.math.is_finite(norms), tf.abs(weights) * norms, 0.0)
-            together += tf.cast(tf.reduce_sum(norms), together.dtype)
+        tolerance = tf.where(resized, _OTHER_SIZES, tolerance)
+        tolerance = tf.cast(tolerance, size.dtype)
+        shown = tf.math.is_finite(weighted_norms) & resized
+        norms = tf.reduce_sum(tf.where(shown, weighted_norms, 0.0))
+        together += tf.cast(norms, together.dtype)
         limit = (_COARSE if coarse else tolerance) * size
         limit += (_COARSE_ROUNDING if coarse else _ROUNDING) * together
         return (error <= limit) | ~known

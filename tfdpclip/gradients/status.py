@@ -19,6 +19,8 @@ ATTEMPTS = 50
 # How often a step checks itself once the first steps have passed. A check costs about
 # as much as five steps.
 DEFAULT_RATE = 1e-3
+# From so many steps on, what a check of the whole batch costs is no matter.
+_LONG = 1024
 
 
 class CheckStatus:
@@ -27,7 +29,8 @@ class CheckStatus:
     A step is checked when it runs for the first time, until a batch is conclusive;
     then at the steps 2, 4, 8, ... and at random, because examples may begin to mix
     later: where a weight that starts at 0 opens a gate, for one. A step that failed
-    once is checked, and fails, ever after.
+    once is checked, and fails, ever after. Once a step has passed, others replace a few
+    examples in the place of all (`replaced.py`), but for the steps 1024, 2048, ...
 
     Args:
       when: "first" (as above), "always" or "never".
@@ -69,6 +72,14 @@ class CheckStatus:
         if self._rate > 0:
             due |= chance.uniform([]) < self._rate
         return some & due
+
+    def few_do(self) -> tf.Tensor:
+        """Whether this step's check may look at some examples; after `due`."""
+        if self._when == "always":
+            return tf.constant(False)
+        step = self._steps.read_value()
+        long = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0) & (step >= _LONG)
+        return tf.equal(self._verdict.read_value(), PASSED) & ~long
 
     def settle(self, ok: tf.Tensor, conclusive: tf.Tensor) -> tf.Tensor:
         """Notes what a check found.

@@ -313,11 +313,14 @@ class SelfCheck:
             *(separation.mixed_at(probe.label) for probe in self.probes),
         ]
 
-    def run(self, compared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    def run(
+        self, compared: tf.Tensor, few: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Replaces examples, in the current graph, and concludes.
 
         Args:
           compared: what `compared` found.
+          few: whether to replace some of a few, a boolean scalar.
 
         Returns:
           Two boolean scalars, whether all is well and whether the batch could show
@@ -329,7 +332,7 @@ class SelfCheck:
         apart = len(messages)
         parts, conclusive = [compared[:apart]], compared[-1]
         if self.replaced.obstacle is None:
-            unmoved, tells = self.replaced.test(self._engine.parts.batch_size)
+            unmoved, tells = self.replaced.test(self._engine.parts.batch_size, few)
             parts.append(unmoved)
             messages += self.replaced.messages
             conclusive &= tells

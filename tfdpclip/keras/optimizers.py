@@ -46,7 +46,7 @@ _ARGUMENTS = """
         example depends on another one, and that norms and sums are those of ordinary
         backward passes.
       recheck_rate: the probability with which a later step tests that; a test costs
-        about as much as five steps.
+        about as much as ten steps.
       gradient_memory: bytes of materialised per-example gradients to allow at once.
       hardened_noise: whether each noise value is made of four, against attacks on the
         lowest bits of floating-point numbers; costs four times the draws.

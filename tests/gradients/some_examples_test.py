@@ -1,0 +1,95 @@
+"""Later checks replace some examples; how much is rounding is measured."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.isolation_test import two_by_two
+from tests.gradients.sharing_test import randoms, squash, variable
+from tfdpclip.gradients import per_example_norms, rerun
+
+pytestmark = pytest.mark.every_check
+W = variable(3, 5)
+X = randoms(50, 3)
+ANY = [tf.TensorSpec([None, 3])]
+
+
+def tried(losses, x=X, steps=4, before=lambda i: None):
+    """How many rows the copies had at most, in each of some steps."""
+    most, found = tf.Variable(0), []
+    tensors = rerun.Rerun.tensors
+
+    def noted(self, part, rows, *args):
+        most.assign(tf.maximum(most, tf.size(rows)))
+        return tensors(self, part, rows, *args)
+
+    @tf.function(input_signature=ANY, autograph=False)
+    def step(x):
+        return per_example_norms(losses(x), [W], recheck_rate=0.0)
+
+    with mock.patch.object(rerun.Rerun, "tensors", noted):
+        for i in range(steps):
+            before(i)
+            most.assign(0)
+            step(x)
+            found.append(int(most))
+    return found
+
+
+def test_the_first_check_replaces_all_and_later_ones_some():
+    assert tried(lambda x: squash(x @ W)) == [50, 18, 0, 18]
+    assert tried(lambda x: squash(x @ W), X[:17]) == [17, 17, 0, 17]
+    assert tried(lambda x: squash(x @ W), X[:9]) == [9, 9, 0, 9]
+
+
+def test_an_empty_batch_is_not_checked():
+    assert tried(lambda x: squash(x @ W), X[:0]) == [0, 0, 0, 0]
+
+
+def test_what_mixes_later_shows_among_some():
+    gate = tf.Variable(0.0)
+
+    def losses(x):
+        hidden = x @ W
+        return squash(hidden + gate * (two_by_two(hidden) - hidden))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        tried(losses, before=lambda i: gate.assign(float(i > 0)), steps=2)
+    gate.assign(0.0)
+    assert tried(losses) == [50, 18, 0, 18]
+
+
+def test_labels_that_the_loss_closes_over_need_the_whole_batch():
+    labels = tf.constant(np.arange(50.0, dtype=np.float32))
+    found = tried(lambda x: squash(tf.tanh(x @ W)) + tf.reduce_sum(W) * labels)
+    assert found == [50, 50, 0, 50]
+
+
+def test_random_numbers_go_with_their_examples():
+    def losses(x):
+        return squash((x * tf.random.uniform([tf.shape(x)[0], 3])) @ W)
+
+    assert tried(losses) == [50, 18, 0, 18]
+
+
+def amplified(by_place, times):
+    """A model that magnifies what is off in the data, which depends on the place."""
+
+    def losses(x):
+        odd = tf.cast(tf.range(tf.shape(x)[0]) % 2, tf.float32)
+        return squash(tf.sin(times * ((x * (1 + by_place * odd[:, tf.newaxis])) @ W)))
+
+    return losses
+
+
+def test_a_model_that_magnifies_rounding_is_no_model_that_looks_at_places():
+    """A last digit of the data, many times as large in what comes of it."""
+    tried(amplified(1.2e-7, 60.0))
+
+
+@pytest.mark.parametrize("by_place, times", [(1e-4, 1.0), (1e-4, 300.0)])
+def test_what_depends_on_its_place_does(by_place, times):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
+        tried(amplified(by_place, times))

@@ -1,0 +1,334 @@
+"""Computes losses, and what gradients are made of, again with other examples.
+
+All that depends on the examples' values is computed by copies of the ops of the graph;
+weights, and random numbers that do not depend on the examples, are those of the step.
+Where the number of examples is not static, what is computed from it is copied as well:
+the same copies then run on a part of the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+from tfdpclip.gradients import _copies, ops, sparse
+from tfdpclip.gradients.dataflow import Dataflow, ancestors, same_number
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.replaced_sums import Sums
+from tfdpclip.gradients.row_tables import Layout
+
+_CONSTANTS = ("Const", "Placeholder")
+
+
+@dataclasses.dataclass
+class Witness:
+    """A tensor whose rows are an example's own, if it is kept apart from others.
+
+    Attributes:
+      tensor: the tensor.
+      layouts: where the examples are; several where it is not known.
+      label: how errors name it; None for the losses.
+      steady: whether it has as many rows whatever the examples are.
+    """
+
+    tensor: tf.Tensor
+    layouts: Sequence[Layout] = (Layout(),)
+    label: str | None = None
+    steady: bool = True
+
+
+class Rerun:
+    """The tensors of a loss, for batches made of rows of the step's own.
+
+    Args:
+      losses: `[B]`.
+      flows: the analysis of the losses.
+      witnesses: what else is to be computed.
+      sums: the gradients of variables, which are, too; None for none.
+
+    Attributes:
+      obstacle: why the losses cannot be computed again; None if they can.
+      witnesses: the losses, and those of the others that depend on the examples.
+      coarse: whether something is computed in a type below float32.
+      fixed: whether random numbers are drawn that are no example's own.
+      padded: whether something is as long as the longest example.
+      resizes: whether a part of the batch will do.
+
+    Raises:
+      ExampleIsolationError: if the data pass through Python code, of which nothing can
+        be known, or if losses can be computed again and a gradient cannot.
+    """
+
+    def __init__(
+        self,
+        losses: tf.Tensor,
+        flows: Dataflow,
+        witnesses: Sequence[Witness],
+        sums: Sums | None,
+    ):
+        self._losses = losses
+        self._flows = flows
+        self.witnesses = [Witness(losses), *witnesses]
+        self._sums = sums
+        self._sources = [s for s in flows.sources if s.shape.rank]
+        self._sparse = flows.sparse_batches
+        self.coarse = any(
+            t.dtype.is_floating and t.dtype.size < 4
+            for op in flows.ops
+            for t in op.outputs
+        )
+        self.resizes = False
+        self.obstacle = self._plan()
+
+    def _plan(self) -> str | None:
+        """Finds what depends on the examples' values."""
+        if not self._sources and not self._sparse:
+            return "no data were found behind the loss"
+        affected = {source.ref() for source in self._sources}
+        sums = [] if self._sums is None else self._sums.tensors
+        if self._sums is not None:
+            affected.add(self._sums.seed.ref())
+        for batch in self._sparse:
+            affected |= {t.ref() for t in (batch.indices, batch.values)}
+        # Random numbers, by example; and whether there are others.
+        self._random: list[tf.Tensor] = []
+        self.fixed = False
+        # Whether something is as long as the longest example.
+        self.padded = False
+        # How many rows tensors have that the loss closes over: they may be labels.
+        self._closed_over: set[int] = set()
+        # Tensors of as many entries as the data say.
+        varying: set = set()
+        for batch in self._sparse:
+            varying |= {t.ref() for t in (batch.indices, batch.values)}
+        # What cannot be computed again, by why not.
+        lost: dict = {}
+        self._steps = []
+        # What every step runs; the rest of what makes the sums only a check should.
+        run = set(ancestors([w.tensor for w in self.witnesses]))
+        for op in ancestors([*(w.tensor for w in self.witnesses), *sums]):
+            if not any(t.ref() in affected for t in op.inputs):
+                self._note_constant(op, affected)
+                continue
+            varies = any(t.ref() in varying for t in op.inputs)
+            if op.type in ops.SIZES and not varies and op in run:
+                continue
+            why = next((lost[t.ref()] for t in op.inputs if t.ref() in lost), None)
+            why = self._obstacle_at(op) if why is None else why
+            if why is not None:
+                lost.update((t.ref(), why) for t in op.outputs)
+            self.fixed = self.fixed or _copies.draws(op)
+            self._steps.append(op)
+            fresh = [t for t in op.outputs if t.ref() not in affected]
+            affected |= {t.ref() for t in fresh}
+            padded = op.type in ops.PADDED
+            self.padded = self.padded or padded
+            if varies or padded or op.type in ops.DATA_SHAPED:
+                varying |= {t.ref() for t in fresh}
+        if self._losses.ref() not in affected:
+            return "the losses do not depend on the data"
+        if self._losses.ref() in lost:
+            return lost[self._losses.ref()]
+        labelled = [(w.tensor, w.label) for w in self.witnesses]
+        if self._sums is not None:
+            labelled += zip(sums, self._sums.labels, strict=True)
+        for tensor, label in labelled:
+            if tensor.ref() in lost:
+                raise ExampleIsolationError(
+                    "Whether examples stay apart in "
+                    f"{label} cannot be tested: it cannot be computed again "
+                    f"with other examples, as {lost[tensor.ref()]}. Compute "
+                    "gradients with ops that give the same result twice."
+                    + see("mixed-examples")
+                )
+        # What differs in length from batch to batch was refused, if it mattered.
+        self.witnesses = [
+            w
+            for w in self.witnesses
+            if w.tensor.ref() in affected
+            and (w.steady or w.tensor.ref() not in varying)
+        ]
+        needed = set(ancestors([*(w.tensor for w in self.witnesses), *sums]))
+        self._steps = [op for op in self._steps if op in needed]
+        self._scaled = self._may_be_scaled()
+        resized = self._resized_steps()
+        if resized is not None:
+            self.resizes, self._steps = True, resized
+        return None
+
+    def _resized_steps(self) -> list[tf.Operation] | None:
+        """The ops that compute all of it from a part of the batch.
+
+        Those that depend on the examples' values, or on how many there are. None where
+        that cannot be: the size is static, and public; or random numbers of other
+        shapes would have to be drawn anew.
+        """
+        if self._flows.batch_size is not None or self._sparse:
+            return None
+        if any(self._flows[t].minor for t in self._random):
+            return None
+        given, wanted = [*self._sources, *self._random], self._wanted()
+        if self._sums is not None:
+            given.append(self._sums.seed)
+        affected, steps = {t.ref() for t in given}, []
+        for op in ancestors(wanted, stop={t.op for t in given}):
+            if not any(t.ref() in affected for t in op.inputs):
+                continue
+            if op.type not in ops.SIZES and not _copies.repeatable(op):
+                return None
+            steps.append(op)
+            affected |= {t.ref() for t in op.outputs}
+        return steps
+
+    def _wanted(self) -> list[tf.Tensor]:
+        sums = [] if self._sums is None else self._sums.tensors
+        return [*(w.tensor for w in self.witnesses), *sums]
+
+    def _obstacle_at(self, op: tf.Operation) -> str | None:
+        """Why an op that depends on the examples cannot be run again, or None."""
+        other = op.type.startswith(("Sparse", "Ragged"))
+        other &= op.type not in sparse.REPEATABLE
+        # Made from dense data on the way, a ragged tensor is like any other.
+        given = {source.ref() for source in self._sources}
+        made = not any(same_number(t).ref() in given for t in op.inputs)
+        other &= not (op.type in ops.PADDED and made and not self._sparse)
+        if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
+            return f"{op.name!r} (a {op.type}) takes sparse data"
+        if _copies.calls_python(op):
+            raise ExampleIsolationError(
+                "The loss of the examples passes through Python code, in "
+                f"{op.name!r} (a {op.type}), which nothing can look into: whether "
+                "examples stay apart cannot be tested. Use TensorFlow's ops, or "
+                "run the code in the data pipeline, before batches are drawn."
+                + see("mixed-examples")
+            )
+        if not _copies.repeatable(op):
+            return f"{op.name!r} (a {op.type}) may not give the same result twice"
+        return None
+
+    def _may_be_scaled(self) -> list[tf.Tensor]:
+        """The data of which other magnitudes are other examples, and no errors.
+
+        Numbers that are made integers may be ids, which end somewhere; and some ops
+        fail for numbers that others take.
+        """
+        if any(map(_copies.may_fail, self._steps)):
+            return []
+        fixed = {
+            source
+            for op in self._steps
+            if op.type == "Cast" and op.outputs[0].dtype.is_integer
+            for source in ancestors(op.inputs)
+            if op.inputs[0].dtype.is_floating
+        }
+        return [
+            source
+            for source in self._sources
+            if source.dtype.is_floating and source.op not in fixed
+        ]
+
+    def _note_constant(self, op: tf.Operation, affected: set) -> None:
+        if op.type in _CONSTANTS and op.outputs[0].ref() not in affected:
+            shape = op.outputs[0].shape
+            self._closed_over.add((shape[0] or 0) if shape.rank else 0)
+        if not _copies.draws(op) or op.type in ("RngReadAndSkip", "RngSkip"):
+            return
+        for drawn in op.outputs:
+            rank, size = drawn.shape.rank, self._flows.batch_size
+            by_example = bool(rank) and self._flows[drawn].leads
+            if rank and size:
+                # Which axis counts examples is not known where two are as long.
+                by_example = drawn.shape[0] == size and size not in drawn.shape[1:]
+            if by_example:
+                self._random.append(drawn)
+                affected.add(drawn.ref())
+            elif rank != 0 and drawn.shape.num_elements() != 1:
+                self.fixed = True
+
+    def whole(self, batch_size: tf.Tensor) -> tf.Tensor:
+        """Whether all data have a row for each example, a boolean scalar.
+
+        And none are closed over, which would stay where they are.
+        """
+        found = [tf.equal(tf.shape(s)[0], batch_size) for s in self._sources]
+        found += [tf.not_equal(batch_size, rows) for rows in self._closed_over]
+        return tf.reduce_all(tf.stack(found))
+
+    def tensors(
+        self,
+        part: tf.Tensor,
+        rows: tf.Tensor,
+        factors: tf.Tensor,
+        weights: tf.Tensor,
+        batch_size: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Adds it all to the current graph, of a batch made of rows of the step's.
+
+        Args:
+          part: `[N]`, the places of the step's batch that are there at all; all of
+            them, in order, where it does not divide.
+          rows: `[N]`, whose data are at each place, by number in `part`.
+          factors: `[N]`, times how much.
+          weights: `[N]`, of the losses in the sums.
+          batch_size: B.
+
+        Returns:
+          The witnesses, and the gradients under these weights.
+        """
+        known: dict = {}
+        if self._sums is not None:
+            seed = self._sums.seed
+            shape = [None] if self.resizes else seed.shape
+            known[seed.ref()] = tf.ensure_shape(tf.cast(weights, seed.dtype), shape)
+        scaled = {source.ref() for source in self._scaled}
+        drawn = {tensor.ref() for tensor in self._random}
+        for source in (*self._sources, *self._random):
+            length = tf.shape(source)[0]
+            one_each = tf.equal(length, batch_size)
+            if self.resizes and source.ref() in drawn:
+                moved = tf.gather(source, _own(part, rows, length // batch_size))
+            elif self.resizes:
+                own = tf.range(tf.where(one_each, 0, length))
+                moved = tf.gather(part, rows[: tf.where(one_each, tf.size(rows), 0)])
+                moved = tf.gather(source, tf.concat([moved, own], axis=0))
+            else:
+                # What has other than one row for each example stays as it is.
+                own = tf.range(length)
+                padded = tf.concat([rows, own], axis=0)[:length]
+                moved = tf.gather(source, tf.where(one_each, padded, own))
+            if source.ref() in scaled:
+                count = tf.shape(moved)[0]
+                times = tf.concat([factors, tf.ones([count])], axis=0)[:count]
+                times = tf.where(one_each, times, 1.0)
+                shape = [-1, *([1] * (source.shape.rank - 1))]
+                moved *= tf.cast(tf.reshape(times, shape), source.dtype)
+            moved.set_shape(source.shape)
+            known[source.ref()] = moved
+        for batch in self._sparse:
+            parts = batch.with_rows(rows, batch_size)
+            for old, moved in zip(
+                (batch.indices, batch.values, batch.shape), parts, strict=True
+            ):
+                moved.set_shape(old.shape)
+                known[old.ref()] = moved
+        for op in self._steps:
+            inputs = [known.get(t.ref(), t) for t in op.inputs]
+            outputs = _copies.emit_again(op, inputs)
+            for old, new in zip(op.outputs, outputs, strict=True):
+                known.setdefault(old.ref(), new)
+        found = [
+            tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in self._wanted()
+        ]
+        return found[: len(self.witnesses)], found[len(self.witnesses) :]
+
+
+def _own(part: tf.Tensor, rows: tf.Tensor, each: tf.Tensor) -> tf.Tensor:
+    """Where random numbers are that go with the data, if there is one row for each.
+
+    With several rows for each example, they stay with the place.
+    """
+    first = tf.where(tf.equal(each, 1), tf.gather(part, rows), part) * each
+    return tf.reshape(first[:, tf.newaxis] + tf.range(each), [-1])

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip._devices import on_cpus
+from tfdpclip._devices import in_xla, on_cpus
 from tfdpclip._docs import see
 from tfdpclip.gradients import chance, row_tables
 from tfdpclip.gradients.dataflow import Dataflow
@@ -173,7 +173,9 @@ class ReplacedExamples:
             return tf.fill([2 * (wide + number)], True), tf.constant(False)
         whole = rerun.whole(batch_size)
         size, part = batch_size, tf.range(batch_size)
-        if rerun.resizes and few is not None:
+        # XLA has all sizes when it compiles; there, the half is not in the loop.
+        varies = rerun.resizes and not in_xla()
+        if varies and few is not None:
             some = tf.minimum(_SOME + batch_size % _SOME, batch_size)
             size = tf.where(few & whole, some, batch_size)
             # In order: a model may take its rows two by two.
@@ -187,16 +189,17 @@ class ReplacedExamples:
         halves = rerun.resizes and summed is not None and not summed.counted
         last = _ORDER.index(_HALF)
         count = tf.constant(last - (not halves))
-        if halves:
-            count += tf.cast(whole & (_half_of(size) > 0), tf.int32)
+        half, any_half = _half_of(size), whole & (_half_of(size) > 0)
+        if halves and varies:
+            count += tf.cast(any_half, tf.int32)
         norms = None if summed is None else tf.gather(summed.norms, part)
 
         def body(i, noise, kept, placed, alike, halved, telling, before, before_sums):
             kind, weighted = tf.gather(_ORDER, i), tf.gather(_WEIGHTS, i)
             row = tf.where(tf.equal(kind, _HALF), _AS_IT_WAS, kind)
             there = (part, rows[row], factors[row], weights[weighted])
-            if halves:
-                length = tf.where(i < last, size, _half_of(size))
+            if halves and varies:
+                length = tf.where(i < last, size, half)
                 there = tuple(vector[:length] for vector in there)
             place, source, factor, weight = there
             tensors, sums = rerun.tensors(place, source, factor, weight, batch_size)
@@ -246,7 +249,7 @@ class ReplacedExamples:
         every, vector = tf.fill([wide], True), tf.TensorShape([wide])
         well, sums_vector = tf.fill([number], True), tf.TensorShape([number])
         scalar, steady = tf.TensorShape([]), tf.zeros([self._tables])
-        _, _, kept, placed, alike, halved, telling, _, _ = tf.while_loop(
+        _, _, kept, placed, alike, halved, telling, _, before_sums = tf.while_loop(
             lambda i, *_: i < count,
             body,
             (
@@ -260,6 +263,16 @@ class ReplacedExamples:
             maximum_iterations=count,
             parallel_iterations=1,
         )
+        if halves and not varies:
+
+            def alone():
+                vectors = (part, rows[_AS_IT_WAS], factors[_AS_IT_WAS], weights[-1])
+                there = [vector[:half] for vector in vectors]
+                sums = summed.tables(rerun.tensors(*there, batch_size)[1], seed)
+                weighed = tf.abs(there[-1]) * norms[:half]
+                return summed.alike(before_sums, sums, rerun.coarse, weighed, True)
+
+            halved &= tf.cond(any_half, alone, lambda: well)
         found = tf.concat([kept, placed, alike, halved], axis=0)
         return found, telling & (batch_size > 1)
 

@@ -17,7 +17,7 @@ UNCHECKED, PASSED, FAILED = 0, 1, 2
 # tensor that no two examples reach in this many steps is left to the later checks.
 ATTEMPTS = 50
 # How often a step checks itself once the first steps have passed. A check costs about
-# as much as five steps.
+# as much as ten steps.
 DEFAULT_RATE = 1e-3
 # From so many steps on, what a check of the whole batch costs is no matter.
 _LONG = 1024

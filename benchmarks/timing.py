@@ -107,7 +107,7 @@ def interleaved(
             first = time.perf_counter() - start
             # What the first step takes, with tracing, says nothing of the others.
             for _ in range(WARM_UP_STEPS - 1):
-                if time.perf_counter() - start - first > max(seconds, first):
+                if time.perf_counter() - start - first > seconds:
                     break
                 step()
         except Exception as error:

@@ -46,7 +46,7 @@ def _all_separate(self, *args):
     return true, true
 
 
-def _all_stay(self, count, few=None):
+def _all_stay(self, count, sizes=None, few=None):
     return tf.fill([len(self.messages)], True), tf.constant(True)
 
 

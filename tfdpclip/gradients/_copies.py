@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -125,7 +126,7 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     return tf.constant(tf.get_static_value(tensor), tensor.dtype)
 
 
-def called(function: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
+def called(function: Callable[[], Any]) -> Callable[[], Any]:
     """A branch for `tf.cond` that is a call, stays one, and runs as it is.
 
     TensorFlow otherwise puts the ops of both branches into the graph around, and goes
@@ -139,7 +140,7 @@ def called(function: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
 
     def call():
         result = made()
-        _tf_private.run_as_it_is(result.op)
+        _tf_private.run_as_it_is(tf.nest.flatten(result)[0].op)
         return result
 
     return call

@@ -345,11 +345,15 @@ class PerExampleGradients(RecordGradients):
         due = self.status.due(self.parts.batch_size)
         called = (lambda branch: branch) if in_xla() else _copies.called
         # Two branches, so that the second begins without what the first was given.
-        compared = tf.cond(due, called(check.compared), check.not_compared)
+        compared, sizes = tf.cond(
+            due,
+            called(lambda: check.compared(self.status.few_do())),
+            check.not_compared,
+        )
         check.prepare()
 
         def run():
-            ok, conclusive, message = check.run(compared, self.status.few_do())
+            ok, conclusive, message = check.run(compared, sizes, self.status.few_do())
             passed = self.status.settle(ok, conclusive)
             if message is None:
                 return passed

@@ -47,13 +47,15 @@ _OTHER_LENGTHS = 1e-4
 # so many examples stays among outliers.
 _FAR, _STAYING = 40.0, 8
 # What comes after what: each way of replacing after the batch as it was; once, before
-# any of them, all numbers of the data a very little larger; last, where that can be,
-# half of the batch alone. Below, with the weights of which way.
+# any of them, each number of the data a very little larger or smaller; last, where that
+# can be, half of the batch alone. Below, with the weights of which way.
 _AS_IT_WAS, _NUDGED, _HALF = 0, 5, 6
 _ORDER = [0, _NUDGED, 1, 0, 2, 0, 3, 0, 4, 0, _HALF]
 _WEIGHTS = [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-# How much larger, and how much of what comes of it counts as rounding, at most.
+# By how much of themselves, and how much of what comes of it counts as rounding, at
+# most; the same where something is computed in a type below float32.
 _NUDGE, _MOST_NOISE = 2.0**-20, 1e-3
+_COARSE_NUDGE, _MOST_COARSE_NOISE = 2.0**-6, 0.1
 # Of how many examples a later check replaces some, or up to twice as many, so that the
 # number is odd, or a multiple of 2, 4, 8 or 16, where that of the batch is.
 _SOME = 16
@@ -145,7 +147,10 @@ class ReplacedExamples:
             self.messages += [_sized(label) for label in sums.labels]
 
     def test(
-        self, batch_size: tf.Tensor, few: tf.Tensor | None = None
+        self,
+        batch_size: tf.Tensor,
+        sizes: tf.Tensor | None = None,
+        few: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Replaces some examples, in four ways, and leaves half of them out.
 
@@ -158,6 +163,7 @@ class ReplacedExamples:
 
         Args:
           batch_size: B.
+          sizes: `[B]`, of what each example's gradient is the sum of; needed for sums.
           few: whether some of the examples will do, a boolean scalar.
 
         Returns:
@@ -192,7 +198,7 @@ class ReplacedExamples:
         half, any_half = _half_of(size), whole & (_half_of(size) > 0)
         if halves and varies:
             count += tf.cast(any_half, tf.int32)
-        norms = None if summed is None else tf.gather(summed.norms, part)
+        sizes = None if summed is None else tf.gather(sizes, part)
 
         def body(i, noise, kept, placed, alike, halved, telling, before, before_sums):
             kind, weighted = tf.gather(_ORDER, i), tf.gather(_WEIGHTS, i)
@@ -202,7 +208,11 @@ class ReplacedExamples:
                 length = tf.where(i < last, size, half)
                 there = tuple(vector[:length] for vector in there)
             place, source, factor, weight = there
-            tensors, sums = rerun.tensors(place, source, factor, weight, batch_size)
+            nudged = tf.equal(kind, _NUDGED)
+            nudge = tf.where(nudged, _COARSE_NUDGE if rerun.coarse else _NUDGE, 0.0)
+            tensors, sums = rerun.tensors(
+                place, source, factor, nudge, weight, batch_size
+            )
             pairs = self._each(tensors)
             parts = row_tables.tables(pairs, seed)
             after = Rows(parts, [layout for _, layout in pairs], tf.size(source))
@@ -220,7 +230,6 @@ class ReplacedExamples:
                 return after.largest(self._difference(before, after))
 
             # Rows of another size are rounded another way.
-            nudged = tf.equal(kind, _NUDGED)
             noise = tf.cond(nudged, moved, lambda: noise)
             same = tf.cond(nudged | (i >= last), skipped, found)
             kept &= same[0]
@@ -230,7 +239,7 @@ class ReplacedExamples:
                 sums = summed.tables(sums, seed)
                 first = tf.equal(kind, _AS_IT_WAS)
                 before_sums = tf.where(first, sums, before_sums)
-                weighed = tf.abs(weight) * norms[: tf.size(weight)]
+                weighed = tf.abs(weight) * sizes[: tf.size(weight)]
                 resized = i >= last
                 found_alike = summed.alike(
                     before_sums, sums, rerun.coarse, weighed, resized | rerun.padded
@@ -267,9 +276,10 @@ class ReplacedExamples:
 
             def alone():
                 vectors = (part, rows[_AS_IT_WAS], factors[_AS_IT_WAS], weights[-1])
-                there = [vector[:half] for vector in vectors]
-                sums = summed.tables(rerun.tensors(*there, batch_size)[1], seed)
-                weighed = tf.abs(there[-1]) * norms[:half]
+                *there, weight = (vector[:half] for vector in vectors)
+                found = rerun.tensors(*there, tf.constant(0.0), weight, batch_size)
+                sums, weighed = summed.tables(found[1], seed), tf.abs(weight)
+                weighed *= sizes[:half]
                 return summed.alike(before_sums, sums, rerun.coarse, weighed, True)
 
             halved &= tf.cond(any_half, alone, lambda: well)
@@ -311,9 +321,11 @@ class ReplacedExamples:
           `[W]`, boolean: whether the rows of those that stay are what they were, and
           those of copies what they are copies of; and whether any loss changed.
         """
-        limit = _COARSE_ELSEWHERE if self._rerun.coarse else _ELSEWHERE
+        coarse = self._rerun.coarse
+        limit = _COARSE_ELSEWHERE if coarse else _ELSEWHERE
         limit = max(limit, _OTHER_LENGTHS) if self._rerun.padded else limit
-        limits = tf.maximum(tf.minimum(noise, _MOST_NOISE), limit)
+        most = _MOST_COARSE_NOISE if coarse else _MOST_NOISE
+        limits = tf.maximum(tf.minimum(noise, most), limit)
         limits = tf.gather(limits, after.table)
         stays = tf.equal(sources, tf.range(tf.size(sources))) & tf.equal(factors, 1.0)
         stays = tf.gather(stays, after.example)
@@ -322,7 +334,7 @@ class ReplacedExamples:
         else:
             stayed = self._difference(before, after) <= limits
         moved = tf.gather(before, after.origins(sources))
-        alike = self._difference(moved, after) <= limits
+        alike = self._difference(moved, after, of=before) <= limits
         kept = after.every(stayed | ~stays) | ~after.whole
         copied = tf.gather(tf.equal(factors, 1.0), after.example)
         placed = after.every(alike | stays | ~copied) | ~after.whole
@@ -342,13 +354,17 @@ class ReplacedExamples:
         by_witness = [tf.stack(found) for found in zip(*witnesses, strict=True)]
         return (*by_witness, changed)
 
-    def _difference(self, before, after: Rows, own: bool = False) -> tf.Tensor:
+    def _difference(
+        self, before, after: Rows, own: bool = False, of: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """`[M]`: how far rows are off, relative to their size, or their table's mean.
 
         Args:
           before: tables, joined.
           after: the same with other examples.
           own: relative to their own size alone.
+          of: the tables whose mean it is, if not `before`: those of the batch as it
+            was, where all examples may be copies of a small one.
         """
         # Of what is not finite, nothing but that can be compared. Where everybody is
         # like that because of one example, they are not once it is gone.
@@ -358,7 +374,10 @@ class ReplacedExamples:
         error = tf.reduce_max(tf.abs(after.joined - before)[:, :-1], axis=1)
         error = tf.where(finite & agree, error, 0.0)
         size = tf.where(finite, before[:, -1], 0.0)
-        size = size if own else tf.maximum(size, after.mean(size))
+        if not own:
+            usual = size if of is None else of[:, -1]
+            usual = tf.where(tf.math.is_finite(usual), usual, 0.0)
+            size = tf.maximum(size, after.mean(usual))
         # Not by a division where both are 0, or both below what divides.
         infinite = tf.fill(tf.shape(error), float("inf"))
         relative = tf.where(error > 0, error / tf.maximum(size, 1e-37), 0.0)
@@ -382,5 +401,5 @@ class ReplacedExamples:
             rows.append(tf.tensor_scatter_nd_update(own, places, donors))
             factors.append(tf.tensor_scatter_nd_update(factors[0], places, times))
         rows.append(own)
-        factors.append(factors[0] * (1 + _NUDGE))
+        factors.append(factors[0])
         return tf.stack(rows), tf.stack(factors)

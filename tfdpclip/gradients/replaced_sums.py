@@ -38,11 +38,9 @@ class Sums:
       handles: their handles in the graph.
       flows: the analysis of the losses.
       counted: whether losses are multiplied by how many there are.
-      norms: the norms that decide about the clip, `[B]`.
 
     Attributes:
       counted: as given.
-      norms: as given.
       seed: what stands for the weights, `[B]`.
       tensors: the gradients of the variables that have one.
       labels: how errors name them.
@@ -55,10 +53,8 @@ class Sums:
         handles: Sequence[tf.Tensor],
         flows: Dataflow,
         counted: bool,
-        norms: tf.Tensor,
     ):
         self.counted = counted
-        self.norms = norms
         self.seed = tf.ones_like(loss)
         with own_gradients(flows.without_gradient()):
             found = gradients_at(loss, handles, self.seed)
@@ -83,7 +79,7 @@ class Sums:
         before: tf.Tensor,
         after: tf.Tensor,
         coarse: bool,
-        weighted_norms: tf.Tensor,
+        sizes: tf.Tensor,
         resized: tf.Tensor | bool,
     ) -> tf.Tensor:
         """Whether each gradient is what it was, but for rounding.
@@ -94,7 +90,7 @@ class Sums:
           before: joined tables.
           after: the same with other examples.
           coarse: whether something is computed in a type below float32.
-          weighted_norms: `[N]`, of what is summed.
+          sizes: `[N]`, of what is summed, and weighted.
           resized: whether `after` is of tensors of other sizes: sums are rounded
             another way there, even those that are 0 but for rounding.
         """
@@ -109,9 +105,9 @@ class Sums:
         tolerance = _TOLERANCE if on_cpus() else _ELSEWHERE
         tolerance = tf.where(resized, _OTHER_SIZES, tolerance)
         tolerance = tf.cast(tolerance, size.dtype)
-        shown = tf.math.is_finite(weighted_norms) & resized
-        norms = tf.reduce_sum(tf.where(shown, weighted_norms, 0.0))
-        together += tf.cast(norms, together.dtype)
+        shown = tf.math.is_finite(sizes) & resized
+        total = tf.reduce_sum(tf.where(shown, sizes, 0.0))
+        together += tf.cast(total, together.dtype)
         limit = (_COARSE if coarse else tolerance) * size
         limit += (_COARSE_ROUNDING if coarse else _ROUNDING) * together
         return (error <= limit) | ~known

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, ops, sparse
+from tfdpclip.gradients import _copies, chance, ops, sparse
 from tfdpclip.gradients.dataflow import Dataflow, ancestors, same_number
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.replaced_sums import Sums
@@ -262,6 +262,7 @@ class Rerun:
         part: tf.Tensor,
         rows: tf.Tensor,
         factors: tf.Tensor,
+        nudge: tf.Tensor,
         weights: tf.Tensor,
         batch_size: tf.Tensor,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -272,6 +273,7 @@ class Rerun:
             them, in order, where it does not divide.
           rows: `[N]`, whose data are at each place, by number in `part`.
           factors: `[N]`, times how much.
+          nudge: by how much of itself each number is made larger or smaller, at random.
           weights: `[N]`, of the losses in the sums.
           batch_size: B.
 
@@ -305,6 +307,7 @@ class Rerun:
                 times = tf.where(one_each, times, 1.0)
                 shape = [-1, *([1] * (source.shape.rank - 1))]
                 moved *= tf.cast(tf.reshape(times, shape), source.dtype)
+                moved = _nudged(moved, nudge)
             moved.set_shape(source.shape)
             known[source.ref()] = moved
         for batch in self._sparse:
@@ -323,6 +326,16 @@ class Rerun:
             tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in self._wanted()
         ]
         return found[: len(self.witnesses)], found[len(self.witnesses) :]
+
+
+def _nudged(data: tf.Tensor, nudge: tf.Tensor) -> tf.Tensor:
+    """Each number a little larger or smaller, where `nudge` is not 0."""
+
+    def changed():
+        sign = tf.where(chance.uniform(tf.shape(data)) < 0.5, nudge, -nudge)
+        return data * tf.cast(1 + sign, data.dtype)
+
+    return tf.cond(nudge > 0, changed, lambda: data)
 
 
 def _own(part: tf.Tensor, rows: tf.Tensor, each: tf.Tensor) -> tf.Tensor:

@@ -28,7 +28,9 @@ _SAME = frozenset("Identity Cast StopGradient".split())
 REPEATABLE = (
     frozenset(
         """SparseReshape SparseFillEmptyRows SparseReorder SparseTensorDenseMatMul
-        SparseToDense SparseSoftmax""".split()
+        SparseToDense SparseSoftmax SparseSegmentSumGrad SparseSegmentMeanGrad
+        SparseSegmentSqrtNGrad SparseSegmentSumGradV2 SparseSegmentMeanGradV2
+        SparseSegmentSqrtNGradV2""".split()
     )
     | ops.SEGMENT_LOOKUPS
 )

@@ -83,7 +83,7 @@ class SelfCheck:
             self._evidence.witnesses(),
             Sums(
                 *(engine.loss, engine.variables, engine.handles, engine.flows),
-                *(engine.parts.counted, engine.norms),
+                engine.parts.counted,
             ),
         )
         if not self.probes and self.replaced.obstacle is not None:
@@ -98,7 +98,7 @@ class SelfCheck:
 
     # What to compare with.
 
-    def seeds(self) -> tf.Tensor:
+    def seeds(self, few: tf.Tensor | None = None) -> tf.Tensor:
         """`[wholes + 2, B]`: weightings of many examples, and two of single ones.
 
         Of many: one for all, whose gradients are what the others' are compared with;
@@ -108,6 +108,9 @@ class SelfCheck:
         One of the single examples is random, the other is the one with the smallest
         norm: where terms of an example cancel each other, its norm is where the error
         would show.
+
+        Args:
+          few: whether one of the two will do, either of them, a boolean scalar.
         """
         norms, count = self._engine.norms, self._engine.parts.batch_size
         finite = tf.math.is_finite(norms)
@@ -121,9 +124,12 @@ class SelfCheck:
         powers = tf.where(finite, separation.random_powers(count), 0.0)
         rows = [tf.ones_like(powers), powers]
         if self._evidence.coarse:
-            few = chance.shuffled(tf.range(count)) < _FEW
-            rows.append(tf.where(few, powers, 0.0))
+            chosen = chance.shuffled(tf.range(count)) < _FEW
+            rows.append(tf.where(chosen, powers, 0.0))
         single = tf.one_hot([random, smallest], count)
+        if few is not None and not in_xla():  # Which has all sizes when it compiles.
+            some = chance.shuffled(single)
+            single = tf.where(few, some, single)[: tf.where(few, 1, 2)]
         return tf.concat([tf.stack(rows), single], axis=0)
 
     def compare(self, seeds: tf.Tensor) -> Comparison:
@@ -279,31 +285,35 @@ class SelfCheck:
 
     # The check of a step.
 
-    def compared(self) -> tf.Tensor:
+    def compared(self, few: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Compares gradients, in the current graph.
+
+        Args:
+          few: whether to look at one single example, not two, a boolean scalar.
 
         Returns:
           `[N + 1]`, boolean: whether each thing is as it should be, and, last, whether
-          the batch could show otherwise. `run` takes it: what is compared here holds
-          all that the step's forward pass made, and should be let go before the loss
-          runs again.
+          the batch could show otherwise; and `[B]`, the size of what each example's
+          gradient is the sum of. `run` takes both: what is compared here holds all that
+          the step's forward pass made, and should be let go before the loss runs again.
         """
         engine = self._engine
         # Before the loop over weightings, which uses the calls that claims make.
         conditions = [separation.counts_agree(engine.flows, engine.parts.batch_size)]
         conditions += [claim() for claim, _ in self._evidence.claims]
-        found = self.compare(self.seeds())
+        found = self.compare(self.seeds(few))
         limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
         total = tf.reduce_all(found.groups <= limit)
         telling = tf.reduce_all(found.telling) & found.compared
         parts = [tf.stack(conditions), found.good]
         parts += [found.sums <= limit, found.norms <= limit]
-        return tf.concat([*parts, [total], [telling]], axis=0)
+        sizes = tf.sqrt(tf.add_n(self._evidence.parts_by_variable()))
+        return tf.concat([*parts, [total], [telling]], axis=0), sizes
 
-    def not_compared(self) -> tf.Tensor:
+    def not_compared(self) -> tuple[tf.Tensor, tf.Tensor]:
         """In the place of `compared` where nothing is to be checked."""
         count = len(self._apart()) + 2 * len(self._engine.variables) + 2
-        return tf.fill([count], True)
+        return tf.fill([count], True), tf.zeros([self._engine.parts.batch_size])
 
     def _apart(self) -> list[str]:
         """What to say of the first entries of `compared`, that examples mix."""
@@ -314,12 +324,13 @@ class SelfCheck:
         ]
 
     def run(
-        self, compared: tf.Tensor, few: tf.Tensor | None = None
+        self, compared: tf.Tensor, sizes: tf.Tensor, few: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Replaces examples, in the current graph, and concludes.
 
         Args:
           compared: what `compared` found.
+          sizes: and what that summed.
           few: whether to replace some of a few, a boolean scalar.
 
         Returns:
@@ -332,7 +343,9 @@ class SelfCheck:
         apart = len(messages)
         parts, conclusive = [compared[:apart]], compared[-1]
         if self.replaced.obstacle is None:
-            unmoved, tells = self.replaced.test(self._engine.parts.batch_size, few)
+            unmoved, tells = self.replaced.test(
+                self._engine.parts.batch_size, sizes, few
+            )
             parts.append(unmoved)
             messages += self.replaced.messages
             conclusive &= tells

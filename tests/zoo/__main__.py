@@ -51,7 +51,7 @@ def outcome(entry: entries.Entry, lora: int | None) -> str:
         return "none"
     found = check.examine(entry, lora)
     print(found, flush=True)
-    if not found.refused and found.error > check.TOLERANCE:
+    if not found.refused and found.error > entry.tolerance:
         raise ValueError(f"norms are off by {found.error:.1e}: this is a bug.")
     return found.outcome
 

@@ -34,7 +34,7 @@ from tfdpclip._devices import in_xla, on_cpus
 from tfdpclip._docs import see
 from tfdpclip.gradients import chance, row_tables
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.replaced_sums import Sums
+from tfdpclip.gradients.replaced_sums import Sums, another_size
 from tfdpclip.gradients.rerun import Rerun, Witness
 from tfdpclip.gradients.row_tables import Layout, Rows
 
@@ -91,19 +91,6 @@ def _messages(label: str | None) -> tuple[str, str]:
     return mixed + see("mixed-examples"), misplaced + see("mixed-examples")
 
 
-def _sized(label: str) -> str:
-    """What to say where something is another in a smaller batch."""
-    what = label.replace("'", "`")
-    return (
-        "ExampleIsolationError: of the first half of the batch alone, "
-        f"{what} is another than of the same examples in the whole "
-        "batch: an example's loss, or its gradient, is computed with the number of "
-        "examples in the batch, so that one more or less would change the gradients of "
-        "all others. Use the public expected_batch_size in place of tf.shape(x)[0], or "
-        "batches of a static size."
-    ) + see("mixed-examples")
-
-
 def _half_of(batch_size: tf.Tensor) -> tf.Tensor:
     """Of an even number an even one: a model may take its rows two by two."""
     half = batch_size // 2
@@ -144,7 +131,7 @@ class ReplacedExamples:
         self.messages = [text for texts in zip(*told, strict=True) for text in texts]
         if sums is not None:
             self.messages += [_messages(label)[0] for label in sums.labels]
-            self.messages += [_sized(label) for label in sums.labels]
+            self.messages += [another_size(label) for label in sums.labels]
 
     def test(
         self,

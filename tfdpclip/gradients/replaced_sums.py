@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
+from tfdpclip._docs import see
 from tfdpclip.gradients import row_tables
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.dataflow import Dataflow
@@ -27,6 +28,19 @@ _TOLERANCE, _ELSEWHERE, _COARSE = 2e-5, 1e-3, 0.1
 # fall on the other side of a threshold.
 _OTHER_SIZES = 1e-2
 _ROUNDING, _COARSE_ROUNDING = 1e-5, 1e-2
+
+
+def another_size(label: str) -> str:
+    """What to say where something is another in a smaller batch."""
+    what = label.replace("'", "`")
+    return (
+        "ExampleIsolationError: of the first half of the batch alone, "
+        f"{what} is another than of the same examples in the whole "
+        "batch: an example's loss, or its gradient, is computed with the number of "
+        "examples in the batch, so that one more or less would change the gradients of "
+        "all others. Use the public expected_batch_size in place of tf.shape(x)[0], or "
+        "batches of a static size."
+    ) + see("mixed-examples")
 
 
 class Sums:

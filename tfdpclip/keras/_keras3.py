@@ -175,7 +175,7 @@ def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
 def compiled_loss_of(model: Any) -> Any:
     """What a model was compiled with as its loss, or None."""
     # Without one, a model has a method of that name.
-    return vars(model).get("loss")
+    return getattr(model, "__dict__", {}).get("loss")
 
 
 def share_of_replica(loss: Any) -> Any:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.gradients.isolation_test import two_by_two
 from tests.gradients.sharing_test import randoms, squash, variable
-from tfdpclip.gradients import per_example_norms, rerun
+from tfdpclip.gradients import per_example_norms, replaced, rerun
 
 pytestmark = pytest.mark.every_check
 W = variable(3, 5)
@@ -86,7 +86,13 @@ def amplified(by_place, times):
 
 def test_a_model_that_magnifies_rounding_is_no_model_that_looks_at_places():
     """A last digit of the data, many times as large in what comes of it."""
-    tried(amplified(1.2e-7, 60.0))
+    assert tried(amplified(1.2e-7, 60.0)) == [50, 18, 0, 18]
+
+
+def test_it_would_be_if_what_it_magnifies_were_not_measured(monkeypatch):
+    monkeypatch.setattr(replaced, "_MOST_NOISE", 0.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
+        tried(amplified(1.2e-7, 60.0), steps=1)
 
 
 @pytest.mark.parametrize("by_place, times", [(1e-4, 1.0), (1e-4, 300.0)])

@@ -228,3 +228,12 @@ def test_keras_trains_on_sparse_features_as_on_dense_ones(how):
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
         assert np.abs(found - start).max() > 1e-4
+
+
+@pytest.mark.every_check
+def test_looked_up_bags_pass_the_check_of_their_own_step():
+    """Its gradient is an op of its own, which the check computes again."""
+    model = Model()
+    for combiner in ("sum", "mean", "sqrtn"):
+        _, norms = step_of(model, looked_up(combiner), dpc.FixedClip(1.0))(ids())
+        assert np.all(np.isfinite(norms)) and np.any(norms > 0)

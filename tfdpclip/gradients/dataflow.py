@@ -38,6 +38,13 @@ class Dataflow:
       handles: the graph's tensors that stand for the variables of interest.
       batch_size: the static batch size, if it is known better than from `outputs`.
       public: the graph's handles of other variables whose values are public.
+      rows_per_example: how many rows of the data belong to one example.
+
+    Attributes:
+      batch_size: the static number of examples, or None.
+      rows_per_example: as given.
+      sources: the data.
+      sparse_batches: those that are sparse.
     """
 
     def __init__(
@@ -46,10 +53,12 @@ class Dataflow:
         handles: Iterable[tf.Tensor],
         batch_size: int | None = None,
         public: Iterable[tf.Tensor] = (),
+        rows_per_example: int = 1,
     ):
-        self._start(list(outputs), handles, batch_size, public)
+        self._start(list(outputs), handles, batch_size, public, rows_per_example)
         if self.batch_size is None:
-            self.batch_size = _static_batch(self._outputs[0], self.ops)
+            length = _static_batch(self._outputs[0], self.ops)
+            self.batch_size = None if length is None else length // rows_per_example
         self._any_data = any(map(self._passed_in, self.ops))
         self._find_sparse_batches()
         for op in self.ops:
@@ -64,14 +73,15 @@ class Dataflow:
     def of_others(self, outputs: list[tf.Tensor]) -> Dataflow:
         """The analysis of other tensors of a graph, for the same batch."""
         flows = Dataflow.__new__(Dataflow)
-        flows._start(outputs, (), self.batch_size, ())
+        flows._start(outputs, (), self.batch_size, (), self.rows_per_example)
         flows._any_data = self._any_data
         flows._find_sparse_batches()
         for op in flows.ops:
             flows._visit(op)
         return flows
 
-    def _start(self, outputs, handles, batch_size, public):
+    def _start(self, outputs, handles, batch_size, public, rows_per_example):
+        self.rows_per_example = rows_per_example
         self._outputs = outputs
         self.graph = outputs[0].graph
         self.ops = ancestors(outputs)
@@ -105,6 +115,13 @@ class Dataflow:
 
     def __contains__(self, op: tf.Operation) -> bool:
         return op in self._inside
+
+    @property
+    def length(self) -> int | None:
+        """How many rows the data have, if that is static."""
+        if self.batch_size is None:
+            return None
+        return self.batch_size * self.rows_per_example
 
     def without_gradient(self) -> dict[tf.Operation, Callable]:
         """Gradient functions for ops that have none, before the first variable.
@@ -176,7 +193,8 @@ class Dataflow:
         if all(f.kind == PUBLIC for f in inputs):
             batched = trained and self._repeats_for_batch(op, output)
             batched = batched or self._fills_a_batch(op, output)
-            return Flow(DATA, (0,), 1, made=True) if batched else Flow()
+            rows = self.rows_per_example
+            return Flow(DATA, (0,), rows, made=True) if batched else Flow()
         if all(f.kind != DATA for f in inputs):
             return self._shaped(op, output, inputs)
         taken = places.taken(op, output, inputs, self.batch_size)
@@ -265,24 +283,25 @@ class Dataflow:
         return not _is_captured_value(op) or self._batch_shaped(op)
 
     def _batch_shaped(self, op: tf.Operation) -> bool:
-        shape, size = op.outputs[0].shape, self.batch_size
+        shape, size = op.outputs[0].shape, self.length
         return bool(shape.rank) and size is not None and shape[0] == size
 
     def _batch(self, output: tf.Tensor) -> Flow:
         if output.dtype in (tf.resource, tf.variant) or output.shape.rank is None:
             return Flow(DATA, None)
         self.sources.append(output)
-        return Flow(DATA, (0,), 1) if output.shape.rank else Flow(DATA, ())
+        rows = self.rows_per_example
+        return Flow(DATA, (0,), rows) if output.shape.rank else Flow(DATA, ())
 
     def _repeats_for_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
         """Whether a parameter is repeated once for each of a static batch's examples.
 
         A guess from the shapes; whether it is right is tested when the step runs.
         """
-        if op.type not in ("Tile", "BroadcastTo") or (self.batch_size or 0) < 2:
+        if op.type not in ("Tile", "BroadcastTo") or (self.length or 0) < 2:
             return False
         before, after = op.inputs[0].shape, output.shape
-        if before.rank is None or not after.rank or after[0] != self.batch_size:
+        if before.rank is None or not after.rank or after[0] != self.length:
             return False
         return before.rank < after.rank or before[0] == 1
 
@@ -290,7 +309,7 @@ class Dataflow:
         """Whether one value is repeated, as in an initial state, for a static batch."""
         shape = output.shape
         return bool(op.type == "Fill" and shape.rank and shape.rank > 1) and (
-            self.batch_size is not None and shape[0] == self.batch_size
+            self.length is not None and shape[0] == self.length
         )
 
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
@@ -298,8 +317,8 @@ class Dataflow:
         if op.type not in ops.SHAPERS or output.shape.rank is None:
             flow = size_flow(op, output, inputs)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
-        if output.shape.rank and output.shape[0] in (None, self.batch_size):
-            return Flow(DATA, (0,), 1, made=True)
+        if output.shape.rank and output.shape[0] in (None, self.length):
+            return Flow(DATA, (0,), self.rows_per_example, made=True)
         return Flow(SIZE)
 
 

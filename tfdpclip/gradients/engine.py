@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._arguments import choice, fraction, items, positive, shown
+from tfdpclip._arguments import choice, fraction, integer, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, loss_checks, state
@@ -66,6 +66,9 @@ class PerExampleGradients(RecordGradients):
         example's gradient before clipping. None for none.
       public_variables: other variables whose values are public, or their names.
       replicas: over how many replicas the gradients are added up; see `take_apart`.
+      rows_per_record: how many rows of the batch, one after the other, are one record
+        (views of an example, examples of a person): its loss is their mean, and the
+        rows of one may mix. "Example" is then read as record everywhere.
 
     Attributes:
       loss: the losses, `[B]`.
@@ -92,10 +95,12 @@ class PerExampleGradients(RecordGradients):
         perturbation: tuple[float, tf.Tensor] | None = None,
         public_variables: Sequence[tf.Variable | str] | PublicVariables = (),
         replicas: int = 1,
+        rows_per_record: int = 1,
     ):
         choice("check_isolation", check_isolation, ("first", "always", "never"))
         recheck_rate = fraction("recheck_rate", recheck_rate)
         memory = int(positive("memory", memory))
+        rows_per_record = integer("rows_per_record", rows_per_record, 1)
         if nominal_batch_size is not None:
             nominal_batch_size = positive("nominal_batch_size", nominal_batch_size)
         loss = inline_calls(_in_graph(loss))
@@ -114,7 +119,9 @@ class PerExampleGradients(RecordGradients):
         if not isinstance(public_variables, PublicVariables):
             public_variables = PublicVariables(public_variables)
         public = state.public_handles(graph, handles, public_variables)
-        flows = Dataflow([loss], handles, public=public)
+        flows = Dataflow(
+            [loss], handles, public=public, rows_per_example=rows_per_record
+        )
         if not flows[loss].trained:
             raise LossStructureError(
                 f"The loss {loss.name!r} does not depend on any of the variables: "
@@ -122,7 +129,9 @@ class PerExampleGradients(RecordGradients):
             )
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
         self.loss = self.parts.per_example
-        self.flows = Dataflow([self.loss], handles, flows.batch_size, public)
+        self.flows = Dataflow(
+            [self.loss], handles, flows.batch_size, public, rows_per_record
+        )
         self.state_reads = state.reads(loss, flows)
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)

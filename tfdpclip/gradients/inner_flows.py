@@ -29,7 +29,9 @@ class InnerFlows(Dataflow):
     """
 
     def __init__(self, graph: tf.Graph, given: Sequence[tf.Tensor], flows: Dataflow):
-        self._start(list(graph.outputs), (), flows.batch_size, ())
+        self._start(
+            list(graph.outputs), (), flows.batch_size, (), flows.rows_per_example
+        )
         self._any_data = True
         self._around = flows
         self._given = {

@@ -142,16 +142,18 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
             "labels of shape [batch] meet predictions of shape [batch, 1]. Give them "
             "the same shape." + see("mixed-examples")
         )
-    if flow.leads and (flow.minor or flow.rows not in (1, None)):
+    each = flows.rows_per_example
+    if flow.leads and (flow.minor or flow.rows not in (each, None)):
         raise LossStructureError(
             f"The loss {loss.name!r} has {flow.rows} entries for each example, so that "
             "an entry is not an example. Reshape it to [batch, entries per example]."
         )
     loss_checks.check_sizes(loss, flows)
     loss_checks.check_static_size(loss, flows)
-    batch_size = tf.shape(loss)[0]
+    batch_size = _examples_of(loss, flows)
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
-    per_example = entries[:, 0] if loss.shape.rank == 1 else tf.reduce_mean(entries, 1)
+    single = loss.shape.rank == 1 and each == 1
+    per_example = entries[:, 0] if single else tf.reduce_mean(entries, 1)
     mask = weights_mask(loss, flows, batch_size) if flow.leads else None
     once = None
     if shared:
@@ -332,7 +334,8 @@ def _constant_power(
     """The power of B that has become constants, where B is static."""
     if flows.batch_size in (None, 0, 1):
         return 0
-    counts = {float(flows.batch_size), float(tensor.shape.num_elements() or 0)}
+    sizes = (flows.batch_size, flows.length, tensor.shape.num_elements() or 0)
+    counts = {float(size) for size in sizes}
     counts |= {replicas * size for size in counts}
 
     def is_count(factor, inverse=False):
@@ -361,12 +364,37 @@ def _in_float32(tensor):
 
 
 def _batch_size(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
-    if flows[tensor].rows == 1:
-        return tf.shape(tensor)[0]
-    for source in flows.sources:
-        if flows[source].leads:
-            return tf.shape(source)[0]
-    return tf.shape(tensor)[0]
+    if flows[tensor].rows != flows.rows_per_example:
+        for source in flows.sources:
+            if flows[source].leads:
+                return _examples_of(source, flows)
+    return _examples_of(tensor, flows)
+
+
+def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
+    """How many examples have their rows in a tensor, a scalar.
+
+    Raises:
+      ValueError: if rows are left over, and their number is static; if it is not, the
+        step raises `tf.errors.InvalidArgumentError`.
+    """
+    each, rows = flows.rows_per_example, tf.shape(tensor)[0]
+    if each == 1:
+        return rows
+    message = (
+        f"rows_per_record={each}: a batch holds whole records, whose rows follow each "
+        f"other, and {tensor.name!r} has a number of rows that is no multiple of {each}"
+        ". Draw the batches with as many: scheme.batches(data, "
+        f"views={each}), or by the scheme that draws people."
+    )
+    static = tensor.shape[0]
+    if static is not None:
+        if static % each:
+            raise ValueError(message)
+        return tf.constant(static // each)
+    whole = tf.debugging.Assert(tf.equal(rows % each, 0), [message, rows])
+    with tf.control_dependencies([] if whole is None else [whole]):
+        return tf.identity(rows // each)
 
 
 def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:

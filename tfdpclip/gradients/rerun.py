@@ -75,6 +75,8 @@ class Rerun:
         self._sums = sums
         self._sources = [s for s in flows.sources if s.shape.rank]
         self._sparse = flows.sparse_batches
+        # Of the data; and of random numbers that go with them.
+        self._each = flows.rows_per_example
         self.coarse = any(
             t.dtype.is_floating and t.dtype.size < 4
             for op in flows.ops
@@ -237,7 +239,7 @@ class Rerun:
         if not _copies.draws(op) or op.type in ("RngReadAndSkip", "RngSkip"):
             return
         for drawn in op.outputs:
-            rank, size = drawn.shape.rank, self._flows.batch_size
+            rank, size = drawn.shape.rank, self._flows.length
             by_example = bool(rank) and self._flows[drawn].leads
             if rank and size:
                 # Which axis counts examples is not known where two are as long.
@@ -253,8 +255,9 @@ class Rerun:
 
         And none are closed over, which would stay where they are.
         """
-        found = [tf.equal(tf.shape(s)[0], batch_size) for s in self._sources]
-        found += [tf.not_equal(batch_size, rows) for rows in self._closed_over]
+        length = batch_size * self._each
+        found = [tf.equal(tf.shape(s)[0], length) for s in self._sources]
+        found += [tf.not_equal(length, rows) for rows in self._closed_over]
         return tf.reduce_all(tf.stack(found))
 
     def tensors(
@@ -287,24 +290,28 @@ class Rerun:
             known[seed.ref()] = tf.ensure_shape(tf.cast(weights, seed.dtype), shape)
         scaled = {source.ref() for source in self._scaled}
         drawn = {tensor.ref() for tensor in self._random}
+        moved_rows = self._places(rows)
         for source in (*self._sources, *self._random):
             length = tf.shape(source)[0]
-            one_each = tf.equal(length, batch_size)
+            whole = tf.equal(length, batch_size * self._each)
             if self.resizes and source.ref() in drawn:
-                moved = tf.gather(source, _own(part, rows, length // batch_size))
+                each = length // batch_size
+                moved = tf.gather(source, self._own(part, rows, each))
             elif self.resizes:
-                own = tf.range(tf.where(one_each, 0, length))
-                moved = tf.gather(part, rows[: tf.where(one_each, tf.size(rows), 0)])
+                own = tf.range(tf.where(whole, 0, length))
+                moved = self._places(tf.gather(part, rows))
+                moved = moved[: tf.where(whole, tf.size(moved), 0)]
                 moved = tf.gather(source, tf.concat([moved, own], axis=0))
             else:
-                # What has other than one row for each example stays as it is.
+                # What has not the rows of the examples stays as it is.
                 own = tf.range(length)
-                padded = tf.concat([rows, own], axis=0)[:length]
-                moved = tf.gather(source, tf.where(one_each, padded, own))
+                padded = tf.concat([moved_rows, own], axis=0)[:length]
+                moved = tf.gather(source, tf.where(whole, padded, own))
             if source.ref() in scaled:
                 count = tf.shape(moved)[0]
-                times = tf.concat([factors, tf.ones([count])], axis=0)[:count]
-                times = tf.where(one_each, times, 1.0)
+                times = tf.repeat(factors, self._each)
+                times = tf.concat([times, tf.ones([count])], axis=0)[:count]
+                times = tf.where(whole, times, 1.0)
                 shape = [-1, *([1] * (source.shape.rank - 1))]
                 moved *= tf.cast(tf.reshape(times, shape), source.dtype)
                 moved = _nudged(moved, nudge)
@@ -327,6 +334,24 @@ class Rerun:
         ]
         return found[: len(self.witnesses)], found[len(self.witnesses) :]
 
+    def _places(self, examples: tf.Tensor) -> tf.Tensor:
+        """The rows of the data that some examples have."""
+        return _rows_of(examples, self._each)
+
+    def _own(self, part: tf.Tensor, rows: tf.Tensor, each: tf.Tensor) -> tf.Tensor:
+        """Where random numbers are that go with the data, if these have as many rows.
+
+        With other rows for each example, they stay with the place.
+        """
+        moved = tf.where(tf.equal(each, self._each), tf.gather(part, rows), part)
+        return _rows_of(moved, each)
+
+
+def _rows_of(examples: tf.Tensor, each: tf.Tensor | int) -> tf.Tensor:
+    if isinstance(each, int) and each == 1:
+        return examples
+    return tf.reshape(examples[:, tf.newaxis] * each + tf.range(each), [-1])
+
 
 def _nudged(data: tf.Tensor, nudge: tf.Tensor) -> tf.Tensor:
     """Each number a little larger or smaller, where `nudge` is not 0."""
@@ -337,11 +362,3 @@ def _nudged(data: tf.Tensor, nudge: tf.Tensor) -> tf.Tensor:
 
     return tf.cond(nudge > 0, changed, lambda: data)
 
-
-def _own(part: tf.Tensor, rows: tf.Tensor, each: tf.Tensor) -> tf.Tensor:
-    """Where random numbers are that go with the data, if there is one row for each.
-
-    With several rows for each example, they stay with the place.
-    """
-    first = tf.where(tf.equal(each, 1), tf.gather(part, rows), part) * each
-    return tf.reshape(first[:, tf.newaxis] + tf.range(each), [-1])

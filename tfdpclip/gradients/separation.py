@@ -84,7 +84,7 @@ def counts_agree(flows: Dataflow, batch_size: tf.Tensor) -> tf.Tensor:
     if not leading:
         return tf.constant(True)
     sizes = tf.stack([tf.shape(source)[0] for source in leading])
-    return tf.reduce_any(tf.equal(sizes, batch_size))
+    return tf.reduce_any(tf.equal(sizes, batch_size * flows.rows_per_example))
 
 
 COUNTS = (

@@ -52,9 +52,9 @@ class BudgetPlan(ShownAsText, abc.ABC):
       matrix: of correlated noise, for all the steps; None for independent noise.
     """
 
-    #: How this plan calls a record, what it draws at once, how often it goes through
+    #: How this plan calls records, what it draws at once, how often it goes through
     #: the data, and a step.
-    _RECORD, _SIZE, _LENGTH, _STEP = "record", "size", "length", "step"
+    _RECORDS, _SIZE, _LENGTH, _STEP = "records", "size", "length", "step"
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
     def __str__(self) -> str:
         lines = [
             f"Plan for ({self.epsilon:g}, {self.delta:g})-differential privacy of "
-            f"{self._population:,} {self._RECORD}s.",
+            f"{self._population:,} {self._RECORDS}.",
             *(f"  {name + ':':<12} {text}" for name, text in self._facts()),
             f"  {'will spend:':<12} epsilon {self.planned_epsilon:.4g} at delta "
             f"{self.delta:g}, by {self.accountant}",

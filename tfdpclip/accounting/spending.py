@@ -136,6 +136,7 @@ class Spending:
 def _unit_words(unit: str) -> str:
     return {
         "example": "one example, clipped on its own",
+        "person": "one person, whose examples are clipped together",
         "client": "one client, its update clipped as a whole",
         "batch": "one example, clipped in the mean of its batch",
         "group": "one example, clipped together with its group",

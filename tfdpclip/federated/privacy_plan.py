@@ -104,7 +104,7 @@ class PrivacyPlan(BudgetPlan):
     2.45
     """
 
-    _RECORD, _SIZE, _LENGTH, _STEP = "client", "clients_per_round", "rounds", "round"
+    _RECORDS, _SIZE, _LENGTH, _STEP = "clients", "clients_per_round", "rounds", "round"
 
     def __init__(
         self,

@@ -361,4 +361,3 @@ def _nudged(data: tf.Tensor, nudge: tf.Tensor) -> tf.Tensor:
         return data * tf.cast(1 + sign, data.dtype)
 
     return tf.cond(nudge > 0, changed, lambda: data)
-

@@ -100,13 +100,13 @@ class DrawCheck:
         as_drawn = (
             self.drawer.varies
             and during is not None
-            and getattr(self._optimizer, "unit", "example") == "example"
+            and getattr(self._optimizer, "unit", "example") not in ("batch", "group")
             and not _compat.compiles_by_xla(model)
             and not model.run_eagerly
             and not _compat.has_own_function(model)
         )
         self.drawer.take_as_drawn(as_drawn, during)
-        if not as_drawn:
+        if not as_drawn or self.drawer.source.leaves_over:
             self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
@@ -122,15 +122,21 @@ class DrawCheck:
         rows = self.drawer.rows * self.drawer.pieces
         # With unit="batch" there is none.
         expected = self._optimizer.expected_batch_size
-        if found and expected is not None and rows > expected:
+        leaves_over = self.drawer.source.leaves_over
+        if found and expected is not None and (rows > expected or leaves_over):
             names = ", ".join(str(getattr(m, "name", m)) for m in found)
             warnings.warn(
-                f"metrics of compile ({names}) count the rows of "
-                f"weight 0 that fill up every step: of {rows} rows, {expected:g} are "
-                "examples on average. Write model.compile(..., weighted_metrics=[...])."
+                f"metrics of compile ({names}) count the rows of weight 0 that fill up "
+                f"{self._filled(rows, expected)}. Write "
+                "model.compile(..., weighted_metrics=[...])."
                 + see("metrics-and-validation"),
                 stacklevel=2,
             )
+
+    def _filled(self, rows: int, expected: float) -> str:
+        if self.drawer.source.leaves_over:
+            return "what people with few examples have"
+        return f"every step: of {rows} rows, {expected:g} are examples on average"
 
     def end(self) -> None:
         """After the last execution: whoever iterates now may be compiled by XLA."""
@@ -303,6 +309,31 @@ class DrawCheck:
             raise PrivacyMismatchError(
                 f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
                 f"{self._pieces}: a step would not be one draw."
+            )
+        each = int(getattr(self._optimizer, "rows_per_record", 1))
+        if drawer.rows_per_record != each:
+            raise PrivacyMismatchError(
+                f"The batches have {drawer.rows_per_record} rows for each record "
+                "(views of an example, examples of a person), the optimizer "
+                f"rows_per_record={each}: rows would be clipped with those of "
+                "others, or apart from their own record's. "
+                f"Write rows_per_record={drawer.rows_per_record} to the optimizer; a "
+                "PrivacyPlan does, plan.optimizer(...)."
+                + see("records-of-several-rows")
+            )
+        if drawer.draws_people != (unit == "person"):
+            raise PrivacyMismatchError(
+                "The batches draw "
+                + ("people" if drawer.draws_people else "examples")
+                + f", and the optimizer clips unit={unit!r}: what it states would not "
+                "be about what was drawn. "
+                + (
+                    'Write unit="person" to the optimizer; a PrivacyPlan with '
+                    "per_person does."
+                    if drawer.draws_people
+                    else "Write scheme.batches(data, people=ids, per_person=8)."
+                )
+                + see("records-of-several-rows")
             )
         expected = drawer.scheme.expected_batch_size(drawer.population)
         stated = self._optimizer.expected_batch_size

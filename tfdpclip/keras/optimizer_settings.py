@@ -11,7 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip._arguments import boolean, choice, fraction, non_negative, positive, shown
+from tfdpclip._arguments import (
+    boolean,
+    choice,
+    fraction,
+    integer,
+    non_negative,
+    positive,
+    shown,
+)
 from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
@@ -39,6 +47,7 @@ class OptimizerSettings:
         expected_batch_size: float | None = None,
         accumulation_steps: int = 1,
         unit: str = "example",
+        rows_per_record: int = 1,
         perturbation: float = 0.0,
         check_isolation: str = "first",
         recheck_rate: float = DEFAULT_RATE,
@@ -49,8 +58,8 @@ class OptimizerSettings:
         seed: int | None = None,
         **kwargs: Any,
     ):
-        if not (isinstance(unit, str) and unit in ("example", "batch")):
-            raise ValueError(f"unit must be 'example' or 'batch', got {shown(unit)}.")
+        choice("unit", unit, ("example", "person", "batch"))
+        rows_per_record = integer("rows_per_record", rows_per_record, 1)
         boolean("hardened_noise", hardened_noise)
         self._check_missing(noise_multiplier, expected_batch_size, unit)
         rule = DEFAULT_CLIP if clip is None else as_rule(clip)
@@ -83,6 +92,7 @@ class OptimizerSettings:
         self._accumulation_steps = accumulation_steps
         self._divisor = float(divisor)
         self._unit = unit
+        self._rows_per_record = rows_per_record
         self._perturbation = perturbation
         self._check_isolation = check_isolation
         self._recheck_rate = recheck_rate
@@ -95,7 +105,7 @@ class OptimizerSettings:
 
     def _check_missing(self, noise_multiplier, expected_batch_size, unit):
         needed = [("noise_multiplier", noise_multiplier)]
-        if unit == "example":
+        if unit != "batch":
             needed.append(("expected_batch_size", expected_batch_size))
         missing = [name for name, value in needed if value is None]
         if missing:
@@ -161,10 +171,20 @@ class OptimizerSettings:
 
     @property
     def unit(self) -> str:
-        """What is clipped, for the accountant: "example", "batch" or "group"."""
+        """What is clipped, for the accountant: see `privatize`, or "group"."""
         if self._unit == "batch" and self._accumulation_steps > 1:
             return "group"
         return self._unit
+
+    @property
+    def clips_records(self) -> bool:
+        """Whether each record is clipped on its own, and not a batch of them."""
+        return self._unit != "batch"
+
+    @property
+    def rows_per_record(self) -> int:
+        """Rows of a batch that are one record, one after the other."""
+        return self._rows_per_record
 
     @property
     def perturbation(self) -> float:
@@ -189,6 +209,7 @@ class OptimizerSettings:
             expected_batch_size=self._expected_batch_size,
             accumulation_steps=self._accumulation_steps,
             unit=self._unit,
+            rows_per_record=self._rows_per_record,
             perturbation=self._perturbation,
             check_isolation=self._check_isolation,
             recheck_rate=self._recheck_rate,

@@ -32,11 +32,17 @@ _ARGUMENTS = """
         a batch is never used. Not needed with ``unit="batch"``.
       accumulation_steps: how many physical batches make one logical step. Noise is
         drawn and the clip norm moves once per logical step; `iterations` counts those.
-      unit: what is clipped: "example", or "batch": the gradient of each physical batch
+      unit: what is clipped: "example"; "person": all examples of one, by batches that
+        draw people (``scheme.batches(data, people=ids, per_person=8)``); or "batch":
+        the gradient of each physical batch
         as a whole (Nguyen et al. 2023), without per-example work. Then the divisor is
         `accumulation_steps`, the number of batches (groups) per step, and one example
         moves the sum by up to twice the clip norm; the accountant knows by `unit`.
         Batch normalisation is allowed, with `PublicBatchStatistics`.
+      rows_per_record: how many rows of a batch, one after the other, are one record:
+        views of an example, or examples of a person. Its gradient is the mean of
+        theirs, and is clipped once. What `batches.rows_per_record` says; a plan passes
+        it on.
       perturbation: k: k * N(0, I) is added to each record's gradient before it is
         clipped, which makes clipping less biased (Chen et al. 2020, section 4). It
         gives no privacy by itself, and costs time: two draws of a whole gradient for
@@ -95,8 +101,9 @@ def privatize(
     Returns:
       A subclass of it, named with DP in front, that takes the arguments of the class
       and `clip`, `noise_multiplier`, `expected_batch_size`, `accumulation_steps`,
-      `unit`, `perturbation`, `check_isolation`, `recheck_rate`, `gradient_memory`,
-      `hardened_noise`, `public_variables`, `noise` and `seed` by keyword.
+      `unit`, `rows_per_record`, `perturbation`, `check_isolation`, `recheck_rate`,
+      `gradient_memory`, `hardened_noise`, `public_variables`, `noise` and `seed` by
+      keyword.
 
     Raises:
       ValueError: if it is no such class.

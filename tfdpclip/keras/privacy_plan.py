@@ -1,4 +1,7 @@
-"""A privacy plan for Keras: the budget and the public facts, said once."""
+"""A privacy plan for Keras: the budget and the public facts, said once.
+
+It is long because every argument of a plan is said, checked and explained here.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,11 @@ _LINES = (
 )
 # What the plan tells an optimizer, and batches.
 _PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps")
-_PLANNED += ("unit", "noise")
+_PLANNED += ("unit", "noise", "rows_per_record")
 _SHAPED = ("physical_batch_size", "accumulation_steps", "steps", "independent_groups")
+_SHAPED += ("views", "per_person")
+# By which of its own arguments the plan is told of them.
+_SAID = {"views": "views", "per_person": "per_person"}
 
 
 class PrivacyPlan(BudgetPlan):
@@ -87,6 +93,12 @@ class PrivacyPlan(BudgetPlan):
         it; 0 by default. It costs no privacy, and leaves less noise in the weights.
       physical_batch_size: Most examples that the device holds at a time; a step is
         then made of several batches. By default a step is one.
+      views: Augmented views of an example in a step (De et al. 2022), made by
+        ``plan.batches((x, y)).map(augment)``: their mean gradient is clipped once, and
+        costs no privacy.
+      per_person: How many of a person's examples are in a step, clipped together: the
+        guarantee is for people, told apart by ``plan.batches((x, y), people=ids)``.
+        `examples`, `batch_size` and `epochs` then count people.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
       secret: A file from which correlated noise goes on, as of `PrivacyBudget`.
@@ -115,7 +127,7 @@ class PrivacyPlan(BudgetPlan):
     100
     """
 
-    _RECORD, _SIZE, _LENGTH, _STEP = "example", "batch_size", "epochs", "step"
+    _RECORDS, _SIZE, _LENGTH, _STEP = "examples", "batch_size", "epochs", "step"
 
     def __init__(
         self,
@@ -129,6 +141,8 @@ class PrivacyPlan(BudgetPlan):
         noise: str | NoiseMatrix = "independent",
         momentum: float = 0.0,
         physical_batch_size: int | None = None,
+        views: int = 1,
+        per_person: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
         secret: str | os.PathLike[str] | None = None,
@@ -143,10 +157,17 @@ class PrivacyPlan(BudgetPlan):
             noise=noise,
             momentum=momentum,
             physical_batch_size=physical_batch_size,
+            views=views,
+            per_person=per_person,
             accountant=accountant,
             ledger=ledger,
             secret=secret,
         )
+        self.views = _arguments.integer("views", views, 1)
+        self.per_person = per_person
+        if per_person is not None:
+            self.per_person = _arguments.integer("per_person", per_person, 1)
+            self._RECORDS = "people"
         momentum = check_noise(noise, momentum)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
@@ -192,7 +213,7 @@ class PrivacyPlan(BudgetPlan):
             size=batch_size,
             steps=steps,
             scheme=drawn,
-            unit="example",
+            unit="example" if per_person is None else "person",
             accountant=accountant,
             ledger=ledger,
             matrix=matrix,
@@ -243,6 +264,8 @@ class PrivacyPlan(BudgetPlan):
             expected_batch_size=float(self.batch_size),
             accumulation_steps=self._summed,
             noise=self._noise,
+            unit=self._unit,
+            rows_per_record=self.views * (self.per_person or 1),
             **options,
         )
         refuse_other_momentum(made, self._settings["noise"], self._momentum)
@@ -257,7 +280,8 @@ class PrivacyPlan(BudgetPlan):
         Args:
           data: As for `scheme.batches`: (x, y), arrays, a data set with random access.
           *others: None: inputs and labels are one argument.
-          **options: `seed`, `initial_step`, `prefetch`, as there.
+          **options: `seed`, `initial_step`, `prefetch`, as there; of a plan with
+            `per_person`, `people`: whose each example is.
 
         Raises:
           ValueError: If there are not `examples` of them, or the plan says already what
@@ -267,18 +291,26 @@ class PrivacyPlan(BudgetPlan):
             if name in options:
                 raise ValueError(
                     f"{name} follows from the plan: leave it out, or say it to "
-                    "PrivacyPlan(..., physical_batch_size=...)."
+                    f"PrivacyPlan(..., {_SAID.get(name, 'physical_batch_size')}=...)."
                 )
+        if (self.per_person is None) != (options.get("people") is None):
+            raise ValueError(
+                "people and per_person go together: PrivacyPlan(..., per_person=8) and "
+                "plan.batches((x, y), people=ids). Then examples, batch_size and "
+                "epochs of the plan count people." + see("records-of-several-rows")
+            )
         batches = self._asked.batches(
             data,
             *others,
             physical_batch_size=self.physical_batch_size,
             accumulation_steps=self.accumulation_steps,
+            views=self.views,
+            per_person=self.per_person,
             **options,
         )
         if batches.population != self.examples:
             raise ValueError(
-                f"data has {batches.population} examples, the plan is for "
+                f"data has {batches.population} {self._RECORDS}, the plan is for "
                 f"{self.examples}: PrivacyPlan(examples={batches.population}, ...)."
             )
         self._batches = batches
@@ -376,13 +408,18 @@ class PrivacyPlan(BudgetPlan):
     def _facts(self) -> list[tuple[str, str]]:
         per_epoch = self.steps // self.epochs
         shape = f"{self.physical_batch_size} rows"
+        if self.views > 1 or self.per_person is not None:
+            shape = f"{self.physical_batch_size} {self._RECORDS}"
+            each = [f"up to {self.per_person} examples"] * (self.per_person is not None)
+            each += [f"{self.views} views"] * (self.views > 1)
+            shape += f" of {' of '.join(each[::-1])} each"
         if self.accumulation_steps > 1:
             shape = f"{self.accumulation_steps} x {shape}"
         facts = [
             (
                 "draws",
-                f"{self._asked.describe()}: {self.batch_size:,} examples expected in a "
-                f"step, room for {shape}",
+                f"{self._asked.describe()}: {self.batch_size:,} {self._RECORDS} "
+                f"expected in a step, room for {shape}",
             ),
             (
                 "runs",

@@ -18,6 +18,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped, unwrapped
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients import (
     ExampleIsolationError,
     PerExampleGradients,
@@ -31,6 +32,7 @@ from tfdpclip.gradients.whole import WholeGradient
 from tfdpclip.keras import _compat, private_state, replicas
 from tfdpclip.keras.optimizer_saving import OptimizerSaving
 from tfdpclip.keras.weight_watch import marked_updates, own_writes
+from tfdpclip.sampling.drawer import DRAWERS
 
 
 class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
@@ -101,6 +103,12 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
                     "private batches: compile without run_eagerly=True, or put the "
                     "step into a tf.function."
                 )
+            if self._rows_per_record > 1:
+                raise ValueError(
+                    "rows_per_record above 1 needs a graph, which shows whose each row "
+                    "is: compile without run_eagerly=True, or put the step into a "
+                    "tf.function." + see("records-of-several-rows")
+                )
             return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
         with replicas.marked():
@@ -127,7 +135,9 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             perturbation=perturbation,
             public_variables=self._public(),
             replicas=replicas.count(),
+            rows_per_record=self._rows_per_record,
         )
+        self._refuse_other_rows(records.flows.sources)
         self._transient.data.claim(loss.graph, records.flows.sources)
         records.isolated = tf.logical_and(
             records.isolated, here.constant.check(records.state_reads)
@@ -137,6 +147,26 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             here.statuses.append(records.status)
         private_state.keep_public(loss)
         return records
+
+    def _refuse_other_rows(self, sources) -> None:
+        """Raises if the data seem to be of batches with other rows for each record.
+
+        `PrivacyBudget` knows; without it, the size of batches that exist tells.
+        """
+        lengths = {source.shape[0] for source in sources if source.shape.rank} - {None}
+        each = {
+            drawer.rows_per_record
+            for drawer in DRAWERS
+            if drawer.rows * drawer.rows_per_record in lengths
+        }
+        if each and self._rows_per_record not in each:
+            raise PrivacyMismatchError(
+                f"The batches have {max(each)} rows for each record, the optimizer "
+                f"rows_per_record={self._rows_per_record}: rows would be clipped with "
+                "those of others, or apart from their own record's. Write "
+                f"rows_per_record=batches.rows_per_record ({max(each)}) to the "
+                "optimizer; a PrivacyPlan does." + see("records-of-several-rows")
+            )
 
     def _take_in(self, gradients):
         """Clips and sums a physical batch; the last of a logical step finishes it."""

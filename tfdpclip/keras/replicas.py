@@ -104,7 +104,7 @@ def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
                     "independent noise (noise=None) and sampling.Poisson(rate)."
                     + see("several-replicas")
                 )
-        if optimizer.unit != "example":
+        if not optimizer.clips_records:
             raise NotImplementedError(
                 'unit="batch" is not supported on several replicas: each would clip '
                 "its own part of the batch, with statistics of that part. Use one "

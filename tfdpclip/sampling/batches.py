@@ -6,21 +6,28 @@ It is long because every method of data sets that draws allow is here, with its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfdpclip import _arguments, _tf_private
+from tfdpclip._docs import see
 from tfdpclip.sampling import batch_map, distributed, record_map, sources
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, room_for
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import REFUSED as _REFUSED
 from tfdpclip.sampling.elements import drawn_elements
+from tfdpclip.sampling.people import People
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
 # More threads of Python than this only wait for each other.
 MOST_WORKERS = 1024
+
+_PEOPLE = (
+    "a record is a person, with all examples of the same id; ids that were given with "
+    "the data tell people apart; a step has at most {} examples of a person"
+)
 
 
 class Batches(tf.data.Dataset):
@@ -61,7 +68,7 @@ class Batches(tf.data.Dataset):
       scheme: The sampling scheme.
       data: The records, see `tfdpclip.sampling.open_source`. float64 becomes float32,
         as in Keras.
-      physical_batch_size: Rows per element. By default, enough for the scheme.
+      physical_batch_size: Records per element. By default, enough for the scheme.
       accumulation_steps: Elements per logical step; the optimizer needs the same.
       independent_groups: For clipping per group (``unit="batch"`` with accumulation)
         where records are added or removed: every drawn record goes to a uniformly
@@ -76,6 +83,14 @@ class Batches(tf.data.Dataset):
       workers: Of data with `__getitem__`: how many threads may call it at a time. 1 by
         default, since not every such object can be called by several: two that seek
         in one file get each other's records.
+      views: Augmented views of each record (De et al. 2022): its row is there so often,
+        one after the other, and `map` changes each with randomness of its own. Their
+        losses are averaged, and the record is clipped once, by an optimizer with
+        ``rows_per_record=batches.rows_per_record``, which a plan gives it.
+      people: Whose each example is, an id for each: then records are people, and the
+        scheme draws people. The optimizer needs ``unit="person"`` besides.
+      per_person: How many of a person's examples are in a step, drawn anew each time;
+        all of those who have fewer. Their losses are averaged.
 
     Raises:
       ValueError: If an argument is out of range, the data do not fit the scheme, the
@@ -105,6 +120,9 @@ class Batches(tf.data.Dataset):
         seed: int | None = None,
         prefetch: int | None = None,
         workers: int | None = None,
+        views: int = 1,
+        people: Any = None,
+        per_person: int | None = None,
     ):
         if not isinstance(scheme, SamplingScheme):
             raise ValueError(
@@ -120,7 +138,16 @@ class Batches(tf.data.Dataset):
             seed = _arguments.integer("seed", seed)
         if workers is not None:
             workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
+        views = _arguments.integer("views", views, 1, MOST_ROWS)
         source = sources.open_source(data, workers)
+        if (people is None) != (per_person is None):
+            raise ValueError(
+                "people and per_person go together: scheme.batches((x, y), "
+                "people=ids, per_person=8), with an id for each example, and how many "
+                "of a person's examples a step has." + see("records-of-several-rows")
+            )
+        if people is not None:
+            source = People(source, people, cast(int, per_person))
         by_group = independent_groups and accumulation_steps > 1
         drawn, rows = room_for(
             scheme, source.size, physical_batch_size, accumulation_steps, by_group
@@ -149,10 +176,13 @@ class Batches(tf.data.Dataset):
             initial_step,
             seed,
             by_group,
+            views=views,
         )
         self._asked = (scheme, physical_batch_size)
         self._steps = steps
         self._assumptions: tuple[str, ...] = ()
+        if people is not None:
+            self._assumptions = (_PEOPLE.format(source.rows_each),)
         self._recipe: tuple[Callable, ...] = ()
         # Of `take`: whether an iteration may end in the middle of a step.
         self._cut: bool | None = None
@@ -268,8 +298,18 @@ class Batches(tf.data.Dataset):
 
     @property
     def physical_batch_size(self) -> int:
-        """Rows per element."""
+        """Records that an element has room for, each of `rows_per_record` rows."""
         return self._drawer.rows
+
+    @property
+    def rows_per_record(self) -> int:
+        """Rows of a record, one after the other: the optimizer needs the same."""
+        return self._drawer.rows_per_record
+
+    @property
+    def views(self) -> int:
+        """How often each row is there, for `map` to make another one of each."""
+        return self._drawer.views
 
     @property
     def accumulation_steps(self) -> int:

@@ -120,6 +120,11 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         raise ValueError(
             "independent_groups is for clipping per group, which one device does."
         )
+    if before.rows_per_record > 1:
+        raise ValueError(
+            "Records of several rows (views, people) are for the devices of one "
+            "machine, MirroredStrategy." + see("several-replicas")
+        )
     if before.source.size < shards:
         raise ValueError(
             f"{before.source.size} records are fewer than the {shards} machines."
@@ -167,18 +172,19 @@ def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.D
     dataset = drawn_elements(drawer, batches._steps if independent else None)
     for change in batches._recipe:
         dataset = change(dataset)
-    rows = max(least, math.ceil(drawer.rows / replicas))
+    rows, each = max(least, math.ceil(drawer.rows / replicas)), drawer.rows_per_record
 
     def deal(*element):
         return tf.nest.map_structure(split, element)
 
     def split(tensor):
-        # Row i goes to replica i modulo their number: drawn records come first.
-        missing = rows * replicas - drawer.rows
+        # Record i goes to replica i modulo their number: drawn ones come first.
+        missing = (rows * replicas - drawer.rows) * each
         padding = [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]
         padded = tf.pad(tensor, padding) if missing else tensor
-        parts = tf.reshape(padded, [rows, replicas, *tensor.shape[1:]])
-        return tf.transpose(parts, [1, 0, *range(2, parts.shape.rank)])
+        parts = tf.reshape(padded, [rows, replicas, each, *tensor.shape[1:]])
+        parts = tf.transpose(parts, [1, 0, *range(2, parts.shape.rank)])
+        return tf.reshape(parts, [replicas, rows * each, *tensor.shape[1:]])
 
     deal = tf.autograph.experimental.do_not_convert(deal)
     dealt = tf.data.Dataset.map(dataset, deal).unbatch()

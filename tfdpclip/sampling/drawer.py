@@ -19,6 +19,7 @@ from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.ahead import Ahead
 from tfdpclip.sampling.base import NeighboringRelation
 from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.people import People
 
 # Every drawer alive, so that a callback can see which of them feeds a training run.
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
@@ -61,7 +62,10 @@ class Drawer:
         *,
         population=None,
         shard=None,
+        views=1,
     ):
+        # How often each row is there, for every one to be changed in its own way.
+        self.views = views
         # All records, of which `source` may have a part.
         self.population = source.size if population is None else population
         self.successor: Drawer | None = None
@@ -120,6 +124,15 @@ class Drawer:
         varies = self.pieces == 1 and hasattr(self.scheme, "rate")
         return varies and not self.runs_ahead
 
+    @property
+    def rows_per_record(self) -> int:
+        """Rows of a record in an element: examples of a person, views of each."""
+        return self.source.rows_each * self.views
+
+    @property
+    def draws_people(self) -> bool:
+        return isinstance(self.source, People)
+
     def lend(self, batches: tf.data.Dataset) -> None:
         """Keeps in mind who shows these draws; see `take_as_drawn`."""
         self._shown.add(batches)
@@ -155,7 +168,7 @@ class Drawer:
 
     def signature(self, as_drawn: bool) -> tuple:
         """What elements are: of all rows, or of as many as were drawn."""
-        rows = None if as_drawn else self.rows
+        rows = None if as_drawn else self.rows * self.source.rows_each
         parts = [
             sources._map(
                 lambda spec: tf.TensorSpec((rows, *spec[0]), _tf_dtype(spec[1])),
@@ -237,11 +250,15 @@ class Drawer:
         indices = self.scheme._draw(self._key, self.source.size, place)
         if not self.by_group:
             starts = range(0, self.pieces * self.rows, self.rows)
-            return [indices[start : start + self.rows] for start in starts]
-        rng = self._key.rng(place, purpose=1)
-        indices = rng.permutation(indices)
-        group = rng.integers(0, self.pieces, len(indices))
-        return [indices[group == piece][: self.rows] for piece in range(self.pieces)]
+            parts = [indices[start : start + self.rows] for start in starts]
+        else:
+            rng = self._key.rng(place, purpose=1)
+            indices = rng.permutation(indices)
+            group = rng.integers(0, self.pieces, len(indices))
+            pieces = range(self.pieces)
+            parts = [indices[group == piece][: self.rows] for piece in pieces]
+        rng = self._key.rng(place, purpose=2)
+        return [self.source.rows_of(part, rng) for part in parts]
 
     def _place_for(self, taker: Taker) -> tuple[int, int]:
         """The step and the part of it that an iterator gets next."""
@@ -339,7 +356,7 @@ class Drawer:
                 self.position = before[0]
                 vars(taker).update(before[1])
                 raise
-        given = [*parts[2:], np.arange(rows) < len(indices)][0]
+        given = self.source.weights(parts, indices, rows)
         given = sources._map(lambda w: np.asarray(w, np.float32), given)
         return (*parts[:2], row_weights.reshaped(given, self._weights))
 

@@ -29,9 +29,27 @@ def drawn_elements(
     # Otherwise tf.data gathers ahead on its own, and an element gathered but not
     # used shifts what follows.
     dataset = dataset.with_options(_options())
+    if drawer.views > 1:
+        dataset = dataset.map(_repeated(drawer.views))
     if not drawer.has_labels:
         dataset = dataset.map(lambda x, weight: (x, None, weight))
     return dataset
+
+
+def _repeated(views: int):
+    """Each row several times, one after the other."""
+
+    def repeated(*element):
+        return tf.nest.map_structure(lambda part: _each(part, views), element)
+
+    return tf.autograph.experimental.do_not_convert(repeated)
+
+
+def _each(part: tf.Tensor, views: int) -> tf.Tensor:
+    found = tf.repeat(part, views, axis=0)
+    rows = part.shape[0]
+    found.set_shape([None if rows is None else rows * views, *part.shape[1:]])
+    return found
 
 
 def _options() -> tf.data.Options:

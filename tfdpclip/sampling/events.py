@@ -15,7 +15,7 @@ from tfdpclip import _arguments
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
-UNITS = ("example", "client", "batch", "group")
+UNITS = ("example", "person", "client", "batch", "group")
 
 RELATION_NAMES = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove one record",
@@ -105,9 +105,9 @@ def sensitivity_factor(
 
     *Formal guarantees*
 
-    * `unit="example"` or `"client"`: each record is clipped on its own. Adding or
-      removing it moves the sum by at most C (factor 1), and so does replacing it by a
-      record that contributes nothing; replacing it by another record, 2 C (factor 2).
+    * `unit="example"`, `"person"` or `"client"`: each record is clipped on its own.
+      Adding or removing it moves the sum by at most C (factor 1), and so does replacing
+      it by one that contributes nothing; replacing it by another, 2 C (factor 2).
     * `unit="batch"` or `"group"`: what is clipped is a function of several records,
       and one record moves it from anywhere in the ball to anywhere in the ball:
       factor 2 under every relation. For groups this needs the other records to keep
@@ -115,13 +115,13 @@ def sensitivity_factor(
 
     Args:
       relation: The neighbouring relation.
-      unit: What is clipped: `"example"`, `"client"`, `"batch"` or `"group"`.
+      unit: What is clipped: one of `UNITS`.
 
     Returns:
       1.0 or 2.0.
 
     Raises:
-      ValueError: If `unit` is not one of the four, or `relation` no relation.
+      ValueError: If `unit` is not one of these, or `relation` no relation.
 
     >>> sensitivity_factor()
     1.0

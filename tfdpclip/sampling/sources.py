@@ -37,6 +37,10 @@ class Source(abc.ABC):
     #: How many calls of `take` at a time are worth a thread each, before anybody asks
     #: for them; 0 where records are there at once, or must be asked for in turn.
     threads = 0
+    #: How many rows a record has.
+    rows_each = 1
+    #: Whether some of those have weight 0.
+    leaves_over = False
 
     @property
     def row_bytes(self) -> int:
@@ -60,6 +64,17 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def take(self, indices: np.ndarray, rows: int) -> tuple[Structure, ...]:
         """Returns the given records, followed by zero rows up to `rows`."""
+
+    def rows_of(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """What `take` gets for some records."""
+        del rng
+        return indices
+
+    def weights(
+        self, parts: tuple[Structure, ...], indices: np.ndarray, rows: int
+    ) -> Structure:
+        """The weights of what `take` gave: 0 for rows that are no record's."""
+        return [*parts[2:], np.arange(rows) < len(indices)][0]
 
 
 def open_source(data: Any, workers: int | None = None) -> Source:

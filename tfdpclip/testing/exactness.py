@@ -83,10 +83,8 @@ def assert_exact(
     """
     optimizer = check_model(model)
     tolerance = positive("tolerance", tolerance)
-    if optimizer.unit != "example":
-        raise ValueError(
-            f'unit is {optimizer.unit!r}, not "example": nothing is done per example.'
-        )
+    if not optimizer.clips_records:
+        raise ValueError(f"unit is {optimizer.unit!r}: nothing is done per example.")
     if not model.run_eagerly:
         found = _compared(model, optimizer, batch)
     else:

@@ -126,7 +126,7 @@ def _claimed(optimizer, variables, z_g) -> list[float]:
     scales = np.atleast_1d(rule.noise_scales(optimizer.clip_state).numpy())
     assignment = rule.assignment or (0,) * len(variables)
     divisor = optimizer.expected_batch_size
-    if optimizer.unit != "example":
+    if not optimizer.clips_records:
         divisor = optimizer.accumulation_steps
     return [z_g * float(scales[group]) / divisor for group in assignment]
 

@@ -105,15 +105,20 @@ class People(Source):
 
 def _checked(ids: Any, size: int) -> np.ndarray:
     """The ids, one for each example, as the caller has them now."""
-    found = np.array(ids)
+    # Of a list, NumPy would make texts of all, a name that is missing among them.
+    listed = isinstance(ids, (list, tuple))
+    found = np.array(ids, dtype=object if listed else None)
+    if listed and all(_arguments.whole(name) is not None for name in found.flat):
+        found = found.astype(np.int64)
     if found.shape != (size,):
         raise ValueError(
             f"people must have one id for each of the {size} examples, [{size}], got "
             f"shape {list(found.shape)}: scheme.batches((x, y), "
             "people=frame['user'], per_person=8)." + see("records-of-several-rows")
         )
-    if found.dtype.kind == "O" and all(isinstance(name, (str, bytes)) for name in ids):
-        return found.astype(str) if isinstance(found[0], str) else found
+    kinds = {type(name) for name in found.tolist()}
+    if found.dtype.kind == "O" and kinds in ({str}, {bytes}):
+        return found.astype(kinds.pop())
     if found.dtype.kind not in "iuUS":
         raise ValueError(
             "people must be integers or texts: an id that is missing, or not a number, "

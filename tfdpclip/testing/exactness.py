@@ -158,4 +158,4 @@ def _compared(model, optimizer, batch) -> _Found:
             found = tf.function(step, autograph=False)(data)
         except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
             raise AssertionError(getattr(error, "message", "") or str(error)) from error
-    return _Found(Comparison(*found), seen[0][1], examples)
+    return _Found(Comparison(*found), seen[0][1], examples // optimizer.rows_per_record)

@@ -116,7 +116,14 @@ def assert_sensitivity(
     factor = accounting.sensitivity_factor(unit=optimizer.unit)
     pieces = optimizer.accumulation_steps
     base_x, base_y, base_weight = unpack(batch)
-    size = len(tf.nest.flatten(base_x)[0])
+    rows = len(tf.nest.flatten(base_x)[0])
+    each = optimizer.rows_per_record
+    if rows % each:
+        raise ValueError(
+            f"batch has {rows} rows, and a record has rows_per_record={each}: give "
+            "whole records."
+        )
+    size = rows // each
     boolean("extremes", extremes)
     if records is None:
         records = np.unique(np.linspace(0, size - 1, min(8, size)).astype(int))
@@ -132,16 +139,17 @@ def assert_sensitivity(
 
     worst = SensitivityReport(0.0, factor / z, "no record", 0)
     if base_weight is None:
-        base_weight = np.ones(size, np.float32)
+        base_weight = np.ones(rows, np.float32)
     for index in _progress.bar(chosen, title="sensitivity", unit="record"):
-        for change, x in _variants(base_x, int(index), extremes):
+        own = slice(int(index) * each, (int(index) + 1) * each)
+        for change, x in _variants(base_x, own, extremes):
             without = np.array(base_weight, np.float32)
-            without[index] = 0.0
+            without[own] = 0.0
             left = np.array(base_weight, np.float32)
-            if not left[index]:
-                left[index] = 1.0
+            if not left[own].any():
+                left[own] = 1.0
             name = f"record {index}{change}"
-            other = _gone(x, index), _gone(base_y, index), without
+            other = _gone(x, own), _gone(base_y, own), without
             with_it, without_it, gone = (
                 [release(batch, level) for level in _LEVELS]
                 for batch in ((x, base_y, left), (x, base_y, without), other)
@@ -158,18 +166,18 @@ def assert_sensitivity(
     return worst
 
 
-def _gone(nest: Any, index: int) -> Any:
-    """Arrays without a row: that of the next, which weighs nothing, is in its place."""
+def _gone(nest: Any, own: slice) -> Any:
+    """Arrays without a record: the next, which weighs nothing, is in its place."""
 
     def other(array):
         array = np.array(array)
-        array[index] = array[(index + 1) % len(array)]
+        array[own] = np.roll(array, own.start - own.stop, axis=0)[own]
         return array
 
     return tf.nest.map_structure(other, nest)
 
 
-def _variants(x: Any, index: int, extremes: bool):
+def _variants(x: Any, own: slice, extremes: bool):
     yield "", x
     if not extremes:
         return
@@ -181,7 +189,7 @@ def _variants(x: Any, index: int, extremes: bool):
     ):
         changed = tf.nest.map_structure(np.array, x)
         for array in _flat(changed):
-            array[index] = change(array[index])
+            array[own] = change(array[own])
         yield words, changed
 
 

@@ -77,7 +77,7 @@ def read(
       UsageError: for files that cannot be read so.
     """
     records = []
-    for path in _paths(names):
+    for path in files_of(names):
         text = files.read_bytes(path).decode("utf-8", errors="replace")
         if path.suffix == ".txt":
             if label_field is not None:
@@ -94,7 +94,8 @@ def read(
     return records
 
 
-def _paths(names: str) -> Iterator[pathlib.Path]:
+def files_of(names: str) -> Iterator[pathlib.Path]:
+    """The files of names separated by commas; of a directory, all texts in it."""
     for name in names.split(","):
         path = pathlib.Path(name)
         found = sorted(path.iterdir()) if path.is_dir() else [path]

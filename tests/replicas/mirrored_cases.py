@@ -60,11 +60,13 @@ def compiled(strategy, make=dense, loss=LOSS, optimizer=private, **options):
     return model
 
 
-def fitted(strategy, data=(X, Y), accumulation=1, epochs=1, callbacks=(), **options):
+def fitted(
+    strategy, data=(X, Y), accumulation=1, epochs=1, callbacks=(), drawn=None, **options
+):
     """A model trained on the same draws, whatever the strategy."""
     model = compiled(strategy, **options)
     batches = dpc.sampling.Poisson(0.2).batches(
-        data, seed=3, accumulation_steps=accumulation
+        data, seed=3, accumulation_steps=accumulation, **(drawn or {})
     )
     steps = batches.steps_per_epoch * accumulation
     several = strategy is not ONE
@@ -142,6 +144,23 @@ def test_replicas_release_what_one_device_does(mirrored, clip, mode):
     models = [fitted(s, optimizer=optimizer, **options) for s in (mirrored, ONE)]
     # Adam divides by what can be small.
     assert_alike(*models, tolerance=2e-5)
+
+
+@pytest.mark.parametrize(
+    "drawn, unit, size",
+    [
+        ({"views": 3}, "example", 18.0),
+        ({"people": np.arange(90) % 31, "per_person": 3}, "person", 6.2),
+    ],
+    ids=["views", "people"],
+)
+def test_records_of_several_rows_stay_whole(mirrored, drawn, unit, size):
+    def optimizer():
+        return private(unit=unit, size=size, rows_per_record=3)
+
+    assert_alike(
+        *(fitted(s, drawn=drawn, optimizer=optimizer) for s in (mirrored, ONE))
+    )
 
 
 def test_norms_of_public_data_reach_every_replica(mirrored):

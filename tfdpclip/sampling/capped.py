@@ -93,7 +93,7 @@ class CappedPoisson(PoissonDraws):
     def assumptions(self) -> tuple[str, ...]:
         return (
             "a record that neighbours differ in is a person, with all of at most "
-            f"{self.per_person} examples; each example is clipped on its own",
+            f"{self.per_person} examples, by the ids that were given with the data",
             *super().assumptions(),
         )
 

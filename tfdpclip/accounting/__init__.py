@@ -37,6 +37,7 @@ from tfdpclip.accounting.recipe import CohortPlan, cohort_for
 from tfdpclip.accounting.rounds import BudgetExceededError, RoundBudget
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling.events import (
+    CappedPoissonSampledDpEvent,
     NeighboringRelation,
     TruncatedPoissonSampledDpEvent,
     sensitivity_factor,
@@ -45,6 +46,7 @@ from tfdpclip.sampling.events import (
 __all__ = [
     "BudgetExceededError",
     "RoundBudget",
+    "CappedPoissonSampledDpEvent",
     "CohortPlan",
     "Ledger",
     "NeighboringRelation",

@@ -1,6 +1,7 @@
 r"""Answers privacy questions on the command line.
 
-What epsilon, what noise, how many steps, what cohort:
+What epsilon, what noise, how many steps, what cohort, and for the privacy of people,
+what to draw:
 
     python -m tfdpclip.accounting epsilon --noise_multiplier=1.1 --steps=1000 \
         --rate=0.01 --delta=1e-5
@@ -9,6 +10,14 @@ What epsilon, what noise, how many steps, what cohort:
     python -m tfdpclip.accounting steps --epsilon=3 --noise_multiplier=1 --rate=0.01
     python -m tfdpclip.accounting cohort --epsilon=5 --noise_multiplier=0.03 \
         --clients_per_round=100 --population=1000000 --steps=1500
+    python -m tfdpclip.accounting people --epsilon=3 --steps=1000 --batch_size=256 \
+        --people=10000 --population=200000 --per_person=1,4,16 --delta=1e-6
+
+`people` compares drawing people, each with `--per_person` of their examples, clipped as
+one (`Poisson`), with drawing examples, each clipped on its own, of data that are cut to
+`--per_person` of each person (`CappedPoisson`): for the same budget, steps and expected
+examples in a step, `--batch_size`. Of the `--population` of examples, everybody is taken
+to have as many.
 
 Flags that take a list give one row per combination. `--png=file.png` adds a plot of
 epsilon over steps, one curve per row.
@@ -43,6 +52,10 @@ _number_list("rate", "Poisson sampling rate; a list.")
 _number_list("batch_size", "Records per step; a list. With Poisson: expected.")
 flags.DEFINE_integer(
     "population", None, "Number of records or clients.", flag_values=_FLAGS
+)
+_number_list("per_person", "Examples of a person, for `people`; a list.")
+flags.DEFINE_integer(
+    "people", None, "Number of people, for `people`.", flag_values=_FLAGS
 )
 flags.DEFINE_integer(
     "clients_per_round", None, "Cohort of the trial, for `cohort`.", flag_values=_FLAGS
@@ -80,7 +93,7 @@ flags.DEFINE_enum(
 flags.DEFINE_string("png", None, "File for a plot.", flag_values=_FLAGS)
 
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
-_QUESTIONS = ("epsilon", "noise", "steps", "cohort")
+_QUESTIONS = ("epsilon", "noise", "steps", "cohort", "people")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -99,6 +112,9 @@ def answer(question: str) -> None:
     """Prints the table that answers a question."""
     if question == "cohort":
         rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
+    elif question == "people":
+        names = ("per_person", "batch_size", "epsilon", "steps")
+        rows = [row for values in _product(*names) for row in _people_rows(*values)]
     else:
         rows = [
             row
@@ -111,7 +127,7 @@ def answer(question: str) -> None:
     relations = {RELATION_NAMES[r["sampling"].neighboring_relation] for _, r in rows}
     print(f"\ndelta: {_FLAGS.delta:g}")
     print(f"neighbours: {'; '.join(sorted(relations))}")
-    print(f"unit clipped: {_FLAGS.unit}")
+    print(f"unit clipped: {_PEOPLE if question == 'people' else _FLAGS.unit}")
     print(f"accountant: {_FLAGS.accountant}")
     schemes = {r["sampling"] for _, r in rows}
     if _FLAGS.accountant == "gdp" and any(s.amplified for s in schemes):
@@ -129,6 +145,13 @@ def answer(question: str) -> None:
 
 
 Row = tuple[dict[str, str], dict[str, Any]]
+
+_PEOPLE = """person
+noise of the mean: noise multiplier / clipped in a step, in clip norms of what is clipped
+NOTE: that is a person's mean where people are drawn, and one example where examples are.
+A mean is shorter, by the root of `per person` where a person's examples have nothing in
+common, and not at all where they are alike: the clip norm of people may be as much less,
+and their noise with it."""
 
 
 def _epsilon(scheme) -> list[Row]:
@@ -181,6 +204,50 @@ def _cohort_row(target: float, rounds: float) -> Row:
     return cells, run
 
 
+def _people_rows(per_person: float, size: float, target: float, steps: float):
+    """Drawing people, and drawing examples, with as many examples in a step."""
+    most, count = _whole("per_person", per_person), _whole("steps", steps)
+    people, examples = _needed("people"), _needed("population")
+    if not 1 <= people <= examples:
+        raise ValueError(
+            f"--people must be from 1 to the --population of {examples} examples, got "
+            f"{people}."
+        )
+    if most < 1:
+        raise ValueError(f"--per_person must be 1 or above, got {most}.")
+    kept = min(examples, most * people)
+    if not 0 < size <= kept:
+        raise ValueError(
+            f"--batch_size must be above 0 and at most the {kept} examples that are "
+            f"left with --per_person={most}, got {size:g}."
+        )
+    rate = size / kept
+    ways = {
+        "people": (sampling.Poisson(rate), rate * people),
+        "examples": (sampling.CappedPoisson(rate, most), size),
+    }
+    rows, noises = [], []
+    for way, (scheme, clipped) in ways.items():
+        z = accounting.noise_multiplier(
+            epsilon=target, steps=count, sampling=scheme, **_options("person")
+        )
+        noises.append(z / clipped)
+        _, run = _row(scheme, count, z, target)
+        cells = {
+            "per person": str(most),
+            "drawn": way,
+            "rate": f"{rate:.6g}",
+            "clipped in a step": f"{clipped:.6g}",
+            "steps": str(count),
+            "noise multiplier": f"{z:.6g}",
+            "noise of the mean": f"{noises[-1]:.4g}",
+            "times that of people": f"{noises[-1] / noises[0]:.4g}",
+            "epsilon": f"{target:.6g}",
+        }
+        rows.append((cells, run | {"unit": "person"}))
+    return rows
+
+
 def _row(scheme, steps: int, z: float, epsilon: float) -> Row:
     cells = {
         "sampling": scheme.describe(),
@@ -226,11 +293,11 @@ def _all_steps(scheme) -> list[int]:
     return [math.ceil(epochs * ratio - 1e-9) for epochs in _numbers("epochs")]
 
 
-def _options() -> dict[str, Any]:
+def _options(unit: str | None = None) -> dict[str, Any]:
     return {
         "delta": _FLAGS.delta,
         "accountant": _FLAGS.accountant,
-        "unit": _FLAGS.unit,
+        "unit": unit or _FLAGS.unit,
         "sensitivity": _sensitivity(),
     }
 
@@ -285,7 +352,7 @@ def _plot(runs: list[dict[str, Any]], path: str) -> None:
             continue
         steps = np.unique(np.linspace(1, run["steps"], 30).astype(int))
         spent = accounting.epsilon_profile(
-            run["z"], steps, run["sampling"], **_options()
+            run["z"], steps, run["sampling"], **_options(run.get("unit"))
         )
         label = f"z = {run['z']:.4g}, {run['sampling'].describe()}"
         axes.plot(steps, spent, label=label, **pictures.style(index, marked=False))

@@ -16,9 +16,10 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
-from scipy import special, stats
+from scipy import stats
 
-from tfdpclip.accounting import gdp
+from tfdpclip.accounting import _profiles, gdp
+from tfdpclip.accounting._profiles import Profile
 from tfdpclip.sampling import events
 
 # Width of the cells of a distribution, unless the step's own privacy loss is so small
@@ -31,9 +32,6 @@ _NARROWEST_CELL = 1e-8
 _MAX_STEP_CELLS = 200_000
 _MAX_CELLS = 4_000_000
 
-# Privacy losses above the point where the profile falls below this count as infinite.
-_TAIL = 1e-20
-
 # Composition by fast Fourier transforms rounds. Against closed forms, from 10 to 10^7
 # steps, delta came out at most 1e-16 per step too small; twice that is taken off.
 _ROUNDING_PER_STEP = 2e-16
@@ -42,8 +40,6 @@ _ROUNDING_PER_STEP = 2e-16
 _WIDEST_USEFUL_CELL = 100.0
 # Squares of larger noise multipliers, and of their inverses, leave the range of floats.
 _MOST_NOISE = 1e100
-
-Profile = Callable[[np.ndarray], np.ndarray]
 
 
 def epsilon(
@@ -182,18 +178,13 @@ def _cell_width(leaves, most: int = _MAX_CELLS) -> float:
     """
     width, total_spread, widest_step = math.inf, 0.0, 0.0
     for event, count in leaves.items():
-        z, q = noise_multiplier(event), _sampling_rate(event)
-        x = 1 / z**2
-        unsampled = 1 / z
-        sampled = q * math.exp(x / 2) * math.sqrt(-math.expm1(-x)) if x < 600 else 1e300
-        deviation = min(unsampled, sampled)
+        deviation, step = _spread(event)
         width = min(
             width,
             deviation / _CELLS_PER_DEVIATION,
             max(_WIDEST_CELL, deviation / _MOST_CELLS_PER_DEVIATION),
         )
         mu = deviation * math.sqrt(count)
-        step = _largest_loss(z, q)
         total_spread += mu * mu / 2 + 12 * mu + step
         widest_step = max(widest_step, step)
     return max(
@@ -202,6 +193,18 @@ def _cell_width(leaves, most: int = _MAX_CELLS) -> float:
         total_spread / most,
         _NARROWEST_CELL,
     )
+
+
+def _spread(event) -> tuple[float, float]:
+    """Returns about the deviation of one step's loss, and the largest one."""
+    z = noise_multiplier(event)
+    if isinstance(event, events.CappedPoissonSampledDpEvent):
+        return _profiles.mixture_spread(
+            1 / z, event.sampling_probability, event.per_person
+        )
+    q, x = _sampling_rate(event), 1 / z**2
+    sampled = q * math.exp(x / 2) * math.sqrt(-math.expm1(-x)) if x < 600 else 1e300
+    return min(1 / z, sampled), _largest_loss(z, q)
 
 
 def _largest_loss(z: float, q: float) -> float:
@@ -239,7 +242,13 @@ def _single(event, discretization):
             1 / noise_multiplier(event), event.sampling_probability
         )
     elif isinstance(event, events.TruncatedPoissonSampledDpEvent):
-        remove, add, upper = _truncated_poisson(event)
+        rate = event.sampling_probability
+        remove, add, upper = _truncated(event, lambda mu: _poisson(mu, rate))
+    elif isinstance(event, events.CappedPoissonSampledDpEvent):
+        rate, most = event.sampling_probability, event.per_person
+        remove, add, upper = _truncated(
+            event, lambda mu: _profiles.mixture(mu, rate, most)
+        )
     elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         remove, upper = _without_replacement(event)
         add = None
@@ -269,24 +278,29 @@ def _poisson(mu: float, rate: float) -> tuple[Profile, Profile, float]:
     """
 
     def remove(eps):
-        return rate * _gaussian_profile(mu, _unamplified(eps, rate))
+        return rate * _profiles.gaussian(mu, _unamplified(eps, rate))
 
     def add(eps):
         log_rest = math.log1p(-rate) if rate < 1 else -math.inf
         left = -np.expm1(np.minimum(eps + log_rest, 1.0))
         positive = left > 0
         safe = np.where(positive, left, 1.0)
-        value = safe * _gaussian_profile(mu, eps + math.log(rate) - np.log(safe))
+        value = safe * _profiles.gaussian(mu, eps + math.log(rate) - np.log(safe))
         return np.where(positive, value, 0.0)
 
     return remove, add, mu * mu / 2 + 10 * mu
 
 
-def _truncated_poisson(event) -> tuple[Profile, Profile, float]:
+def _truncated(
+    event, profiles: Callable[[float], tuple[Profile, Profile, float]]
+) -> tuple[Profile, Profile, float]:
+    """Mixes those of steps that have room with those of steps that have none."""
     tau = event.overflow_probability
     mu = 1 / noise_multiplier(event)
-    usual_remove, usual_add, _ = _poisson(mu, event.sampling_probability)
-    remove, add, upper = _poisson(2 * mu, event.sampling_probability)
+    usual_remove, usual_add, upper = profiles(mu)
+    if tau == 0:
+        return usual_remove, usual_add, upper
+    remove, add, upper = profiles(2 * mu)
 
     def mixed(usual: Profile, overflowed: Profile) -> Profile:
         return lambda eps: (1 - tau) * usual(eps) + tau * overflowed(eps)
@@ -315,14 +329,14 @@ def _with_replacement(event) -> tuple[Profile, float]:
     included = float(drawn.sf(0))
     # Being drawn more often than `most` is taken to reveal everything.
     most = 1
-    while most < size and drawn.sf(most) > _TAIL:
+    while most < size and drawn.sf(most) > _profiles.TAIL:
         most += 1
     beyond = float(drawn.sf(most))
 
     def profile(eps):
         base = _unamplified(eps, included)
         parts = (
-            drawn.pmf(k) * _gaussian_profile(k * mu, base) for k in range(1, most + 1)
+            drawn.pmf(k) * _profiles.gaussian(k * mu, base) for k in range(1, most + 1)
         )
         return sum(parts) + beyond
 
@@ -370,7 +384,7 @@ def _masses(profile: Profile, upper: float, discretization: float):
 def _upper_end(profile: Profile, low: float, high: float) -> float:
     """Returns a loss in [low, high] above which the profile is negligible."""
     grid = np.linspace(low, high, 257)
-    negligible = profile(grid) <= _TAIL
+    negligible = profile(grid) <= _profiles.TAIL
     return float(grid[np.argmax(negligible)]) if negligible.any() else float(high)
 
 
@@ -379,10 +393,3 @@ def _unamplified(eps: np.ndarray, rate: float) -> np.ndarray:
     small = np.log1p(np.expm1(np.minimum(eps, 30.0)) / rate)
     large = eps - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-eps))
     return np.where(eps < 30.0, small, large)
-
-
-def _gaussian_profile(mu: float, eps: np.ndarray) -> np.ndarray:
-    """Returns delta(eps) of N(mu, 1) against N(0, 1)."""
-    log_upper = special.log_ndtr(-eps / mu + mu / 2)
-    gap = eps + special.log_ndtr(-eps / mu - mu / 2) - log_upper
-    return np.exp(log_upper) * -np.expm1(np.minimum(gap, 0.0))

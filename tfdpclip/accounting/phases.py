@@ -167,7 +167,7 @@ class Phase:
 
         Raises:
           PrivacyMismatchError: If the settings differ and `change` is False, or if the
-            neighbouring relations differ.
+            neighbouring relations differ, or only one of them is about people.
         """
         relations = [p.sampling.neighboring_relation for p in (self, new)]
         if relations[0] is not relations[1]:
@@ -175,6 +175,11 @@ class Phase:
                 "Steps under different neighbouring relations do not add up: "
                 f"{events.RELATION_NAMES[relations[0]]} before, "
                 f"{events.RELATION_NAMES[relations[1]]} now."
+            )
+        if (self.unit == "person") != (new.unit == "person"):
+            raise PrivacyMismatchError(
+                "Steps whose neighbours differ in a person, and in something else, do "
+                f"not add up: unit={self.unit!r} before, {new.unit!r} now."
             )
         before, now = self.settings(), new.settings()
         differing = [name for name in before if before[name] != now[name]]

@@ -11,6 +11,7 @@ from tfdpclip.accounting import accountants, search
 from tfdpclip.accounting.phases import Phase
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling import events
+from tfdpclip.sampling.capped import CappedPoisson
 
 #: What the statement of a run assumes, and that of a search does not.
 CHOICE = "a choice among several runs, or of settings, is not counted"
@@ -117,7 +118,7 @@ class Spending:
             epsilon=self.epsilon(),
             delta=self.delta,
             relation=events.RELATION_NAMES[first.sampling.neighboring_relation],
-            unit=" then ".join(_unique(_unit_words(p.unit) for p in self.phases)),
+            unit=" then ".join(_unique(_unit_words(p) for p in self.phases)),
             steps=self.steps + self.reserved,
             noise_multipliers=_unique(p.noise_multiplier for p in self.phases),
             sampling=_unique(p.sampling.describe() for p in self.phases),
@@ -133,14 +134,16 @@ class Spending:
         )
 
 
-def _unit_words(unit: str) -> str:
+def _unit_words(phase) -> str:
+    if isinstance(phase.sampling, CappedPoisson):
+        return "one person, whose examples are drawn and clipped one by one"
     return {
         "example": "one example, clipped on its own",
         "person": "one person, whose examples are clipped together",
         "client": "one client, its update clipped as a whole",
         "batch": "one example, clipped in the mean of its batch",
         "group": "one example, clipped together with its group",
-    }[unit]
+    }[phase.unit]
 
 
 def _unique(values) -> tuple:

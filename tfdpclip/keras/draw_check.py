@@ -323,13 +323,13 @@ class DrawCheck:
             )
         if drawer.draws_people != (unit == "person"):
             raise PrivacyMismatchError(
-                "The batches draw "
+                "The batches are of "
                 + ("people" if drawer.draws_people else "examples")
                 + f", and the optimizer clips unit={unit!r}: what it states would not "
                 "be about what was drawn. "
                 + (
-                    'Write unit="person" to the optimizer; a PrivacyPlan with '
-                    "per_person does."
+                    'Write unit="person" to the optimizer; of people who are drawn, '
+                    "a PrivacyPlan with per_person does."
                     if drawer.draws_people
                     else "Write scheme.batches(data, people=ids, per_person=8)."
                 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tfdpclip.sampling import drawing  # Gives schemes `batches` and `cohorts`.
 from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
 from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.capped import CappedPoisson
 from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.schemes import (
     FixedSize,
@@ -38,6 +39,7 @@ __all__ = [
     "AvailableClients",
     "AvailableCohorts",
     "Batches",
+    "CappedPoisson",
     "Cohorts",
     "CyclicPoisson",
     "FixedSize",

@@ -15,10 +15,12 @@ from tfdpclip._docs import see
 from tfdpclip.sampling import batch_map, distributed, record_map, sources
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, room_for
+from tfdpclip.sampling.capped import CappedPoisson
+from tfdpclip.sampling.draw_key import DrawKey
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import REFUSED as _REFUSED
 from tfdpclip.sampling.elements import drawn_elements
-from tfdpclip.sampling.people import People
+from tfdpclip.sampling.people import FewOfEach, People
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
 # More threads of Python than this only wait for each other.
@@ -88,9 +90,12 @@ class Batches(tf.data.Dataset):
         losses are averaged, and the record is clipped once, by an optimizer with
         ``rows_per_record=batches.rows_per_record``, which a plan gives it.
       people: Whose each example is, an id for each: then records are people, and the
-        scheme draws people. The optimizer needs ``unit="person"`` besides.
+        scheme draws people; `CappedPoisson` draws examples, of which at most
+        `scheme.per_person` of each person are kept, chosen at random when the batches
+        are made. The optimizer needs ``unit="person"`` besides.
       per_person: How many of a person's examples are in a step, drawn anew each time;
-        all of those who have fewer. Their losses are averaged.
+        all of those who have fewer. Their losses are averaged. `CappedPoisson` says it
+        itself.
 
     Raises:
       ValueError: If an argument is out of range, the data do not fit the scheme, the
@@ -140,13 +145,15 @@ class Batches(tf.data.Dataset):
             workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
         views = _arguments.integer("views", views, 1, MOST_ROWS)
         source = sources.open_source(data, workers)
-        if (people is None) != (per_person is None):
+        if isinstance(scheme, CappedPoisson):
+            source = _few_of_each(source, people, per_person, scheme, seed)
+        elif (people is None) != (per_person is None):
             raise ValueError(
                 "people and per_person go together: scheme.batches((x, y), "
                 "people=ids, per_person=8), with an id for each example, and how many "
                 "of a person's examples a step has." + see("records-of-several-rows")
             )
-        if people is not None:
+        elif people is not None:
             source = People(source, people, cast(int, per_person))
         by_group = independent_groups and accumulation_steps > 1
         drawn, rows = room_for(
@@ -181,7 +188,7 @@ class Batches(tf.data.Dataset):
         self._asked = (scheme, physical_batch_size)
         self._steps = steps
         self._assumptions: tuple[str, ...] = ()
-        if people is not None:
+        if per_person is not None:
             self._assumptions = (_PEOPLE.format(source.rows_each),)
         self._recipe: tuple[Callable, ...] = ()
         # Of `take`: whether an iteration may end in the middle of a step.
@@ -492,3 +499,21 @@ class Batches(tf.data.Dataset):
 
 
 refuse_the_rest(Batches)
+
+
+def _few_of_each(source, people, per_person, scheme, seed) -> FewOfEach:
+    """The examples that `CappedPoisson` draws from."""
+    if per_person is not None:
+        raise ValueError(
+            f"per_person must be left out: {type(scheme).__name__}(rate, "
+            f"per_person={scheme.per_person}) says it already."
+        )
+    if people is None:
+        raise ValueError(
+            f"people must be given with {type(scheme).__name__}: without an id for "
+            "each example, nothing keeps a person to "
+            f"per_person={scheme.per_person} of them. scheme.batches((x, y), "
+            "people=ids)." + see("records-of-several-rows")
+        )
+    key = DrawKey.fresh() if seed is None else DrawKey(seed)
+    return FewOfEach(source, people, scheme.per_person, key.rng(0, purpose=3))

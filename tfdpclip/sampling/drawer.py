@@ -19,7 +19,6 @@ from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.ahead import Ahead
 from tfdpclip.sampling.base import NeighboringRelation
 from tfdpclip.sampling.draw_key import DrawKey
-from tfdpclip.sampling.people import People
 
 # Every drawer alive, so that a callback can see which of them feeds a training run.
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
@@ -131,7 +130,7 @@ class Drawer:
 
     @property
     def draws_people(self) -> bool:
-        return isinstance(self.source, People)
+        return self.source.of_people
 
     def lend(self, batches: tf.data.Dataset) -> None:
         """Keeps in mind who shows these draws; see `take_as_drawn`."""

@@ -2,7 +2,7 @@
 
 An event describes a mechanism without naming an accountant. The sampling schemes
 of `tfdpclip.sampling` build them, the functions of `tfdpclip.accounting` measure
-them, and `dp_accounting` understands all but the one defined here.
+them, and `dp_accounting` understands all but those defined here.
 """
 
 from collections.abc import Iterator
@@ -78,6 +78,84 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
         """`tau`: the probability that a record more would not fit."""
         return overflow_probability(
             self.source_dataset_size, self.sampling_probability, self.capacity
+        )
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
+    """Poisson sampling of single examples, for neighbours that differ in a person.
+
+    Every example of the data enters independently with probability
+    `sampling_probability`, and no person has more than `per_person` of them. If more
+    than `capacity` entered, a uniformly random `capacity` of them stay. Then `event`
+    runs, a Gaussian whose noise multiplier is relative to the effect of one example.
+
+    *Formal guarantees*
+
+    * Neighbours: add or remove one person, with all of up to `per_person` = k examples.
+    * Without `capacity`, one step's privacy profile is at most `profile(q, k, z)`, of
+      the mixture of N(j/z, 1), j with probability Binomial(k, q)[j], against N(0, 1),
+      in both directions. It is attained where a person has k examples with one and the
+      same clipped gradient.
+    * With it, let `tau = P[Binomial(source_dataset_size, q) > capacity - k]`. Then it
+      is at most `(1 - tau) * profile(q, k, z) + tau * profile(q, k, z / 2)`.
+    * Steps compose adaptively, because each draw is independent of all others.
+
+    *Why.* Let D' be D with a person added, S the Poisson draw from D, T that of the
+    person's examples, and let priorities decide which examples stay. Given S and the
+    priorities, the step on D is N(a, z^2) in units of the clip norm, and the step on D'
+    the mixture over T of N(a + v_T, z^2). If |S| + k <= capacity, nothing is displaced,
+    and |v_T| is at most |T|, the number of examples that entered. Otherwise each of
+    them displaces at most one other: |v_T| is at most 2 |T|.
+
+    That mixture is dominated by the one of real shifts c_T = |T|, or 2 |T|. Its density
+    against the step on D is L = sum_T P[T] exp(X_T - Var[X_T] / 2), with Gaussian
+    X_T = <v_T, Y> / z of standard Y, and the divergences of both directions are
+    expectations of convex functions of L. The covariances <v_T, v_T'> are at most
+    c_T c_T', those of the real shifts, and so no such expectation is larger than
+    theirs: on the way from one covariance to the other it only grows, by
+    1/2 sum P[T] P[T'] (difference of covariances) E[convex''(L) exp(...) exp(...)]
+    (Kahane 1986; Ganesh 2024, arXiv 2401.10294, has mixtures of Gaussians). An example
+    that the person has not is one that moves nothing. S does not depend on the person,
+    so averaging over S gives the bound, as in `TruncatedPoissonSampledDpEvent`, which
+    is the same for k = 1.
+
+    Attributes:
+      per_person: k: most examples of a person in the data.
+      sampling_probability: q: probability with which each example enters.
+      event: What is done to the sampled examples.
+      source_dataset_size: Number of examples (of either neighbour); needed with
+        `capacity`.
+      capacity: Largest number of examples that a step can hold; None for no limit.
+    """
+
+    per_person: int
+    sampling_probability: float
+    event: dp_accounting.DpEvent
+    source_dataset_size: int | None = None
+    capacity: int | None = None
+
+    def __attrs_post_init__(self):
+        _arguments.integer("per_person", self.per_person, minimum=1)
+        _arguments.rate("sampling_probability", self.sampling_probability)
+        check_event("event", self.event)
+        if self.source_dataset_size is not None:
+            _arguments.integer("source_dataset_size", self.source_dataset_size)
+        if self.capacity is None:
+            return
+        _arguments.integer("capacity", self.capacity, minimum=1)
+        if self.source_dataset_size is None:
+            raise ValueError("source_dataset_size must be given with capacity.")
+
+    @property
+    def overflow_probability(self) -> float:
+        """`tau`: the probability that a person more might not fit."""
+        if self.capacity is None or self.source_dataset_size is None:
+            return 0.0
+        return overflow_probability(
+            self.source_dataset_size,
+            self.sampling_probability,
+            self.capacity - self.per_person + 1,
         )
 
 
@@ -186,5 +264,29 @@ def _walk(
             event.sampling_probability, event.event
         )
         yield from _walk(untruncated, count)
+    elif isinstance(event, CappedPoissonSampledDpEvent):
+        simpler = _uncapped(event)
+        if simpler == event:
+            yield event, count
+        else:
+            yield from _walk(simpler, count)
     else:
         yield event, count
+
+
+def _uncapped(event: CappedPoissonSampledDpEvent) -> dp_accounting.DpEvent:
+    """The same mechanism by an event that says less, where there is one."""
+    q, k, inner = event.sampling_probability, event.per_person, event.event
+    never_cut = event.overflow_probability == 0
+    if k == 1 and never_cut:
+        return dp_accounting.PoissonSampledDpEvent(q, inner)
+    if k == 1:
+        return TruncatedPoissonSampledDpEvent(
+            event.source_dataset_size, q, event.capacity, inner
+        )
+    if never_cut and q == 1 and isinstance(inner, dp_accounting.GaussianDpEvent):
+        # All of them enter.
+        return dp_accounting.GaussianDpEvent(inner.noise_multiplier / k)
+    if never_cut:
+        return CappedPoissonSampledDpEvent(k, q, inner)
+    return event

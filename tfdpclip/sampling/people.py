@@ -1,4 +1,4 @@
-"""Records that are people, each with examples of their own."""
+"""Examples of people: drawn with their people, or one by one of few of each."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class People(Source):
     Raises:
       ValueError: if ids are not integers or texts, one for each example.
     """
+
+    of_people = True
 
     def __init__(self, source: Source, ids: Any, per_person: int):
         self._examples = source
@@ -101,6 +103,50 @@ class People(Source):
         return sources._map(
             lambda w: w * own.reshape([-1, *([1] * (np.ndim(w) - 1))]), parts[2]
         )
+
+
+class FewOfEach(Source):
+    """Examples to draw from, of which there are at most so many of any person.
+
+    *Formal guarantees*: which of a person's examples are kept is uniform, and whoever
+    the others are, it is as likely: a person more, with all examples, adds at most
+    `per_person` and changes nobody else's.
+
+    Args:
+      source: all examples.
+      ids: whose each of them is, `[n]`: integers or texts.
+      per_person: most examples of a person that are kept.
+      rng: what chooses them, once.
+
+    Raises:
+      ValueError: if ids are not integers or texts, one for each example.
+    """
+
+    of_people = True
+
+    def __init__(
+        self, source: Source, ids: Any, per_person: int, rng: np.random.Generator
+    ):
+        self._examples = source
+        self._ids = _checked(ids, source.size)
+        _, owners, counts = np.unique(
+            self._ids, return_inverse=True, return_counts=True
+        )
+        # In a random order, the first of everybody's.
+        mixed = rng.permutation(source.size)
+        mixed = mixed[np.argsort(np.reshape(owners, -1)[mixed], kind="stable")]
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        self._kept = np.sort(mixed[np.arange(source.size) - starts < per_person])
+        self.size = len(self._kept)
+        self.row_spec = source.row_spec
+        self.threads = source.threads
+
+    def digest(self) -> str:
+        told = sources._digest(self.size, ((self._ids[self._kept], self._kept),))
+        return f"{told} {self._examples.digest()}"
+
+    def take(self, indices, rows):
+        return self._examples.take(self._kept[np.asarray(indices, np.int64)], rows)
 
 
 def _checked(ids: Any, size: int) -> np.ndarray:

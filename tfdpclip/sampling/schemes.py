@@ -18,15 +18,13 @@ from tfdpclip import _arguments, correlated
 from tfdpclip.sampling import events
 from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
+from tfdpclip.sampling.capped import CappedPoisson
+from tfdpclip.sampling.poisson_draws import PoissonDraws
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
-
-# Probability per step that a default capacity is exceeded. What an overflow costs is
-# accounted for; this makes it too small to see.
-_DEFAULT_OVERFLOW = 1e-10
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(SamplingScheme):
+class Poisson(PoissonDraws):
     """Every record enters every step independently with probability `rate`.
 
     The default scheme: the one that privacy accounting is sharpest for.
@@ -56,83 +54,16 @@ class Poisson(SamplingScheme):
     population: int | None = None
 
     def __post_init__(self):
-        self._keep("rate", _arguments.rate("rate", self.rate))
-        if self.capacity is not None:
-            self._keep_counts("capacity")
-            if self.population is None:
-                raise ValueError(
-                    "population must be given with capacity: how often a draw "
-                    "overflows depends on it."
-                )
-        if self.population is not None:
-            self._keep_counts("population")
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.ADD_OR_REMOVE_ONE
-
-    def expected_batch_size(self, population: int) -> float:
-        return self.rate * _arguments.count_of("population", population, 0)
-
-    def steps_per_epoch(self, population: int) -> int:
-        del population
-        return math.ceil(1 / self.rate - 1e-9)
+        self._check_draws()
 
     def describe(self) -> str:
         return f"Poisson, rate {self.rate:.6g}"
 
-    def assumptions(self) -> tuple[str, ...]:
-        if self.capacity is None:
-            return ()
-        overflow = events.overflow_probability(
-            self.population, self.rate, self.capacity
-        )
-        return (
-            f"a step holds at most {self.capacity} records (exceeded with probability "
-            f"{overflow:.1g} per step, which is accounted for)",
-        )
-
-    def accounts_for(self, drawn: SamplingScheme) -> bool:
-        if self.capacity is None and isinstance(drawn, Poisson):
-            return self.rate == drawn.rate
-        return self == drawn
-
     def at_worst(self) -> FullBatch:
         return FullBatch()
 
-    def default_capacity(self, population: int) -> int:
-        """Returns the least capacity exceeded less than once in 10^10 steps.
-
-        >>> Poisson(0.01).default_capacity(10_000)
-        170
-        """
-        population = _arguments.count_of("population", population)
-        low, high = 0, population + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            overflow = events.overflow_probability(population, self.rate, middle)
-            if overflow <= _DEFAULT_OVERFLOW:
-                high = middle
-            else:
-                low = middle
-        return min(high, population)
-
-    def _capacity(self, population: int) -> int:
-        return self.capacity or self.default_capacity(population)
-
-    def _for_data(self, population: int, capacity: int) -> Poisson:
-        if self.capacity is not None and self.population < population:
-            raise ValueError(
-                f"population = {self.population} is less than the {population} records "
-                "given."
-            )
-        if capacity >= population:
-            return Poisson(self.rate)
-        return Poisson(
-            self.rate,
-            min(capacity, self.capacity or capacity),
-            max(population, self.population or population),
-        )
+    def _overflow(self, population: int, capacity: int) -> float:
+        return events.overflow_probability(population, self.rate, capacity)
 
     def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         if self.capacity is None:
@@ -140,15 +71,6 @@ class Poisson(SamplingScheme):
         return events.TruncatedPoissonSampledDpEvent(
             self.population, self.rate, self.capacity, gaussian
         )
-
-    def _draw(self, key, population, step):
-        # Given how many enter, every subset of that size is equally likely; so is
-        # what is left of it by a uniformly random cut.
-        rng = key.rng(step)
-        size = int(rng.binomial(population, self.rate))
-        if self.capacity is not None:
-            size = min(size, self.capacity)
-        return rng.choice(population, size, replace=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,6 +284,7 @@ class FullBatch(SamplingScheme):
 
 _SCHEMES: tuple[type[Any], ...] = (
     Poisson,
+    CappedPoisson,
     FixedSize,
     ShuffledEpochs,
     FullBatch,

@@ -41,6 +41,8 @@ class Source(abc.ABC):
     rows_each = 1
     #: Whether some of those have weight 0.
     leaves_over = False
+    #: Whether it was told whose the examples are, so that neighbours differ in people.
+    of_people = False
 
     @property
     def row_bytes(self) -> int:

@@ -1,0 +1,147 @@
+"""Privacy profiles: delta as a function of epsilon, of what one step is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import special, stats
+
+#: Probabilities, and values of a profile, that are too small to be told apart from 0.
+TAIL = 1e-20
+
+Profile = Callable[[np.ndarray], np.ndarray]
+
+# Losses that are worked out at once: as many numbers as there are parts of a mixture.
+_AT_ONCE = 50_000
+# Newton's method takes less than ten steps.
+_MOST_NEWTON_STEPS = 100
+
+
+def gaussian(mu: float, eps: np.ndarray) -> np.ndarray:
+    """Returns delta(eps) of N(mu, 1) against N(0, 1)."""
+    log_upper = special.log_ndtr(-eps / mu + mu / 2)
+    gap = eps + special.log_ndtr(-eps / mu - mu / 2) - log_upper
+    return np.exp(log_upper) * -np.expm1(np.minimum(gap, 0.0))
+
+
+def mixture(mu: float, rate: float, most: int) -> tuple[Profile, Profile, float]:
+    """Profiles of N(j mu, 1), j ~ Binomial(most, rate), against N(0, 1), and reverse.
+
+    The density of the mixture against N(0, 1), L(y) = sum_j p_j exp(j mu y - j^2 mu^2 /
+    2), grows with y. So the first profile integrates L(t) - e^eps above the y with
+    L(y) = e^eps, and each part of that is one of a Gaussian: with D_m the profile of
+    N(m, 1) against N(0, 1), and e_j = j mu y - j^2 mu^2 / 2,
+
+        remove(eps) = sum_j p_j D_{j mu}(e_j).
+
+    The second integrates 1 - e^eps L(t) below the y with L(y) = e^-eps, and is
+
+        add(eps) = sum_j p_j exp(eps + e_j) D_{j mu}(-e_j),
+
+    or 0 where L is larger everywhere. All parts are positive, so that nothing cancels.
+
+    Args:
+      mu: What one of them moves, over the standard deviation of the noise.
+      rate: The probability of each.
+      most: How many there are.
+
+    Returns:
+      Both, and about the largest loss. That more are in than nearly ever are is taken
+      to reveal everything.
+    """
+    counts, log_weights, beyond = _binomial(rate, most)
+    shifts = counts * mu
+    log_none = most * math.log1p(-rate) if rate < 1 else -math.inf
+
+    def parts(eps, direction):
+        # log(e^(+-eps) - p_0): what is left for the parts that move something.
+        found = np.minimum(log_none - direction * eps, 0.0)
+        with np.errstate(divide="ignore"):
+            rest = direction * eps + np.log(-np.expm1(found))
+        safe = np.where(np.isfinite(rest), rest, 0.0)
+        y = _reaches(safe, shifts, log_weights)
+        return np.isfinite(rest), shifts[:, np.newaxis] * (
+            y - shifts[:, np.newaxis] / 2
+        )
+
+    def remove(eps):
+        _, losses = parts(eps, 1)
+        own = np.exp(log_weights)[:, np.newaxis]
+        return (own * gaussian(shifts[:, np.newaxis], losses)).sum(axis=0) + beyond
+
+    def add(eps):
+        some, losses = parts(eps, -1)
+        own = np.exp(np.minimum(log_weights[:, np.newaxis] + losses + eps, 0.0))
+        found = (own * gaussian(shifts[:, np.newaxis], -losses)).sum(axis=0)
+        return np.where(some, found, 0.0)
+
+    return _piecewise(remove), _piecewise(add), _largest(shifts, log_weights, log_none)
+
+
+def mixture_spread(mu: float, rate: float, most: int) -> tuple[float, float]:
+    """Returns about the deviation of the loss of a mixture, and its largest loss."""
+    counts, log_weights, _ = _binomial(rate, most)
+    log_none = most * math.log1p(-rate) if rate < 1 else -math.inf
+    largest = _largest(counts * mu, log_weights, log_none)
+    # The variance of L under N(0, 1) is sum_ij p_i p_j (exp(i j mu^2) - 1).
+    products = np.outer(counts, counts) * mu**2
+    unsampled = most * mu
+    if products.max() > 600:
+        return unsampled, largest
+    weights = np.exp(log_weights)
+    variance = float(weights @ np.expm1(products) @ weights)
+    return min(unsampled, math.sqrt(variance)), largest
+
+
+def _binomial(rate: float, most: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """How many are in, but for none; logarithms of the probabilities; and the rest."""
+    binomial = stats.binom(most, rate)
+    low, last = 0, most
+    while last - low > 1:
+        middle = (low + last) // 2
+        low, last = (low, middle) if binomial.sf(middle) <= TAIL else (middle, last)
+    counts = np.arange(1, last + 1)
+    log_weights = binomial.logpmf(counts)
+    known = np.isfinite(log_weights)
+    return counts[known].astype(float), log_weights[known], float(binomial.sf(last))
+
+
+def _largest(shifts, log_weights, log_none) -> float:
+    """The loss where a Gaussian at the last of the shifts has ended."""
+    losses = shifts * (shifts[-1] + 10 - shifts / 2)
+    return float(np.logaddexp(log_none, special.logsumexp(log_weights + losses)))
+
+
+def _reaches(levels, shifts, log_weights) -> np.ndarray:
+    """The y with log sum_j exp(log_weights_j + m_j y - m_j^2 / 2) = level.
+
+    It is convex in y, and grows at least as fast as the least shift: from a y that is
+    too large, Newton's method comes down to it.
+    """
+    shifts, log_weights = shifts[:, np.newaxis], log_weights[:, np.newaxis]
+    # Where one of them reaches it alone, all do.
+    y = ((levels - log_weights) / shifts + shifts / 2).min(axis=0)
+    for _ in range(_MOST_NEWTON_STEPS):
+        parts = log_weights + shifts * (y - shifts / 2)
+        top = parts.max(axis=0)
+        own = np.exp(parts - top)
+        total = own.sum(axis=0)
+        gap = top + np.log(total) - levels
+        step = gap * total / (own * shifts).sum(axis=0)
+        y = y - step
+        if np.all(np.abs(step) <= 1e-14 * (1 + np.abs(y))):
+            break
+    return y
+
+
+def _piecewise(profile: Profile) -> Profile:
+    """The same, in pieces that fit into memory."""
+
+    def pieces(eps):
+        eps = np.asarray(eps, float)
+        starts = range(0, max(1, eps.size), _AT_ONCE)
+        return np.concatenate([profile(eps[i : i + _AT_ONCE]) for i in starts])
+
+    return pieces

@@ -243,6 +243,11 @@ REGRESSIONS = [
         '{"seed": 495, "batch": 4, "input": "tokens", "body": [["fold", {"how": "transpose"}, [["matmul", {"form": "matvec", "units": 2}]]], ["reorder", {"how": "split"}], ["conv_transpose", {"rank": 2, "filters": 3, "kernel": 3, "padding": "valid", "stride": 1}], ["tied_table", {"how": "bag", "size": 6}]], "loss": {"kind": "categorical", "reduction": "none", "head": false}, "mode": {"level": "sum", "dynamic": true, "dtype": "mixed_bfloat16", "rule": "fixed"}}',
         WORKS,
     ),
+    _case(
+        "bias_that_softmax_does_not_see",
+        '{"seed": 613, "batch": 4, "input": "vector", "body": [["conv2d", {"filters": 3, "kernel": 3, "padding": "same", "stride": 2, "dilation": 1, "groups": 2, "bias": true}], ["prelu", {"shared": true}], ["fold", {"how": "twofold"}, [["tied", {"how": "recurrence"}]]], ["each", {"how": "vectorized_map"}, [["elementwise", {"form": "bias", "axis": "first"}]]]], "loss": {"kind": "categorical", "reduction": "keras", "head": false}, "mode": {"level": "fit", "dynamic": false, "rule": "layerwise"}}',
+        WORKS,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

@@ -248,6 +248,11 @@ REGRESSIONS = [
         '{"seed": 613, "batch": 4, "input": "vector", "body": [["conv2d", {"filters": 3, "kernel": 3, "padding": "same", "stride": 2, "dilation": 1, "groups": 2, "bias": true}], ["prelu", {"shared": true}], ["fold", {"how": "twofold"}, [["tied", {"how": "recurrence"}]]], ["each", {"how": "vectorized_map"}, [["elementwise", {"form": "bias", "axis": "first"}]]]], "loss": {"kind": "categorical", "reduction": "keras", "head": false}, "mode": {"level": "fit", "dynamic": false, "rule": "layerwise"}}',
         WORKS,
     ),
+    _case(
+        "table_in_a_branch",
+        '{"seed": 42, "batch": 4, "input": "sequence", "body": [["cond", {"on": "constant"}, [["embedding", {"size": 6, "units": 2, "mask": true, "repeat": true}]]], ["append", {"form": "add_position"}], ["reorder", {"how": "unstack_time"}], ["parallel", {}, [["fold", {"how": "twofold"}, [["within", {"how": "log_softmax"}]]]]]], "loss": {"kind": "hinge", "reduction": "masked", "weighted": true}, "mode": {"level": "sum", "dynamic": false, "dtype": "mixed_bfloat16", "rule": "fixed"}}',
+        WORKS,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

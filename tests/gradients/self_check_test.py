@@ -456,6 +456,20 @@ def test_a_group_of_rounding_alone_is_no_false_alarm(name):
     assert abs(step(X)[0][2].numpy().item()) < 1e-4
 
 
+def a_table_in_a_branch(x):
+    """Its gradient has rows that were looked up, nobody knows how many."""
+    ids = tf.cast(x[:, 0] > 0, tf.int32)
+    public = tf.convert_to_tensor(True)
+    rows = tf.cond(public, lambda: tf.gather(W, ids), lambda: -tf.gather(W, ids))
+    return squash(tf.tanh(rows) @ U)
+
+
+@pytest.mark.parametrize("per_example", [a_table_in_a_branch])
+def test_gradients_of_rows_that_were_looked_up_are_compared(per_example):
+    for total in sums_of(per_example, check_isolation="always"):
+        assert np.isfinite(total).all() and np.any(total != 0)
+
+
 def test_a_trained_variable_that_the_batch_writes_to_is_refused():
     def per_example(x):
         W.assign(tf.tile(x[:1, :, tf.newaxis], [1, 1, 5])[0])

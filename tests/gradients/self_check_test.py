@@ -464,7 +464,13 @@ def a_table_in_a_branch(x):
     return squash(tf.tanh(rows) @ U)
 
 
-@pytest.mark.parametrize("per_example", [a_table_in_a_branch])
+def rows_one_by_one(x):
+    """Their gradient has each place by itself."""
+    rows = tf.ensure_shape(opaque(tf.tanh(x @ W), U), [None, 4])
+    return tf.stack([tf.reduce_sum(tf.gather(rows, i) ** 2) for i in range(6)])
+
+
+@pytest.mark.parametrize("per_example", [a_table_in_a_branch, rows_one_by_one])
 def test_gradients_of_rows_that_were_looked_up_are_compared(per_example):
     for total in sums_of(per_example, check_isolation="always"):
         assert np.isfinite(total).all() and np.any(total != 0)

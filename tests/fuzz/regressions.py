@@ -243,6 +243,21 @@ REGRESSIONS = [
         '{"seed": 495, "batch": 4, "input": "tokens", "body": [["fold", {"how": "transpose"}, [["matmul", {"form": "matvec", "units": 2}]]], ["reorder", {"how": "split"}], ["conv_transpose", {"rank": 2, "filters": 3, "kernel": 3, "padding": "valid", "stride": 1}], ["tied_table", {"how": "bag", "size": 6}]], "loss": {"kind": "categorical", "reduction": "none", "head": false}, "mode": {"level": "sum", "dynamic": true, "dtype": "mixed_bfloat16", "rule": "fixed"}}',
         WORKS,
     ),
+    _case(
+        "bias_that_softmax_does_not_see",
+        '{"seed": 613, "batch": 4, "input": "vector", "body": [["conv2d", {"filters": 3, "kernel": 3, "padding": "same", "stride": 2, "dilation": 1, "groups": 2, "bias": true}], ["prelu", {"shared": true}], ["fold", {"how": "twofold"}, [["tied", {"how": "recurrence"}]]], ["each", {"how": "vectorized_map"}, [["elementwise", {"form": "bias", "axis": "first"}]]]], "loss": {"kind": "categorical", "reduction": "keras", "head": false}, "mode": {"level": "fit", "dynamic": false, "rule": "layerwise"}}',
+        WORKS,
+    ),
+    _case(
+        "table_in_a_branch",
+        '{"seed": 42, "batch": 4, "input": "sequence", "body": [["cond", {"on": "constant"}, [["embedding", {"size": 6, "units": 2, "mask": true, "repeat": true}]]], ["append", {"form": "add_position"}], ["reorder", {"how": "unstack_time"}], ["parallel", {}, [["fold", {"how": "twofold"}, [["within", {"how": "log_softmax"}]]]]]], "loss": {"kind": "hinge", "reduction": "masked", "weighted": true}, "mode": {"level": "sum", "dynamic": false, "dtype": "mixed_bfloat16", "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "rows_that_are_taken_one_by_one",
+        '{"seed": 414, "batch": 5, "input": "sequence", "body": [["each", {"how": "map_fn"}, [["elementwise", {"form": "difference", "axis": "first"}], ["fold", {"how": "shape"}, [["matmul", {"form": "matvec", "units": 3}]]]]], ["cond", {"on": "case"}, [["dense", {"units": 1, "activation": "swish", "bias": true, "flat": false}]]], ["each", {"how": "vectorized_map"}, [["fold", {"how": "minus_one"}, [["tied", {"how": "difference"}], ["dense", {"units": 5, "activation": "tanh", "bias": true, "flat": true}]]]]], ["tied", {"how": "bilinear"}]], "loss": {"kind": "log_cosh", "reduction": "keras", "head": false}, "mode": {"level": "fit", "dynamic": true, "rule": "fixed"}}',
+        WORKS,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

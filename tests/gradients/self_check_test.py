@@ -428,6 +428,54 @@ def test_custom_gradients_that_keep_examples_apart_pass():
             assert np.isfinite(total).all() and np.any(total != 0)
 
 
+# What is added to all classes, which a softmax does not see: its gradient is zero, but
+# for the rounding of what it is the sum of. So is that of the keys' bias in attention.
+UNSEEN = {
+    "broadcast": lambda logits, b: logits + b,
+    "row_by_row": lambda logits, b: tf.reshape(
+        tf.nn.bias_add(tf.reshape(logits, [-1, 1]), b), tf.shape(logits)
+    ),
+    "used_twice": lambda logits, b: logits + b + b,
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_group_of_rounding_alone_is_no_false_alarm(name):
+    bias = variable(1)
+    labels = tf.nn.softmax(X @ randoms(3, 4))
+
+    @tf.function(autograph=False)
+    def step(x):
+        logits = UNSEEN[name](30 * x @ W @ U, bias)
+        loss = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+        rule = LayerwiseClip(0.1, groups="variable").bind(["w", "u", "b"])
+        return clipped_sum(
+            loss, [W, U, bias], rule, rule.initial_state(), check_isolation="always"
+        )
+
+    assert abs(step(X)[0][2].numpy().item()) < 1e-4
+
+
+def a_table_in_a_branch(x):
+    """Its gradient has rows that were looked up, nobody knows how many."""
+    ids = tf.cast(x[:, 0] > 0, tf.int32)
+    public = tf.convert_to_tensor(True)
+    rows = tf.cond(public, lambda: tf.gather(W, ids), lambda: -tf.gather(W, ids))
+    return squash(tf.tanh(rows) @ U)
+
+
+def rows_one_by_one(x):
+    """Their gradient has each place by itself."""
+    rows = tf.ensure_shape(opaque(tf.tanh(x @ W), U), [None, 4])
+    return tf.stack([tf.reduce_sum(tf.gather(rows, i) ** 2) for i in range(6)])
+
+
+@pytest.mark.parametrize("per_example", [a_table_in_a_branch, rows_one_by_one])
+def test_gradients_of_rows_that_were_looked_up_are_compared(per_example):
+    for total in sums_of(per_example, check_isolation="always"):
+        assert np.isfinite(total).all() and np.any(total != 0)
+
+
 def test_a_trained_variable_that_the_batch_writes_to_is_refused():
     def per_example(x):
         W.assign(tf.tile(x[:1, :, tf.newaxis], [1, 1, 5])[0])

@@ -306,7 +306,9 @@ def _sum_forms(forms: Sequence[Form]) -> Form:
         return first.joined(list(forms[1:]))
     flat = [tf.reshape(form.values, [form.batch_size, -1]) for form in forms]
     return Explicit(
-        tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape]), first.shape, flat
+        tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape]),
+        first.shape,
+        lambda: tf.add_n([form.part_squares() for form in forms]),
     )
 
 

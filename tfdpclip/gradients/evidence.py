@@ -100,6 +100,7 @@ class Evidence:
         for tensor, gradient in zip(slow, gradients, strict=True):
             if gradient is not None and tensor is not self.loss:
                 label = f"the gradient at op {tensor.op.name!r} (a {tensor.op.type})"
+                gradient = tf.convert_to_tensor(gradient)
                 found[gradient.ref()] = self._witness(gradient, tensor, label)
         for use in self.found.slow_uses:
             self._add_inputs(use.op, found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -253,18 +253,20 @@ class Explicit(Form):
     Args:
       values: `[B, *shape]`.
       shape: the static shape of one gradient.
-      terms: what `values` is the sum of, if known.
+      parts: gives the squares of the terms that `values` is the sum of, `[B]`, whatever
+        cancels; None where there is one term, or they are not known. Called where a
+        step is checked, only.
     """
 
     def __init__(
         self,
         values: tf.Tensor,
         shape: list[int],
-        terms: Sequence[tf.Tensor] | None = None,
+        parts: Callable[[], tf.Tensor] | None = None,
     ):
         self.values = values
         self.shape = list(shape)
-        self._terms = [values] if terms is None else list(terms)
+        self._parts = parts
 
     @property
     def batch_size(self):
@@ -288,10 +290,10 @@ class Explicit(Form):
 
     @property
     def has_several_terms(self):
-        return len(self._terms) > 1
+        return self._parts is not None
 
     def part_squares(self):
-        return tf.add_n([sum_squares(term) for term in self._terms])
+        return sum_squares(self.values) if self._parts is None else self._parts()
 
     def saved(self):
         return [self.values]

@@ -14,7 +14,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.convolution import Convolution
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.forms import Explicit
+from tfdpclip.gradients.forms import Explicit, sum_squares
 from tfdpclip.gradients.geometry import Geometry
 from tfdpclip.gradients.lookup import Lookup
 from tfdpclip.gradients.row_lookup import row_lookup
@@ -40,10 +40,26 @@ def _explicit(use, values, shape, context):
         return None
     axes = [i for i in range(1, rank) if padded[i] == 1]
     reduced = tf.reduce_sum(values, axis=axes) if axes else values
-    flow = context.flows[use.output]
-    if not (flow.leads and flow.rows == 1):
+    several = not _one_row(use, context)
+    if several:
         reduced = tf.reduce_sum(by_example(reduced, context, use.output), axis=1)
-    return Explicit(tf.reshape(reduced, [context.batch_size, *shape]), shape)
+
+    def parts():
+        return sum_squares(
+            by_example(values, context, use.output) if several else values
+        )
+
+    return Explicit(
+        tf.reshape(reduced, [context.batch_size, *shape]),
+        shape,
+        parts if axes or several else None,
+    )
+
+
+def _one_row(use, context) -> bool:
+    """Whether every example is known to have one row of the output."""
+    flow = context.flows[use.output]
+    return flow.leads and flow.rows == 1
 
 
 @rule_for("Add", "AddV2")
@@ -105,9 +121,15 @@ def _elementwise(use, dz, shape, context):
     (gradient,) = tf.gradients(again, copies, grad_ys=dz)
     if gradient is None:
         return None
-    if not (context.flows[use.output].leads and context.flows[use.output].rows == 1):
-        gradient = tf.reduce_sum(by_example(gradient, context, use.output), axis=1)
-    return Explicit(tf.reshape(gradient, [context.batch_size, *shape]), shape)
+    parts = None
+    if not _one_row(use, context):
+        by_row = by_example(gradient, context, use.output)
+        gradient = tf.reduce_sum(by_row, axis=1)
+
+        def parts():
+            return sum_squares(by_row)
+
+    return Explicit(tf.reshape(gradient, [context.batch_size, *shape]), shape, parts)
 
 
 @rule_for("BroadcastTo", "Tile")

@@ -18,7 +18,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients import recurrences
 from tfdpclip.gradients.calls import replaced
-from tfdpclip.gradients.forms import Explicit, Form
+from tfdpclip.gradients.forms import Explicit, Form, sum_squares
 from tfdpclip.gradients.fused import FusedCall, ReplacedCall, read_call
 from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
@@ -251,9 +251,13 @@ class _Unrolled:
         if name == "recurrent_kernel":
             return self._outer(self._previous, inner, shape)
         width = shape[-1]
-        sums = [tf.reduce_sum(self._by_example(g, width), axis=1) for g in self._gates]
+        used = self._gates[:1] if len(shape) == 1 else self._gates
+        steps = [self._by_example(gates, width) for gates in used]
+        sums = [tf.reduce_sum(gates, axis=1) for gates in steps]
         values = sums[0] if len(shape) == 1 else tf.stack(sums, axis=1)
-        return Explicit(values, shape)
+        return Explicit(
+            values, shape, lambda: tf.add_n([sum_squares(gates) for gates in steps])
+        )
 
     def _outer(self, x, z, shape):
         x, z = self._by_example(x, shape[0]), self._by_example(z, shape[1])

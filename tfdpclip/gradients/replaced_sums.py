@@ -75,7 +75,10 @@ class Sums:
         self.tensors, self.labels = [], []
         for variable, gradient in zip(variables, found, strict=True):
             if gradient is not None:
-                self.tensors.append(tf.convert_to_tensor(gradient))
+                gradient = tf.convert_to_tensor(gradient)
+                # Of rows of a table that a branch looks up, its length is not known.
+                gradient.set_shape(variable.shape)
+                self.tensors.append(gradient)
                 self.labels.append(f"the summed gradient of {variable.name!r}")
 
     def tables(self, tensors: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:

@@ -22,6 +22,7 @@ from tfdpclip.gradients.forms import (
     Form,
     merge_steps,
     rows_per_example,
+    sum_squares,
 )
 from tfdpclip.gradients.uses import Use
 
@@ -198,7 +199,7 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
                     "Sum over what was broadcast: return use.summed(values)."
                 )
             by = by_example(rows, context, use.output)
-            return Explicit(tf.reduce_sum(by, axis=1), shape)
+            return Explicit(tf.reduce_sum(by, axis=1), shape, lambda: sum_squares(by))
 
         rule_for(*kinds)(row_by_row)
         return rule

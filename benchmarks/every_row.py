@@ -51,6 +51,10 @@ PARTS: tuple[tuple[str, ...], ...] = (
         *("--first_step", "--peers=", f"--modes={_CHECKED}"),
     ),
     (
+        *("step_time", f"--models={_SEVEN}", "--batch_sizes=256", "--peers="),
+        "--modes=fixed,views_4,views_16",
+    ),
+    (
         *("memory", "--models=convnet,transformer,lstm", "--batch_sizes=256"),
         *("--peers=", f"--modes={_CHECKED}"),
     ),

@@ -37,6 +37,9 @@ OURS: dict[str, Callable[[], dict[str, Any]]] = {
     "automatic": lambda: {"clip": dpc.AutomaticClip()},
     "normalized": lambda: {"clip": dpc.FixedClip(1.0, normalize=True)},
     "batch": lambda: {"clip": 1.0, "unit": "batch"},
+    # As many rows, of fewer records.
+    "views_4": lambda: {"clip": 1.0, "rows_per_record": 4},
+    "views_16": lambda: {"clip": 1.0, "rows_per_record": 16},
     "perturbation": lambda: {"clip": 1.0, "perturbation": 0.1},
     "buffered_3": lambda: _correlated(
         dpc.correlated.BufferedToeplitz(3, _STEPS, _SCHEME)
@@ -100,6 +103,7 @@ def _step(spec: Spec, task: models.Task, name: str) -> Callable:
             "expected_batch_size": spec.batch_size,
             **OURS[base](),
         }
+        settings["expected_batch_size"] /= settings.get("rows_per_record", 1)
         optimizer = (
             dpc.keras.DPAdam(1e-3, **settings)
             if spec.adam

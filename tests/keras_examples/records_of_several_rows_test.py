@@ -52,6 +52,7 @@ def play(speakers, speeches, seed):
     )
 
 
+@pytest.mark.slow
 def test_people(tmp_path):
     names = [f"Speaker {chr(65 + k)}" for k in range(20)]
     (tmp_path / "public.txt").write_text(play(["Chorus"], 20, 0))

@@ -72,6 +72,56 @@ def test_cohort(capsys):
     assert row["clients per round"] == str(plan.clients_per_round)
 
 
+_PEOPLE = ("people", "--epsilon=3", "--steps=50", "--people=1000",
+           "--population=20000", "--delta=1e-6")  # fmt: skip
+
+
+def test_people(capsys):
+    text = _run(capsys, *_PEOPLE, "--per_person=1,4,40", "--batch_size=100")
+    rows = _rows(text)
+    drawn = ["people", "examples"] * 3
+    assert [row["drawn"] for row in rows] == drawn
+    for people, examples, k in zip(rows[::2], rows[1::2], (1, 4, 40), strict=True):
+        # Everybody has 20 examples.
+        rate = 100 / (1000 * min(k, 20))
+        found = {}
+        for row, scheme, clipped in (
+            (people, sampling.Poisson(rate), 100 / min(k, 20)),
+            (examples, sampling.CappedPoisson(rate, k), 100),
+        ):
+            z = accounting.noise_multiplier(3.0, 1e-6, 50, scheme, unit="person")
+            found[row["drawn"]] = z / clipped
+            assert row["per person"] == str(k)
+            assert row["steps"] == "50"
+            assert row["epsilon"] == "3"
+            for name, value in {
+                "rate": rate,
+                "clipped in a step": clipped,
+                "noise multiplier": z,
+                "noise of the mean": z / clipped,
+                "times that of people": z / clipped / found["people"],
+            }.items():
+                assert float(row[name]) == pytest.approx(value, rel=1e-3), name
+    # One example each is the same either way; of several, an example is drawn with
+    # less noise, but has the larger norm.
+    assert float(rows[1]["times that of people"]) == 1
+    assert float(rows[3]["times that of people"]) < 1
+    for part in ("delta: 1e-06", "unit clipped: person", "at most 40 examples",
+                 "in clip norms of what is", "A mean is shorter"):  # fmt: skip
+        assert part in text
+
+
+def test_people_is_said_of_people_only(capsys):
+    text = _run(capsys, "epsilon", "--noise_multiplier=1", "--steps=1", "--rate=0.1")
+    assert "person" not in text
+
+
+def test_people_have_a_plot(capsys, tmp_path):
+    path = tmp_path / "epsilon.png"
+    _run(capsys, *_PEOPLE, "--per_person=4", "--batch_size=100", f"--png={path}")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_papers_convention_is_labelled(capsys):
     arguments = ("epsilon", "--noise_multiplier=0.669", "--steps=4000",
                  "--batch_size=2231", "--population=1000000", "--accountant=rdp",
@@ -125,6 +175,14 @@ def test_plot(capsys, tmp_path):
         (["epsilon", "--rate=0.1", "--noise_multiplier=x", "--steps=1"], "numbers"),
         (["epsilon", "--rate=0.1", "--noise_multiplier=1", "--steps=1.5"], "whole"),
         (["epsilon", "--nonsense"], "nonsense"),
+        ([*_PEOPLE], "Give --per_person"),
+        ([*_PEOPLE, "--per_person=2"], "Give --batch_size"),
+        ([*_PEOPLE, "--per_person=0", "--batch_size=5"], "--per_person"),
+        ([*_PEOPLE, "--per_person=2.5", "--batch_size=5"], "--per_person"),
+        ([*_PEOPLE, "--per_person=2", "--batch_size=2001"], "2000 examples"),
+        ([*_PEOPLE, "--per_person=2", "--batch_size=0"], "--batch_size"),
+        ([*_PEOPLE, "--people=30000", "--per_person=2", "--batch_size=5"], "--people"),
+        ([*_PEOPLE, "--per_person=2", "--batch_size=5", "--accountant=rdp"], "pld"),
         (["epsilon", "--rate=0.1", "--noise_multiplier=1", "--steps=1",
           "--delta=1"], "delta"),
     ],

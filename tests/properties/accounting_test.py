@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from tfdpclip import accounting
 from tfdpclip.accounting import ledger as ledgers
-from tfdpclip.sampling import FixedSize, FullBatch, Poisson, ShuffledEpochs, from_dict
+from tfdpclip.sampling import (
+    CappedPoisson,
+    FixedSize,
+    FullBatch,
+    Poisson,
+    ShuffledEpochs,
+    from_dict,
+)
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=12)
 CLOSED = settings(derandomize=True, deadline=None, max_examples=150)
@@ -181,6 +188,7 @@ def test_a_scheme_survives_json(scheme):
 def test_a_scheme_of_numpy_numbers_survives_json():
     for scheme in (
         Poisson(np.float32(0.5), np.int64(9), np.int32(10)),
+        CappedPoisson(np.float32(0.5), np.int64(3), np.int64(9), np.int32(10)),
         FixedSize(np.int64(3), np.int64(10)),
         FixedSize(3.0, 10.0),
         ShuffledEpochs(np.int64(3), np.int64(10)),

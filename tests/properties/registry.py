@@ -144,6 +144,14 @@ ACCOUNTING = {
         capacity=20,
         event=dp_accounting.GaussianDpEvent(1.0),
     ),
+    "CappedPoissonSampledDpEvent": case(
+        accounting.CappedPoissonSampledDpEvent,
+        per_person=3,
+        sampling_probability=0.1,
+        event=dp_accounting.GaussianDpEvent(1.0),
+        source_dataset_size=100,
+        capacity=20,
+    ),
     "cohort_for": case(
         accounting.cohort_for,
         _={"costly": True},
@@ -245,6 +253,9 @@ EVENT = {"noise_multiplier": 1.0, "steps": 3, "unit": "example", "sensitivity": 
 SAMPLING = {
     "SamplingScheme": None,
     "Poisson": case(sampling.Poisson, rate=0.1, capacity=20, population=100),
+    "CappedPoisson": case(
+        sampling.CappedPoisson, rate=0.1, per_person=3, capacity=20, population=100
+    ),
     "FixedSize": case(
         sampling.FixedSize, batch_size=3, population=10, replacement=False
     ),
@@ -253,6 +264,9 @@ SAMPLING = {
     ),
     "FullBatch": case(sampling.FullBatch),
     "Poisson.event": case(POISSON.event, **EVENT),
+    "CappedPoisson.event": case(
+        sampling.CappedPoisson(0.1, 3).event, **EVENT | {"unit": "person"}
+    ),
     "FixedSize.event": case(sampling.FixedSize(3, 10).event, **EVENT),
     "ShuffledEpochs.event": case(sampling.ShuffledEpochs(3, 10).event, **EVENT),
     "FullBatch.event": case(sampling.FullBatch().event, **EVENT),

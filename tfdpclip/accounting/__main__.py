@@ -15,9 +15,9 @@ what to draw:
 
 `people` compares drawing people, each with `--per_person` of their examples, clipped as
 one (`Poisson`), with drawing examples, each clipped on its own, of data that are cut to
-`--per_person` of each person (`CappedPoisson`): for the same budget, steps and expected
-examples in a step, `--batch_size`. Of the `--population` of examples, everybody is taken
-to have as many.
+`--per_person` of each person (`CappedPoisson`): for the same budget, steps, and
+`--batch_size` of examples expected in a step. `--population` counts examples, and
+everybody is taken to have as many.
 
 Flags that take a list give one row per combination. `--png=file.png` adds a plot of
 epsilon over steps, one curve per row.
@@ -147,11 +147,12 @@ def answer(question: str) -> None:
 Row = tuple[dict[str, str], dict[str, Any]]
 
 _PEOPLE = """person
-noise of the mean: noise multiplier / clipped in a step, in clip norms of what is clipped
-NOTE: that is a person's mean where people are drawn, and one example where examples are.
+noise of the mean: noise multiplier / clipped in a step, in clip norms of what is
+clipped
+NOTE: that is a person's mean where people are drawn, and an example where examples are.
 A mean is shorter, by the root of `per person` where a person's examples have nothing in
-common, and not at all where they are alike: the clip norm of people may be as much less,
-and their noise with it."""
+common, and not at all where they are alike: the clip norm of people may be smaller by
+as much, and their noise with it."""
 
 
 def _epsilon(scheme) -> list[Row]:

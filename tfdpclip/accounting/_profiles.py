@@ -120,6 +120,7 @@ def _reaches(levels, shifts, log_weights) -> np.ndarray:
     It is convex in y, and grows at least as fast as the least shift: from a y that is
     too large, Newton's method comes down to it.
     """
+    rounding = 1e-14 * shifts[-1] / shifts[0]
     shifts, log_weights = shifts[:, np.newaxis], log_weights[:, np.newaxis]
     # Where one of them reaches it alone, all do.
     y = ((levels - log_weights) / shifts + shifts / 2).min(axis=0)
@@ -131,7 +132,7 @@ def _reaches(levels, shifts, log_weights) -> np.ndarray:
         gap = top + np.log(total) - levels
         step = gap * total / (own * shifts).sum(axis=0)
         y = y - step
-        if np.all(np.abs(step) <= 1e-14 * (1 + np.abs(y))):
+        if np.all(np.abs(step) <= rounding * (1 + np.abs(y))):
             break
     return y
 

@@ -46,6 +46,11 @@ def curve(leaves: Mapping[dp_accounting.DpEvent, int]) -> np.ndarray:
 def _single(event: dp_accounting.DpEvent) -> np.ndarray:
     if isinstance(event, events.TruncatedPoissonSampledDpEvent):
         return _truncated_poisson(event)
+    if isinstance(event, events.CappedPoissonSampledDpEvent):
+        raise dp_accounting.UnsupportedEventError(
+            "The RDP accountant has no bound for examples of a person that are drawn "
+            'one by one (CappedPoisson); use accountant="pld".'
+        )
     relation = _RELATION.ADD_OR_REMOVE_ONE
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         relation = _RELATION.REPLACE_ONE

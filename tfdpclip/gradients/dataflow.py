@@ -9,6 +9,8 @@ three questions about every tensor the loss depends on:
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
 what it says about rows is checked again at run time (`separation.py`).
+
+It is long because what starts a batch, and what goes on by its inputs, is one table.
 """
 
 from __future__ import annotations

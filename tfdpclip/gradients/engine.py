@@ -1,4 +1,7 @@
-"""Per-example gradient norms and clipped sums from the loss and the variables alone."""
+"""Per-example gradient norms and clipped sums from the loss and the variables alone.
+
+It is long because of what the class promises: its arguments are the engine's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What hands out the physical batches of a scheme's draws, and sees that they went."""
+"""What hands out the physical batches of a scheme's draws, and sees that they went.
+
+It is long because every way to iterate draws has its case here.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ them, and `dp_accounting` understands all but those defined here.
 """
 
 from collections.abc import Iterator
+from typing import cast
 
 import attr
 import dp_accounting
@@ -282,7 +283,7 @@ def _uncapped(event: CappedPoissonSampledDpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.PoissonSampledDpEvent(q, inner)
     if k == 1:
         return TruncatedPoissonSampledDpEvent(
-            event.source_dataset_size, q, event.capacity, inner
+            cast(int, event.source_dataset_size), q, cast(int, event.capacity), inner
         )
     if never_cut and q == 1 and isinstance(inner, dp_accounting.GaussianDpEvent):
         # All of them enter.

@@ -19,7 +19,7 @@ _AT_ONCE = 50_000
 _MOST_NEWTON_STEPS = 100
 
 
-def gaussian(mu: float, eps: np.ndarray) -> np.ndarray:
+def gaussian(mu: float | np.ndarray, eps: np.ndarray) -> np.ndarray:
     """Returns delta(eps) of N(mu, 1) against N(0, 1)."""
     log_upper = special.log_ndtr(-eps / mu + mu / 2)
     gap = eps + special.log_ndtr(-eps / mu - mu / 2) - log_upper

@@ -224,6 +224,10 @@ class TestBatches:
             scheme.batches(_data(), people=_IDS[:-1])
         with pytest.raises(ValueError, match="people must be integers or texts"):
             scheme.batches(_data(), people=_IDS.astype(float))
+        with pytest.raises(ValueError, match="independent_groups"):
+            scheme.batches(
+                _data(), people=_IDS, independent_groups=True, accumulation_steps=2
+            )
         with pytest.raises(ValueError, match="less than"):
             sampling.CappedPoisson(0.1, 4, 60, 100).batches(_data(), people=_IDS)
 

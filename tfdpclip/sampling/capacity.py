@@ -6,6 +6,7 @@ import warnings
 
 from tfdpclip import _arguments
 from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.capped import CappedPoisson
 from tfdpclip.sampling.schemes import FullBatch, Poisson
 
 # What TensorFlow counts in 32 bits.
@@ -50,6 +51,11 @@ def room_for(
 
 def _group_capacity(scheme, population: int, groups: int) -> int:
     """Rows that a group exceeds less than once in 10^10 steps."""
+    if isinstance(scheme, CappedPoisson):
+        raise ValueError(
+            "independent_groups is for examples that are clipped with their group: "
+            f"{type(scheme).__name__} is for those that are clipped on their own."
+        )
     rate = getattr(scheme, "rate", None)
     if getattr(scheme, "capacity", None) is not None or (
         rate is None and not isinstance(scheme, FullBatch)

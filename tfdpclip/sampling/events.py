@@ -6,7 +6,6 @@ them, and `dp_accounting` understands all but those defined here.
 """
 
 from collections.abc import Iterator
-from typing import cast
 
 import attr
 import dp_accounting
@@ -278,13 +277,12 @@ def _walk(
 def _uncapped(event: CappedPoissonSampledDpEvent) -> dp_accounting.DpEvent:
     """The same mechanism by an event that says less, where there is one."""
     q, k, inner = event.sampling_probability, event.per_person, event.event
+    size, capacity = event.source_dataset_size, event.capacity
     never_cut = event.overflow_probability == 0
     if k == 1 and never_cut:
         return dp_accounting.PoissonSampledDpEvent(q, inner)
-    if k == 1:
-        return TruncatedPoissonSampledDpEvent(
-            cast(int, event.source_dataset_size), q, cast(int, event.capacity), inner
-        )
+    if k == 1 and size is not None and capacity is not None:
+        return TruncatedPoissonSampledDpEvent(size, q, capacity, inner)
     if never_cut and q == 1 and isinstance(inner, dp_accounting.GaussianDpEvent):
         # All of them enter.
         return dp_accounting.GaussianDpEvent(inner.noise_multiplier / k)

@@ -137,6 +137,22 @@ def test_space_to_batch_has_the_examples_running_fastest(batch):
     assert (flow.axes, flow.rows, flow.minor) == ((0,), 4, True)
 
 
+def time_first(x):
+    return tf.reshape(tf.tanh(tf.transpose(x, [1, 0, 2])), [-1, 3])
+
+
+@pytest.mark.parametrize("batch", [None, 5, 12])
+def test_steps_of_all_examples_have_the_examples_running_fastest(batch):
+    flow = flow_of(time_first, (batch, 5, 3))
+    assert (flow.axes, flow.rows, flow.minor) == ((0,), 5, True)
+
+
+@pytest.mark.parametrize("batch", [None, 5, 12])
+def test_steps_of_all_examples_have_their_axis_again(batch):
+    flow = flow_of(lambda x: tf.reshape(time_first(x), [5, -1, 3]), (batch, 5, 3))
+    assert (flow.axes, flow.rows, flow.minor) == ((1,), 1, False)
+
+
 SPLITS_ROWS = {
     "rows": lambda x: tf.reshape(to_batch(x), [-1, 2, 2]),
     "entries": lambda x: tf.reshape(to_batch(x), [-1, 4]),
@@ -157,7 +173,7 @@ UNKNOWN = {
     "one_example": lambda x: x[0],
     "split_batch": lambda x: tf.split(x, 2, 0)[0],
     "two_batches": lambda x: tf.concat([x, x], 0),
-    "wrong_reshape": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 4]),
+    "wrong_reshape": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 24]),
     "rows_of_two_examples": lambda x: tf.reshape(x, [-1, 48]),
     "unknown_op": lambda x: tf.raw_ops.QuantizeV2(
         input=x, min_range=0.0, max_range=1.0, T=tf.quint8

@@ -554,13 +554,19 @@ TIME_MAJOR = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
-@pytest.mark.parametrize("name", TIME_MAJOR)
+@pytest.mark.parametrize("name", ["bias", "scale"])
 @pytest.mark.thinned(3)
 @pytest.mark.every_check
-def test_time_major_elementwise_parameters_are_right_or_refused(name, steps):
-    assert_right_or_refused((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
+def test_time_major_elementwise_parameters_have_a_rule(name, steps):
+    check((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
+@pytest.mark.every_check
+def test_time_major_quotients_are_right_or_refused(steps):
+    assert_right_or_refused((TIME_MAJOR["quotient"], [(3,)], randoms(BATCH, steps, 3)))
 
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
@@ -572,21 +578,24 @@ def test_time_major_lookups_are_right_or_refused():
     assert_right_or_refused((per_example, [(10, 3)], integers(BATCH, 2 * BATCH)))
 
 
-@pytest.mark.parametrize("steps", [1, BATCH, 2 * BATCH])
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("steps", [1, 2, BATCH, 2 * BATCH])
 @pytest.mark.every_check
-def test_time_major_matrix_products_are_right_or_refused(steps):
-    dense = L.Dense(4)
+def test_time_major_layers_have_rules(steps, dynamic):
+    first, second = L.Dense(4, "tanh"), L.Dense(3, "tanh")
     data = randoms(BATCH, steps, 3)
-    dense.build(data.shape)
+    first.build(data.shape)
+    second.build([BATCH, steps, 4])
 
     def per_example(x):
-        return tf.reduce_sum(tf.tanh(dense(last_axes_first(x))), [0, 2])
+        return tf.reduce_sum(second(first(last_axes_first(x))), [0, 2])
 
-    variables = dense.trainable_variables
-    try:
-        check_engine(per_example, variables, data)
-    except (tf.errors.InvalidArgumentError, ValueError):
-        return
+    variables = first.trainable_variables + second.trainable_variables
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "error" if steps > 1 else "ignore", JacobianFallbackWarning
+        )
+        check_engine(per_example, variables, data, dynamic=dynamic)
 
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")

@@ -30,6 +30,10 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
     before = _tail(source.shape.as_list() if source.shape.rank else None)
     after = _tail(shape)
     rank = output.shape.rank
+    if flow.minor and flow.rows and rank and rank > 1:
+        # [T B, ...] -> [T, B, ...]
+        if shape[0] == flow.rows and _tail(shape[1:]) == before is not None:
+            return Flow(DATA, (1,), 1)
     if rank and flow.rows is not None and batch_size:
         lead = output.shape[0]
         whole = lead is not None and lead % batch_size == 0 and lead > 0
@@ -45,7 +49,9 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
         inner = _tail(shape[1:])
         if before is not None and inner and flow.rows is not None:
             if (flow.rows * before) % inner == 0:
-                return Flow(DATA, (1,), entries=_entries(flow, before))
+                own = flow.rows * before // inner
+                rows = own if not flow.minor else None
+                return Flow(DATA, (1,), rows, entries=_entries(flow, before))
         return Flow(DATA, None)
     if rank and output.shape[0] is None and not flow.minor:
         return Flow(DATA, (0,), None)
@@ -53,8 +59,15 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
 
 
 def _reshape_inner(op, output, flow) -> Flow:
-    """[1, N, D, 1] -> [N, ...]: back from layer normalisation's detour."""
+    """[1, N, D, 1] -> [N, ...]: back from layer normalisation's detour.
+
+    And [T, B, ...] -> [T B, ...], as a Dense on steps of all examples does.
+    """
     source = op.inputs[0]
+    if flow.axes == (1,) and flow.rows == 1 and not flow.minor and output.shape.rank:
+        steps, before = source.shape[0], _tail(source.shape.as_list()[1:])
+        if steps and _tail(known_shape(output)) == before is not None:
+            return Flow(DATA, (0,), steps, minor=steps > 1)
     if len(flow.axes) == 1 and output.shape.rank:
         axis = flow.axes[0]
         before, after = source.shape.as_list(), known_shape(output)

@@ -90,6 +90,7 @@ def _first_rows(inputs) -> Flow:
 def _elementwise(op, output, inputs) -> Flow:
     rank = output.shape.rank
     axes, rows, minor, known = set(), None, False, True
+    behind = set()
     for tensor, flow in zip(op.inputs, inputs, strict=True):
         if flow.kind != DATA:
             continue
@@ -101,8 +102,13 @@ def _elementwise(op, output, inputs) -> Flow:
             if rows is not None and (rows, minor) != (flow.rows, flow.minor):
                 known = False
             rows, minor = flow.rows, flow.minor
+        elif flow.axes:
+            behind.add((flow.rows, flow.minor))
     if not known:
         return Flow(DATA, None)
+    if len(axes) == len(behind) == 1 and 0 not in axes:
+        # Behind others, as where time is first.
+        ((rows, minor),) = behind
     return Flow(DATA, tuple(sorted(axes)), rows, minor)
 
 

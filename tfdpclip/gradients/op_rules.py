@@ -32,15 +32,20 @@ from tfdpclip.gradients.rule_table import (
 
 def _explicit(use, values, shape, context):
     """Sums `values`, `[N, ...]` of the output's shape, over what was broadcast."""
-    if not batch_first(use.output, context):
+    flow, rank = context.flows[use.output], use.output.shape.rank
+    place = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
+    if not (batch_first(use.output, context) or place and not flow.minor):
         return None
-    rank = use.output.shape.rank
     padded = [1] * (rank - len(shape)) + list(shape)
-    if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
+    if len(shape) > rank or (len(shape) == rank and shape[place] != 1):
         return None
+    if place:
+        # As where time is first, `[T, B, ...]`.
+        order = [place, *(i for i in range(rank) if i != place)]
+        values, padded = tf.transpose(values, order), [padded[i] for i in order]
     axes = [i for i in range(1, rank) if padded[i] == 1]
     reduced = tf.reduce_sum(values, axis=axes) if axes else values
-    several = not _one_row(use, context)
+    several = not (flow.rows == 1 and (place or flow.leads))
     if several:
         reduced = tf.reduce_sum(by_example(reduced, context, use.output), axis=1)
 
@@ -54,12 +59,6 @@ def _explicit(use, values, shape, context):
         shape,
         parts if axes or several else None,
     )
-
-
-def _one_row(use, context) -> bool:
-    """Whether every example is known to have one row of the output."""
-    flow = context.flows[use.output]
-    return flow.leads and flow.rows == 1
 
 
 @rule_for("Add", "AddV2")
@@ -85,6 +84,8 @@ def _bias_add(use, dz, shape, context):
     if use.index != 1:
         return None
     if use.op.get_attr("data_format") == b"NCHW":
+        if not batch_first(use.output, context):
+            return None
         rank = use.output.shape.rank
         dz = tf.transpose(dz, [0, *range(2, rank), 1])
     return _explicit(use, dz, shape, context)
@@ -121,8 +122,8 @@ def _elementwise(use, dz, shape, context):
     (gradient,) = tf.gradients(again, copies, grad_ys=dz)
     if gradient is None:
         return None
-    parts = None
-    if not _one_row(use, context):
+    flow, parts = context.flows[use.output], None
+    if not (flow.leads and flow.rows == 1):
         by_row = by_example(gradient, context, use.output)
         gradient = tf.reduce_sum(by_row, axis=1)
 
@@ -161,6 +162,8 @@ def _fused_batch_norm(use, dz, shape, context):
         )
     x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
     if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):
+        if not batch_first(use.output, context):
+            return None
         perm = [0, *range(2, x.shape.rank), 1]
         x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
     if use.index == 1:

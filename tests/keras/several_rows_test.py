@@ -258,6 +258,17 @@ def test_a_record_moves_a_step_by_what_is_claimed():
         dpc.testing.assert_sensitivity(model, (X[:58], Y[:58]))
 
 
+def test_what_looks_at_single_rows_is_refused():
+    model = compiled(private(rows_per_record=4))
+    with pytest.raises(ValueError, match="rows_per_record"):
+        dpc.testing.audit_keras(
+            model, (X, Y), (X[:8], Y[:8]), fit=lambda data, watch: None, delta=1e-5
+        )
+    watch = dpc.diagnostics.GradientDiagnostics((X, Y))
+    with pytest.raises(ValueError, match="rows_per_record"):
+        model.fit(X, Y, batch_size=20, verbose=0, callbacks=[watch])
+
+
 def test_averaged_weights_are_of_private_ones():
     plan = dpc.keras.PrivacyPlan(3, 1e-3, examples=60, batch_size=20, epochs=2, views=2)
     model = trained(

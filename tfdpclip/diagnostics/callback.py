@@ -98,6 +98,12 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         del logs
+        if getattr(self.model.optimizer, "rows_per_record", 1) > 1:
+            raise ValueError(
+                "The optimizer clips records of several rows (rows_per_record), and "
+                "diagnostics measure gradients of single rows. Leave them out, or "
+                "measure with rows_per_record=1."
+            )
         if self._meter is None or self._meter.model is not self.model:
             self._meter = GradientMeter(self.model, **self._options)
         if not self.rows:

@@ -181,7 +181,11 @@ def audit_keras(
     Returns:
       The report.
     """
-    check_model(model)
+    if check_model(model).rows_per_record > 1:
+        raise ValueError(
+            "The optimizer has rows_per_record above 1, and a canary is one row: audit "
+            "a copy of the model whose optimizer has rows_per_record=1."
+        )
     _arguments.function("fit", fit, 2)
     x, y = (np.asarray(part) for part in data)
     canary_x, canary_y = (np.asarray(part) for part in canaries)

@@ -19,6 +19,7 @@ import tfdpclip as dpc
 from driver_kit.settings import UsageError
 from keras_examples import text_records, tiny_language
 from keras_examples.text_records import Record, Rows
+from tfdpclip import files
 
 # Not the mean: with a mask, Keras 3 would divide by the batch's number of tokens.
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -165,6 +166,17 @@ def pretrain(
     x, y, weights = rows.data
     model.fit(x, y, _ROWS, epochs, sample_weight=weights, verbose=0)
     return tiny_language.weights(model)
+
+
+def pretrained(
+    path: pathlib.Path, shape: tiny_language.Shape, public: str, epochs: int
+) -> dict[str, np.ndarray]:
+    """What `pretrain` makes of public texts; kept in a file, and read from it."""
+    if path.exists():
+        return files.read_npz(path, list(np.load(path).files))
+    values = pretrain(shape, text_records.read(public), epochs)
+    np.savez(path, **values)
+    return values
 
 
 def tune(

@@ -28,7 +28,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from driver_kit import intervals, kept, programs, progress, settings
 from keras_examples import fine_tuning, text_records, tiny_language
-from tfdpclip import accounting, files, pictures, sampling
+from tfdpclip import accounting, pictures, sampling
 
 #: What is drawn.
 WAYS = ("people", "examples")
@@ -112,13 +112,9 @@ class Study:
         asked = dataclasses.asdict(used)
         asked = {k: v for k, v in asked.items() if k not in _FREE}
         self.known = kept.Kept(directory / "trials.jsonl", asked)
-        path = directory / "public.npz"
-        if path.exists():
-            values = files.read_npz(path, list(np.load(path).files))
-        else:
-            public = text_records.read(used.public)
-            values = fine_tuning.pretrain(shape, public, used.public_epochs)
-            np.savez(path, **values)
+        values = fine_tuning.pretrained(
+            directory / "public.npz", shape, used.public, used.public_epochs
+        )
         self.network = fine_tuning.Tiny(shape, values)
         names = np.unique(people)
         # Speakers, and not speeches, are left out.

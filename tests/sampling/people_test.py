@@ -2,6 +2,7 @@
 
 import collections
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdpclip import sampling
-from tfdpclip.sampling import people
+from tfdpclip.sampling import distributed, people
 
 IDS = np.array([3, 1, 3, 3, 2, 1, 3, 3])
 NUMBERS = np.arange(len(IDS), dtype=np.float32)
@@ -219,6 +220,19 @@ def test_replicas_get_whole_records():
         x, _, _ = next(iter(batches.distribute(strategy)))
         ids = np.reshape(x[:, 1], [-1, 2])
         np.testing.assert_array_equal(ids[:, 0], ids[:, 1])
+
+
+@pytest.mark.parametrize("options", [{"views": 2}, {"people": IDS, "per_person": 1}])
+def test_several_machines_are_refused(options):
+    class Several(tf.distribute.MirroredStrategy):
+        def distribute_datasets_from_function(self, function):
+            return function(tf.distribute.InputContext(2, 0, 2))
+
+    batches = sampling.Poisson(0.5).batches((X, Y), **options)
+    strategy = Several(["CPU:0"])
+    with mock.patch.object(distributed, "_STRATEGIES", (Several,)):
+        with pytest.raises(ValueError, match="devices of one machine"):
+            batches.distribute(strategy)
 
 
 def test_the_statement_says_how_people_are_told_apart():

@@ -120,10 +120,10 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         raise ValueError(
             "independent_groups is for clipping per group, which one device does."
         )
-    if before.rows_per_record > 1:
+    if before.rows_per_record > 1 or before.draws_people:
         raise ValueError(
-            "Records of several rows (views, people) are for the devices of one "
-            "machine, MirroredStrategy." + see("several-replicas")
+            "Views, and examples of people, are for the devices of one machine, "
+            "MirroredStrategy." + see("several-replicas")
         )
     if before.source.size < shards:
         raise ValueError(

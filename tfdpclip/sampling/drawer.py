@@ -259,8 +259,10 @@ class Drawer:
             group = rng.integers(0, self.pieces, len(indices))
             pieces = range(self.pieces)
             parts = [indices[group == piece][: self.rows] for piece in pieces]
-        rng = self._key.rng(place, purpose=2)
-        return [self.source.rows_of(part, rng) for part in parts]
+        if self.source.draws_rows:
+            rng = self._key.rng(place, purpose=2)
+            parts = [self.source.rows_of(part, rng) for part in parts]
+        return parts
 
     def _place_for(self, taker: Taker) -> tuple[int, int]:
         """The step and the part of it that an iterator gets next."""

@@ -41,6 +41,7 @@ class People(Source):
 
     def __init__(self, source: Source, ids: Any, per_person: int):
         self._examples = source
+        self.draws_rows = True
         self.rows_each = _arguments.integer("per_person", per_person, 1, MOST_ROWS)
         self._ids = _checked(ids, source.size)
         names, owners, counts = np.unique(

@@ -39,7 +39,9 @@ class Source(abc.ABC):
     threads = 0
     #: How many rows a record has.
     rows_each = 1
-    #: Whether some of those have weight 0.
+    #: Whether those are drawn anew in every step, by `rows_of`.
+    draws_rows = False
+    #: Whether some of them have weight 0.
     leaves_over = False
     #: Whether it was told whose the examples are, so that neighbours differ in people.
     of_people = False
@@ -68,9 +70,8 @@ class Source(abc.ABC):
         """Returns the given records, followed by zero rows up to `rows`."""
 
     def rows_of(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What `take` gets for some records."""
-        del rng
-        return indices
+        """What `take` gets for some records, where that is drawn."""
+        raise NotImplementedError
 
     def weights(
         self, parts: tuple[Structure, ...], indices: np.ndarray, rows: int

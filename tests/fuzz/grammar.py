@@ -93,6 +93,9 @@ def _mode(rng):
     mode["rule"] = rng.choices(["fixed", "automatic", "layerwise"], [4, 1, 1])[0]
     if rng.random() < 0.08:
         mode["poison"] = rng.choice(["nan", "inf", "padding"])
+    plain = mode["level"] == "sum" and not {"dtype", "poison"} & set(mode)
+    if plain and rng.random() < 0.3:
+        mode["rows"] = True
     return mode
 
 

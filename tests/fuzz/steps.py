@@ -213,6 +213,25 @@ class Step:
         raised = (found.T > squares) & (found.T <= 2 * floors.T)
         return np.where(raised, found.T, squares)
 
+    def by_record(self, each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of records of several rows: norms, squared parts, the sum of a fixed clip."""
+        model = self.model
+
+        def run(x, y, w):
+            _, loss = model.forward(x, y, w)
+            found = PerExampleGradients(
+                loss, model.variables, rows_per_record=each, **self.options
+            )
+            parts = tf.add_n(found.evidence.parts_by_variable())
+            return found.norms, parts, found.clipped_sum(FixedClip(self.clip), ())
+
+        model.reset()
+        norms, parts, sums = self._function(run)(*model.data)
+        return (
+            *(t.numpy().astype(np.float64) for t in (norms, parts)),
+            model.flat(sums),
+        )
+
     def expected_sum(self, truth: np.ndarray, squares: np.ndarray) -> np.ndarray:
         """The right answer."""
         finite = np.isfinite(truth).all(axis=1)

@@ -68,6 +68,14 @@ KNOWN = {
     "cumulative_in_time": (lambda x: tf.cumsum(x, 1), SEQUENCES, (0,), 1),
     "softmax": (lambda x: tf.nn.softmax(x), SEQUENCES, (0,), 1),
     "attention": (lambda x: tf.matmul(x, x, transpose_b=True), SEQUENCES, (0,), 1),
+    "entropy_of_steps": (
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.cast(x[..., 0] > 0, tf.int32), x
+        ),
+        SEQUENCES,
+        (0,),
+        1,
+    ),
     "einsum": (
         lambda x: tf.einsum("btd,bsd->bts", x, x),
         SEQUENCES,

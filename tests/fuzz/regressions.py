@@ -263,6 +263,21 @@ REGRESSIONS = [
         '{"seed": 505, "batch": 4, "input": "sequence", "body": [["cond", {"on": "case"}, [["residual", {"how": "add"}, [["embedding", {"size": 6, "units": 3, "mask": false, "repeat": false}], ["reorder", {"how": "stack"}]]]]], ["time_major", {"how": "dense"}], ["scan_time", {"kind": "foldl"}]], "loss": {"kind": "squared_hinge", "reduction": "keras", "weighted": true}, "mode": {"level": "fit", "dynamic": false, "accumulate": 2, "rule": "fixed"}}',
         WORKS,
     ),
+    _case(
+        "unrolled_cell_over_steps",
+        '{"seed": 154, "batch": 4, "input": "sequence", "body": [["dense", {"units": 5, "activation": "relu", "bias": false, "flat": false}], ["fold", {"how": "minus_one"}, [["function", {"how": "recompute"}, [["recurrent", {"kind": "rnn", "units": 2, "sequences": false, "unroll": true, "back": false, "mask": false, "activation": "relu", "wrapped": "no"}]]]]], ["dense", {"units": 1, "activation": "linear", "bias": false, "flat": false}]], "loss": {"kind": "cosine", "reduction": "own_weights"}, "mode": {"level": "sum", "dynamic": true, "rule": "fixed", "poison": "inf"}}',
+        WORKS,
+    ),
+    _case(
+        "token_for_every_step_in_xla",
+        '{"seed": 822, "batch": 5, "input": "vector", "body": [["elementwise", {"form": "atan2", "axis": "all"}], ["fold", {"how": "shape"}, [["twice", {"how": "other"}, [["append", {"form": "tile"}]]]]], ["elementwise", {"form": "lerp", "axis": "first"}]], "loss": {"kind": "huber", "reduction": "entries_mean"}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "dot_with_ones_of_steps",
+        '{"seed": 513, "batch": 3, "input": "image", "body": [["depthwise", {"kind": "2d", "multiplier": 1, "kernel": 2, "padding": "same", "stride": 1}], ["gate_gradient", {"how": "first_feature"}], ["transformed", {"how": "normalise", "units": 2}], ["prelu", {"shared": false}]], "loss": {"kind": "sparse", "reduction": "dot"}, "mode": {"level": "minimize", "dynamic": true, "accumulate": 2, "rule": "fixed"}}',
+        SAFE,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

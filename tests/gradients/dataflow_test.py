@@ -68,6 +68,23 @@ KNOWN = {
     "cumulative_in_time": (lambda x: tf.cumsum(x, 1), SEQUENCES, (0,), 1),
     "softmax": (lambda x: tf.nn.softmax(x), SEQUENCES, (0,), 1),
     "attention": (lambda x: tf.matmul(x, x, transpose_b=True), SEQUENCES, (0,), 1),
+    "steps_and_zeros": (
+        lambda x: (
+            tf.reshape(x, [-1, 4])
+            + tf.tile(tf.zeros([1, 4]), [tf.shape(tf.reshape(x, [-1, 4]))[0], 1])
+        ),
+        SEQUENCES,
+        (0,),
+        6,
+    ),
+    "entropy_of_steps": (
+        lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.cast(x[..., 0] > 0, tf.int32), x
+        ),
+        SEQUENCES,
+        (0,),
+        1,
+    ),
     "einsum": (
         lambda x: tf.einsum("btd,bsd->bts", x, x),
         SEQUENCES,

@@ -25,7 +25,7 @@ from tfdpclip.gradients import lists, ops, origins, places, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.op_flows import transfer
-from tfdpclip.gradients.sizes import size_flow
+from tfdpclip.gradients.sizes import counted_rows, size_flow
 
 #: What reads the functions that ops of some types run: from an op and the analysis
 #: around it to the flows of the op's outputs, or None if nothing is known of them.
@@ -320,6 +320,9 @@ class Dataflow:
             flow = size_flow(op, output, inputs)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
         if output.shape.rank and output.shape[0] in (None, self.length):
+            like = counted_rows(op, self.__getitem__)
+            if like is not None:
+                return Flow(DATA, (0,), like.rows, like.minor, made=True)
             return Flow(DATA, (0,), self.rows_per_example, made=True)
         return Flow(SIZE)
 

@@ -12,6 +12,7 @@ from tfdpclip.gradients import ops
 
 _PAIRS = {
     "Mul": operator.mul,
+    "Sub": operator.sub,
     "Add": operator.add,
     "AddV2": operator.add,
     "Maximum": max,

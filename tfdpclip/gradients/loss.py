@@ -401,8 +401,12 @@ def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
 
 def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:
     """`[B, entries]` in float32 at least."""
-    flow = flows[tensor]
+    flow, name = flows[tensor], tensor.name
     tensor = _in_float32(tensor)
+    if flow.axes is None and tensor.shape[0] is None:
+        # That axis 0 counts examples was assumed.
+        with tf.control_dependencies(loss_checks.as_long(tensor, name, batch_size)):
+            tensor = tf.identity(tensor)
     if flow.minor:
         tensor = tf.reshape(tensor, [-1, batch_size, _entries_per_row(tensor)])
         tensor = tf.transpose(tensor, [1, 0, 2])

@@ -208,6 +208,23 @@ def refuse_float16(flows: Dataflow) -> None:
                 )
 
 
+def as_long(tensor: tf.Tensor, name: str, batch_size: tf.Tensor) -> list[tf.Operation]:
+    """An assertion (which XLA drops) that a term has as many entries per example."""
+    size = tf.size(tensor)
+    each = size // tf.maximum(batch_size, 1)
+    assertion = tf.debugging.Assert(
+        tf.equal(each * batch_size, size),
+        [
+            f"LossStructureError: the loss is not a sum over the examples of a batch: "
+            f"its term `{name}` has a number of entries that is no multiple of "
+            "the number of examples. " + FIX.replace("'", "`"),
+            size,
+            batch_size,
+        ],
+    )
+    return [] if assertion is None else [assertion]
+
+
 def refuse_collectives(flows: Dataflow) -> None:
     """Raises if a loss depends on what other replicas or machines computed."""
     for op in flows.ops:

@@ -7,6 +7,8 @@ everybody's gradient. So every size carries its power of B.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfdpclip.gradients import ops
@@ -47,6 +49,36 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
     if op.type == "Neg":
         return _number(powers[0])
     return _number(None)
+
+
+def counted_rows(op: tf.Operation, flow_of: Callable[[tf.Tensor], Flow]) -> Flow | None:
+    """The flow of the tensor whose rows an op of `ops.SHAPERS` makes as many of.
+
+    Args:
+      op: what makes a new tensor of a shape that is computed.
+      flow_of: the flow of a tensor.
+
+    Returns:
+      None if the graph does not tell. In `tf.zeros([tf.shape(x)[0], 3])` it is that of
+      x, which may have several rows for each example.
+    """
+    if op.type == "Tile" and op.inputs[0].shape[:1] != [1]:
+        return None
+    tensor = op.inputs[1 if op.type in ("Tile", "BroadcastTo", "Range") else 0]
+    while tensor.op.type in _FIRST_OF:
+        if tensor.op.type == "StridedSlice":
+            bounds = [tf.get_static_value(tensor.op.inputs[i]) for i in (1, 3)]
+            if bounds[0] is None or bounds[0].any() or (bounds[1] != 1).any():
+                return None
+        tensor = tensor.op.inputs[0]
+    if tensor.op.type != "Shape":
+        return None
+    flow = flow_of(tensor.op.inputs[0])
+    return flow if flow.leads and flow.rows else None
+
+
+#: Whose first number is that of their first input.
+_FIRST_OF = ops.SAME_NUMBERS | {"StridedSlice", "Pack", "ConcatV2", "ExpandDims"}
 
 
 def _number(power: int | None) -> Flow:

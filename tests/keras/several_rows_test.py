@@ -258,6 +258,33 @@ def test_a_record_moves_a_step_by_what_is_claimed():
         dpc.testing.assert_sensitivity(model, (X[:58], Y[:58]))
 
 
+class Mean(L.Layer):
+    """Adds the mean of some rows, one after the other."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def call(self, x):
+        groups = tf.reshape(x, [-1, self.rows, x.shape[1]])
+        return x + tf.repeat(tf.reduce_mean(groups, axis=1), self.rows, axis=0)
+
+
+@pytest.mark.parametrize("mixed, fails", [(2, False), (4, False), (8, True)])
+def test_rows_of_a_record_may_mix_in_a_test_of_isolation(mixed, fails):
+    model = tf.keras.Sequential([tf.keras.Input([5]), Mean(mixed), L.Dense(2)])
+    model.compile(private(rows_per_record=4), LOSS)
+    x, y = X[:16], Y[:16]
+    if fails:
+        with pytest.raises(dpc.gradients.ExampleIsolationError, match="examples? "):
+            dpc.keras.check_isolation(model, x, y)
+    else:
+        dpc.keras.check_isolation(model, x, y)
+    for rows, words in ((15, "15 rows"), (4, "1 examples")):
+        with pytest.raises(ValueError, match=words):
+            dpc.keras.check_isolation(model, x[:rows], y[:rows])
+
+
 def test_what_looks_at_single_rows_is_refused():
     model = compiled(private(rows_per_record=4))
     with pytest.raises(ValueError, match="rows_per_record"):

@@ -47,6 +47,7 @@ def check_isolation(
     Args:
       model: a built or callable Keras model.
       x: a batch of inputs, two examples at least, batch axis first; or a nest of them.
+        With ``rows_per_record`` of the optimizer an example is so many rows.
       y: the labels.
       loss: ``loss(y, predictions)`` -> one loss per example. By default the compiled
         loss, unreduced.
@@ -73,13 +74,21 @@ def check_isolation(
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
     count = int(tf.nest.flatten(x)[0].shape[0])
-    if count < 2:
-        raise ValueError(f"x has {count} examples; the test needs two at least.")
+    each = getattr(model.optimizer, "rows_per_record", 1)
+    if count % each:
+        raise ValueError(
+            f"x has {count} rows, and a record has rows_per_record={each}: give whole "
+            "records." + see("records-of-several-rows")
+        )
+    if count < 2 * each:
+        raise ValueError(
+            f"x has {count // each} examples; the test needs two at least."
+        )
     per_example = _loss_function(model, loss)
     model(x)  # builds the variables
-    with _Runs(model, per_example, count) as run:
-        single = np.eye(count, dtype=bool)[:examples]
-        even = np.arange(count) % 2 == 0
+    with _Runs(model, per_example, count, each) as run:
+        single = np.eye(count // each, dtype=bool)[:examples].repeat(each, axis=1)
+        even = run.even
         _compare(run, run(x, y), (x, y), [*single, even, ~even], tolerance)
         batch = _nearly_equal(x, y)
         try:
@@ -115,10 +124,14 @@ class _Run:
 class _Runs:
     """Runs a model on batches from one state, with the same random numbers."""
 
-    def __init__(self, model: tf.keras.Model, per_example: Callable, count: int):
+    def __init__(
+        self, model: tf.keras.Model, per_example: Callable, count: int, each: int
+    ):
         self._model = model
         self._per_example = per_example
-        self.count = count
+        self.count, self.each = count, each
+        # Every other record.
+        self.even = np.arange(count) // each % 2 == 0
         self.variables = all_unwrapped(model.trainable_variables)
         rng = np.random.default_rng()
         self._seed = int(rng.integers(2**31))
@@ -171,7 +184,7 @@ def _compare(
     for replaced in choices:
         weights = np.where(replaced, 0.0, run.weights)
         gradients = before.gradients(weights)
-        for made_up, other in _replacements(*batch, replaced):
+        for made_up, other in _replacements(*batch, replaced, run.each):
             try:
                 after = run(*other)
             except _REFUSED:
@@ -186,11 +199,11 @@ def _compare(
 
 
 def _replacements(
-    x: Any, y: Any, replaced: np.ndarray
+    x: Any, y: Any, replaced: np.ndarray, each: int
 ) -> Iterator[tuple[bool, tuple[Any, Any]]]:
     """Whether it is made up, and the batch with other examples at some places."""
     places = np.arange(len(replaced))
-    order = np.where(replaced, (places + 1) % len(replaced), places)
+    order = np.where(replaced, (places + each) % len(replaced), places)
     pick = lambda t: tf.gather(t, order)  # noqa: E731
     yield False, (tf.nest.map_structure(pick, x), tf.nest.map_structure(pick, y))
     if not any(t.dtype.is_floating for t in tf.nest.flatten(x)):
@@ -255,7 +268,7 @@ def _check_gradients(run, before, after, replaced, tolerance: float) -> None:
 
 def _check_additive(run: _Runs, before: _Run) -> None:
     """Raises if gradients of the batch are combined on the way back."""
-    even = np.arange(run.count) % 2 == 0
+    even = run.even
     halves = [np.where(half, run.weights, 0.0) for half in (even, ~even)]
     first, second, both = map(before.gradients, (*halves, run.weights))
     total = [a + b for a, b in zip(first, second, strict=True)]

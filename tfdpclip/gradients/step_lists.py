@@ -7,10 +7,22 @@ import tensorflow as tf
 from tfdpclip._devices import in_xla
 
 
-def empty_list(tensor: tf.Tensor, loop: tf.Operation) -> tf.Tensor:
-    """A list for one value of `tensor` for each step."""
+def empty_list(
+    tensor: tf.Tensor, loop: tf.Operation, length: tf.Tensor | None = None
+) -> tf.Tensor:
+    """A list for one value of `tensor` for each step.
+
+    Args:
+      tensor: a tensor of the loop's body.
+      loop: the loop.
+      length: how many rows the tensor has, if its static shape does not tell. XLA makes
+        no list of elements of unknown shape until there is one.
+    """
+    shape = _shape_of(tensor)
+    if length is not None:
+        shape[0] = length
     return tf.raw_ops.EmptyTensorList(
-        element_shape=_shape_of(tensor),
+        element_shape=shape,
         # XLA needs to know.
         max_num_elements=loop.inputs[1] if in_xla() else tf.constant(-1),
         element_dtype=tensor.dtype,

@@ -265,7 +265,7 @@ class _Loop:
           The number of the list of them among the loop's outputs.
         """
         with self.op.graph.as_default(), tf.control_dependencies(None):
-            start = empty_list(tensor, self.op)
+            start = empty_list(tensor, self.op, self._length(tensor))
         with self._body.as_default(), tf.control_dependencies(None):
             longer = tf.raw_ops.TensorListPushBack(
                 input_handle=self._body.capture(start), tensor=tensor
@@ -273,6 +273,19 @@ class _Loop:
         # The recording is no part of the loss.
         _tf_private.set_own_gradient(longer.op, lambda op, gradient: [gradient, None])
         return self._carry(start, longer)
+
+    def _length(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """How many rows a tensor of the body has, where XLA must be told and we know.
+
+        When it compiles, the length of the data is a constant.
+        """
+        flow, flows = self._inner[tensor], self._flows
+        if not in_xla() or tensor.shape[0] is not None:
+            return None
+        sources = [s for s in flows.sources if flows[s].leads]
+        if not (flow.leads and flow.rows and sources):
+            return None
+        return tf.shape(sources[0])[0] // flows.rows_per_example * flow.rows
 
     def _at_all_steps(self, tensor: tf.Tensor) -> tf.Tensor:
         """What a tensor of the body was at every step, `[N * T, ...]`."""
@@ -297,7 +310,10 @@ class _Loop:
                 input=nothing, shape=[None] * rank
             )
             _, start = tf.raw_ops.IdentityN(
-                input=[stand_in, empty_list(tensor, self.op)]
+                input=[
+                    stand_in,
+                    empty_list(tensor, self.op, self._length(tensor)),
+                ]
             )
 
         def all_steps(op, _, gradients):

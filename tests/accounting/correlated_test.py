@@ -92,7 +92,7 @@ class TestEvent:
             (dict(sampling=sampling.Poisson(0.1)), "CyclicPoisson"),
             (dict(sampling=_CYCLIC), "amplified"),
             (dict(horizon=0), "horizon"),
-            (dict(unit="person"), "unit"),
+            (dict(unit="somebody"), "unit"),
             (dict(steps=0, sampling=sampling.Poisson(0.1)), "CyclicPoisson"),
         ],
     )

@@ -645,7 +645,7 @@ def test_eager_steps_are_refused():
 
 @pytest.mark.parametrize("unit", ["group", "batches", None, 1])
 def test_a_unit_that_is_none_is_refused(unit):
-    with pytest.raises(ValueError, match="unit must be 'example' or 'batch'"):
+    with pytest.raises(ValueError, match="unit must be one of example, person, batch"):
         DPSGD(clip=C, noise_multiplier=1.0, unit=unit)
 
 

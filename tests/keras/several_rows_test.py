@@ -172,7 +172,7 @@ def test_an_optimizer_of_other_records_is_refused(options):
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_without_a_budget_the_size_of_a_batch_tells(rows):
     # As many rows as no batches of other tests, which may be there yet, have.
-    batches = sampling.Poisson(0.5).batches((X, Y), views=4, physical_batch_size=53)
+    batches = sampling.Poisson(0.5).batches((X, Y), views=4, physical_batch_size=54)
     model = compiled(private(rows_per_record=rows))
     with pytest.raises(Exception, match=r"rows_per_record=batches.rows_per_record"):
         model.fit(batches, verbose=0)

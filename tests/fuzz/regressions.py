@@ -278,6 +278,16 @@ REGRESSIONS = [
         '{"seed": 513, "batch": 3, "input": "image", "body": [["depthwise", {"kind": "2d", "multiplier": 1, "kernel": 2, "padding": "same", "stride": 1}], ["gate_gradient", {"how": "first_feature"}], ["transformed", {"how": "normalise", "units": 2}], ["prelu", {"shared": false}]], "loss": {"kind": "sparse", "reduction": "dot"}, "mode": {"level": "minimize", "dynamic": true, "accumulate": 2, "rule": "fixed"}}',
         SAFE,
     ),
+    _case(
+        "compiled_call_of_a_loop_on_the_slow_path",
+        '{"seed": 184, "batch": 4, "input": "sequence", "body": [["time_major", {"how": "recurrent"}], ["residual", {"how": "concat"}, [["norm", {"kind": "layer"}]]], ["dense", {"units": 3, "activation": "gelu", "bias": false, "flat": true}]], "loss": {"kind": "binary", "reduction": "mean", "weighted": true}, "mode": {"level": "minimize", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "compiled_loop_over_examples",
+        '{"seed": 688, "batch": 4, "input": "sequence", "body": [["residual", {"how": "add"}, [["transformed", {"how": "slice", "units": 2}], ["gate_gradient", {"how": "cumsum"}]]], ["each", {"how": "map_fn"}, [["elementwise", {"form": "maximum", "axis": "first"}], ["recurrent", {"kind": "lstm", "units": 2, "sequences": true, "unroll": true, "back": true, "mask": true, "activation": "relu", "wrapped": "cell"}]]]], "loss": {"kind": "smoothed", "reduction": "two", "weighted": true}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "automatic"}}',
+        (REFUSED,),
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

@@ -288,6 +288,16 @@ REGRESSIONS = [
         '{"seed": 688, "batch": 4, "input": "sequence", "body": [["residual", {"how": "add"}, [["transformed", {"how": "slice", "units": 2}], ["gate_gradient", {"how": "cumsum"}]]], ["each", {"how": "map_fn"}, [["elementwise", {"form": "maximum", "axis": "first"}], ["recurrent", {"kind": "lstm", "units": 2, "sequences": true, "unroll": true, "back": true, "mask": true, "activation": "relu", "wrapped": "cell"}]]]], "loss": {"kind": "smoothed", "reduction": "two", "weighted": true}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "automatic"}}',
         (REFUSED,),
     ),
+    _case(
+        "compiled_recurrence_of_unknown_batches",
+        '{"seed": 578, "batch": 6, "input": "tokens", "body": [["transformed_conv", {"how": "cast"}], ["gate_gradient", {"how": "one_hot"}], ["recurrent", {"kind": "rnn", "units": 3, "sequences": true, "unroll": false, "back": false, "mask": true, "activation": "relu", "wrapped": "bidirectional"}]], "loss": {"kind": "hinge", "reduction": "entries"}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "compiled_loop_of_unknown_rows",
+        '{"seed": 938, "batch": 6, "input": "image", "body": [["locally_connected", {"filters": 2}], ["function", {"how": "custom"}, [["recurrent", {"kind": "rnn", "units": 2, "sequences": true, "unroll": false, "back": true, "mask": false, "activation": "tanh", "wrapped": "cell"}]]]], "loss": {"kind": "raw", "reduction": "own_focus", "head": false}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        SAFE,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

@@ -113,8 +113,8 @@ def _needs_sizes(per_example, handles, one, indices) -> bool:
         raise NotImplementedError(
             "A loop uses variables in a way that no per-example rule covers, and XLA "
             "cannot compile the Jacobian that they take instead. Leave out "
-            "jit_compile=True, or use tf.vectorized_map in the place of tf.map_fn."
-            + see("layers-that-are-not-supported")
+            "jit_compile=True, give batches a static size, or use tf.vectorized_map in "
+            "the place of tf.map_fn." + see("layers-that-are-not-supported")
         )
     return True
 

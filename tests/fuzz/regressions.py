@@ -278,6 +278,26 @@ REGRESSIONS = [
         '{"seed": 513, "batch": 3, "input": "image", "body": [["depthwise", {"kind": "2d", "multiplier": 1, "kernel": 2, "padding": "same", "stride": 1}], ["gate_gradient", {"how": "first_feature"}], ["transformed", {"how": "normalise", "units": 2}], ["prelu", {"shared": false}]], "loss": {"kind": "sparse", "reduction": "dot"}, "mode": {"level": "minimize", "dynamic": true, "accumulate": 2, "rule": "fixed"}}',
         SAFE,
     ),
+    _case(
+        "compiled_call_of_a_loop_on_the_slow_path",
+        '{"seed": 184, "batch": 4, "input": "sequence", "body": [["time_major", {"how": "recurrent"}], ["residual", {"how": "concat"}, [["norm", {"kind": "layer"}]]], ["dense", {"units": 3, "activation": "gelu", "bias": false, "flat": true}]], "loss": {"kind": "binary", "reduction": "mean", "weighted": true}, "mode": {"level": "minimize", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "compiled_loop_over_examples",
+        '{"seed": 688, "batch": 4, "input": "sequence", "body": [["residual", {"how": "add"}, [["transformed", {"how": "slice", "units": 2}], ["gate_gradient", {"how": "cumsum"}]]], ["each", {"how": "map_fn"}, [["elementwise", {"form": "maximum", "axis": "first"}], ["recurrent", {"kind": "lstm", "units": 2, "sequences": true, "unroll": true, "back": true, "mask": true, "activation": "relu", "wrapped": "cell"}]]]], "loss": {"kind": "smoothed", "reduction": "two", "weighted": true}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "automatic"}}',
+        (REFUSED,),
+    ),
+    _case(
+        "compiled_recurrence_of_unknown_batches",
+        '{"seed": 578, "batch": 6, "input": "tokens", "body": [["transformed_conv", {"how": "cast"}], ["gate_gradient", {"how": "one_hot"}], ["recurrent", {"kind": "rnn", "units": 3, "sequences": true, "unroll": false, "back": false, "mask": true, "activation": "relu", "wrapped": "bidirectional"}]], "loss": {"kind": "hinge", "reduction": "entries"}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        WORKS,
+    ),
+    _case(
+        "compiled_loop_of_unknown_rows",
+        '{"seed": 938, "batch": 6, "input": "image", "body": [["locally_connected", {"filters": 2}], ["function", {"how": "custom"}, [["recurrent", {"kind": "rnn", "units": 2, "sequences": true, "unroll": false, "back": true, "mask": false, "activation": "tanh", "wrapped": "cell"}]]]], "loss": {"kind": "raw", "reduction": "own_focus", "head": false}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
+        SAFE,
+    ),
     # What ordinary people do.
     _case(
         "coarse_tied_table",

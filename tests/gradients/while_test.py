@@ -622,3 +622,17 @@ def test_matches_in_a_coarse_type(layer):
     per_example, variables, data = of_layer(made, data)
     with no_fallback():
         check_engine(per_example, variables, data, tolerance=0.05)
+
+
+def test_a_compiled_loop_without_rules_is_refused_before_it_is_compiled():
+    """The process would die of it."""
+    w = variable(3)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def norms(x):
+        losses = tf.map_fn(lambda row: tf.reduce_sum(tf.sort(row * w) ** 2), x)
+        return per_example_norms(losses, [w])
+
+    warned = pytest.warns(JacobianFallbackWarning)
+    with warned, pytest.raises(NotImplementedError, match="jit_compile"):
+        norms(randoms(4, 3))

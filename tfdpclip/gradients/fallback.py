@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._devices import in_xla
-from tfdpclip.gradients import ops
+from tfdpclip._docs import see
+from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients._copies import repeatable, scratch_graph
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import (
@@ -66,7 +67,7 @@ def jacobian(
             for g, v in zip(gradients, variables, strict=True)
         ]
 
-    if not (in_xla() and _branches_within(per_example, handles)):
+    if not (in_xla() and _needs_sizes(per_example, handles, one, indices)):
         try:
             found = tf.vectorized_map(one, indices, fallback_to_while_loop=True)
             # Behind a branch whose ranks differ, nobody knows any more.
@@ -75,22 +76,64 @@ def jacobian(
                 for g, v in zip(found, variables, strict=True)
             ]
         except ValueError as error:
-            # Its converters of loops lose what they know of lists of tensors.
-            if "handle data" not in str(error):
+            if not _lost_lists(error):
                 raise
     signature = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
     return tf.map_fn(one, indices, fn_output_signature=signature, parallel_iterations=1)
 
 
-def _branches_within(per_example: tf.Tensor, handles: Sequence[tf.Tensor]) -> bool:
-    """Whether a backward pass has branches.
+def _needs_sizes(per_example, handles, one, indices) -> bool:
+    """Whether XLA could not compile the vectorised form of a backward pass.
 
-    The vectorised form of one divides examples among the branches, into sizes that are
-    known when it runs; XLA needs them before.
+    Of one with branches, that divides examples among them, into sizes that are known
+    when it runs; XLA needs them before. Of a loop that TensorFlow cannot vectorise, it
+    keeps what comes out of each example's in a list, of lists where the loop has some,
+    which XLA does not have.
+
+    Raises:
+      NotImplementedError: if XLA could not compile the backward passes one by one,
+        either: of a loop in the graph itself, the process would die.
     """
     with scratch_graph() as graph:
         tf.gradients(per_example, list(handles))
-        return any(op.type in ops.BRANCHES for op in graph.get_operations())
+        found = {op.type for op in graph.get_operations()}
+        if found & ops.BRANCHES:
+            return True
+        if not found & (ops.LOOPS | ops.FUNCTION_CALLS):
+            return False
+    with scratch_graph() as graph:
+        try:
+            tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+            fails = any(map(_has_lists_of_lists, graph.get_operations()))
+        except ValueError as error:
+            fails = _lost_lists(error)
+    if not fails:
+        return False
+    if found & ops.LOOPS:
+        raise NotImplementedError(
+            "A loop uses variables in a way that no per-example rule covers, and XLA "
+            "cannot compile the Jacobian that they take instead. Leave out "
+            "jit_compile=True, give batches a static size, or use tf.vectorized_map in "
+            "the place of tf.map_fn." + see("layers-that-are-not-supported")
+        )
+    return True
+
+
+def _lost_lists(error: ValueError) -> bool:
+    """Whether converters of loops lost what they knew of lists of tensors."""
+    return "handle data" in str(error)
+
+
+def _has_lists_of_lists(op: tf.Operation) -> bool:
+    """Whether a function that an op calls makes lists of what is no tensor."""
+    return any(
+        node.op == "TensorListReserve"
+        and node.attr["element_dtype"].type == tf.variant.as_datatype_enum
+        for name in origins.functions_of(op)
+        for definition in origins.definitions(op.graph, name)
+        if definition is not None
+        for node in definition.node_def
+    )
 
 
 class SlowGradients:

@@ -184,6 +184,8 @@ class _Loop:
         output = op.outputs[0]
         if not has_op_rule(use) or not self._by_rows(output):
             return False
+        if not all(map(self._fits_a_list, (output, *op.inputs))):
+            return False
         for tensor in op.inputs:
             if inner[tensor].kind == DATA:
                 free = op.type in ops.CONTRACTIONS
@@ -280,12 +282,21 @@ class _Loop:
         When it compiles, the length of the data is a constant.
         """
         flow, flows = self._inner[tensor], self._flows
-        if not in_xla() or tensor.shape[0] is not None:
+        if not in_xla() or not tensor.shape.rank or tensor.shape[0] is not None:
             return None
         sources = [s for s in flows.sources if flows[s].leads]
         if not (flow.leads and flow.rows and sources):
             return None
         return tf.shape(sources[0])[0] // flows.rows_per_example * flow.rows
+
+    def _fits_a_list(self, tensor: tf.Tensor) -> bool:
+        """Whether a list can be made of what a tensor of the body is at every step."""
+        if not in_xla() or self._inner[tensor].kind != DATA:
+            return True
+        known = tensor.shape.rank is not None and None not in tensor.shape[1:].as_list()
+        return known and (
+            tensor.shape[:1] != [None] or self._length(tensor) is not None
+        )
 
     def _at_all_steps(self, tensor: tf.Tensor) -> tf.Tensor:
         """What a tensor of the body was at every step, `[N * T, ...]`."""

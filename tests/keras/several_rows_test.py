@@ -186,7 +186,7 @@ def test_people_and_an_optimizer_for_examples_of_one_row():
             0.1, noise_multiplier=1.0, expected_batch_size=30, unit="person"
         )
     )
-    with pytest.raises(PrivacyMismatchError, match="draw examples.*people=ids"):
+    with pytest.raises(PrivacyMismatchError, match="are of examples.*people=ids"):
         model.fit(batches, callbacks=[budget], verbose=0)
 
 

@@ -110,6 +110,7 @@ def test_all_models_are_made_and_timed_by_name():
 
     assert set(step_time.MODELS) == set(models.NAMES)
     asked_for = {"joint", "buffered_3", "toeplitz_16", "quantile_unchecked"}
+    asked_for |= {"views_4", "views_16"}
     assert {*cells.OURS, *asked_for} == set(variants.OURS)
     for name in {axis.model for axis in scaling.AXES}:
         assert name in models.NAMES

@@ -193,8 +193,15 @@ def each(env, path, x, args, node):
     shape = [None]
     with env.plainly(), tf.init_scope():
         shape += env.inner(node, tf.zeros([1, *x.shape[1:]], x.dtype), path).shape[1:]
-    loop = {"map_fn": tf.map_fn, "vectorized_map": tf.vectorized_map}[args["how"]]
+    # Which loses gradient functions of one's own, of all but a single example.
+    vectorized = args["how"] == "vectorized_map" and not _has_own_gradient(node)
+    loop = tf.vectorized_map if vectorized else tf.map_fn
     return tf.ensure_shape(loop(run, x), shape)
+
+
+def _has_own_gradient(node):
+    own = node.args.get("how") in ("half", "backwards", "custom")
+    return own or any(map(_has_own_gradient, node.children))
 
 
 @block("scan_time", kind=("scan", "foldl", "map_steps"))

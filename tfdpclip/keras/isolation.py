@@ -74,7 +74,8 @@ def check_isolation(
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = tf.nest.map_structure(tf.convert_to_tensor, y)
     count = int(tf.nest.flatten(x)[0].shape[0])
-    each = getattr(model.optimizer, "rows_per_record", 1)
+    optimizer = getattr(model, "optimizer", None)
+    each = getattr(optimizer, "rows_per_record", 1)
     if count % each:
         raise ValueError(
             f"x has {count} rows, and a record has rows_per_record={each}: give whole "

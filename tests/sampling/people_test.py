@@ -87,6 +87,10 @@ def test_ids_may_be_texts_or_integers(ids):
     assert drawn(people=ids).population == 3
 
 
+def test_ids_that_end_otherwise_are_of_two_people():
+    assert drawn(people=[*("a" * 4), *(["a\0"] * 4)]).population == 2
+
+
 def test_ids_are_those_of_when_the_batches_were_made():
     ids = IDS.copy()
     batches = drawn(people=ids)
@@ -105,6 +109,9 @@ def test_ids_are_those_of_when_the_batches_were_made():
         ([None, *IDS[1:]], "integers or texts"),
         ([*"abcdefg", float("nan")], "integers or texts"),
         (IDS > 1, "integers or texts"),
+        (np.where(IDS > 1, IDS, np.nan).astype(str), "known, and 'nan'"),
+        (np.array(list("abcdefg") + ["None"], object), "known, and 'None'"),
+        ([b""] + [b"a"] * 7, "known, and b''"),
     ],
 )
 def test_bad_ids(ids, message):

@@ -34,9 +34,9 @@ _ARGUMENTS = """
         drawn and the clip norm moves once per logical step; `iterations` counts those.
       unit: what is clipped: "example"; "person": all examples of one, by batches that
         draw people (``scheme.batches(data, people=ids, per_person=8)``), or each
-        example by batches that draw few of each (`CappedPoisson`); or "batch":
-        the gradient of each physical batch
-        as a whole (Nguyen et al. 2023), without per-example work. Then the divisor is
+        example by batches that draw few of each (`CappedPoisson`); or "batch": the
+        gradient of each physical batch as a whole (Nguyen et al. 2023), without
+        per-example work. Then the divisor is
         `accumulation_steps`, the number of batches (groups) per step, and one example
         moves the sum by up to twice the clip norm; the accountant knows by `unit`.
         Batch normalisation is allowed, with `PublicBatchStatistics`.

@@ -150,6 +150,10 @@ class FewOfEach(Source):
         return self._examples.take(self._kept[np.asarray(indices, np.int64)], rows)
 
 
+_UNKNOWN = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")
+_MISSING = {*_UNKNOWN, *(name.encode() for name in _UNKNOWN)}
+
+
 def _checked(ids: Any, size: int) -> np.ndarray:
     """The ids, one for each example, as the caller has them now."""
     # Of a list, NumPy would make texts of all, a name that is missing among them.
@@ -164,14 +168,24 @@ def _checked(ids: Any, size: int) -> np.ndarray:
             "people=frame['user'], per_person=8)." + see("records-of-several-rows")
         )
     kinds = {type(name) for name in found.tolist()}
-    if found.dtype.kind == "O" and kinds in ({str}, {bytes}):
-        return found.astype(kinds.pop())
-    if found.dtype.kind not in "iuUS":
+    if kinds in ({str}, {bytes}):
+        # As objects: as arrays of texts, those that differ in zeros at the end are one.
+        found = found.astype(object)
+        missing = _MISSING.intersection(found)
+        if missing:
+            raise ValueError(
+                f"people must be known, and {missing.pop()!r} is what a missing id "
+                "becomes as a text: people who have none would be taken for one, and "
+                "each be in its gradient without being protected. Drop their examples, "
+                "or give each an id of its own." + see("records-of-several-rows")
+            )
+        return found
+    if found.dtype.kind not in "iu":
         raise ValueError(
             "people must be integers or texts: an id that is missing, or not a number, "
             "is nobody's, and equal ids must be equal. Got "
             f"{found.dtype.name if found.dtype.kind != 'O' else 'objects'}; drop "
-            "examples of unknown people, or give each an id of its own, and write "
+            "examples of unknown people, or give each an id of its own, and then write "
             "ids.astype(str)." + see("records-of-several-rows")
         )
     return found

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.gradients.isolation_test import two_by_two
 from tests.gradients.sharing_test import randoms, squash, variable
-from tfdpclip.gradients import per_example_norms, replaced, rerun
+from tfdpclip.gradients import per_example_norms, replaced_rows, rerun
 
 pytestmark = pytest.mark.every_check
 W = variable(3, 5)
@@ -17,12 +17,13 @@ ANY = [tf.TensorSpec([None, 3])]
 
 
 def tried(losses, x=X, steps=4, before=lambda i: None):
-    """How many rows the copies had at most, in each of some steps."""
+    """How many rows the copies had at most where some were replaced, in each step."""
     most, found = tf.Variable(0), []
     tensors = rerun.Rerun.tensors
 
     def noted(self, part, rows, *args):
-        most.assign(tf.maximum(most, tf.size(rows)))
+        replaces = tf.reduce_any(tf.not_equal(rows, tf.range(tf.size(rows))))
+        most.assign(tf.maximum(most, tf.where(replaces, tf.size(rows), 0)))
         return tensors(self, part, rows, *args)
 
     @tf.function(input_signature=ANY, autograph=False)
@@ -90,7 +91,7 @@ def test_a_model_that_magnifies_rounding_is_no_model_that_looks_at_places():
 
 
 def test_it_would_be_if_what_it_magnifies_were_not_measured(monkeypatch):
-    monkeypatch.setattr(replaced, "_MOST_NOISE", 0.0)
+    monkeypatch.setattr(replaced_rows, "_MOST_NOISE", 0.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
         tried(amplified(1.2e-7, 60.0), steps=1)
 

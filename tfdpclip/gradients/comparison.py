@@ -34,9 +34,22 @@ class Comparison:
     compared: tf.Tensor
 
 
-def fields(comparison: Comparison) -> list[tf.Tensor]:
-    """Its tensors, in the order in which a `Comparison` takes them."""
-    return [getattr(comparison, f.name) for f in dataclasses.fields(comparison)]
+def fields(found: Any) -> list[tf.Tensor]:
+    """The tensors of a `Comparison`, or another dataclass, in the order it takes."""
+    return [getattr(found, f.name) for f in dataclasses.fields(found)]
+
+
+def nothing_compared(variables: int, groups: int, probes: int) -> Comparison:
+    """What a comparison of so many things begins with."""
+    return Comparison(
+        tf.zeros([variables]),
+        tf.zeros([variables]),
+        tf.zeros([groups]),
+        tf.zeros([]),
+        tf.fill([probes], True),
+        tf.fill([probes], False),
+        tf.constant(False),
+    )
 
 
 def worse(before: Comparison, new: Comparison, several: tf.Tensor) -> list[tf.Tensor]:

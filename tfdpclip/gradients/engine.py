@@ -16,6 +16,7 @@ from tfdpclip._arguments import choice, fraction, integer, items, positive, show
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, loss_checks, state
+from tfdpclip.gradients.backward import Backward
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.evidence import Evidence
@@ -144,7 +145,8 @@ class PerExampleGradients(RecordGradients):
         self._budget = Budget(memory, int(planned))
         self.handles = handles
         self._found = find_gradients(
-            self.loss, self.variables, handles, context, self._budget
+            *(self.loss, self.variables, handles, context, self._budget),
+            checked=check_isolation != "never",
         )
         self._per_variable = self._plain_squares()
         self.evidence = Evidence(
@@ -170,6 +172,11 @@ class PerExampleGradients(RecordGradients):
         # What one trace checks, the graph keeps alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
         self.isolated = self._checked(check_isolation, groups)
+
+    @property
+    def backward(self) -> Backward | None:
+        """The backward pass, if it went on to the variables and to the data."""
+        return self._found.backward
 
     @property
     def connected(self) -> list[bool]:
@@ -356,16 +363,14 @@ class PerExampleGradients(RecordGradients):
         check = SelfCheck(self, groups)
         due = self.status.due(self.parts.batch_size)
         called = (lambda branch: branch) if in_xla() else _copies.called
-        # Two branches, so that the second begins without what the first was given.
-        compared, sizes = tf.cond(
-            due,
-            called(lambda: check.compared(self.status.few_do())),
-            check.not_compared,
-        )
+        claimed = []
+        if number := len(self.evidence.claims):
+            true = tf.fill([number], True)
+            claimed = [tf.cond(due, called(check.claimed), lambda: true)]
         check.prepare()
 
         def run():
-            ok, conclusive, message = check.run(compared, sizes, self.status.few_do())
+            ok, conclusive, message = check.run(claimed, self.status.few_do())
             passed = self.status.settle(ok, conclusive)
             if message is None:
                 return passed

@@ -26,75 +26,62 @@ few as well, and later checks are dear for that what they cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip._devices import in_xla, on_cpus
-from tfdpclip._docs import see
-from tfdpclip.gradients import chance, row_tables
+from tfdpclip._devices import in_xla
+from tfdpclip.gradients import chance
+from tfdpclip.gradients.comparison import fields
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.replaced_sums import Sums, another_size
+from tfdpclip.gradients.replaced_rows import AS_IT_WAS, HALF, NUDGED, Kept, State, There
+from tfdpclip.gradients.replaced_sums import Sums
 from tfdpclip.gradients.rerun import Rerun, Witness
-from tfdpclip.gradients.row_tables import Layout, Rows
 
-# Relative to each row. On CPUs a row of a product comes out the same, to the bit,
-# whatever is in the other rows; elsewhere sums may be added up in any order.
-_TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
-# Where rows are as long as the longest of the batch, others round in another way.
-_OTHER_LENGTHS = 1e-4
 # Outliers are as much larger than examples, and small copies as much smaller; one of
 # so many examples stays among outliers.
 _FAR, _STAYING = 40.0, 8
-# What comes after what: each way of replacing after the batch as it was; once, before
-# any of them, each number of the data a very little larger or smaller; last, where that
-# can be, half of the batch alone. Below, with the weights of which way.
-_AS_IT_WAS, _NUDGED, _HALF = 0, 5, 6
-_ORDER = [0, _NUDGED, 1, 0, 2, 0, 3, 0, 4, 0, _HALF]
-_WEIGHTS = [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-# By how much of themselves, and how much of what comes of it counts as rounding, at
-# most; the same where something is computed in a type below float32.
-_NUDGE, _MOST_NOISE = 2.0**-20, 1e-3
-_COARSE_NUDGE, _MOST_COARSE_NOISE = 2.0**-6, 0.1
+# What comes after what, and under which weights: the batch as it was, once with each
+# number of the data a very little larger or smaller; two of the ways of replacing with
+# weights of 1, so that a copy's gradient can be compared with that of its example; and
+# each with weights of 0 for those that go, after the batch as it was with the same
+# weights; last, where that can be, half of the batch alone.
+_COPIES = (1, 4)
+_PLAIN, _OF_HALF = 0, 5
+_ORDER = [(AS_IT_WAS, _PLAIN), (NUDGED, _PLAIN), *((k, _PLAIN) for k in _COPIES)]
+_ORDER += [pair for k in range(1, NUDGED) for pair in ((AS_IT_WAS, k), (k, k))]
+_ORDER += [(AS_IT_WAS, _OF_HALF), (HALF, _OF_HALF)]
+# By how much of itself each number is nudged; the same where something is computed in a
+# type below float32.
+_NUDGE, _COARSE_NUDGE = 2.0**-20, 2.0**-6
 # Of how many examples a later check replaces some, or up to twice as many, so that the
 # number is odd, or a multiple of 2, 4, 8 or 16, where that of the batch is.
 _SOME = 16
-
-
-def _messages(label: str | None) -> tuple[str, str]:
-    """What to say where something changed, and where it depends on its place."""
-    if label is None:
-        what, other = "the losses", "another loss"
-        why = "the loss of one example depends on other examples"
-    else:
-        what = label.replace("'", "`")
-        other = f"another row of {what}"
-        why = (
-            "the gradient of one example depends on other examples, even where its "
-            "loss does not, as behind tf.stop_gradient"
-        )
-    mixed = (
-        "ExampleIsolationError: with other examples in the place of some, what stayed "
-        f"has changed in {what}: {why}. Clipping would protect nobody. Batch "
-        "normalisation in training mode, a statistic of the batch behind "
-        "tf.stop_gradient, ranks within the batch, or an in-batch comparison does "
-        "this. Use GroupNormalization or LayerNormalization, and compute the loss of "
-        "every example, and its weight, from that example alone."
-    )
-    misplaced = (
-        f"ExampleIsolationError: a copy of an example has {other} in another place of "
-        "the batch. Who is there before an example would decide about its gradient. Do "
-        "not compute with tf.range(batch size), nor with random numbers that belong to "
-        "places of the batch: let numbers come with the data, or draw random ones with "
-        "the batch on axis 0."
-    )
-    return mixed + see("mixed-examples"), misplaced + see("mixed-examples")
 
 
 def _half_of(batch_size: tf.Tensor) -> tf.Tensor:
     """Of an even number an even one: a model may take its rows two by two."""
     half = batch_size // 2
     return half + tf.where(tf.equal(batch_size % 2, 0), half % 2, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weightings:
+    """What is found on the way, of the whole batch as it is under some weights.
+
+    Attributes:
+      weights: `[N, B]`.
+      start: tensors, before the first.
+      shapes: theirs, as far as they stay.
+      take: makes those after the next, of its number, the weights, the gradients at
+        other tensors, those of the variables, and those before.
+    """
+
+    weights: tf.Tensor
+    start: Sequence[tf.Tensor]
+    shapes: Sequence[tf.TensorShape]
+    take: Callable[..., Sequence[tf.Tensor]]
 
 
 class ReplacedExamples:
@@ -104,10 +91,9 @@ class ReplacedExamples:
       per_example: the losses, `[B]`.
       flows: the analysis of the losses.
       witnesses: what else must stay as it is.
-      sums: the gradients of variables, which must, too; None for none.
+      sums: the gradients of variables, which must, too, and at other tensors.
 
     Attributes:
-      obstacle: why the losses cannot be computed again; None if they can.
       messages: what to say where `test` finds something, in its order.
 
     Raises:
@@ -119,26 +105,21 @@ class ReplacedExamples:
         self,
         per_example: tf.Tensor,
         flows: Dataflow,
-        witnesses: Sequence[Witness] = (),
-        sums: Sums | None = None,
+        witnesses: Sequence[Witness],
+        sums: Sums,
     ):
-        self._alone = flows.batch_size == 1
         self._sums = sums
         self._rerun = Rerun(per_example, flows, witnesses, sums)
-        self._witnesses = self._rerun.witnesses
-        self.obstacle = self._rerun.obstacle
-        told = [_messages(witness.label) for witness in self._witnesses]
-        self.messages = [text for texts in zip(*told, strict=True) for text in texts]
-        if sums is not None:
-            self.messages += [_messages(label)[0] for label in sums.labels]
-            self.messages += [another_size(label) for label in sums.labels]
+        self._kept = Kept(self._rerun, sums)
+        self.messages = self._kept.messages
 
     def test(
         self,
         batch_size: tf.Tensor,
-        sizes: tf.Tensor | None = None,
-        few: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        sizes: tf.Tensor,
+        few: tf.Tensor | None,
+        weightings: Weightings,
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Replaces some examples, in four ways, and leaves half of them out.
 
         A random half by copies of the others; the other half by one example, the same
@@ -148,22 +129,23 @@ class ReplacedExamples:
         several that are the largest, the longest or of some kind, none is left. Last,
         where that can be, half of the batch is computed without the rest.
 
+        First, by the same copies of ops, the batch as it is under given weights: a
+        graph has them once.
+
         Args:
           batch_size: B.
-          sizes: `[B]`, of what each example's gradient is the sum of; needed for sums.
+          sizes: `[B]`, of what each example's gradient is the sum of.
           few: whether some of the examples will do, a boolean scalar.
+          weightings: what to find under given weights.
 
         Returns:
           `[2 W + 2 V]`, boolean, in the order of `messages`: whether what stays is as
           it was, whether copies have what the examples have, whether the gradients of
           those that stay have the sums that they had, and whether those of a half have
-          them without the other half; and a boolean scalar, whether the test could
-          tell.
+          them without the other half; a boolean scalar, whether the test could tell;
+          and what `weightings` found.
         """
-        wide, summed, rerun = len(self._witnesses), self._sums, self._rerun
-        number = 0 if summed is None else len(summed.labels)
-        if self._alone:  # There are no others.
-            return tf.fill([2 * (wide + number)], True), tf.constant(False)
+        summed, rerun = self._sums, self._rerun
         whole = rerun.whole(batch_size)
         size, part = batch_size, tf.range(batch_size)
         # XLA has all sizes when it compiles; there, the half is not in the loop.
@@ -179,196 +161,89 @@ class ReplacedExamples:
         moves = whole & (not rerun.fixed)
         seed = chance.run_seed()
         weights = self._weights(rows, factors, size)
-        halves = rerun.resizes and summed is not None and not summed.counted
-        last = _ORDER.index(_HALF)
-        count = tf.constant(last - (not halves))
+        halves = rerun.resizes and not summed.counted
+        last = len(_ORDER) - 1
+        count = tf.constant(last if halves else last - 1)
         half, any_half = _half_of(size), whole & (_half_of(size) > 0)
         if halves and varies:
             count += tf.cast(any_half, tf.int32)
-        sizes = None if summed is None else tf.gather(sizes, part)
+        sizes = tf.gather(sizes, part)
+        kinds, weighted = (tf.constant(column) for column in zip(*_ORDER, strict=True))
+        before_them = tf.shape(weightings.weights)[0]
 
-        def body(i, noise, kept, placed, alike, halved, telling, before, before_sums):
-            kind, weighted = tf.gather(_ORDER, i), tf.gather(_WEIGHTS, i)
-            row = tf.where(tf.equal(kind, _HALF), _AS_IT_WAS, kind)
-            there = (part, rows[row], factors[row], weights[weighted])
+        def given(number):
+            every = tf.range(batch_size)
+            weight = weightings.weights[tf.minimum(number, before_them - 1)]
+            return every, every, tf.ones_like(weight), weight
+
+        def replaced(step, kind):
+            row = tf.where(tf.equal(kind, HALF), AS_IT_WAS, kind)
+            there = (part, rows[row], factors[row], weights[weighted[step]])
             if halves and varies:
-                length = tf.where(i < last, size, half)
+                length = tf.where(tf.equal(kind, HALF), half, size)
                 there = tuple(vector[:length] for vector in there)
-            place, source, factor, weight = there
-            nudged = tf.equal(kind, _NUDGED)
+            return there
+
+        def body(i, *state):
+            theirs, own = state[:others], state[others:]
+            weighing, step = i < before_them, tf.maximum(i - before_them, 0)
+            kind = kinds[step]
+            place, source, factor, weight = tf.cond(
+                weighing, lambda: given(i), lambda: replaced(step, kind)
+            )
+            nudged = tf.equal(kind, NUDGED) & ~weighing
             nudge = tf.where(nudged, _COARSE_NUDGE if rerun.coarse else _NUDGE, 0.0)
-            tensors, sums = rerun.tensors(
+            tensors, sums, found = rerun.tensors(
                 place, source, factor, nudge, weight, batch_size
             )
-            pairs = self._each(tensors)
-            parts = row_tables.tables(pairs, seed)
-            after = Rows(parts, [layout for _, layout in pairs], tf.size(source))
-            # First as it was, by the very code that computes the others: compiled
-            # another way, the same sums are rounded another way.
-            before = row_tables.once(i, before, after.joined)
 
-            def found():
-                return self._compare(before, after, source, factor, noise)
+            def take():
+                by_variable = summed.by_variable(sums)
+                return [*weightings.take(i, weight, found, by_variable, theirs), *own]
 
-            def skipped():
-                return tf.fill([wide], True), tf.fill([wide], True), tf.constant(False)
+            def compare():
+                lengths = sizes[: tf.size(weight)]
+                plain = tf.equal(weighted[step], _PLAIN)
+                there = There(kind, source, factor, weight, lengths, plain, moves)
+                new = self._kept.next(State(*own), there, tensors, sums, seed)
+                return [*theirs, *fields(new)]
 
-            def moved():
-                return after.largest(self._difference(before, after))
+            return i + 1, *tf.cond(weighing, take, compare)
 
-            # Rows of another size are rounded another way.
-            noise = tf.cond(nudged, moved, lambda: noise)
-            same = tf.cond(nudged | (i >= last), skipped, found)
-            kept &= same[0]
-            placed &= same[1] | ~moves
-            telling |= same[2]
-            if summed is not None:
-                sums = summed.tables(sums, seed)
-                first = tf.equal(kind, _AS_IT_WAS)
-                before_sums = tf.where(first, sums, before_sums)
-                weighed = tf.abs(weight) * sizes[: tf.size(weight)]
-                resized = i >= last
-                found_alike = summed.alike(
-                    before_sums, sums, rerun.coarse, weighed, resized | rerun.padded
-                )
-                alike &= found_alike | resized | nudged
-                halved &= found_alike | ~resized
-            done = (kept, placed, alike, halved, telling, before, before_sums)
-            return i + 1, noise, *done
-
-        nothing = row_tables.nothing_yet(
-            self._each([w.tensor for w in self._witnesses])
-        )
-        no_sums = tf.zeros([0])
-        if summed is not None:
-            no_sums = tf.zeros([summed.rows, row_tables.WIDTH])
-        every, vector = tf.fill([wide], True), tf.TensorShape([wide])
-        well, sums_vector = tf.fill([number], True), tf.TensorShape([number])
-        scalar, steady = tf.TensorShape([]), tf.zeros([self._tables])
-        _, _, kept, placed, alike, halved, telling, _, before_sums = tf.while_loop(
-            lambda i, *_: i < count,
+        others = len(weightings.start)
+        start, shapes = self._kept.start()
+        _, *found = tf.while_loop(
+            lambda i, *_: i < before_them + count,
             body,
-            (
-                *(tf.constant(0), steady, every, every, well, well),
-                *(tf.constant(False), nothing, no_sums),
-            ),
-            shape_invariants=(
-                *(scalar, steady.shape, vector, vector, sums_vector, sums_vector),
-                *(scalar, row_tables.any_length(nothing), no_sums.shape),
-            ),
-            maximum_iterations=count,
+            (tf.constant(0), *weightings.start, *start),
+            shape_invariants=(tf.TensorShape([]), *weightings.shapes, *shapes),
+            maximum_iterations=before_them + count,
             parallel_iterations=1,
         )
+        theirs, own = found[:others], State(*found[others:])
+        halved = own.halved
         if halves and not varies:
 
             def alone():
-                vectors = (part, rows[_AS_IT_WAS], factors[_AS_IT_WAS], weights[-1])
+                vectors = (part, rows[AS_IT_WAS], factors[AS_IT_WAS], weights[-1])
                 *there, weight = (vector[:half] for vector in vectors)
-                found = rerun.tensors(*there, tf.constant(0.0), weight, batch_size)
-                sums, weighed = summed.tables(found[1], seed), tf.abs(weight)
-                weighed *= sizes[:half]
-                return summed.alike(before_sums, sums, rerun.coarse, weighed, True)
+                sums = rerun.tensors(*there, tf.constant(0.0), weight, batch_size)[1]
+                sums, weighed = summed.tables(sums, seed), tf.abs(weight) * sizes[:half]
+                return summed.alike(own.sums, sums, rerun.coarse, weighed, True)
 
-            halved &= tf.cond(any_half, alone, lambda: well)
-        found = tf.concat([kept, placed, alike, halved], axis=0)
-        return found, telling & (batch_size > 1)
+            halved &= tf.cond(any_half, alone, lambda: tf.ones_like(halved))
+        found = tf.concat([own.kept, own.placed, own.alike, halved], axis=0)
+        return found, own.telling & (batch_size > 1), theirs
 
     def _weights(self, rows, factors, size) -> tf.Tensor:
-        """`[5, N]`: of random sign and size, for those that stay, or the first half."""
-        drawn = chance.uniform([_NUDGED, size])
+        """`[6, N]`: 1, or of random sign and size for those that stay, or a half."""
+        drawn = chance.uniform([_OF_HALF, size])
         drawn = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
         stay = tf.equal(rows, rows[:1]) & tf.equal(factors, 1.0)
         first = tf.range(size) < _half_of(size)
-        stay = tf.concat([stay[1:_NUDGED], first[tf.newaxis]], axis=0)
-        return tf.where(stay, drawn, 0.0)
-
-    def _each(self, tensors) -> list[tuple[tf.Tensor, Layout]]:
-        return [
-            (tensor, layout)
-            for tensor, witness in zip(tensors, self._witnesses, strict=True)
-            for layout in witness.layouts
-        ]
-
-    @property
-    def _tables(self) -> int:
-        return sum(len(witness.layouts) for witness in self._witnesses)
-
-    def _compare(self, before, after: Rows, sources, factors, noise):
-        """Compares what was computed with some examples and with others.
-
-        Args:
-          before: tables, joined.
-          after: the same with other examples.
-          sources: `[B]`, which example is at each place.
-          factors: `[B]`, how many times as large.
-          noise: `[T]`, how far the rows of each table move by rounding, if that is
-            more than usual.
-
-        Returns:
-          `[W]`, boolean: whether the rows of those that stay are what they were, and
-          those of copies what they are copies of; and whether any loss changed.
-        """
-        coarse = self._rerun.coarse
-        limit = _COARSE_ELSEWHERE if coarse else _ELSEWHERE
-        limit = max(limit, _OTHER_LENGTHS) if self._rerun.padded else limit
-        most = _MOST_COARSE_NOISE if coarse else _MOST_NOISE
-        limits = tf.maximum(tf.minimum(noise, most), limit)
-        limits = tf.gather(limits, after.table)
-        stays = tf.equal(sources, tf.range(tf.size(sources))) & tf.equal(factors, 1.0)
-        stays = tf.gather(stays, after.example)
-        if on_cpus() and not self._rerun.padded:
-            stayed = self._difference(before, after, own=True) <= _TOLERANCE
-        else:
-            stayed = self._difference(before, after) <= limits
-        moved = tf.gather(before, after.origins(sources))
-        alike = self._difference(moved, after, of=before) <= limits
-        kept = after.every(stayed | ~stays) | ~after.whole
-        copied = tf.gather(tf.equal(factors, 1.0), after.example)
-        placed = after.every(alike | stays | ~copied) | ~after.whole
-        # The losses are the first `[B]` rows.
-        changed = tf.reduce_any((~stayed & ~stays)[: tf.size(sources)])
-        witnesses, place = [], 0
-        for witness in self._witnesses:
-            end = place + len(witness.layouts)
-            if end - place == 1:
-                witnesses.append((kept[place], placed[place]))
-            else:
-                # Where examples are is not known: somewhere they must stay.
-                whole = after.whole[place:end]
-                some = tf.reduce_any(kept[place:end] & whole) | ~tf.reduce_any(whole)
-                witnesses.append((some, tf.constant(True)))
-            place = end
-        by_witness = [tf.stack(found) for found in zip(*witnesses, strict=True)]
-        return (*by_witness, changed)
-
-    def _difference(
-        self, before, after: Rows, own: bool = False, of: tf.Tensor | None = None
-    ) -> tf.Tensor:
-        """`[M]`: how far rows are off, relative to their size, or their table's mean.
-
-        Args:
-          before: tables, joined.
-          after: the same with other examples.
-          own: relative to their own size alone.
-          of: the tables whose mean it is, if not `before`: those of the batch as it
-            was, where all examples may be copies of a small one.
-        """
-        # Of what is not finite, nothing but that can be compared. Where everybody is
-        # like that because of one example, they are not once it is gone.
-        finite = tf.reduce_all(tf.math.is_finite(before), axis=1)
-        agree = tf.reduce_all(tf.math.is_finite(after.joined), axis=1)
-        agree = tf.equal(finite, agree)
-        error = tf.reduce_max(tf.abs(after.joined - before)[:, :-1], axis=1)
-        error = tf.where(finite & agree, error, 0.0)
-        size = tf.where(finite, before[:, -1], 0.0)
-        if not own:
-            usual = size if of is None else of[:, -1]
-            usual = tf.where(tf.math.is_finite(usual), usual, 0.0)
-            size = tf.maximum(size, after.mean(usual))
-        # Not by a division where both are 0, or both below what divides.
-        infinite = tf.fill(tf.shape(error), float("inf"))
-        relative = tf.where(error > 0, error / tf.maximum(size, 1e-37), 0.0)
-        return tf.where(agree, relative, infinite)
+        stay = tf.concat([stay[1:_OF_HALF], first[tf.newaxis]], axis=0)
+        drawn = tf.where(stay, drawn, 0.0)
+        return tf.concat([tf.ones_like(drawn[:1]), drawn], axis=0)
 
     def _replacements(self, size) -> tuple[tf.Tensor, tf.Tensor]:
         """Which example is in each row, `[6, N]`, and how many times as large."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdpclip._devices import on_cpus
 from tfdpclip._docs import see
 from tfdpclip.gradients import row_tables
-from tfdpclip.gradients.backward import gradients_at, own_gradients
+from tfdpclip.gradients.backward import Backward, own_gradients
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.row_tables import WIDTH, Layout
 
@@ -52,12 +52,15 @@ class Sums:
       handles: their handles in the graph.
       flows: the analysis of the losses.
       counted: whether losses are multiplied by how many there are.
+      others: other tensors at which gradients are to be computed again.
+      backward: a backward pass that may have been there, to take it from.
 
     Attributes:
       counted: as given.
       seed: what stands for the weights, `[B]`.
       tensors: the gradients of the variables that have one.
       labels: how errors name them.
+      others: the gradients at the other tensors, None for none.
     """
 
     def __init__(
@@ -67,19 +70,32 @@ class Sums:
         handles: Sequence[tf.Tensor],
         flows: Dataflow,
         counted: bool,
+        others: Sequence[tf.Tensor] = (),
+        backward: Backward | None = None,
     ):
         self.counted = counted
-        self.seed = tf.ones_like(loss)
-        with own_gradients(flows.without_gradient()):
-            found = gradients_at(loss, handles, self.seed)
+        wanted = [*handles, *others]
+        if backward is None or not backward.has(wanted):
+            with own_gradients(flows.without_gradient()):
+                backward = Backward.of(loss, wanted)
+        self.seed = backward.seed
+        found = [backward.at[t.ref()] for t in others]
+        self.others = [None if t is None else tf.convert_to_tensor(t) for t in found]
+        self._connected = [backward.at[t.ref()] is not None for t in handles]
         self.tensors, self.labels = [], []
-        for variable, gradient in zip(variables, found, strict=True):
+        for variable, handle in zip(variables, handles, strict=True):
+            gradient = backward.at[handle.ref()]
             if gradient is not None:
                 gradient = tf.convert_to_tensor(gradient)
                 # Of rows of a table that a branch looks up, its length is not known.
                 gradient.set_shape(variable.shape)
                 self.tensors.append(gradient)
                 self.labels.append(f"the summed gradient of {variable.name!r}")
+
+    def by_variable(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+        """What there is in the place of `tensors`, for each variable."""
+        found = iter(tensors)
+        return [next(found) if there else None for there in self._connected]
 
     def tables(self, tensors: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         """What is kept of gradients, joined: see `row_tables.py`."""

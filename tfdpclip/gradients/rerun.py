@@ -40,6 +40,15 @@ class Witness:
     steady: bool = True
 
 
+def obstacle(losses: tf.Tensor, flows: Dataflow) -> str | None:
+    """Why losses, `[B]`, cannot be computed again with other examples, or None.
+
+    Raises:
+      ExampleIsolationError: if the data pass through Python code.
+    """
+    return Rerun(losses, flows, [], None).obstacle
+
+
 class Rerun:
     """The tensors of a loss, for batches made of rows of the step's own.
 
@@ -47,7 +56,8 @@ class Rerun:
       losses: `[B]`.
       flows: the analysis of the losses.
       witnesses: what else is to be computed.
-      sums: the gradients of variables, which are, too; None for none.
+      sums: the gradients of variables, which are, too, and at other tensors; None for
+        none.
 
     Attributes:
       obstacle: why the losses cannot be computed again; None if they can.
@@ -90,7 +100,7 @@ class Rerun:
         if not self._sources and not self._sparse:
             return "no data were found behind the loss"
         affected = {source.ref() for source in self._sources}
-        sums = [] if self._sums is None else self._sums.tensors
+        sums, others = self._of_sums()
         if self._sums is not None:
             affected.add(self._sums.seed.ref())
         for batch in self._sparse:
@@ -111,7 +121,7 @@ class Rerun:
         self._steps = []
         # What every step runs; the rest of what makes the sums only a check should.
         run = set(ancestors([w.tensor for w in self.witnesses]))
-        for op in ancestors([*(w.tensor for w in self.witnesses), *sums]):
+        for op in ancestors([*(w.tensor for w in self.witnesses), *sums, *others]):
             if not any(t.ref() in affected for t in op.inputs):
                 self._note_constant(op, affected)
                 continue
@@ -137,6 +147,7 @@ class Rerun:
         labelled = [(w.tensor, w.label) for w in self.witnesses]
         if self._sums is not None:
             labelled += zip(sums, self._sums.labels, strict=True)
+        labelled += [(t, f"the gradient {t.op.name!r}") for t in others]
         for tensor, label in labelled:
             if tensor.ref() in lost:
                 raise ExampleIsolationError(
@@ -153,7 +164,7 @@ class Rerun:
             if w.tensor.ref() in affected
             and (w.steady or w.tensor.ref() not in varying)
         ]
-        needed = set(ancestors([*(w.tensor for w in self.witnesses), *sums]))
+        needed = set(ancestors(self._wanted()))
         self._steps = [op for op in self._steps if op in needed]
         self._scaled = self._may_be_scaled()
         resized = self._resized_steps()
@@ -186,8 +197,14 @@ class Rerun:
         return steps
 
     def _wanted(self) -> list[tf.Tensor]:
-        sums = [] if self._sums is None else self._sums.tensors
-        return [*(w.tensor for w in self.witnesses), *sums]
+        sums, others = self._of_sums()
+        return [*(w.tensor for w in self.witnesses), *sums, *others]
+
+    def _of_sums(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The gradients of variables, and those at other tensors that have one."""
+        if self._sums is None:
+            return [], []
+        return self._sums.tensors, [t for t in self._sums.others if t is not None]
 
     def _obstacle_at(self, op: tf.Operation) -> str | None:
         """Why an op that depends on the examples cannot be run again, or None."""
@@ -268,7 +285,7 @@ class Rerun:
         nudge: tf.Tensor,
         weights: tf.Tensor,
         batch_size: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
         """Adds it all to the current graph, of a batch made of rows of the step's.
 
         Args:
@@ -281,7 +298,8 @@ class Rerun:
           batch_size: B.
 
         Returns:
-          The witnesses, and the gradients under these weights.
+          The witnesses; the gradients of variables under these weights; and those at
+          other tensors, None for none.
         """
         known: dict = {}
         if self._sums is not None:
@@ -329,10 +347,19 @@ class Rerun:
             outputs = _copies.emit_again(op, inputs)
             for old, new in zip(op.outputs, outputs, strict=True):
                 known.setdefault(old.ref(), new)
-        found = [
-            tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in self._wanted()
-        ]
-        return found[: len(self.witnesses)], found[len(self.witnesses) :]
+        found = iter(
+            [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in self._wanted()]
+        )
+        witnesses = [next(found) for _ in self.witnesses]
+        if self._sums is None:
+            return witnesses, [], []
+        sums = [next(found) for _ in self._sums.tensors]
+        there = [t is not None for t in self._sums.others]
+        return (
+            witnesses,
+            sums,
+            [next(found) if is_there else None for is_there in there],
+        )
 
     def _places(self, examples: tf.Tensor) -> tf.Tensor:
         """The rows of the data that some examples have."""

@@ -70,7 +70,7 @@ def tables(
 
 
 def nothing_yet(pairs: Sequence[tuple[tf.Tensor, Layout]]) -> tf.Tensor:
-    """What a loop starts with in the place of joined tables; see `once`.
+    """What a loop starts with in the place of joined tables; see `noted`.
 
     Args:
       pairs: tensors of the shapes that will be tabulated, and layouts.
@@ -87,13 +87,13 @@ def any_length(table: tf.Tensor) -> tf.TensorShape:
     return table.shape if in_xla() else tf.TensorShape([None, WIDTH])
 
 
-def once(number: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    """`new` when `number` is 0, and from then on what it was then."""
-    first = tf.equal(number, 0)
+def noted(when: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """`new` where a boolean scalar is true, and else what was noted before."""
     if in_xla():
-        return tf.where(first, new, old)
-    taken = tf.where(first, tf.shape(new)[0], 0)
-    return tf.concat([old, new[:taken]], axis=0)
+        return tf.where(when, new, old)
+    taken = tf.where(when, tf.shape(new)[0], 0)
+    kept = tf.where(when, 0, tf.shape(old)[0])
+    return tf.concat([old[:kept], new[:taken]], axis=0)
 
 
 class Rows:

@@ -49,14 +49,19 @@ class Probe:
 
 def all_probes(given: list[Probe], flows: Dataflow) -> list[Probe]:
     """What to test: the probes given, and the floating-point data themselves."""
-    floats = [s for s in _leading(flows) if s.dtype.is_floating] + flows.converted
-    probes = [*given, *(Probe(s, f"the data at {s.name!r}") for s in floats)]
+    probes = [Probe(s, f"the data at {s.name!r}") for s in data_of(flows)]
+    probes = [*given, *probes]
     own = _own_gradients_after(flows)
     for probe in probes:
         op = own.get(probe.tensor.ref())
         if op is not None:
             probe.label += f"{_BEFORE}{op.name!r} (a {op.type})"
     return probes
+
+
+def data_of(flows: Dataflow) -> list[tf.Tensor]:
+    """The floating-point data, by example, and what integers are made on the way."""
+    return [s for s in _leading(flows) if s.dtype.is_floating] + flows.converted
 
 
 def _own_gradients_after(flows: Dataflow) -> dict:

@@ -14,11 +14,14 @@ that it is about to clip:
 * with other examples in the place of some, the losses of the rest, and what their
   gradients are made of, must stay the same (`replaced.py`).
 
-The first three are one loop over a few weightings, so that its graph is built once.
+All are one loop, so that its graph is built once: of copies of the ops of the step, its
+backward pass among them (`rerun.py`). Nothing that the step's own forward pass made is
+kept for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,12 +29,19 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.gradients import chance, row_tables, separation
+from tfdpclip.gradients import chance, rerun, row_tables, separation
 from tfdpclip.gradients.backward import gradients_at, own_gradients
-from tfdpclip.gradients.comparison import Comparison, beside, fields, flat, worse
+from tfdpclip.gradients.comparison import (
+    Comparison,
+    beside,
+    fields,
+    flat,
+    nothing_compared,
+    worse,
+)
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.records import LOST_SQUARE
-from tfdpclip.gradients.replaced import ReplacedExamples
+from tfdpclip.gradients.replaced import ReplacedExamples, Weightings
 from tfdpclip.gradients.replaced_sums import Sums
 
 # How far sums may be off, relative to the root of the summed squares of the examples'
@@ -67,33 +77,34 @@ class SelfCheck:
         self._separation = separation.Separation(self.probes, engine.flows)
 
     def prepare(self) -> None:
-        """Finds what `run` computes again; to be called after `compared` was built.
-
-        Whoever differentiates a fused layer first makes a copy of it, which others then
-        use: in the branch that compares, it runs when that does.
+        """Finds what `run` computes again; to be called after `claimed`.
 
         Raises:
           ExampleIsolationError: if neither gradients nor another run of the loss could
             show that examples mix.
         """
         engine = self._engine
-        self.replaced = ReplacedExamples(
-            engine.loss,
-            engine.flows,
-            self._evidence.witnesses(),
-            Sums(
-                *(engine.loss, engine.variables, engine.handles, engine.flows),
-                engine.parts.counted,
-            ),
-        )
-        if not self.probes and self.replaced.obstacle is not None:
+        obstacle = rerun.obstacle(engine.loss, engine.flows)
+        if not self.probes and obstacle is not None:
             raise ExampleIsolationError(
                 "Whether examples stay apart cannot be tested: no floating-point "
                 "tensor between the variables "
                 f"{', '.join(v.name for v in engine.variables[:3])} and the loss has "
                 "the examples on its first axis, and the loss cannot be computed "
-                f"again with other examples, as {self.replaced.obstacle}. Keep the "
-                "batch on axis 0." + see("mixed-examples")
+                f"again with other examples, as {obstacle}. Keep the batch on axis 0."
+                + see("mixed-examples")
+            )
+        self.replaced = None
+        # Of one example, there are no others.
+        if obstacle is None and engine.flows.batch_size != 1:
+            sums = Sums(
+                *(engine.loss, engine.variables, engine.handles, engine.flows),
+                engine.parts.counted,
+                [probe.tensor for probe in self.probes],
+                engine.backward,
+            )
+            self.replaced = ReplacedExamples(
+                engine.loss, engine.flows, self._evidence.witnesses(), sums
             )
 
     # What to compare with.
@@ -133,26 +144,17 @@ class SelfCheck:
         return tf.concat([tf.stack(rows), single], axis=0)
 
     def compare(self, seeds: tf.Tensor) -> Comparison:
-        """Compares under each of some weightings.
+        """Compares under each of some weightings, by backward passes of their own.
 
         Args:
           seeds: `[N, B]`, with the weightings of many examples that `seeds` makes
             before those of one each.
         """
-        engine = self._engine
-        usable = tf.math.is_finite(engine.loss)
+        engine, weightings = self._engine, self._weightings(seeds)
         unseen = engine.flows.without_gradient()
-        hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
-        squares = tf.stack(self._evidence.squares_by_variable())
-        squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
-        terms = tf.stack(self._evidence.parts_by_variable())
-        width = self._members.shape[0]
-        decisive = engine.record_norms(self._assignment)
-        decisive = tf.reshape(decisive, [-1, width])
         tensors = [p.tensor for p in self.probes]
-        weights, count = chance.run_seed(), engine.parts.batch_size
 
-        def body(i, plain, *worst):
+        def body(i, *state):
             seed = seeds[i]
             with own_gradients(unseen):
                 found = gradients_at(
@@ -161,46 +163,56 @@ class SelfCheck:
                     tf.cast(seed, engine.loss.dtype),
                 )
             at_probes, truth = found[: len(tensors)], found[len(tensors) :]
-            rows = self._separation.rows(at_probes, weights, count)
-            # By the very code that computes the others: compiled another way, the same
-            # sums are rounded another way.
-            plain = row_tables.once(i, plain, rows.joined)
-            separate, two = self._separation.separate(
-                plain, rows, at_probes, seed, usable
-            )
-            # Of a single example, nothing is learnt about others.
-            several = tf.equal(i, 1)
-            off = self._differences(seed, truth, i, squares, terms, decisive)
-            new = Comparison(
-                off.sums, off.norms, off.groups, off.excess, separate, two, off.compared
-            )
-            return i + 1, plain, *worse(Comparison(*worst), new, several)
+            return i + 1, *weightings.take(i, seed, at_probes, truth, state)
 
-        probes = len(self.probes)
-        start = Comparison(
-            tf.zeros([len(engine.variables)]),
-            tf.zeros([len(engine.variables)]),
-            tf.zeros([width]),
-            tf.zeros([]),
-            tf.fill([probes], True),
-            tf.fill([probes], False),
-            tf.constant(False),
-        )
         number = tf.shape(seeds)[0]
-        nothing = self._separation.nothing_yet()
-        _, _, *found = tf.while_loop(
+        _, *found = tf.while_loop(
             lambda i, *_: i < number,
             body,
-            (tf.constant(0), nothing, *fields(start)),
-            shape_invariants=(
-                tf.TensorShape([]),
-                row_tables.any_length(nothing),
-                *(t.shape for t in fields(start)),
-            ),
+            (tf.constant(0), *weightings.start),
+            shape_invariants=(tf.TensorShape([]), *weightings.shapes),
             maximum_iterations=number,
             parallel_iterations=1,
         )
-        return Comparison(*found)
+        return _comparison(found)
+
+    def _weightings(self, seeds: tf.Tensor) -> Weightings:
+        """How the engine is compared with backward passes under some weightings."""
+        engine = self._engine
+        usable = tf.math.is_finite(engine.loss)
+        hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
+        squares = tf.stack(self._evidence.squares_by_variable())
+        squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
+        terms = tf.stack(self._evidence.parts_by_variable())
+        width = self._members.shape[0]
+        decisive = engine.record_norms(self._assignment)
+        decisive = tf.reshape(decisive, [-1, width])
+        weights, count = chance.run_seed(), engine.parts.batch_size
+
+        def take(i, seed, at_probes, truth, state):
+            plain, *worst = state
+            rows = self._separation.rows(at_probes, weights, count)
+            # By the very code that computes the others: compiled another way, the same
+            # sums are rounded another way.
+            plain = row_tables.noted(tf.equal(i, 0), plain, rows.joined)
+            separate, two = self._separation.separate(
+                plain, rows, at_probes, seed, usable
+            )
+            off = self._differences(seed, truth, i, squares, terms, decisive)
+            new = dataclasses.replace(off, good=separate, telling=two)
+            # Of a single example, nothing is learnt about others.
+            several = tf.equal(i, 1)
+            return [plain, *worse(Comparison(*worst), new, several)]
+
+        start = nothing_compared(len(engine.variables), width, len(self.probes))
+        nothing = self._separation.nothing_yet()
+        shapes = [tensor.shape for tensor in fields(start)]
+        return Weightings(
+            seeds,
+            [nothing, *fields(start)],
+            [row_tables.any_length(nothing), *shapes],
+            take,
+        )
 
     @property
     def wholes(self) -> int:
@@ -285,35 +297,13 @@ class SelfCheck:
 
     # The check of a step.
 
-    def compared(self, few: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compares gradients, in the current graph.
+    def claimed(self) -> tf.Tensor:
+        """`[C]`, whether what rules took for granted is so, in the current graph.
 
-        Args:
-          few: whether to look at one single example, not two, a boolean scalar.
-
-        Returns:
-          `[N + 1]`, boolean: whether each thing is as it should be, and, last, whether
-          the batch could show otherwise; and `[B]`, the size of what each example's
-          gradient is the sum of. `run` takes both: what is compared here holds all that
-          the step's forward pass made, and should be let go before the loss runs again.
+        Whoever differentiates a fused layer first makes a copy of it, which others then
+        use: here, and before `prepare`, it runs when a step is checked.
         """
-        engine = self._engine
-        # Before the loop over weightings, which uses the calls that claims make.
-        conditions = [separation.counts_agree(engine.flows, engine.parts.batch_size)]
-        conditions += [claim() for claim, _ in self._evidence.claims]
-        found = self.compare(self.seeds(few))
-        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
-        total = tf.reduce_all(found.groups <= limit)
-        telling = tf.reduce_all(found.telling) & found.compared
-        parts = [tf.stack(conditions), found.good]
-        parts += [found.sums <= limit, found.norms <= limit]
-        sizes = tf.sqrt(tf.add_n(self._evidence.parts_by_variable()))
-        return tf.concat([*parts, [total], [telling]], axis=0), sizes
-
-    def not_compared(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """In the place of `compared` where nothing is to be checked."""
-        count = len(self._apart()) + 2 * len(self._engine.variables) + 2
-        return tf.fill([count], True), tf.zeros([self._engine.parts.batch_size])
+        return tf.stack([claim() for claim, _ in self._evidence.claims])
 
     def _apart(self) -> list[str]:
         """What to say of the first entries of `compared`, that examples mix."""
@@ -324,36 +314,44 @@ class SelfCheck:
         ]
 
     def run(
-        self, compared: tf.Tensor, sizes: tf.Tensor, few: tf.Tensor | None = None
+        self, claimed: Sequence[tf.Tensor], few: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Replaces examples, in the current graph, and concludes.
+        """Checks the step, in the current graph.
 
         Args:
-          compared: what `compared` found.
-          sizes: and what that summed.
-          few: whether to replace some of a few, a boolean scalar.
+          claimed: what `claimed` found, if there are any claims.
+          few: whether one single example is to be looked at, not two, and some are to
+            be replaced of a few, a boolean scalar.
 
         Returns:
           Two boolean scalars, whether all is well and whether the batch could show
           otherwise, and what to say if it is not; None under XLA, where nothing can be
           said.
         """
-        messages = self._apart()
-        # Mixed examples before wrong sums: they may be why sums differ, too.
-        apart = len(messages)
-        parts, conclusive = [compared[:apart]], compared[-1]
-        if self.replaced.obstacle is None:
-            unmoved, tells = self.replaced.test(
-                self._engine.parts.batch_size, sizes, few
+        engine, messages = self._engine, self._apart()
+        count = engine.parts.batch_size
+        seeds, unmoved = self.seeds(few), []
+        if self.replaced is None:
+            found = self.compare(seeds)
+            tells = tf.constant(engine.flows.batch_size != 1)
+        else:
+            sizes = tf.sqrt(tf.add_n(self._evidence.parts_by_variable()))
+            moved, tells, state = self.replaced.test(
+                count, sizes, few, self._weightings(seeds)
             )
-            parts.append(unmoved)
+            found, unmoved = _comparison(state), [moved]
             messages += self.replaced.messages
-            conclusive &= tells
-        every = tf.concat([*parts, compared[apart:-1]], axis=0)
+        limit = COARSE_TOLERANCE if self._evidence.coarse else TOLERANCE
+        # Mixed examples before wrong sums: they may be why sums differ, too.
+        agree = separation.counts_agree(engine.flows, count)
+        apart = [agree[tf.newaxis], *claimed, found.good, *unmoved]
+        total = tf.reduce_all(found.groups <= limit)[tf.newaxis]
+        sums, norms = found.sums <= limit, found.norms <= limit
+        every = tf.concat([*apart, sums, norms, total], axis=0)
         for message in (_wrong_sum, _wrong_norm):
             messages += [
                 message(v.name, self._evidence.where(i))
-                for i, v in enumerate(self._engine.variables)
+                for i, v in enumerate(engine.variables)
             ]
         messages.append(_WRONG_TOTAL)
         message = None
@@ -361,7 +359,12 @@ class SelfCheck:
             # The first that is not met; if all are, it is an old failure that counts.
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _AGAIN], first)
+        conclusive = tells & tf.reduce_all(found.telling) & found.compared
         return tf.reduce_all(every), conclusive, message
+
+
+def _comparison(state: Sequence[tf.Tensor]) -> Comparison:
+    return Comparison(*state[1:])
 
 
 _REMEDY = (

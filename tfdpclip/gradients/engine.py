@@ -137,6 +137,7 @@ class PerExampleGradients(RecordGradients):
             [self.loss], handles, flows.batch_size, public, rows_per_record
         )
         self.state_reads = state.reads(loss, flows)
+        state.refuse_what_others_left(flows.ops)
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)
         context = Context(self.flows, self.parts.batch_size)

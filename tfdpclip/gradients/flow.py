@@ -63,6 +63,12 @@ class Flow:
     made: bool = False
 
     @property
+    def unknown(self) -> bool:
+        """Whether it is of the data, and nothing says where whose is."""
+        known = (self.entry, self.entries, self.example)
+        return self.kind == DATA and self.axes is None and known == (None,) * 3
+
+    @property
     def leads(self) -> bool:
         """Whether axis 0, and no other, counts examples."""
         return self.kind == DATA and self.axes == (0,)

@@ -258,11 +258,21 @@ def _shuffle(op, output, inputs, batch_size) -> Flow:
     return _over_axes(op, inputs[0], [0])
 
 
+def _drawn(op, output, inputs, batch_size):
+    """A number, or several, for each parameter of a distribution."""
+    shape = _constant(op.inputs[0])
+    if shape is None or np.size(shape):
+        return Flow(DATA, None)
+    return inputs[1]
+
+
 _TRANSFERS: dict[str, Callable] = {
     **layouts.RULES,
     **contractions.RULES,
     "Roll": _roll,
     "RandomShuffle": _shuffle,
+    "RandomGamma": _drawn,
+    "RandomPoissonV2": _drawn,
     "ComputeAccidentalHits": sparse.accidental_hits,
     **dict.fromkeys(ops.LEARNING_SAMPLERS, _learning_sampler),
     "PartitionedCall": _call,

@@ -203,7 +203,8 @@ VALUELESS = frozenset("ZerosLike OnesLike".split())
 ROW_BY_ROW = frozenset(
     """ResizeNearestNeighbor DepthToSpace SpaceToDepth MatrixDiag MatrixDiagV2
     MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiag
-    MatrixSetDiagV2 MatrixSetDiagV3 MatrixBandPart""".split()
+    MatrixSetDiagV2 MatrixSetDiagV3 MatrixBandPart Multinomial
+    StatelessMultinomial""".split()
 )
 
 #: Over the axes that are the second input.

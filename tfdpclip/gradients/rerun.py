@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, chance, ops, sparse
+from tfdpclip.gradients import _copies, chance, ops, sparse, state
 from tfdpclip.gradients.dataflow import Dataflow, ancestors, same_number
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.replaced_sums import Sums
@@ -119,10 +119,14 @@ class Rerun:
         # What cannot be computed again, by why not.
         lost: dict = {}
         self._steps = []
+        losses_own = set(self._flows.ops)
         # What every step runs; the rest of what makes the sums only a check should.
         run = set(ancestors([w.tensor for w in self.witnesses]))
         for op in ancestors([*(w.tensor for w in self.witnesses), *sums, *others]):
             if not any(t.ref() in affected for t in op.inputs):
+                # Of the loss's own, the engine knows: this is of a gradient's.
+                if op.type not in _CONSTANTS and op not in losses_own:
+                    state.refuse_what_others_left([op])
                 self._note_constant(op, affected)
                 continue
             varies = any(t.ref() in varying for t in op.inputs)
@@ -217,13 +221,7 @@ class Rerun:
         if other and op.type != "SparseSoftmaxCrossEntropyWithLogits":
             return f"{op.name!r} (a {op.type}) takes sparse data"
         if _copies.calls_python(op):
-            raise ExampleIsolationError(
-                "The loss of the examples passes through Python code, in "
-                f"{op.name!r} (a {op.type}), which nothing can look into: whether "
-                "examples stay apart cannot be tested. Use TensorFlow's ops, or "
-                "run the code in the data pipeline, before batches are drawn."
-                + see("mixed-examples")
-            )
+            state.refuse_python(op)
         if not _copies.repeatable(op):
             return f"{op.name!r} (a {op.type}) may not give the same result twice"
         return None

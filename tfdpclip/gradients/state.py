@@ -17,7 +17,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import ops, origins
+from tfdpclip.gradients import _copies, ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flow import DATA, PUBLIC
@@ -210,16 +210,56 @@ def _refuse_generator(handle: tf.Tensor, writer: tf.Operation):
     )
 
 
-def table_written_to(loss: tf.Tensor) -> tf.Operation | None:
-    """What writes to a lookup table that `loss` reads, if the graph does.
+def refuse_what_others_left(operations: Sequence[tf.Operation]) -> None:
+    """Raises if anything may come from where others left it: files, queues, tables.
+
+    A write and the read after it are joined by nothing that an analysis, or another
+    run with other examples, could follow. Variables are not meant: see `reads`.
 
     Args:
-      loss: the loss.
+      operations: what a loss, or a gradient of it, is computed by.
+
+    Raises:
+      ExampleIsolationError: naming the op.
     """
+    through = [(op, _copies.kept_elsewhere(op)) for op in operations]
+    writer = _writer_of_table(operations)
+    if writer is not None:
+        through.append((writer, writer.type))
+    for op, kind in through:
+        if kind in ops.PYTHON:
+            refuse_python(op)
+        if kind is not None:
+            raise ExampleIsolationError(
+                f"The loss depends on {op.name!r} (a {kind}): what comes from there "
+                "may be of other batches, or of other examples of this one, and would "
+                "reach an example's gradient without having been clipped. Use "
+                "TensorFlow's ops, or run the code in the data pipeline, before "
+                "batches are drawn." + see("mixed-examples")
+            )
+
+
+def refuse_python(op: tf.Operation) -> None:
+    """Raises as Python code is behind a loss.
+
+    Raises:
+      ExampleIsolationError: naming the op.
+    """
+    raise ExampleIsolationError(
+        "The loss of the examples passes through Python code, in "
+        f"{op.name!r} (a {op.type}), which nothing can look into: what it gives may be "
+        "of other batches, and whether examples stay apart cannot be tested. Use "
+        "TensorFlow's ops, or run the code in the data pipeline, before batches are "
+        "drawn." + see("mixed-examples")
+    )
+
+
+def _writer_of_table(operations: Iterable[tf.Operation]) -> tf.Operation | None:
+    """What writes to a lookup table that some ops read, if the graph does."""
     writers = None
-    for op in ancestors([loss]):
+    for op in operations:
         for handle in _handles_for(op, ops.TABLE_READS):
-            writers = _writers(loss.graph) if writers is None else writers
+            writers = _writers(op.graph) if writers is None else writers
             for writer in writers[id(origins.captured_from(handle))][0]:
                 for index, used in enumerate(writer.inputs):
                     users = set(origins.handle_users(writer, index))

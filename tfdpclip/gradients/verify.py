@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.gradients import chance, rerun, row_tables, separation
+from tfdpclip.gradients import chance, loss_checks, rerun, row_tables, separation
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.comparison import (
     Comparison,
@@ -94,6 +94,8 @@ class SelfCheck:
                 f"again with other examples, as {obstacle}. Keep the batch on axis 0."
                 + see("mixed-examples")
             )
+        elif obstacle is not None:
+            loss_checks.refuse_unproven(engine.flows, obstacle)
         self.replaced = None
         # Of one example, there are no others.
         if obstacle is None and engine.flows.batch_size != 1:

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import _copies
 from tfdpclip.gradients.dataflow import ancestors
-from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients, column_of
-from tfdpclip.gradients.state import table_written_to
+from tfdpclip.gradients.state import refuse_what_others_left
 
 
 class WholeGradient(RecordGradients):
@@ -123,21 +120,7 @@ def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
 def _refuse_what_others_left(loss: tf.Tensor, gradients: Sequence) -> None:
     # A gradient of its own (`tf.custom_gradient`) may depend on more than the loss.
     parts = [t for g in gradients if g is not None for t in _tensors_of(g)]
-    through: list[tuple[tf.Operation, str]] = []
-    for op in ancestors([loss, *parts]):
-        kind = _copies.kept_elsewhere(op)
-        if kind is not None:
-            through.append((op, kind))
-    writer = table_written_to(loss)
-    if writer is not None:
-        through.append((writer, writer.type))
-    for op, kind in through:
-        raise ExampleIsolationError(
-            f"The loss depends on {op.name!r} (a {kind}): what comes from there may be "
-            "of other batches, and would reach this one's gradient without having "
-            "been clipped. Use TensorFlow's ops, or run the code in the data "
-            "pipeline, before batches are drawn." + see("mixed-examples")
-        )
+    refuse_what_others_left(ancestors([loss, *parts]))
 
 
 def _tensors_of(gradient) -> list[tf.Tensor]:

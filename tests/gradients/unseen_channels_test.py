@@ -1,0 +1,203 @@
+"""Ways past the analysis and past other examples: each is refused.
+
+State that is no variable is written and read with nothing that joins the two; and what
+draws from the data cannot be computed again with other data.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.isolation_test import norms_of
+from tests.gradients.sharing_test import randoms, squash, variable
+from tfdpclip.gradients import ExampleIsolationError
+
+pytestmark = [
+    pytest.mark.every_check,
+    pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning"),
+]
+X = randoms(24, 3)
+W, U = variable(3, 5), variable(5, 4)
+KEY = tf.constant("largest")
+
+
+def largest(h):
+    return tf.reduce_max(tf.norm(tf.stop_gradient(h), axis=1))
+
+
+class Table:
+    def __init__(self, path):
+        self._table = tf.lookup.experimental.MutableHashTable(
+            tf.string, tf.float32, 1.0
+        )
+
+    def write(self, value):
+        return self._table.insert(KEY, value)
+
+    def read(self):
+        return self._table.lookup(KEY)
+
+
+class Queue:
+    def __init__(self, path):
+        self._queue = tf.queue.FIFOQueue(99, [tf.float32], shapes=[[]])
+
+    def write(self, value):
+        return self._queue.enqueue(value)
+
+    def read(self):
+        return self._queue.dequeue()
+
+
+class Stage:
+    def __init__(self, path):
+        self._name = str(path)
+
+    def write(self, value):
+        return tf.raw_ops.Stage(values=[value], shared_name=self._name)
+
+    def read(self):
+        return tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name=self._name)[0]
+
+
+class File:
+    def __init__(self, path):
+        self._path = str(path / "largest.txt")
+
+    def write(self, value):
+        return tf.io.write_file(self._path, tf.strings.as_string(value))
+
+    def read(self):
+        return tf.strings.to_number(tf.io.read_file(self._path))
+
+
+class Python:
+    def __init__(self, path):
+        self._kept = 1.0
+
+    def _note(self, value):
+        self._kept = float(value)
+        return value
+
+    def write(self, value):
+        return tf.py_function(self._note, [value], tf.float32)
+
+    def read(self):
+        return tf.py_function(lambda: self._kept, [], tf.float32)
+
+
+CHANNELS = [Table, Queue, Stage, File, Python]
+
+
+def through(channel, value):
+    """`value`, by way of what is no variable and no edge of the graph."""
+    with tf.control_dependencies([channel.write(value)]):
+        return tf.reshape(channel.read(), [])
+
+
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_what_is_written_elsewhere_and_read_again_is_refused(kind, tmp_path):
+    channel = kind(tmp_path)
+
+    def loss(x):
+        h = x @ W
+        return squash(h / (1 + through(channel, largest(h))) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="other batches|Python code"):
+        norms_of(loss, [W, U], X)
+
+
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_and_so_on_the_way_back(kind, tmp_path):
+    channel = kind(tmp_path)
+
+    @tf.custom_gradient
+    def damped(h):
+        return tf.identity(h), lambda dy: dy / (1 + through(channel, largest(h)))
+
+    with pytest.raises(ExampleIsolationError, match="other batches|Python code"):
+        norms_of(lambda x: squash(damped(x @ W) @ U), [W, U], X)
+
+
+@pytest.mark.parametrize("kind", [Table, Queue])
+def test_what_an_earlier_batch_left_is_refused(kind, tmp_path):
+    channel = kind(tmp_path)
+
+    def loss(x):
+        h, before = x @ W, tf.reshape(channel.read(), [])
+        with tf.control_dependencies([channel.write(tf.maximum(before, largest(h)))]):
+            return squash(h / (1 + tf.identity(before)) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="other batches"):
+        norms_of(loss, [W, U], X)
+
+
+def test_a_table_that_nobody_writes_to_is_read():
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([0, 1], [0.5, 2.0], tf.int32, tf.float32),
+        1.0,
+    )
+    kinds = tf.range(24) % 3
+
+    def loss(x, kinds):
+        return squash(x @ W @ U) * table.lookup(kinds)
+
+    assert norms_of(loss, [W, U], X, kinds).shape == [24]
+
+
+DRAWS = {
+    "categorical": lambda h: h * (0.5 + tf.one_hot(_drawn_classes(h), 5)),
+    "gamma": lambda h: h + 0.001 * tf.random.gamma([], tf.nn.softplus(h) + 0.1),
+    "poisson": lambda h: h + tf.random.poisson([], tf.stop_gradient(h) ** 2),
+    "in a loop": lambda h: tf.map_fn(lambda row: row * tf.random.uniform([], 0.9), h),
+    "in a branch": lambda h: tf.cond(
+        tf.random.uniform([]) < 0.9, lambda: tf.nn.dropout(h, 0.1), lambda: h
+    ),
+}
+
+
+def _drawn_classes(h):
+    return tf.random.categorical(tf.stop_gradient(h), 1)[:, 0]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_cannot_be_computed_again_must_be_known_to_be_apart(name):
+    """Each row is damped by the norm of the row that the data point to."""
+
+    def loss(x):
+        h = tf.stop_gradient(x @ W)
+        row = tf.cast(h[:, 0] > 1e9, tf.int32)
+        scale = 1 / (1 + tf.norm(tf.gather(h, row), axis=1))
+        scale, h = tf.stop_gradient(scale)[:, tf.newaxis], x @ W
+        damped = scale * h + tf.stop_gradient((1 - scale) * h)
+        return squash(DRAWS[name](damped) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="is not known"):
+        norms_of(loss, [W, U], X)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_is_known_to_be_apart_need_not_be(name):
+    found = norms_of(lambda x: squash(DRAWS[name](x @ W) @ U), [W, U], X)
+    assert np.isfinite(found).all()
+
+
+def test_nor_does_a_gradient_of_its_own_pass_there():
+    @tf.custom_gradient
+    def damped(h):
+        return tf.identity(h), lambda dy: dy / (1 + largest(h))
+
+    def loss(x):
+        return squash(DRAWS["gamma"](damped(x @ W)) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="is not known"):
+        norms_of(loss, [W, U], X)
+
+
+def test_what_is_drawn_from_a_seed_is_computed_again():
+    def loss(x):
+        h = x @ W
+        kept = tf.random.stateless_gamma([24, 5], [1, 2], tf.nn.softplus(h) + 0.1)
+        return squash((h + 0.001 * kept) @ U)
+
+    assert np.isfinite(norms_of(loss, [W, U], X)).all()

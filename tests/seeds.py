@@ -26,7 +26,7 @@ COLLIDING = [
 ]
 
 
-def philox(counter, key):
+def philox_block(counter, key):
     """A block of Philox 4x32-10, the lowest word first; all are 32-bit integers."""
     a, b, c, d = (int(word) for word in counter)
     for turn in range(_ROUNDS):
@@ -62,9 +62,9 @@ def philox_backwards(words, key):
 
 def opened(seed, purpose, domain=None):
     """The two words, unsigned, of the seed that one was derived from."""
-    from tfdpclip import _streams
+    from tfdpclip.noise import philox
 
-    domain = _streams._DERIVED if domain is None else domain
+    domain = philox._DERIVED if domain is None else domain
     words = [int(word) % 2**64 for word in seed]
     split = [part for word in words for part in (word % 2**32, word >> 32)]
     a, b, c, d = philox_backwards(split, [purpose, domain])

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         GradientMismatchError,
         LossStructureError,
     )
-    from tfdpclip.matrix_noise import CorrelatedNoise
+    from tfdpclip.noise.runs import CorrelatedNoise
 
 _MODULES = (
     "accounting",
@@ -60,7 +60,7 @@ _HOMES = {
     "PublicNormClip": "tfdpclip.clipping",
     "QuantileClip": "tfdpclip.clipping",
     "ScaledClip": "tfdpclip.clipping",
-    "CorrelatedNoise": "tfdpclip.matrix_noise",
+    "CorrelatedNoise": "tfdpclip.noise.runs",
     "ExampleIsolationError": "tfdpclip.gradients",
     "GradientMismatchError": "tfdpclip.gradients",
     "LossStructureError": "tfdpclip.gradients",

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._carried_noise import CarriedNoise
-from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.accounting.noise_place import NOISE_KEY
-from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise.carried import CarriedNoise, NoiseMemory, join_noise, split_noise
+from tfdpclip.noise.runs import CorrelatedNoise
 from tff_tasks import cost
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tfdpclip import federated
-from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.mechanism import Mechanism, Unclipped
+from tfdpclip.noise.runs import CorrelatedNoise
 from tff_tasks import cost
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig

@@ -15,7 +15,7 @@ import numpy as np
 
 from driver_kit import reports
 from tfdpclip import files
-from tfdpclip._noise_memory import NoiseMemory
+from tfdpclip.noise.carried import NoiseMemory
 
 METRICS = "metrics.csv"
 

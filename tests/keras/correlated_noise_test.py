@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tests.matrix_noise_test import assert_covariance
+from tests.covariance import assert_covariance
 from tfdpclip import correlated
 from tfdpclip.accounting import PrivacyMismatchError
 

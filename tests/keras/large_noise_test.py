@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tfdpclip.noise import _COMPILED_FROM
+from tfdpclip.noise.gaussian import _COMPILED_FROM
 
 pytestmark = pytest.mark.unchecked
 

@@ -10,16 +10,16 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.covariance import assert_covariance
 from tests.faults.injection import Killed, faults
-from tests.matrix_noise_test import assert_covariance
 from tfdpclip import correlated, sampling
-from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.matrix_run import MatrixRun, SecretFile
 from tfdpclip.keras.step_history import history_of
-from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise.kept import MatrixNoise
+from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.sources import open_source
 
 pytestmark = pytest.mark.unchecked

@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, Case | None]] = {
     "tfdpclip.diagnostics": registry.DIAGNOSTICS | registry_of_models.DIAGNOSTICS,
     "tfdpclip.gradients": registry_of_models.GRADIENTS,
     "tfdpclip.keras": registry_of_models.KERAS,
-    "tfdpclip.matrix_noise": registry_of_noise.MATRIX_NOISE,
+    "tfdpclip.noise.runs": registry_of_noise.MATRIX_NOISE,
     "tfdpclip.mechanism": registry.MECHANISM,
     "tfdpclip.noise": registry.NOISE,
     "tfdpclip.sampling": registry.SAMPLING | registry_of_noise.SAMPLING,

@@ -17,11 +17,11 @@ from tfdpclip import (
     diagnostics,
     gradients,
     keras,
-    matrix_noise,
     sampling,
     testing,
     tuning,
 )
+from tfdpclip.noise import runs
 
 L = tf.keras.layers
 X = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
@@ -84,7 +84,7 @@ KERAS: dict[str, Any] = {
     "DPAdamW": case(keras.DPAdamW, _={"costly": True}, **PRIVACY),
     "DPAdagrad": case(keras.DPAdagrad, _={"costly": True}, **PRIVACY),
     "DPRMSprop": case(keras.DPRMSprop, _={"costly": True}, **PRIVACY),
-    # In the section of `tfdpclip.matrix_noise`.
+    # In the section of `tfdpclip.noise.runs`.
     "CorrelatedNoise": None,
     "PrivacyBudget": case(
         keras.PrivacyBudget,
@@ -397,7 +397,7 @@ def federated() -> dict[str, Any]:
     plan = library.PrivacyPlan(1.0, 1e-5, 100, clients_per_round=100, rounds=2)
     plan.aggregator(clip=1.0)
     scheme = sampling.AvailableClients(10, separation=4)
-    run = matrix_noise.CorrelatedNoise(correlated.Tree(), 12, scheme)
+    run = runs.CorrelatedNoise(correlated.Tree(), 12, scheme)
     content = {"step": 3, "ticket": [1, 2], "before": [3, 4], "kept": [[0.5]]}
     content["run"] = [5, 6]
     memory = library.NoiseMemory(content)

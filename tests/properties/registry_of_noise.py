@@ -1,7 +1,8 @@
 """Valid calls of what correlated noise adds to the public names."""
 
 from tests.properties.registry import EVENT, case
-from tfdpclip import accounting, correlated, matrix_noise, sampling
+from tfdpclip import accounting, correlated, sampling
+from tfdpclip.noise import runs
 
 _ONCE = correlated.SingleEpoch()
 _FIXED = sampling.MinSeparation(20, 5)
@@ -75,7 +76,7 @@ CORRELATED = {
     ),
 }
 
-_RUN = matrix_noise.CorrelatedNoise(_ROOT, 12, _FIXED)
+_RUN = runs.CorrelatedNoise(_ROOT, 12, _FIXED)
 
 ACCOUNTING = {
     "RoundBudget.with_a_matrix": case(
@@ -160,10 +161,10 @@ SAMPLING = {
 
 MATRIX_NOISE = {
     "CorrelatedNoise": case(
-        matrix_noise.CorrelatedNoise, matrix=_ROOT, steps=12, sampling=_FIXED
+        runs.CorrelatedNoise, matrix=_ROOT, steps=12, sampling=_FIXED
     ),
     "as_run": case(
-        matrix_noise.as_run,
+        runs.as_run,
         # The mechanism looks at the number.
         _={"free": ("noise_multiplier",)},
         noise=_RUN,

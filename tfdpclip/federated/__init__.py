@@ -4,7 +4,6 @@ The only part of the library that needs TensorFlow Federated, and so Python 3.11
 TensorFlow 2.14: docs/stacks.md.
 """
 
-from tfdpclip._noise_memory import NoiseMemory, join_noise, split_noise
 from tfdpclip.federated.aggregators import (
     ClippedMeanFactory,
     InnerSum,
@@ -17,6 +16,7 @@ from tfdpclip.federated.privacy_plan import PrivacyPlan
 from tfdpclip.federated.programs import CohortDataSource
 from tfdpclip.federated.remote import remote_context
 from tfdpclip.federated.secure import SecureSettings
+from tfdpclip.noise.carried import NoiseMemory, join_noise, split_noise
 
 __all__ = [
     "ClippedMeanFactory",

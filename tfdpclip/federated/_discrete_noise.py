@@ -18,8 +18,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _streams
 from tfdpclip.federated import _entropy
+from tfdpclip.noise import philox
 
 # Mass of 2e-23 lies beyond.
 _REACH = 10.0
@@ -178,7 +178,7 @@ def _slots(cells, count, seed):
     """Random slots of the table, int32, and places in their cells."""
     wide = _INDEX_BITS + cells.width.bit_length() - 1 > 32
     signed, word = (tf.int64, tf.uint64) if wide else (tf.int32, tf.uint32)
-    bits = _streams.full_integers([count], seed, signed)
+    bits = philox.full_integers([count], seed, signed)
     unused = tf.constant(word.size * 8 - _INDEX_BITS, word)
     slots = tf.bitwise.right_shift(tf.bitcast(bits, word), unused)
     slots = tf.cast(slots, tf.int32) if wide else tf.bitcast(slots, tf.int32)
@@ -201,7 +201,7 @@ def by_rejection(cells: Cells, count: int | tf.Tensor, seed: tf.Tensor) -> tf.Te
     proposals = (wanted + 12 * tf.sqrt(wanted)) / cells.accepted
     proposals = tf.cast(tf.math.ceil(proposals), tf.int32) + 64
     found = _proposed_cells(cells, proposals, _entropy.derive(seed, 0))
-    places = _streams.full_integers([proposals], _entropy.derive(seed, 1), tf.int64)
+    places = philox.full_integers([proposals], _entropy.derive(seed, 1), tf.int64)
     places = tf.bitwise.bitwise_and(places, cells.width - 1)
     nearest = tf.gather(cells.nearest, found)
     distance = tf.cast(places, tf.float64)
@@ -209,13 +209,13 @@ def by_rejection(cells: Cells, count: int | tf.Tensor, seed: tf.Tensor) -> tf.Te
     keep = 1 + tf.math.expm1(fall * (-0.5 / cells.stddev**2)) * tf.gather(
         cells.excess, found
     )
-    chance = _streams.uniform([proposals], _entropy.derive(seed, 2), tf.float64)
+    chance = philox.uniform([proposals], _entropy.derive(seed, 2), tf.float64)
     samples = nearest + tf.gather(cells.away, found) * places
     kept = tf.boolean_mask(samples, chance < keep)
     return tf.reshape(kept[:count], [count])
 
 
 def _proposed_cells(cells, count, seed):
-    bits = _streams.full_integers([count], seed, tf.int64)
+    bits = philox.full_integers([count], seed, tf.int64)
     bits = tf.bitwise.bitwise_and(bits, 2**63 - 1)
     return tf.searchsorted(tf.constant(cells.bounds), bits, side="right")

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _streams
-from tfdpclip.noise import box_muller
+from tfdpclip.noise import box_muller, philox
 
 # Reading this file of the Linux kernel gives 122 new bits of its cryptographic
 # generator. (TensorFlow Federated runs on Linux alone. Where the file is missing, the
@@ -52,13 +51,13 @@ def round_seed(seed: int, round_num: tf.Tensor) -> tf.Tensor:
 
 def derive(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
     """A seed for one of several uses of `seed`: a permutation of all seeds."""
-    return _streams.derive(seed, purpose)
+    return philox.derive(seed, purpose)
 
 
 def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
     """`[count]` float32 samples of N(0, 1), made by `tfdpclip.noise.box_muller`."""
     half = (count + 1) // 2
-    bits = _streams.full_integers([2, half], seed, tf.int32)
+    bits = philox.full_integers([2, half], seed, tf.int32)
     return box_muller(*tf.unstack(bits))[:count]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._carried_noise import CarriedNoise
 from tfdpclip.accounting.noise_place import NOISE_KEY
 from tfdpclip.federated import _entropy, _tff
 from tfdpclip.federated._summation import Summation
-from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.mechanism import Release
+from tfdpclip.noise.carried import CarriedNoise
+from tfdpclip.noise.runs import CorrelatedNoise
 
 
 def build(

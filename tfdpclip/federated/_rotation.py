@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _streams
+from tfdpclip.noise import philox
 
 # Of the matrices that the transform is made of. Smaller ones take more passes over the
 # vector, larger ones more multiplications: 8, 16, 64 and 128 took 1.1 to 1.9 times as
@@ -47,7 +47,7 @@ def signs(dimension: int, seed: tf.Tensor, size: float = 1.0) -> tf.Tensor:
     A random byte chooses a row of eight.
     """
     words = -(-dimension // (4 * _BYTE))
-    random = _streams.full_integers([words], seed, tf.int32)
+    random = philox.full_integers([words], seed, tf.int32)
     chosen = tf.cast(tf.reshape(tf.bitcast(random, tf.uint8), [-1]), tf.int32)
     bits = np.arange(2**_BYTE)[:, np.newaxis] >> np.arange(_BYTE) & 1
     rows = tf.constant(size * (1 - 2 * bits), tf.float32)

@@ -15,8 +15,8 @@ from tfdpclip.federated import _processes, _summation, _tff, discrete, distribut
 from tfdpclip.federated import secure as secure_lib
 from tfdpclip.federated._records import Layout, RecordClip
 from tfdpclip.federated.secure import SecureSettings
-from tfdpclip.matrix_noise import CorrelatedNoise, as_run
 from tfdpclip.mechanism import Mechanism, Unclipped
+from tfdpclip.noise.runs import CorrelatedNoise, as_run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,11 +40,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _streams
 from tfdpclip.federated import _discrete_noise, _entropy, _rotation, _tff, discrete
 from tfdpclip.federated._records import RecordClip
 from tfdpclip.federated._summation import Summation
 from tfdpclip.mechanism import Mechanism
+from tfdpclip.noise import philox
 
 # How often rounding at random may exceed its bound, and a round any of its modulus.
 _ROUNDING_FAILURE = 1e-6
@@ -237,7 +237,7 @@ def encode(
 
 def _chances(count, seed):
     """Multiples of 2^-16, uniform on [0, 1); two of them from one random word."""
-    words = _streams.full_integers([(count + 1) // 2], seed, tf.int32)
+    words = philox.full_integers([(count + 1) // 2], seed, tf.int32)
     halves = tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:count]
     return tf.cast(halves, tf.float32) * 2.0**-16
 

@@ -19,7 +19,7 @@ from tfdpclip.accounting.rounds import RoundBudget
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.correlated.matrices import MOST_STEPS
 from tfdpclip.federated.aggregators import ClippedMeanFactory, clipped_mean
-from tfdpclip.matrix_noise import CorrelatedNoise
+from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.schemes import FixedSize, Poisson

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip import _streams
 from tfdpclip.gradients.forms import (
     Budget,
     Explicit,
@@ -29,6 +28,7 @@ from tfdpclip.gradients.lookup import Lookup
 from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.tied import tie
 from tfdpclip.gradients.uses import Use
+from tfdpclip.noise import philox
 
 
 class VariableGradient:
@@ -231,7 +231,7 @@ class VariableGradient:
         found = []
         for seed in (1, 2):
             fixed = tf.constant([seed, seed], tf.int64)
-            signs = _streams.uniform(tf.shape(param), fixed) < 0.5
+            signs = philox.uniform(tf.shape(param), fixed) < 0.5
             seeds = tf.where(signs, tf.ones_like(param), -tf.ones_like(param))
             pulled = tf.gradients(param, root, grad_ys=seeds)[0]
             if pulled is not None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip import _streams
 from tfdpclip.gradients.forms import Budget, in_chunks, sum_squares
+from tfdpclip.noise import philox
 
 
 class Perturbation:
@@ -33,7 +33,7 @@ class Perturbation:
         self.scale = scale
         # All bits are kept, of however many there are.
         seed = tf.cast(seed, tf.int64)
-        self._seeds = [_streams.derive(seed, i) for i in range(len(shapes))]
+        self._seeds = [philox.derive(seed, i) for i in range(len(shapes))]
         self._shapes = [None if s is None else [int(d) for d in s] for s in shapes]
         sizes = [math.prod(s) for s in self._shapes if s is not None]
         # Gradients, noise and their sum.
@@ -41,8 +41,8 @@ class Perturbation:
         self._whole = budget.fits(12.0 * sum(sizes))
 
     def _noise(self, index: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        seed = _streams.derive(self._seeds[index], start)
-        return self.scale * _streams.normal([size, *self._shapes[index]], seed)
+        seed = philox.derive(self._seeds[index], start)
+        return self.scale * philox.normal([size, *self._shapes[index]], seed)
 
     def squared_norms(self, gradients, batch_size: tf.Tensor) -> tf.Tensor:
         """`[B, V]`: of the perturbed gradients.

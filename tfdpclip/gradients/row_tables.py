@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip import _streams
 from tfdpclip._devices import in_xla
 from tfdpclip.gradients.flow import Flow
+from tfdpclip.noise import philox
 
 _PRODUCTS = 4
 #: The columns of a table: products, then the row's norm.
@@ -178,7 +178,7 @@ def _table_of(tensor, seed, *, xla):
     count = tf.shape(tensor)[0]
     width = tf.size(tensor) // tf.maximum(count, 1)
     rows = tf.reshape(tensor, tf.stack([count, width]))
-    drawn = _streams.uniform(tf.stack([width, _PRODUCTS]), seed)
+    drawn = philox.uniform(tf.stack([width, _PRODUCTS]), seed)
     # Of either sign, from 1 to 2.
     weights = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
     # No array of the tensor's own size, and no number that is squared alone: those

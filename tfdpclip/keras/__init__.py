@@ -21,7 +21,7 @@ from tfdpclip.keras.public_data import (
 )
 from tfdpclip.keras.transfer import TrainableCounts, film
 from tfdpclip.keras.workers import WorkerLostError, multi_worker_strategy
-from tfdpclip.matrix_noise import CorrelatedNoise
+from tfdpclip.noise.runs import CorrelatedNoise
 
 __all__ = [
     "CorrelatedNoise",

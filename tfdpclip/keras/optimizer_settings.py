@@ -20,15 +20,15 @@ from tfdpclip._arguments import (
     positive,
     shown,
 )
-from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import DEFAULT_RATE
-from tfdpclip.matrix_noise import CorrelatedNoise, as_run
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise.kept import MatrixNoise
+from tfdpclip.noise.runs import CorrelatedNoise, as_run
 
 #: What no `clip` gives. The median, not normalised and from 0.1, as the paper has it,
 #: lost up to 8 points to tuned clip norms: "Which clip?" in docs/clipping.md. Without a

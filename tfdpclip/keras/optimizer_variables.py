@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip._kept_noise import MatrixNoise
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
@@ -23,6 +22,7 @@ from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.step_sums import StepSums
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise.kept import MatrixNoise
 
 
 class _Local:

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _arguments
-from tfdpclip._noise_steps import KeptStream, advance, rows_kept, stream_of
 from tfdpclip._outside import outside_of_functions
-from tfdpclip.matrix_noise import CorrelatedNoise
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise.runs import CorrelatedNoise
+from tfdpclip.noise.steps import KeptStream, advance, rows_kept, stream_of
 
 # Where randomness that is no noise comes from, beside the noise of so many replicas.
 _MOST_REPLICAS = 2**31

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _threefry
 from tfdpclip._arguments import boolean, integer, non_negative
 from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
+from tfdpclip.noise import threefry
 
 # A draw of this many is worth the quarter of a second that compiling it takes. Beyond
 # the other number, an int32 does not count its samples.
@@ -218,7 +218,7 @@ class GaussianNoise:
             alg=tf.constant(tf.random.Algorithm.PHILOX.value),
             delta=tf.constant(1, tf.uint64),
         )
-        return _threefry.normals(count, standard, state, stddev)
+        return threefry.normals(count, standard, state, stddev)
 
 
 def _is_zero(stddev: Any) -> bool:
@@ -233,7 +233,7 @@ def _aligned(size: int) -> int:
 def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     """Standard normal samples, two for each pair of random words.
 
-    The radius of a pair is sqrt(-2 log u); see `_threefry.uniform_and_angle` for how u
+    The radius of a pair is sqrt(-2 log u); see `threefry.uniform_and_angle` for how u
     comes from 32-bit words, and how far samples reach. (The framework's samplers stop
     at u = 1e-7, 5.7 standard deviations, float64 included.)
 
@@ -250,7 +250,7 @@ def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
         uniform = (tf.cast(whole, tf.float64) + 0.5) * 2.0**-63
         angle = tf.cast(second, tf.float64) * (math.pi * 2.0**-63)
     else:
-        uniform, half_turns = _threefry.uniform_and_angle(first, second)
+        uniform, half_turns = threefry.uniform_and_angle(first, second)
         angle = half_turns * math.pi
     radius = tf.sqrt(-2.0 * tf.math.log(uniform))
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments, _sealed, correlated
-from tfdpclip._noise_steps import stream_of
+from tfdpclip.noise.steps import stream_of
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.covariance import assert_covariance
 from tfdpclip import correlated, sampling
-from tfdpclip._kept_noise import MatrixNoise
-from tfdpclip.matrix_noise import CorrelatedNoise, as_run
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise.kept import MatrixNoise
+from tfdpclip.noise.runs import CorrelatedNoise, as_run
 
 STEPS = 11
 SCHEME = sampling.MinSeparation(400, 100)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.seeds import COLLIDING, assert_random_words, opened, philox
-from tfdpclip import _streams, _threefry
+from tests.seeds import COLLIDING, assert_random_words, opened, philox_block
 from tfdpclip.gradients.forms import Budget
 from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.noise import GaussianNoise
+from tfdpclip.noise import GaussianNoise, philox, threefry
 
 PURPOSES = (0, 1, 2**31, 2**32 - 1)
 
@@ -31,7 +30,7 @@ def _unsigned(seed):
 def _block(counter, key):
     """Two 64-bit words of Philox."""
     parts = [part for word in counter for part in (word % 2**32, word >> 32)]
-    a, b, c, d = philox(parts, (key % 2**32, key >> 32))
+    a, b, c, d = philox_block(parts, (key % 2**32, key >> 32))
     return a | b << 32, c | d << 32
 
 
@@ -48,7 +47,7 @@ def _flips(bits, width):
 @pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
 def test_the_parent_can_be_computed_from_a_derived_seed(jit):
     """So that no two parents share one. Philox is inverted, purpose by purpose."""
-    run = _streams.derive
+    run = philox.derive
     if jit is not None:
         run = tf.function(run, jit_compile=jit)
     for parent in _parents():
@@ -60,13 +59,13 @@ def test_the_parent_can_be_computed_from_a_derived_seed(jit):
             assert opened(derived, purpose) == _unsigned(parent)
     known = run(seed, 7).numpy()
     assert opened(known, 7) == _unsigned(parent)
-    expected = _block(_unsigned(parent), _streams._DERIVED << 32 | 7)
+    expected = _block(_unsigned(parent), philox._DERIVED << 32 | 7)
     assert _unsigned(known) == expected
 
 
 @pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
 def test_the_seed_can_be_computed_from_key_and_counter(jit):
-    run = _streams.key_and_counter
+    run = philox.key_and_counter
     if jit is not None:
         run = tf.function(run, jit_compile=jit)
     for parent in _parents():
@@ -74,7 +73,7 @@ def test_the_seed_can_be_computed_from_key_and_counter(jit):
         assert key.shape == (1,) and counter.shape == (2,)
         # 2^64 blocks before streams could meet.
         assert counter[0] == 0
-        found = opened([key[0], counter[1]], 0, _streams._STREAM)
+        found = opened([key[0], counter[1]], 0, philox._STREAM)
         assert found == _unsigned(parent)
 
 
@@ -85,13 +84,13 @@ def test_compiled_streams_are_the_others():
     """
     seed = tf.constant(_parents()[-1])
     for draw in (
-        lambda: _streams.full_integers([9], seed, tf.int32),
-        lambda: _streams.full_integers([9], seed, tf.int64),
+        lambda: philox.full_integers([9], seed, tf.int32),
+        lambda: philox.full_integers([9], seed, tf.int64),
     ):
         np.testing.assert_array_equal(draw(), tf.function(draw, jit_compile=True)())
-    key, counter = _streams.key_and_counter(seed)
+    key, counter = philox.key_and_counter(seed)
     expected = _block([int(word) for word in counter], int(key[0]))
-    found = _unsigned(_streams.full_integers([2], seed, tf.int64).numpy())
+    found = _unsigned(philox.full_integers([2], seed, tf.int64).numpy())
     assert found == expected
 
 
@@ -100,10 +99,10 @@ def test_every_bit_of_a_seed_changes_every_kind_of_draw(jit):
     @tf.function(jit_compile=jit)
     def draw(seed):
         return (
-            _streams.full_integers([8], seed, tf.int32),
-            _streams.uniform([8], seed),
-            _streams.uniform([8], seed, tf.float64),
-            _streams.normal([8], seed),
+            philox.full_integers([8], seed, tf.int32),
+            philox.uniform([8], seed),
+            philox.uniform([8], seed, tf.float64),
+            philox.normal([8], seed),
         )
 
     for start, other in _flips(128, 64):
@@ -119,9 +118,9 @@ def test_streams_and_derived_seeds_are_unrelated_to_each_other():
     @tf.function
     def run(parents):
         def one(seed):
-            stream = _streams.full_integers([2], seed, tf.int64)
-            child = _streams.derive(seed, 0)
-            of_child = _streams.full_integers([2], child, tf.int64)
+            stream = philox.full_integers([2], seed, tf.int64)
+            child = philox.derive(seed, 0)
+            of_child = philox.full_integers([2], child, tf.int64)
             return tf.stack([stream, child, of_child])
 
         return tf.map_fn(one, parents)
@@ -134,24 +133,24 @@ def test_streams_and_derived_seeds_are_unrelated_to_each_other():
 @pytest.mark.parametrize("seed", [[1, 2], np.array([1, 2], np.int32), np.arange(3)])
 def test_narrow_seeds_are_refused(seed):
     with pytest.raises(ValueError, match=r"seed must be int64 of shape \[2\]"):
-        _streams.derive(seed, 0)
+        philox.derive(seed, 0)
 
 
 @pytest.mark.parametrize("purpose", [-1, 2**32, tf.constant(1, tf.int64), np.zeros(1)])
 def test_purposes_that_would_be_cut_off_are_refused(purpose):
     with pytest.raises(ValueError, match="purpose must be"):
-        _streams.derive(tf.constant([1, 2], tf.int64), purpose)
+        philox.derive(tf.constant([1, 2], tf.int64), purpose)
 
 
 def test_nothing_in_the_library_takes_seeds_the_frameworks_way():
-    """Whatever takes a seed and is not in `_streams` keeps less of it somewhere."""
-    root = pathlib.Path(_streams.__file__).parent
+    """Whatever takes a seed and is not in `philox` keeps less of it somewhere."""
+    root = pathlib.Path(philox.__file__).parents[1]
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = node.attr if isinstance(node, ast.Attribute) else ""
             refused = name.startswith(("stateless_", "StatelessRandom", "from_seed"))
             refused |= name in ("fold_in", "split_seed", "index_shuffle")
-            elsewhere = path.name != "_streams.py"
+            elsewhere = path.name != "philox.py"
             assert not (refused and elsewhere), f"{path}:{node.lineno} uses {name}"
 
 
@@ -174,7 +173,7 @@ def test_every_bit_of_the_noise_source_changes_its_noise(dtype, jit):
 def test_every_bit_of_the_noise_source_changes_compiled_noise():
     for start, other in _flips(192, 64):
         drawn = [
-            _threefry.normals(16, 0, tf.constant(state.view("i8")), tf.constant(1.0))
+            threefry.normals(16, 0, tf.constant(state.view("i8")), tf.constant(1.0))
             for state in (start, other)
         ]
         assert np.sum(drawn[0].numpy() == drawn[1].numpy()) < 2

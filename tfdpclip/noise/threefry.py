@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip import _streams
 from tfdpclip._devices import in_xla
+from tfdpclip.noise import philox
 
 # Not the stream of anything else that is drawn with the same key.
 _DOMAIN = 0x746664_70636C6970
@@ -136,7 +136,7 @@ def secrets_of(state: tf.Tensor) -> tf.Tensor:
     """
     state = tf.bitcast(state, tf.uint64)
     key = tf.bitwise.bitwise_xor(state[2:], tf.constant([_DOMAIN], tf.uint64))
-    return _streams.words(8, key, state[:2])
+    return philox.words(8, key, state[:2])
 
 
 def _pairs(scaled, standard, secrets, stddev):

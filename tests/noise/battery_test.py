@@ -14,9 +14,8 @@ import pytest
 import tensorflow as tf
 from scipy import optimize, special, stats
 
-from tests.seeds import philox
-from tfdpclip import _threefry, noise
-from tfdpclip.noise import GaussianNoise, box_muller
+from tests.seeds import philox_block
+from tfdpclip.noise import GaussianNoise, box_muller, gaussian, threefry
 
 MOST = 1000
 LEVEL = 8e-7 / MOST
@@ -52,7 +51,7 @@ def draw(kind="float32", size=SIZE, seed=None):
 
 
 def on_cpus(answer):
-    return mock.patch.object(noise, "on_cpus", lambda: answer)
+    return mock.patch.object(gaussian, "on_cpus", lambda: answer)
 
 
 def two_sided(count, trials, probability):
@@ -211,7 +210,7 @@ def test_the_tails_have_their_mass_to_six_standard_deviations(kind, blocks):
 def compiled_pair(first, second):
     """What compiled draws make of two words, laid out as `box_muller` does."""
     words = (tf.bitcast(word, tf.uint32) for word in (first, second))
-    return tf.concat(_threefry.two_normals(*words, tf.constant(1.0)), 0)
+    return tf.concat(threefry.two_normals(*words, tf.constant(1.0)), 0)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +271,7 @@ def test_compiled_samples_are_made_of_threefry_blocks(jit):
         key, number, start, masks = draw_words(state, np.uint64(by))
         index = tf.range(70_000 // 2, dtype=tf.int64)
         counter = [tf.cast(index, tf.uint32) + start, number]
-        words = _threefry.threefry(counter, key)
+        words = threefry.threefry(counter, key)
         pair = [
             tf.bitcast(tf.bitwise.bitwise_xor(word, mask), tf.int32)
             for word, mask in zip(words, masks, strict=True)
@@ -287,12 +286,12 @@ def test_compiled_samples_are_made_of_threefry_blocks(jit):
 def draw_words(state, moved):
     """A draw's key, number, start and masks, by two blocks of Philox."""
     low, half = np.uint64(2**32 - 1), np.uint64(32)
-    secret = state[2] ^ np.uint64(_threefry._DOMAIN)
+    secret = state[2] ^ np.uint64(threefry._DOMAIN)
     words = []
     for block in range(2):
         serial = state[0] + moved + np.uint64(block)
         counter = [serial & low, serial >> half, state[1] & low, state[1] >> half]
-        words += philox(counter, [secret & low, secret >> half])
+        words += philox_block(counter, [secret & low, secret >> half])
     words = [tf.constant(word, tf.uint32) for word in words]
     return words[:2], words[2], words[3], words[4:6]
 
@@ -303,7 +302,7 @@ def test_draws_have_keys_of_their_own():
         seen = set()
         for serial in range(40):
             state = np.array([256 * serial + last, 5, 7], np.int64)
-            seen.add(tuple(int(w) for w in _threefry.secrets_of(tf.constant(state))))
+            seen.add(tuple(int(w) for w in threefry.secrets_of(tf.constant(state))))
         assert len(seen) == 40 and all(len(set(words)) == 8 for words in seen)
 
 
@@ -318,7 +317,7 @@ def test_draws_have_keys_of_their_own():
 def test_threefry_gives_the_published_words(counter, key, words):
     """The known answers that Salmon et al. publish with their generator."""
     counter, key = ([tf.constant(v, tf.uint32) for v in p] for p in (counter, key))
-    assert [int(word) for word in _threefry.threefry(counter, key)] == words
+    assert [int(word) for word in threefry.threefry(counter, key)] == words
 
 
 @pytest.mark.parametrize(
@@ -339,7 +338,7 @@ def test_threefry_gives_the_published_words(counter, key, words):
 )
 def test_philox_gives_the_published_words(counter, key, words):
     """The known answers that Salmon et al. publish with their generator."""
-    assert philox(counter, key) == words
+    assert philox_block(counter, key) == words
 
 
 def test_philox_is_the_frameworks_generator():
@@ -351,7 +350,7 @@ def test_philox_is_the_frameworks_generator():
     for block in range(100):
         serial = wide[0] + block
         counter = [serial & low, serial >> 32, wide[1] & low, wide[1] >> 32]
-        words += philox(counter, [wide[2] & low, wide[2] >> 32])
+        words += philox_block(counter, [wide[2] & low, wide[2] >> 32])
     assert words == list(expected)
 
 
@@ -362,7 +361,7 @@ def test_sines_and_cosines_are_right_to_the_last_bit_or_so(jit):
     odd = np.arange(-(2**24) + 1, 2**24, 2, dtype=np.int64)
     near = np.abs(odd[:, None] - 2**22 * np.arange(-4, 5)).min(1) < 1000
     half_turns = odd[near | (np.arange(len(odd)) % 97 == 0)] * 2.0**-24
-    cosine, sine = tf.function(_threefry.cosine_and_sine, jit_compile=jit)(
+    cosine, sine = tf.function(threefry.cosine_and_sine, jit_compile=jit)(
         tf.constant(half_turns, tf.float32)
     )
     # Float32 rounds numbers below 1 by 6e-8.

@@ -27,7 +27,6 @@ from tests.fuzz.outcome import (
 )
 from tests.fuzz.spec import Spec
 from tests.fuzz.steps import Step, control
-from tfdpclip.gradients.floors import FLOOR
 
 # How far another example must move a gradient, relative to the largest, to be an
 # effect, and below what it is none. Between the two nothing is said.
@@ -97,8 +96,6 @@ def _check(spec: Spec) -> Outcome:
             return _refusal(model, error, effect)
     else:
         _compare(model, step, truth, found)
-        if spec.mode.get("rows"):
-            _compare_records(model, step, truth)
         if not spec.mode.get("poison"):
             _bounded(model, step, found)
     if models.is_mixed(spec):
@@ -119,7 +116,7 @@ def moves_others(spec: Spec) -> bool:
 
 def _truth(model, effect):
     if models.is_mixed(model.spec):
-        return model.together()[1]
+        return model.together()
     return model.alone()
 
 
@@ -129,12 +126,12 @@ def _effect(model) -> tuple[float, tuple[tuple[int, ...], str]]:
     And which, replaced by what. That the gradients of the losses do not add up to that
     of their sum is an effect as well.
     """
-    _, before = model.together()
+    before = model.together()
     found = _gap(model, before), _SAME
     for places, kind in _replacements(model.spec):
         if found[0] >= _EFFECT:
             break
-        _, after = model.together(_replaced(model, places, kind))
+        after = model.together(_replaced(model, places, kind))
         others = [i for i in range(model.spec.batch) if i not in places]
         moved = np.abs(after - before)[others]
         size = np.nanmax(np.abs(np.stack([after, before])[:, others]))
@@ -257,7 +254,7 @@ def _compare(model, step, truth, found) -> None:
         for v, given in zip(precise.variables, step.start, strict=True):
             v.assign(tf.cast(given, v.dtype))
         mixed = models.is_mixed(model.spec)
-        exact = precise.together()[1] if mixed else precise.alone()
+        exact = precise.together() if mixed else precise.alone()
         rounding = np.nanmax(np.abs(exact - truth)) / np.nanmax(np.abs(exact))
         if rounding > 1e-3:
             return
@@ -265,33 +262,6 @@ def _compare(model, step, truth, found) -> None:
         if problem is None:
             return
     raise _Failed(WRONG, problem)
-
-
-def _compare_records(model, step, truth) -> None:
-    """Rows that are one record have the gradient of their mean, and its norm."""
-    batch = model.spec.batch
-    each = next(k for k in range(2, batch + 1) if batch % k == 0)
-    means = truth.reshape([-1, each, truth.shape[1]]).mean(axis=1)
-    true = np.linalg.norm(means, axis=1)
-    if not np.isfinite(true).all():
-        return
-    try:
-        norms, parts, sums = step.by_record(each)
-    except Exception as error:  # noqa: BLE001
-        if is_ours(error) and "GradientMismatchError" not in line_of(error):
-            return  # Where a model's shapes are static, little is known of its rows.
-        raise _Failed(CRASHED, f"{each} rows each: {line_of(error)}") from error
-    near, far = _TOLERANCE["float32"]
-    slack = near * true + far * true.max()
-    # What parts that cancel are raised to.
-    most = np.sqrt(np.maximum(true**2, 2 * FLOOR * parts)) + slack
-    if not ((norms >= true - slack) & (norms <= most)).all():
-        raise _Failed(WRONG, f"{each} rows each: norms {norms}, and in truth {true}")
-    weights = np.minimum(1, step.clip / np.maximum(norms, 1e-30))
-    expected = (weights[:, np.newaxis] * means).sum(axis=0)
-    off = np.linalg.norm(sums - expected)
-    if not off <= 1e-3 * np.linalg.norm(weights * true) + 1e-9:
-        raise _Failed(WRONG, f"{each} rows each: the sum is off by {off:.3g}")
 
 
 def _tolerance(model):

@@ -22,10 +22,12 @@ class Env:
       plain: whether wrappers that change nothing (a nested function, a loop over the
         examples) are left out, as in the reference; in this mode variables are made.
       penalties: what blocks add to the loss, `[B]` each.
+      each: rows of a record.
     """
 
-    def __init__(self, seed: int, dtype: str = "float32"):
+    def __init__(self, seed: int, dtype: str = "float32", each: int = 1):
         self.seed = seed
+        self.each = each
         self.dtype = dtype
         self.float = "float64" if dtype == "float64" else "float32"
         self.plain = False

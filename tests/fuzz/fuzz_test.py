@@ -15,6 +15,7 @@ from tests.fuzz.gradient_mixers import COTANGENTS, FORMS, GATES, STATISTICS
 from tests.fuzz.grammar import generate
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.planted import planted
+from tests.fuzz.record_mixers import ACROSS, WITHIN
 from tests.fuzz.registry import BLOCKS
 from tests.fuzz.regressions import REGRESSIONS
 from tests.fuzz.shrink import candidates, shrink
@@ -138,6 +139,27 @@ def test_a_gate_of_each_example_is_exact(how):
 def test_a_loss_that_drops_gradients_by_itself_is_exact(reduction):
     spec = Spec(body=(Node("dense"),), loss={"reduction": reduction})
     assert check(spec).kind == outcomes.EXACT
+
+
+def records(name, how, **mode):
+    body = between(Node(name, {"how": how})).body
+    return Spec(batch=4, body=body, mode={"rows": 2, **mode})
+
+
+@pytest.mark.parametrize("how", WITHIN)
+@pytest.mark.thinned(4)
+def test_rows_of_one_record_may_meet(how):
+    for dynamic in (False, True):
+        found = check(records("within_record", how, dynamic=dynamic))
+        assert found.kind == outcomes.EXACT, found
+
+
+@pytest.mark.parametrize("how", ACROSS)
+@pytest.mark.thinned(4)
+def test_rows_of_two_records_may_not_meet(how):
+    for dynamic in (False, True):
+        found = check(records("mix_records", how, dynamic=dynamic))
+        assert found.kind == outcomes.CAUGHT, found
 
 
 def test_a_sum_that_moves_too_far_is_found():

@@ -10,6 +10,7 @@ from tests.fuzz import (  # noqa: F401  the blocks
     losses,
     mixers,
     ops,
+    record_mixers,
     wrappers,
 )
 from tests.fuzz.registry import BLOCKS
@@ -37,6 +38,8 @@ def generate(seed: int, number: int = 0) -> Spec:
         loss.pop("penalties", None)
         loss["kind"] = rng.choice(_FIT_KINDS)
         loss["reduction"] = rng.choice(["keras", "none", "keras_sum", "keras"])
+    if "rows" in mode and rng.random() < 0.5:
+        spec = _insert(rng, spec, _node(rng, "within_record", 0), 0.0)
     if mixed:
         mode.pop("poison", None)
         # Whose effect is then told from that of random numbers.
@@ -93,9 +96,8 @@ def _mode(rng):
     mode["rule"] = rng.choices(["fixed", "automatic", "layerwise"], [4, 1, 1])[0]
     if rng.random() < 0.08:
         mode["poison"] = rng.choice(["nan", "inf", "padding"])
-    plain = mode["level"] == "sum" and not {"dtype", "poison"} & set(mode)
-    if plain and rng.random() < 0.3:
-        mode["rows"] = True
+    if rng.random() < 0.2:
+        mode["rows"] = rng.choice([2, 3])
     return mode
 
 
@@ -116,13 +118,21 @@ def _plant(rng, spec):
                 | {"loss": spec.loss | {"reduction": rng.choice(losses.MIXED)}}
             )
         )
-    node = _node(rng, _choose(rng, lambda b: b.mixes), 0)
+    name = _choose(rng, lambda b: b.mixes)
+    if "rows" in spec.mode and rng.random() < 0.5:
+        name = "mix_records"
+    node = _node(rng, name, 0)
     if node.args.get("how") == "shuffle":
         node = Node("mix", {"how": "roll"})
+    return _insert(rng, spec, node, 0.0 if name == "mix_records" else 0.6)
+
+
+def _insert(rng, spec, node, inside):
+    """With a block more, in a block that is there as likely as `inside` says."""
 
     def insert(nodes):
         place = rng.randrange(len(nodes) + 1)
-        if place < len(nodes) and nodes[place].children and rng.random() < 0.6:
+        if place < len(nodes) and nodes[place].children and rng.random() < inside:
             old = nodes[place]
             new = Node(old.name, old.args, insert(old.children))
             return (*nodes[:place], new, *nodes[place + 1 :])

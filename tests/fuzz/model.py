@@ -13,6 +13,7 @@ from tests.fuzz import (  # noqa: F401  the blocks
     losses,
     mixers,
     ops,
+    record_mixers,
     wrappers,
 )
 from tests.fuzz.env import Env, floats
@@ -34,7 +35,7 @@ class Model:
     def __init__(self, spec: Spec, dtype: str | None = None):
         self.spec = spec
         dtype = dtype or spec.mode.get("dtype", "float32")
-        self.env = Env(spec.seed, dtype)
+        self.env = Env(spec.seed, dtype, spec.each)
         self.data = data_of(spec, self.env.float)
         self.forward(*self.data, plain=True)
         self.variables = self.env.variables
@@ -46,7 +47,7 @@ class Model:
             variable.assign(value)
 
     def forward(self, x, y, w, plain=False):
-        """The losses `[B]` by definition, and the loss as the engine gets it."""
+        """The rows' losses by definition, and the loss as the engine gets it."""
         out, penalties = self.outputs(x, plain)
         settings = self.spec.loss
         each = losses.per_example(settings, out, y, w, penalties)
@@ -82,49 +83,53 @@ class Model:
 
     @property
     def sum_scale(self) -> float:
-        """What the engine multiplies the losses of a sum by: the batch's size."""
+        """What the engine multiplies the losses of a sum by: the batch's rows."""
         reduction = self.spec.loss.get("reduction", "none")
-        return float(self.spec.batch) if reduction in losses.SUMS else 1.0
+        return float(self.spec.rows) if reduction in losses.SUMS else 1.0
 
     def signature(self, dynamic: bool) -> list[tf.TensorSpec]:
         """Of a step."""
-        lead = None if dynamic else self.spec.batch
+        lead = None if dynamic else self.spec.rows
         return [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in self.data]
 
     # The truth.
 
     def alone(self, data=None) -> np.ndarray:
-        """`[B, V]` arrays of float64: each example's gradient, from batches of one."""
+        """`[B, V]` arrays of float64: each record's gradient, from batches of one."""
         data = self.data if data is None else data
-        rows = []
-        for i in range(len(data[0])):
-            one = [t[i : i + 1] for t in data]
-            rows.append(self._rows(one)[1][0])
-        return np.stack(rows)
+        each = self.spec.each
+        return np.concatenate(
+            [
+                self.together([t[i : i + each] for t in data])
+                for i in range(0, len(data[0]), each)
+            ]
+        )
 
-    def together(self, data=None) -> tuple[np.ndarray, np.ndarray]:
-        """The losses and their gradients, all examples in one batch."""
-        return self._rows(self.data if data is None else data)
-
-    def _rows(self, data):
+    def together(self, data=None) -> np.ndarray:
+        """`[B, V]`: the gradients of the records' mean losses, all in one batch."""
+        data = self.data if data is None else data
         self.reset()
         with tf.GradientTape(persistent=True) as tape:
             each, _ = self.forward(*data, plain=True)
-            parts = tf.unstack(each)
+            parts = tf.unstack(self.of_records(each))
         rows = [
             self.flat(tape.gradient(part, self.variables)) * self.scale
             for part in parts
         ]
         del tape
         self.reset()
-        return each.numpy().astype(np.float64), np.stack(rows)
+        return np.stack(rows)
+
+    def of_records(self, each):
+        """`[B]`: the mean loss of each record's rows."""
+        return tf.reduce_mean(tf.reshape(each, [-1, self.spec.each]), axis=1)
 
     def of_sum(self) -> np.ndarray:
         """The gradient of the sum of the losses, in one backward pass."""
         self.reset()
         with tf.GradientTape() as tape:
             each, _ = self.forward(*self.data, plain=True)
-            total = tf.reduce_sum(each)
+            total = tf.reduce_sum(self.of_records(each))
         found = self.flat(tape.gradient(total, self.variables)) * self.scale
         self.reset()
         return found
@@ -157,8 +162,8 @@ def data_of(spec: Spec, dtype: str = "float32") -> list[tf.Tensor]:
     """x, y and sample weights."""
     rng = np.random.default_rng([spec.seed, 1])
     x = _inputs(rng, spec)
-    y = rng.standard_normal((spec.batch, 8))
-    w = rng.choice([0.5, 1.0, 2.0], spec.batch)
+    y = rng.standard_normal((spec.rows, 8))
+    w = rng.choice([0.5, 1.0, 2.0], spec.rows)
     poison = spec.mode.get("poison")
     if poison == "padding" and spec.loss.get("weighted"):
         w[-1] = 0
@@ -168,7 +173,7 @@ def data_of(spec: Spec, dtype: str = "float32") -> list[tf.Tensor]:
 
 
 def _inputs(rng, spec):
-    shape = (spec.batch, *_SHAPES[spec.input])
+    shape = (spec.rows, *_SHAPES[spec.input])
     if spec.input == "tokens":
         return rng.integers(0, 8, shape).astype(np.int32)
     return rng.standard_normal(shape)
@@ -179,20 +184,23 @@ def _tensor(part, dtype):
 
 
 def replaced(spec: Spec, data: list, j: int, kind: str) -> list[tf.Tensor]:
-    """The data with another example j.
+    """The data with another record j.
 
     It is "new", "large", "small", "zero", a "copy" of the next, or the "same".
     """
     rng = np.random.default_rng([spec.seed, 2, j])
-    new = _inputs(rng, spec)[j]
+    own, next_one = (
+        slice(i * spec.each, (i + 1) * spec.each) for i in (j, (j + 1) % spec.batch)
+    )
+    new = _inputs(rng, spec)[own]
     size = {"new": 1, "large": 30, "small": 0.1, "zero": 0}.get(kind)
     x, y, w = (np.array(t) for t in data)
     if kind == "copy":
-        x[j], y[j] = x[(j + 1) % spec.batch], y[(j + 1) % spec.batch]
+        x[own], y[own] = x[next_one], y[next_one]
     if size is None:
         return [tf.constant(v, t.dtype) for v, t in zip((x, y, w), data, strict=True)]
-    x[j] = new * size if kind != "large" or x.dtype.kind == "f" else new
-    y[j] = rng.standard_normal(8) * min(size, 3)
+    x[own] = new * size if kind != "large" or x.dtype.kind == "f" else new
+    y[own] = rng.standard_normal((spec.each, 8)) * min(size, 3)
     return [tf.constant(part, t.dtype) for part, t in zip((x, y, w), data, strict=True)]
 
 

@@ -42,7 +42,7 @@ class Spec:
 
     Attributes:
       seed: of the data and the weights.
-      batch: the number of examples.
+      batch: the number of records.
       input: "vector", "sequence", "image" or "tokens".
       body: the blocks.
       loss: settings of the loss, see `losses`.
@@ -55,6 +55,16 @@ class Spec:
     body: tuple[Node, ...] = ()
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     mode: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def each(self) -> int:
+        """Rows of a record."""
+        return self.mode.get("rows", 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return self.batch * self.each
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""

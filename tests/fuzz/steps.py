@@ -45,6 +45,8 @@ class Step:
     def __init__(self, model, truth):
         self.model = model
         self.mode = mode = model.spec.mode
+        if model.spec.each > 1:
+            self.options = {**self.options, "rows_per_record": model.spec.each}
         self.start = [v.numpy() for v in model.variables]
         norms = np.linalg.norm(truth, axis=1)
         norms = norms[np.isfinite(norms) & (norms > 0)]
@@ -213,25 +215,6 @@ class Step:
         raised = (found.T > squares) & (found.T <= 2 * floors.T)
         return np.where(raised, found.T, squares)
 
-    def by_record(self, each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of records of several rows: norms, squared parts, the sum of a fixed clip."""
-        model = self.model
-
-        def run(x, y, w):
-            _, loss = model.forward(x, y, w)
-            found = PerExampleGradients(
-                loss, model.variables, rows_per_record=each, **self.options
-            )
-            parts = tf.add_n(found.evidence.parts_by_variable())
-            return found.norms, parts, found.clipped_sum(FixedClip(self.clip), ())
-
-        model.reset()
-        norms, parts, sums = self._function(run)(*model.data)
-        return (
-            *(t.numpy().astype(np.float64) for t in (norms, parts)),
-            model.flat(sums),
-        )
-
     def expected_sum(self, truth: np.ndarray, squares: np.ndarray) -> np.ndarray:
         """The right answer."""
         finite = np.isfinite(truth).all(axis=1)
@@ -287,9 +270,8 @@ class Step:
             found = PerExampleGradients(loss, model.variables, **self.options)
             sums = found.clipped_sum(rule, rule.initial_state())
             rows = []
-            for k in range(model.spec.batch):
-                seed = tf.one_hot(k, model.spec.batch, dtype=each.dtype)
-                parts = tf.gradients(each, model.variables, grad_ys=seed)
+            for part in tf.unstack(model.of_records(each), model.spec.batch):
+                parts = tf.gradients(part, model.variables)
                 rows.append(
                     [
                         tf.zeros(v.shape) if p is None else tf.convert_to_tensor(p)
@@ -365,7 +347,7 @@ def fit(model, optimizer, pieces=1):
         parts = (x, target, w) if settings.get("weighted") else (x, target)
         dataset = tf.data.Dataset.from_tensor_slices(parts)
         static = not mode.get("dynamic", False)
-        dataset = dataset.batch(model.spec.batch, drop_remainder=static).repeat(pieces)
+        dataset = dataset.batch(model.spec.rows, drop_remainder=static).repeat(pieces)
         keras_model.fit(dataset, epochs=1, verbose=0)
 
     return call

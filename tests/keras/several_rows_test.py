@@ -57,6 +57,22 @@ def test_a_plan_for_people():
     assert plan.noise_multiplier == same.noise_multiplier
 
 
+def test_people_stay_the_same():
+    plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=2)
+    plan.batches((X, Y), people=IDS)
+    plan.batches((X, Y), people=list(IDS))
+    with pytest.raises(ValueError, match="people are not those of the batches"):
+        plan.batches((X, Y), people=IDS[::-1])
+    plan.replace().batches((X, Y), people=IDS[::-1])
+
+
+@pytest.mark.parametrize("ids, found", [(np.arange(60), 60), (IDS % 19, 19)])
+def test_ids_of_another_number_of_people_are_refused(ids, found):
+    plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=2)
+    with pytest.raises(ValueError, match=f"data has {found} people"):
+        plan.batches((X, Y), people=ids)
+
+
 def test_the_released_sum_is_of_the_means_of_records():
     plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=3)
     batches = sampling.FullBatch().batches((X, Y), people=IDS, per_person=3)

@@ -80,6 +80,14 @@ def test_weights_of_examples_count_within_the_person():
     assert counted.tolist() == [True, True, True, False, True, True]
 
 
+def test_weights_make_sums_of_means():
+    given = np.minimum(np.bincount(IDS)[IDS], 3).astype(np.float32) / 3
+    _, y, weights = next(iter(drawn(data=(X, Y, given), per_person=3)))
+    # The mean over a person's three rows is a third of the sum of what it has.
+    rows = np.reshape(weights, [3, 3])
+    np.testing.assert_allclose(rows, [[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+
+
 @pytest.mark.parametrize(
     "ids", [list("cacbacaa"), np.array(list("cacbacaa")), IDS.astype("uint8")]
 )

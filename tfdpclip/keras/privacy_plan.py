@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
@@ -221,6 +222,7 @@ class PrivacyPlan(BudgetPlan):
         check_secret(secret, self.ledger, self._noise)
         self._secret = secret
         self._batches: Batches | None = None
+        self._people: np.ndarray | None = None
         self._budget: PrivacyBudget | None = None
         # Of how many batches its optimizers make a step.
         self._summed = self.accumulation_steps
@@ -284,8 +286,8 @@ class PrivacyPlan(BudgetPlan):
             `per_person`, `people`: whose each example is.
 
         Raises:
-          ValueError: If there are not `examples` of them, or the plan says already what
-            an option says.
+          ValueError: If there are not `examples` of them, the plan says already what an
+            option says, or people are others than in batches of this plan before.
         """
         for name in _SHAPED:
             if name in options:
@@ -299,22 +301,42 @@ class PrivacyPlan(BudgetPlan):
                 "plan.batches((x, y), people=ids). Then examples, batch_size and "
                 "epochs of the plan count people." + see("records-of-several-rows")
             )
-        batches = self._asked.batches(
-            data,
-            *others,
-            physical_batch_size=self.physical_batch_size,
-            accumulation_steps=self.accumulation_steps,
-            views=self.views,
-            per_person=self.per_person,
-            **options,
-        )
+        options |= dict(views=self.views, per_person=self.per_person)
+        try:
+            batches = self._asked.batches(
+                data,
+                *others,
+                physical_batch_size=self.physical_batch_size,
+                accumulation_steps=self.accumulation_steps,
+                **options,
+            )
+        except ValueError:
+            # Of other data than planned, the room for them is not what is wrong.
+            self._check_size(self._asked.batches(data, *others, **options))
+            raise
+        self._check_size(batches)
+        if self.per_person is not None:
+            self._check_same_people(batches._drawer.source.ids)
+        self._batches = batches
+        return batches
+
+    def _check_size(self, batches: Batches) -> None:
         if batches.population != self.examples:
             raise ValueError(
                 f"data has {batches.population} {self._RECORDS}, the plan is for "
                 f"{self.examples}: PrivacyPlan(examples={batches.population}, ...)."
             )
-        self._batches = batches
-        return batches
+
+    def _check_same_people(self, ids: np.ndarray) -> None:
+        if self._people is not None and not np.array_equal(ids, self._people):
+            raise ValueError(
+                "people are not those of the batches that this plan made before: whose "
+                "examples are another's in the next epoch is nobody whom one ledger "
+                "protects. Give the same ids, in the same order as the same examples; "
+                "for other data make a plan of its own, plan.replace()."
+                + see("records-of-several-rows")
+            )
+        self._people = ids
 
     def within_memory(
         self, memory: int, training: Callable[[PrivacyPlan], tuple[Any, Batches]]

@@ -31,6 +31,7 @@ class People(Source):
       per_person: rows of a person.
 
     Attributes:
+      ids: a copy of them.
       leaves_over: whether anybody has fewer examples than that.
 
     Raises:
@@ -43,9 +44,9 @@ class People(Source):
         self._examples = source
         self.draws_rows = True
         self.rows_each = _arguments.integer("per_person", per_person, 1, MOST_ROWS)
-        self._ids = _checked(ids, source.size)
+        self.ids = _checked(ids, source.size)
         names, owners, counts = np.unique(
-            self._ids, return_inverse=True, return_counts=True
+            self.ids, return_inverse=True, return_counts=True
         )
         self.size = len(names)
         # Everybody's examples, one person's after the other's.
@@ -60,10 +61,10 @@ class People(Source):
         return super().row_bytes * self.rows_each
 
     def kept(self) -> Source:
-        return People(self._examples.kept(), self._ids, self.rows_each)
+        return People(self._examples.kept(), self.ids, self.rows_each)
 
     def digest(self) -> str:
-        told = sources._digest(len(self._ids), ((self._ids,),))
+        told = sources._digest(len(self.ids), ((self.ids,),))
         return f"{told} {self._examples.digest()}"
 
     def rows_of(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:

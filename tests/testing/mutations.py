@@ -21,6 +21,7 @@ from tests.testing import planting
 from tests.testing.planting import Mutation
 from tfdpclip import clipping, testing
 from tfdpclip.clipping import rules
+from tfdpclip.gradients import loss
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.perturbation import Perturbation
@@ -204,6 +205,7 @@ def _must_raise(act):
     raise AssertionError("a step with wrong norms believes itself")
 
 
+_init_gradients = PerExampleGradients.__init__
 _measured = VariableGradient.measured
 _differences = SelfCheck._differences
 _due = CheckStatus.due
@@ -412,10 +414,24 @@ def _other_perturbation(self, gradients, batch_size):
         self._seeds = own
 
 
+def _rows_apart(self, *args, **options):
+    _init_gradients(self, *args, **{**options, "rows_per_record": 1})
+
+
+def _rows_of_neighbours(tensor):
+    return tf.roll(tensor, 1, axis=0) if tensor.shape.rank == 1 else tensor
+
+
+def _sum_of_rows(tensor):
+    return 2.0 * tensor
+
+
 LAYERWISE = {"clip": clipping.LayerwiseClip(0.25)}
 QUANTILE = {"clip": clipping.QuantileClip(initial_norm=1.5)}
 SCALED = {"clip": clipping.ScaledClip([0.3, 1.0], 0.3)}
 GATED = {"gated": True}
+# A record has two rows.
+RECORDS = {"rows_per_record": 2, "expected_batch_size": EXAMPLES // 2}
 # What the assertion finds, not what the step finds before it.
 UNCHECKED = {"gated": True, "check_isolation": "never"}
 _HARDEST = gates.hardest(tf.keras.losses.SparseCategoricalCrossentropy.call)
@@ -587,6 +603,30 @@ MUTATIONS = [
         "_sums",
         lambda self, columns, finite: _sums(self, [1.01 * c for c in columns], finite),
         exact,
+    ),
+    Mutation(
+        "rows of a record clipped one by one",
+        PerExampleGradients,
+        "__init__",
+        _rows_apart,
+        sensitivity,
+        RECORDS,
+    ),
+    Mutation(
+        "rows of neighbours taken for a record's",
+        loss,
+        "_in_float32",
+        _rows_of_neighbours,
+        sensitivity,
+        RECORDS,
+    ),
+    Mutation(
+        "sum over a record's rows in place of the mean",
+        loss,
+        "_in_float32",
+        _sum_of_rows,
+        plain_gradient,
+        RECORDS,
     ),
     Mutation(
         "a step that believes itself",

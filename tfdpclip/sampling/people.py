@@ -161,11 +161,18 @@ def _checked(ids: Any, size: int) -> np.ndarray:
     listed = isinstance(ids, (list, tuple))
     found = np.array(ids, dtype=object if listed else None)
     if listed and all(_arguments.whole(name) is not None for name in found.flat):
-        found = found.astype(np.int64)
+        try:
+            found = found.astype(np.int64)
+        except OverflowError:
+            raise ValueError(
+                "people in a list must be integers below 2**63, or texts: write "
+                "[str(name) for name in ids]." + see("records-of-several-rows")
+            ) from None
     if found.shape != (size,):
+        name = f"{_arguments.shown(ids)} of " if isinstance(ids, str) else ""
         raise ValueError(
             f"people must have one id for each of the {size} examples, [{size}], got "
-            f"shape {list(found.shape)}: scheme.batches((x, y), "
+            f"{name}shape {list(found.shape)}: scheme.batches((x, y), "
             "people=frame['user'], per_person=8)." + see("records-of-several-rows")
         )
     kinds = {type(name) for name in found.tolist()}
@@ -187,6 +194,13 @@ def _checked(ids: Any, size: int) -> np.ndarray:
             "is nobody's, and equal ids must be equal. Got "
             f"{found.dtype.name if found.dtype.kind != 'O' else 'objects'}; drop "
             "examples of unknown people, or give each an id of its own, and then write "
+            "ids.astype(str)." + see("records-of-several-rows")
+        )
+    if np.any(found == -1):
+        raise ValueError(
+            "people must be known, and -1 is what a missing id becomes in the codes of "
+            "pandas: people who have none would be taken for one. Drop their examples, "
+            "or give each an id of its own; where -1 is a person, write "
             "ids.astype(str)." + see("records-of-several-rows")
         )
     return found

@@ -121,7 +121,7 @@ def test_ids_are_those_of_when_the_batches_were_made():
         (np.array(list("abcdefg") + ["None"], object), "known, and 'None'"),
         ([b""] + [b"a"] * 7, "known, and b''"),
         (np.where(IDS > 1, IDS, -1), "known, and -1"),
-        ([2**63, *IDS[1:].tolist()], "in a list must be integers below 2"),
+        ([2**63, *IDS[1:].tolist()], "be integers below 2"),
         ("user", r"got 'user' of shape \[\]"),
     ],
 )

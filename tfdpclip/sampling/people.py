@@ -165,7 +165,7 @@ def _checked(ids: Any, size: int) -> np.ndarray:
             found = found.astype(np.int64)
         except OverflowError:
             raise ValueError(
-                "people in a list must be integers below 2**63, or texts: write "
+                "people must be integers below 2**63, if in a list, or texts: "
                 "[str(name) for name in ids]." + see("records-of-several-rows")
             ) from None
     if found.shape != (size,):

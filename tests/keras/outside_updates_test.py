@@ -159,6 +159,12 @@ def _other_iterator():
     return lambda: next(iterator)
 
 
+def _optional_element():
+    data = tf.data.Dataset.from_tensor_slices(_data()).repeat().batch(5)
+    element = iter(data).get_next_as_optional()
+    return element.get_value
+
+
 def _new_iterator():
     x, y = _data()
 
@@ -203,6 +209,28 @@ class TestOtherData:
     def test_is_found(self, make, options):
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
             self._fit(make(), **options)
+
+    def test_so_is_an_element_that_was_taken_before(self):
+        with pytest.raises(PrivacyMismatchError, match="fit did not give.*Optional"):
+            self._fit(_optional_element())
+
+    def test_what_a_branch_keeps_for_its_gradient_is_no_data(self):
+        class Depth(tf.keras.layers.Layer):
+            def call(self, x):
+                some = tf.random.uniform([]) < 0.9
+                return tf.cond(some, lambda: tf.nn.dropout(x, 0.1), lambda: x)
+
+            def compute_output_shape(self, shape):
+                return shape
+
+        dense = tf.keras.layers.Dense
+        layers = [tf.keras.Input((2,)), dense(3), Depth(), dense(1)]
+        model = tf.keras.Sequential(layers)
+        batches = sampling.Poisson(0.1).batches(_data())
+        budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp")
+        model.compile(_private(), "mse", jit_compile=False)
+        model.fit(batches, verbose=0, callbacks=[budget])
+        assert budget.ledger.steps == 10
 
     def test_is_taken_on_trust_if_somebody_says_so(self):
         budget = self._fit(_other_iterator(), {"check_data": False})

@@ -137,7 +137,11 @@ class PerExampleGradients(RecordGradients):
             [self.loss], handles, flows.batch_size, public, rows_per_record
         )
         self.state_reads = state.reads(loss, flows)
-        state.refuse_what_others_left(flows.ops)
+        # Data sets are data, wherever they were made.
+        records = ("Dataset", "Iterator")
+        state.refuse_what_others_left(
+            [op for op in flows.ops if not any(kind in op.type for kind in records)]
+        )
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)
         context = Context(self.flows, self.parts.batch_size)

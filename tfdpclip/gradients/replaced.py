@@ -185,7 +185,7 @@ class ReplacedExamples:
             return there
 
         def body(i, *state):
-            theirs, own = state[:others], state[others:]
+            theirs, own = state[:number], state[number:]
             weighing, step = i < before_them, tf.maximum(i - before_them, 0)
             kind = kinds[step]
             place, source, factor, weight = tf.cond(
@@ -193,13 +193,14 @@ class ReplacedExamples:
             )
             nudged = tf.equal(kind, NUDGED) & ~weighing
             nudge = tf.where(nudged, _COARSE_NUDGE if rerun.coarse else _NUDGE, 0.0)
-            tensors, sums, found = rerun.tensors(
+            tensors, sums, others = rerun.tensors(
                 place, source, factor, nudge, weight, batch_size
             )
 
             def take():
                 by_variable = summed.by_variable(sums)
-                return [*weightings.take(i, weight, found, by_variable, theirs), *own]
+                found = weightings.take(i, weight, others(), by_variable, theirs)
+                return [*found, *own]
 
             def compare():
                 lengths = sizes[: tf.size(weight)]
@@ -210,7 +211,7 @@ class ReplacedExamples:
 
             return i + 1, *tf.cond(weighing, take, compare)
 
-        others = len(weightings.start)
+        number = len(weightings.start)
         start, shapes = self._kept.start()
         _, *found = tf.while_loop(
             lambda i, *_: i < before_them + count,
@@ -220,7 +221,7 @@ class ReplacedExamples:
             maximum_iterations=before_them + count,
             parallel_iterations=1,
         )
-        theirs, own = found[:others], State(*found[others:])
+        theirs, own = found[:number], State(*found[number:])
         halved = own.halved
         if halves and not varies:
 

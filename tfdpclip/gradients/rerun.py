@@ -9,7 +9,7 @@ the same copies then run on a part of the batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -283,7 +283,7 @@ class Rerun:
         nudge: tf.Tensor,
         weights: tf.Tensor,
         batch_size: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor | None]]:
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], Callable[[], list[tf.Tensor | None]]]:
         """Adds it all to the current graph, of a batch made of rows of the step's.
 
         Args:
@@ -296,8 +296,8 @@ class Rerun:
           batch_size: B.
 
         Returns:
-          The witnesses; the gradients of variables under these weights; and those at
-          other tensors, None for none.
+          The witnesses; the gradients of variables under these weights; and what adds
+          those at other tensors, None for none, to the graph that is current then.
         """
         known: dict = {}
         if self._sums is not None:
@@ -340,24 +340,25 @@ class Rerun:
             ):
                 moved.set_shape(old.shape)
                 known[old.ref()] = moved
-        for op in self._steps:
-            inputs = [known.get(t.ref(), t) for t in op.inputs]
-            outputs = _copies.emit_again(op, inputs)
-            for old, new in zip(op.outputs, outputs, strict=True):
-                known.setdefault(old.ref(), new)
-        found = iter(
-            [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in self._wanted()]
-        )
-        witnesses = [next(found) for _ in self.witnesses]
-        if self._sums is None:
-            return witnesses, [], []
-        sums = [next(found) for _ in self._sums.tensors]
-        there = [t is not None for t in self._sums.others]
-        return (
-            witnesses,
-            sums,
-            [next(found) if is_there else None for is_there in there],
-        )
+        sums, others = self._of_sums()
+        witnesses = [w.tensor for w in self.witnesses]
+        first = set(ancestors([*witnesses, *sums]))
+
+        def add(steps, wanted) -> list[tf.Tensor]:
+            for op in steps:
+                inputs = [known.get(t.ref(), t) for t in op.inputs]
+                outputs = _copies.emit_again(op, inputs)
+                for old, new in zip(op.outputs, outputs, strict=True):
+                    known.setdefault(old.ref(), new)
+            return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
+
+        def add_others() -> list[tf.Tensor | None]:
+            found = iter(add([op for op in self._steps if op not in first], others))
+            every = [] if self._sums is None else self._sums.others
+            return [None if t is None else next(found) for t in every]
+
+        found = add([op for op in self._steps if op in first], [*witnesses, *sums])
+        return found[: len(witnesses)], found[len(witnesses) :], add_others
 
     def _places(self, examples: tf.Tensor) -> tf.Tensor:
         """The rows of the data that some examples have."""

@@ -206,6 +206,7 @@ def other_data(concrete: Any) -> str | None:
     given -= {inside.op.name for _, inside in graph.captures}
     definition = graph.as_graph_def()
     search = _DataSearch(definition.library, b"")
+    search.brought = any(inside.dtype == tf.variant for _, inside in graph.captures)
     search.follow(definition.node, dict.fromkeys(given, True), "the training step")
     return search.other
 
@@ -284,9 +285,16 @@ class _DataSearch(_Search):
     """Follows the step's own iterators, and looks for others.
 
     In the place of a variable stands True, for everything that came from an argument.
+
+    Attributes:
+      other: the name of an op that reads a data set of the step's own.
+      brought: whether something that could be an optional element came from outside.
+        Otherwise the step has made it, as the gradient of a branch does of what the
+        branch kept; where it is made by an iterator, that op is found itself.
     """
 
     other: str | None = None
+    brought: bool = True
 
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
         known = dict(roots)
@@ -294,9 +302,11 @@ class _DataSearch(_Search):
             inputs = [_tensor(name) for name in node.input if name[0] != "^"]
             given = [known.get(name) for name in inputs]
             reads = node.op.startswith(("IteratorGetNext", "OptionalGetValue"))
-            if "Dataset" in node.op or "Iterator" in node.op or reads:
-                if not (reads and given and given[0]):
-                    self.other = self.other or f"{node.op} {node.name!r} in {where}"
+            fed = reads and given and given[0]
+            fed = fed or (node.op == "OptionalGetValue" and not self.brought)
+            data = "Dataset" in node.op or "Iterator" in node.op or reads
+            if data and not fed:
+                self.other = self.other or f"{node.op} {node.name!r} in {where}"
             called = self._called(node)
             if called is not None:
                 skip = _SKIPPED.get(node.op, 0)

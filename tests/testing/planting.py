@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpclip.clipping import bounds
+from tfdpclip.gradients import ExampleIsolationError
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "planted_bugs.md"
 
@@ -98,8 +99,9 @@ def found(mutation: Mutation) -> tuple[str, str] | None:
             mutation.check(**mutation.options)
         except AssertionError as error:
             return f"`{mutation.check.__name__}`", str(error)
-        except tf.errors.InvalidArgumentError as error:
-            said = _OF_THE_STEP.search(str(error))
+        except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
+            # The latter while the step is traced, which Keras 3 does for the loss, too.
+            said = _OF_THE_STEP.search(f"{type(error).__name__}: {error}")
             if said is None:
                 raise
             return f"the step, in `{mutation.check.__name__}`", said.group()

@@ -16,7 +16,6 @@ from tfdpclip._arguments import choice, fraction, integer, items, positive, show
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, loss_checks, state
-from tfdpclip.gradients.backward import Backward
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.evidence import Evidence
@@ -177,11 +176,6 @@ class PerExampleGradients(RecordGradients):
         # What one trace checks, the graph keeps alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
         self.isolated = self._checked(check_isolation, groups)
-
-    @property
-    def backward(self) -> Backward | None:
-        """The backward pass, if it went on to the variables and to the data."""
-        return self._found.backward
 
     @property
     def connected(self) -> list[bool]:

@@ -103,7 +103,7 @@ class SelfCheck:
                 *(engine.loss, engine.variables, engine.handles, engine.flows),
                 engine.parts.counted,
                 [probe.tensor for probe in self.probes],
-                engine.backward,
+                self._evidence.found.backward,
             )
             self.replaced = ReplacedExamples(
                 engine.loss, engine.flows, self._evidence.witnesses(), sums

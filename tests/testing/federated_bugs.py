@@ -262,9 +262,9 @@ class Doubling(tff.aggregators.UnweightedAggregationFactory):
         return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
 
-def seeded_by_round(self, summed, state, seed):
+def seeded_by_round(self, summed, state, noise):
     """The seed is kept in the state, as it were."""
-    return _release(self, summed, state, 5)
+    return _release(self, summed, state, _entropy.Noise(tf.constant([0, 5], tf.int64)))
 
 
 def a_tenth_too_small(count, seed):

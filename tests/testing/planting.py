@@ -28,7 +28,7 @@ code.
 """
 
 # What a training step raises that does not believe itself.
-_OF_THE_STEP = re.compile(r"(GradientMismatch|ExampleIsolation)Error: [^.]*\.")
+_OF_THE_STEP = re.compile(r"(?:GradientMismatch|ExampleIsolation)Error: [^.]*\.")
 
 # Titles of the tables, and where the bugs are.
 _LISTS = (
@@ -101,10 +101,11 @@ def found(mutation: Mutation) -> tuple[str, str] | None:
             return f"`{mutation.check.__name__}`", str(error)
         except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
             # The latter while the step is traced, which Keras 3 does for the loss, too.
-            said = _OF_THE_STEP.search(f"{type(error).__name__}: {error}")
-            if said is None:
+            # Of an error while tracing, what was said is behind where that was.
+            said = _OF_THE_STEP.findall(f"{type(error).__name__}: {error}")
+            if not said:
                 raise
-            return f"the step, in `{mutation.check.__name__}`", said.group()
+            return f"the step, in `{mutation.check.__name__}`", said[-1]
     return None
 
 

@@ -204,11 +204,16 @@ class TestOtherData:
         return budget
 
     @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
-    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
+    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator])
     @pytest.mark.thinned(3)
     def test_is_found(self, make, options):
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
             self._fit(make(), **options)
+
+    def test_what_a_data_set_was_reduced_to_is_refused_before(self):
+        """Nobody knows where its examples are, nor is there another batch of them."""
+        with pytest.raises(Exception, match="TensorSliceDataset.*is not known"):
+            self._fit(_reduced())
 
     def test_so_is_an_element_that_was_taken_before(self):
         with pytest.raises(PrivacyMismatchError, match="fit did not give.*Optional"):

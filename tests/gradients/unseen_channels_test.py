@@ -71,6 +71,29 @@ class File:
         return tf.strings.to_number(tf.io.read_file(self._path))
 
 
+class Array:
+    """An array of one run, of old control flow."""
+
+    def __init__(self, path):
+        pass
+
+    def write(self, value):
+        self._handle, self._flow = tf.raw_ops.TensorArrayV3(
+            size=1, dtype=tf.float32, element_shape=tf.TensorShape([])
+        )
+        return tf.raw_ops.TensorArrayWriteV3(
+            handle=self._handle, index=0, value=value, flow_in=self._flow
+        )
+
+    def read(self):
+        return tf.raw_ops.TensorArrayReadV3(
+            handle=self._handle,
+            index=tf.identity(0),
+            flow_in=tf.identity(self._flow),
+            dtype=tf.float32,
+        )
+
+
 class Python:
     def __init__(self, path):
         self._kept = 1.0
@@ -86,7 +109,14 @@ class Python:
         return tf.py_function(lambda: self._kept, [], tf.float32)
 
 
-CHANNELS = [Table, Queue, Stage, File, Python]
+class PythonInDataSet(Python):
+    def read(self):
+        read = super().read
+        data = tf.data.Dataset.from_tensors(0.0).map(lambda _: read())
+        return data.reduce(0.0, lambda old, new: new)
+
+
+CHANNELS = [Table, Queue, Stage, File, Array, Python, PythonInDataSet]
 
 
 def through(channel, value):
@@ -117,6 +147,21 @@ def test_and_so_on_the_way_back(kind, tmp_path):
 
     with pytest.raises(ExampleIsolationError, match="other batches|Python code"):
         norms_of(lambda x: squash(damped(x @ W) @ U), [W, U], X)
+
+
+@pytest.mark.parametrize("size", [1, 24])
+def test_a_gradient_is_looked_at_whether_anything_is_checked_or_not(size, tmp_path):
+    queue = Queue(tmp_path)
+
+    @tf.custom_gradient
+    def damped(h):
+        return tf.identity(h), lambda dy: dy / (1 + through(queue, largest(h)))
+
+    def loss(x):
+        return squash(damped(x @ W) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="other batches"):
+        norms_of(loss, [W, U], X[:size], dynamic=False, when="never")
 
 
 @pytest.mark.parametrize("kind", [Table, Queue])
@@ -189,6 +234,21 @@ def test_nor_does_a_gradient_of_its_own_pass_there():
 
     def loss(x):
         return squash(DRAWS["gamma"](damped(x @ W)) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="is not known"):
+        norms_of(loss, [W, U], X)
+
+
+def test_nor_does_one_in_a_loop():
+    def loss(x):
+        h = x @ W
+
+        @tf.custom_gradient
+        def damped(row):
+            return tf.identity(row), lambda dy: dy / (1 + largest(h))
+
+        draw = tf.random.uniform
+        return squash(tf.map_fn(lambda row: damped(row) * draw([], 0.9), h) @ U)
 
     with pytest.raises(ExampleIsolationError, match="is not known"):
         norms_of(loss, [W, U], X)

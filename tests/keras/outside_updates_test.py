@@ -188,13 +188,13 @@ def _reduced():
 class TestOtherData:
     """A training step that does not train on what fit drew for it."""
 
-    def _fit(self, take, budget_options=None, **options):
+    def _fit(self, take, budget_options=None, checks="first", **options):
         class Model(tf.keras.Sequential):
             def train_step(self, data):
                 return super().train_step(take())
 
         model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-        model.compile(_private(), "mse", **options)
+        model.compile(_private(check_isolation=checks), "mse", **options)
         batches = sampling.Poisson(0.1).batches(_data())
         sampled = batches if budget_options is None else batches.scheme
         budget = PrivacyBudget(
@@ -204,11 +204,13 @@ class TestOtherData:
         return budget
 
     @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
-    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator])
+    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
     @pytest.mark.thinned(3)
     def test_is_found(self, make, options):
+        # Without checks, which refuse what is reduced before it comes to that.
+        checks = "never" if make is _reduced else "first"
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
-            self._fit(make(), **options)
+            self._fit(make(), checks=checks, **options)
 
     def test_what_a_data_set_was_reduced_to_is_refused_before(self):
         """Nobody knows where its examples are, nor is there another batch of them."""

@@ -11,6 +11,9 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip.gradients import ops, origins
 
+# The attribute of ops that `tf.custom_gradient` makes.
+_OWN_GRADIENT = "_gradient_op_type"
+
 
 def repeatable(op: tf.Operation) -> bool:
     """Whether the op gives the same result again, and changes nothing.
@@ -30,14 +33,21 @@ def calls_python(op: tf.Operation) -> bool:
     return not ops.PYTHON.isdisjoint(_ops_within(op))
 
 
-def kept_elsewhere(op: tf.Operation) -> str | None:
+def kept_elsewhere(op: tf.Operation, of_examples: bool = False) -> str | None:
     """The type of an op, here or in a function, that may give what is kept elsewhere.
 
     Python, files, queues, tables that change: what other batches left there. Variables
     are not meant: `state.reads` finds them.
+
+    Args:
+      op: the op.
+      of_examples: whether what others of the same batch left is meant, too, as in an
+        array of one run. Data sets are data then, but for Python in them.
     """
     for name in sorted(_ops_within(op)):
-        if name in ops.FROM_OUTSIDE - ops.OF_ONE_RUN:
+        if of_examples and ("Dataset" in name or "Iterator" in name):
+            continue
+        if name in ops.FROM_OUTSIDE and (of_examples or name not in ops.OF_ONE_RUN):
             return name
         known = name in ops.KEEPS_NOTHING or name in ops.FIRST_ARGUMENT
         known = known or name.startswith((*ops.COLLECTIVES, *ops.SEEDED_DRAWS))
@@ -54,6 +64,22 @@ def draws(op: tf.Operation) -> bool:
     random = ops.RANDOM - ops.CANDIDATE_SAMPLERS
     return any(
         name in random or name.startswith(ops.SEEDED_DRAWS) for name in _ops_within(op)
+    )
+
+
+def has_own_gradient(op: tf.Operation) -> bool:
+    """Whether an op, here or in a function, has a gradient function of its own."""
+    calling = ops.FUNCTION_CALLS | ops.CONTROL_FLOW
+    if op.type not in calling and (
+        _tf_private.own_gradient(op) is not None or _OWN_GRADIENT in op.node_def.attr
+    ):
+        return True
+    return any(
+        node.op not in calling and _OWN_GRADIENT in node.attr
+        for name in origins.functions_of(op)
+        for definition in origins.definitions(op.graph, name)
+        if definition is not None
+        for node in definition.node_def
     )
 
 

@@ -136,11 +136,6 @@ class PerExampleGradients(RecordGradients):
             [self.loss], handles, flows.batch_size, public, rows_per_record
         )
         self.state_reads = state.reads(loss, flows)
-        # Data sets are data, wherever they were made.
-        records = ("Dataset", "Iterator")
-        state.refuse_what_others_left(
-            [op for op in flows.ops if not any(kind in op.type for kind in records)]
-        )
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)
         context = Context(self.flows, self.parts.batch_size)
@@ -152,6 +147,7 @@ class PerExampleGradients(RecordGradients):
             *(self.loss, self.variables, handles, context, self._budget),
             checked=check_isolation != "never",
         )
+        state.refuse_what_others_left(self._found.made_of(self.loss))
         self._per_variable = self._plain_squares()
         self.evidence = Evidence(
             self.loss, self.variables, self._found, context, self._per_variable

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._docs import see
-from tfdpclip.gradients import calls, ops, origins
+from tfdpclip.gradients import _copies, ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
@@ -261,8 +261,7 @@ def refuse_unproven(flows: Dataflow, obstacle: str) -> None:
     # What loops and branches were made to give besides is for their gradients.
     used = {t.ref() for op in flows.ops for t in op.inputs}
     for op in flows.ops:
-        own = op.type not in ops.FUNCTION_CALLS | ops.CONTROL_FLOW
-        own = own and calls.gradient_function(op) is not None
+        own = _copies.has_own_gradient(op)
         if own or any(t.ref() in used and flows[t].unknown for t in op.outputs):
             raise ExampleIsolationError(
                 f"Whether examples stay apart cannot be tested: what {op.name!r} (a "

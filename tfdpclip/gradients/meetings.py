@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdpclip.gradients import fallback, ops, separation, while_loops
 from tfdpclip.gradients.backward import Backward, gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients.dataflow import ancestors
 from tfdpclip.gradients.forms import Budget, Form
 from tfdpclip.gradients.rule_table import (
     Context,
@@ -77,6 +78,12 @@ class FoundGradients:
     slow_variables: list[int] = dataclasses.field(default_factory=list)
     slow_uses: list[Use] = dataclasses.field(default_factory=list)
     backward: Backward | None = None
+
+    def made_of(self, loss: tf.Tensor) -> list[tf.Operation]:
+        """The ops of the loss, and of what comes back to all meetings."""
+        gradients = [g for m in self.meetings.values() for g in m.gradients]
+        there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        return ancestors([loss, *there])
 
     @property
     def order(self) -> list[int]:

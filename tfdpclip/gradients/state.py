@@ -210,7 +210,9 @@ def _refuse_generator(handle: tf.Tensor, writer: tf.Operation):
     )
 
 
-def refuse_what_others_left(operations: Sequence[tf.Operation]) -> None:
+def refuse_what_others_left(
+    operations: Sequence[tf.Operation], of_examples: bool = True
+) -> None:
     """Raises if anything may come from where others left it: files, queues, tables.
 
     A write and the read after it are joined by nothing that an analysis, or another
@@ -218,11 +220,12 @@ def refuse_what_others_left(operations: Sequence[tf.Operation]) -> None:
 
     Args:
       operations: what a loss, or a gradient of it, is computed by.
+      of_examples: whether other examples of the batch are others, too.
 
     Raises:
       ExampleIsolationError: naming the op.
     """
-    through = [(op, _copies.kept_elsewhere(op)) for op in operations]
+    through = [(op, _copies.kept_elsewhere(op, of_examples)) for op in operations]
     writer = _writer_of_table(operations)
     if writer is not None:
         through.append((writer, writer.type))

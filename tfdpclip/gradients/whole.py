@@ -120,7 +120,7 @@ def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
 def _refuse_what_others_left(loss: tf.Tensor, gradients: Sequence) -> None:
     # A gradient of its own (`tf.custom_gradient`) may depend on more than the loss.
     parts = [t for g in gradients if g is not None for t in _tensors_of(g)]
-    refuse_what_others_left(ancestors([loss, *parts]))
+    refuse_what_others_left(ancestors([loss, *parts]), of_examples=False)
 
 
 def _tensors_of(gradient) -> list[tf.Tensor]:

@@ -214,7 +214,7 @@ class TestOtherData:
 
     def test_what_a_data_set_was_reduced_to_is_refused_before(self):
         """Nobody knows where its examples are, nor is there another batch of them."""
-        with pytest.raises(Exception, match="TensorSliceDataset.*is not known"):
+        with pytest.raises(Exception, match="Dataset.*is not known"):
             self._fit(_reduced())
 
     def test_so_is_an_element_that_was_taken_before(self):

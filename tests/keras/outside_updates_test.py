@@ -212,6 +212,7 @@ class TestOtherData:
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
             self._fit(make(), checks=checks, **options)
 
+    @pytest.mark.every_check
     def test_what_a_data_set_was_reduced_to_is_refused_before(self):
         """Nobody knows where its examples are, nor is there another batch of them."""
         with pytest.raises(Exception, match="Dataset.*is not known"):

@@ -76,12 +76,16 @@ class Weightings:
       shapes: theirs, as far as they stay.
       take: makes those after the next, of its number, the weights, the gradients at
         other tensors, those of the variables, and those before.
+      doubted: whether they may be what rounding makes, a boolean scalar, of those.
+      scales: what gradients under given weights are looked at relative to, `[V]`.
     """
 
     weights: tf.Tensor
     start: Sequence[tf.Tensor]
     shapes: Sequence[tf.TensorShape]
     take: Callable[..., Sequence[tf.Tensor]]
+    doubted: Callable[[Sequence[tf.Tensor]], tf.Tensor]
+    scales: Callable[[tf.Tensor], tf.Tensor]
 
 
 class ReplacedExamples:
@@ -119,7 +123,7 @@ class ReplacedExamples:
         sizes: tf.Tensor,
         few: tf.Tensor | None,
         weightings: Weightings,
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Replaces some examples, in four ways, and leaves half of them out.
 
         A random half by copies of the others; the other half by one example, the same
@@ -130,7 +134,10 @@ class ReplacedExamples:
         where that can be, half of the batch is computed without the rest.
 
         First, by the same copies of ops, the batch as it is under given weights: a
-        graph has them once.
+        graph has them once. Where what is found there is doubted, all of it once more,
+        and with the data and the weights of the model nudged: a forward pass of the
+        step's own, which TensorFlow fuses in another way, differs from its copy by
+        rounding, and where an activation is saturated, a gradient is little else.
 
         Args:
           batch_size: B.
@@ -143,7 +150,8 @@ class ReplacedExamples:
           it was, whether copies have what the examples have, whether the gradients of
           those that stay have the sums that they had, and whether those of a half have
           them without the other half; a boolean scalar, whether the test could tell;
-          and what `weightings` found.
+          `[V]`, how far rounding moves gradients relative to `weightings.scales`,
+          where that was doubted; and what `weightings` found.
         """
         summed, rerun = self._sums, self._rerun
         whole = rerun.whole(batch_size)
@@ -167,7 +175,6 @@ class ReplacedExamples:
         half, any_half = _half_of(size), whole & (_half_of(size) > 0)
         if halves and varies:
             count += tf.cast(any_half, tf.int32)
-        sizes = tf.gather(sizes, part)
         kinds, weighted = (tf.constant(column) for column in zip(*_ORDER, strict=True))
         before_them = tf.shape(weightings.weights)[0]
 
@@ -184,17 +191,27 @@ class ReplacedExamples:
                 there = tuple(vector[:length] for vector in there)
             return there
 
+        def again(theirs):
+            """How often a batch under given weights is computed once more."""
+            return tf.where(weightings.doubted(theirs), 2 * before_them, 0)
+
         def body(i, *state):
             theirs, own = state[:number], state[number:]
-            weighing, step = i < before_them, tf.maximum(i - before_them, 0)
-            kind = kinds[step]
+            weighing, first = i < before_them, before_them + again(theirs)
+            doubting, step = ~weighing & (i < first), tf.maximum(i - first, 0)
+            odd = tf.equal((i - before_them) % 2, 1)
+            kind = tf.where(odd, NUDGED, AS_IT_WAS)
+            kind = tf.where(doubting, kind, kinds[step])
             place, source, factor, weight = tf.cond(
-                weighing, lambda: given(i), lambda: replaced(step, kind)
+                i < first,
+                lambda: given(tf.where(weighing, i, (i - before_them) // 2)),
+                lambda: replaced(step, kind),
             )
             nudged = tf.equal(kind, NUDGED) & ~weighing
             nudge = tf.where(nudged, _COARSE_NUDGE if rerun.coarse else _NUDGE, 0.0)
             tensors, sums, others = rerun.tensors(
-                place, source, factor, nudge, weight, batch_size
+                *(place, source, factor, nudge, weight, batch_size),
+                shake=tf.where(doubting, nudge, 0.0),
             )
 
             def take():
@@ -203,9 +220,14 @@ class ReplacedExamples:
                 return [*found, *own]
 
             def compare():
-                lengths = sizes[: tf.size(weight)]
-                plain = tf.equal(weighted[step], _PLAIN)
-                there = There(kind, source, factor, weight, lengths, plain, moves)
+                lengths = tf.gather(sizes, place)
+                plain = tf.equal(weighted[step], _PLAIN) | doubting
+                scales = tf.cond(
+                    doubting, lambda: weightings.scales(weight), lambda: nobodys
+                )
+                there = There(
+                    *(kind, source, factor, weight, lengths, plain, moves, scales)
+                )
                 new = self._kept.next(State(*own), there, tensors, sums, seed)
                 return [*theirs, *fields(new)]
 
@@ -213,12 +235,13 @@ class ReplacedExamples:
 
         number = len(weightings.start)
         start, shapes = self._kept.start()
+        nobodys = tf.fill([summed.variables], float("inf"))
         _, *found = tf.while_loop(
-            lambda i, *_: i < before_them + count,
+            lambda i, *state: i < before_them + again(state[:number]) + count,
             body,
             (tf.constant(0), *weightings.start, *start),
             shape_invariants=(tf.TensorShape([]), *weightings.shapes, *shapes),
-            maximum_iterations=before_them + count,
+            maximum_iterations=3 * before_them + count,
             parallel_iterations=1,
         )
         theirs, own = found[:number], State(*found[number:])
@@ -229,12 +252,13 @@ class ReplacedExamples:
                 vectors = (part, rows[AS_IT_WAS], factors[AS_IT_WAS], weights[-1])
                 *there, weight = (vector[:half] for vector in vectors)
                 sums = rerun.tensors(*there, tf.constant(0.0), weight, batch_size)[1]
-                sums, weighed = summed.tables(sums, seed), tf.abs(weight) * sizes[:half]
+                sums = summed.tables(sums, seed)
+                weighed = tf.abs(weight) * tf.gather(sizes, there[0])
                 return summed.alike(own.sums, sums, rerun.coarse, weighed, True)
 
             halved &= tf.cond(any_half, alone, lambda: tf.ones_like(halved))
         found = tf.concat([own.kept, own.placed, own.alike, halved], axis=0)
-        return found, own.telling & (batch_size > 1), theirs
+        return found, own.telling & (batch_size > 1), own.moved, theirs
 
     def _weights(self, rows, factors, size) -> tf.Tensor:
         """`[6, N]`: 1, or of random sign and size for those that stay, or a half."""

@@ -61,7 +61,7 @@ def _messages(label: str | None) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What is known: `[T]`, four of `[W]` or `[V]`, a scalar, and joined tables.
+    """What is known: `[T]`, four of `[W]` or `[V]`, a scalar, more, joined tables.
 
     Attributes:
       noise: how far the rows of each table move by rounding.
@@ -70,6 +70,7 @@ class State:
       alike: whether each variable's gradient is as it was.
       halved: whether it is without the other half.
       telling: whether any loss changed.
+      moved: `[V]`, how far rounding moves gradients, relative to given sizes.
       rows: of the witnesses, of the batch as it was.
       sums: of the gradients, too.
     """
@@ -80,6 +81,7 @@ class State:
     alike: tf.Tensor
     halved: tf.Tensor
     telling: tf.Tensor
+    moved: tf.Tensor
     rows: tf.Tensor
     sums: tf.Tensor
 
@@ -96,6 +98,8 @@ class There:
       sizes: of what each example's gradient is the sum of.
       plain: whether all weights are 1.
       moves: whether copies can be compared with what they are copies of.
+      scales: `[V]`, what it is relative to how far a nudge moves gradients; infinite
+        where nobody asks.
     """
 
     kind: tf.Tensor
@@ -105,6 +109,7 @@ class There:
     sizes: tf.Tensor
     plain: tf.Tensor
     moves: tf.Tensor
+    scales: tf.Tensor
 
 
 class Kept:
@@ -135,7 +140,9 @@ class Kept:
         well = tf.fill([len(self._sums.labels)], True)
         sums = tf.zeros([self._sums.rows, row_tables.WIDTH])
         steady = tf.zeros([sum(len(w.layouts) for w in self._witnesses)])
-        start = [steady, every, every, well, well, tf.constant(False), nothing, sums]
+        moved = tf.zeros([self._sums.variables])
+        start = [steady, every, every, well, well, tf.constant(False), moved]
+        start += [nothing, sums]
         shapes = [tensor.shape for tensor in start]
         shapes[-2] = row_tables.any_length(nothing)
         return start, shapes
@@ -177,6 +184,7 @@ class Kept:
         kept, placed, changed = tf.cond(nudged | resized, skipped, compared)
         weighed, unequal = tf.abs(there.weight) * there.sizes, resized
         unequal |= self._padded
+        moved_sums = self._sums.moved(known_sums, sums) / there.scales
         alike = self._sums.alike(known_sums, sums, self._coarse, weighed, unequal)
         return State(
             noise,
@@ -185,6 +193,7 @@ class Kept:
             before.alike & (alike | resized | there.plain),
             before.halved & (alike | ~resized),
             before.telling | changed,
+            tf.where(nudged, tf.maximum(before.moved, moved_sums), before.moved),
             rows,
             known_sums,
         )
@@ -276,5 +285,6 @@ class Kept:
             size = tf.maximum(size, after.mean(usual) / tf.cast(share, size.dtype))
         # Not by a division where both are 0, or both below what divides.
         infinite = tf.fill(tf.shape(error), float("inf"))
+        error = tf.maximum(error - row_tables.LOST, 0.0)
         relative = tf.where(error > 0, error / tf.maximum(size, 1e-37), 0.0)
         return tf.where(agree, relative, infinite)

@@ -61,6 +61,7 @@ class Sums:
       tensors: the gradients of the variables that have one.
       labels: how errors name them.
       others: the gradients at the other tensors, None for none.
+      variables: how many there are.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Sums:
         self.seed = backward.seed
         found = [backward.at[t.ref()] for t in others]
         self.others = [None if t is None else tf.convert_to_tensor(t) for t in found]
+        self.variables = len(handles)
         self._connected = [backward.at[t.ref()] is not None for t in handles]
         self.tensors, self.labels = [], []
         for variable, handle in zip(variables, handles, strict=True):
@@ -127,12 +129,7 @@ class Sums:
           resized: whether `after` is of tensors of other sizes: sums are rounded
             another way there, even those that are 0 but for rounding.
         """
-        # In float64, in which no square overflows.
-        error = tf.reduce_max(tf.abs(after - before)[:, :-1], axis=1)
-        error, size = (
-            tf.sqrt(self._by_variable(tf.square(tf.cast(part, tf.float64))))
-            for part in (error, before[:, -1])
-        )
+        error, size = self._error(before, after), self._root(before[:, -1])
         known = tf.math.is_finite(error) & tf.math.is_finite(size)
         together = tf.reduce_max(tf.where(known, size, 0.0))
         tolerance = _TOLERANCE if on_cpus() else _ELSEWHERE
@@ -144,6 +141,22 @@ class Sums:
         limit = (_COARSE if coarse else tolerance) * size
         limit += (_COARSE_ROUNDING if coarse else _ROUNDING) * together
         return (error <= limit) | ~known
+
+    def moved(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        """`[V]`, float32: by how much each variable's gradient is another."""
+        error = tf.cast(self._error(before, after), tf.float32)
+        place, found = 0, []
+        for there in self._connected:
+            found.append(error[place] if there else tf.zeros([]))
+            place += there
+        return tf.stack(found)
+
+    def _error(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        return self._root(tf.reduce_max(tf.abs(after - before)[:, :-1], axis=1))
+
+    def _root(self, values: tf.Tensor) -> tf.Tensor:
+        """Of the summed squares: in float64, in which no square overflows."""
+        return tf.sqrt(self._by_variable(tf.square(tf.cast(values, tf.float64))))
 
     @property
     def rows(self) -> int:

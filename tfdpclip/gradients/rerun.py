@@ -21,6 +21,8 @@ from tfdpclip.gradients.replaced_sums import Sums
 from tfdpclip.gradients.row_tables import Layout
 
 _CONSTANTS = ("Const", "Placeholder")
+_SATURATING = ("Erf", "Sigmoid", "Softmax", "Tanh")
+_SAME_NUMBERS = ("Cast", "ExpandDims", "Identity", "Reshape", "Transpose")
 
 
 @dataclasses.dataclass
@@ -283,6 +285,7 @@ class Rerun:
         nudge: tf.Tensor,
         weights: tf.Tensor,
         batch_size: tf.Tensor,
+        shake: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], Callable[[], list[tf.Tensor | None]]]:
         """Adds it all to the current graph, of a batch made of rows of the step's.
 
@@ -294,6 +297,8 @@ class Rerun:
           nudge: by how much of itself each number is made larger or smaller, at random.
           weights: `[N]`, of the losses in the sums.
           batch_size: B.
+          shake: by how much of themselves the model's weights are made larger, and
+            what ends at 1 smaller.
 
         Returns:
           The witnesses; the gradients of variables under these weights; and what adds
@@ -340,6 +345,8 @@ class Rerun:
             ):
                 moved.set_shape(old.shape)
                 known[old.ref()] = moved
+        if shake is not None:
+            known.update(self._shaken(shake))
         sums, others = self._of_sums()
         witnesses = [w.tensor for w in self.witnesses]
         first = set(ancestors([*witnesses, *sums]))
@@ -348,6 +355,9 @@ class Rerun:
             for op in steps:
                 inputs = [known.get(t.ref(), t) for t in op.inputs]
                 outputs = _copies.emit_again(op, inputs)
+                if shake is not None and op.type in _SATURATING:
+                    # Of which a gradient is 1 less that, near 1.
+                    outputs = [t * tf.cast(1 - shake, t.dtype) for t in outputs]
                 for old, new in zip(op.outputs, outputs, strict=True):
                     known.setdefault(old.ref(), new)
             return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
@@ -360,6 +370,22 @@ class Rerun:
         found = add([op for op in self._steps if op in first], [*witnesses, *sums])
         return found[: len(witnesses)], found[len(witnesses) :], add_others
 
+    def _shaken(self, shake: tf.Tensor) -> dict:
+        """The model's weights, by reference, a little larger where `shake` is not 0."""
+        copied = set(self._steps)
+        given = {t.ref(): t for op in self._steps for t in op.inputs}
+        weights = [t for t in given.values() if t.op not in copied and _is_weight(t)]
+        if not weights:
+            return {}
+
+        def changed():
+            return [t * tf.cast(1 + shake, t.dtype) for t in weights]
+
+        found = tf.cond(shake > 0, changed, lambda: list(weights))
+        for tensor, new in zip(weights, found, strict=True):
+            new.set_shape(tensor.shape)
+        return {t.ref(): new for t, new in zip(weights, found, strict=True)}
+
     def _places(self, examples: tf.Tensor) -> tf.Tensor:
         """The rows of the data that some examples have."""
         return _rows_of(examples, self._each)
@@ -371,6 +397,13 @@ class Rerun:
         """
         moved = tf.where(tf.equal(each, self._each), tf.gather(part, rows), part)
         return _rows_of(moved, each)
+
+
+def _is_weight(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is what a variable has, in another type or shape perhaps."""
+    while tensor.op.type in _SAME_NUMBERS:
+        tensor = tensor.op.inputs[0]
+    return tensor.dtype.is_floating and tensor.op.type == "ReadVariableOp"
 
 
 def _rows_of(examples: tf.Tensor, each: tf.Tensor | int) -> tf.Tensor:

@@ -23,6 +23,8 @@ from tfdpclip.gradients.flow import Flow
 from tfdpclip.noise import philox
 
 _PRODUCTS = 4
+#: What a product may lack where numbers are too small for float32.
+LOST = 1e-33
 #: The columns of a table: products, then the row's norm.
 WIDTH = _PRODUCTS + 1
 

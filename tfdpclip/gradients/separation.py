@@ -216,9 +216,12 @@ class Separation:
         shows &= tf.gather(usable, rows.example)
         error, size = (tf.where(shows, part, 0.0) for part in (error, size))
         reached = tf.math.count_nonzero(rows.by_example(size) > 0, axis=1)
-        limit = _TOLERANCE * rows.largest(size)
+        largest = rows.largest(size)
+        limit = _TOLERANCE * largest + row_tables.LOST
         good = rows.whole & (rows.largest(error) <= limit)
-        telling = (reached >= 2) | ~rows.whole
+        # Of nothing but what rounds to 0, nothing is learnt.
+        shown = (reached >= 2) & (_TOLERANCE * largest > row_tables.LOST)
+        telling = shown | ~rows.whole
         several = tf.math.count_nonzero(scales) > 1
         found, place = [], 0
         for gradient, layouts in zip(gradients, self._layouts, strict=True):

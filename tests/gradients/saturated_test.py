@@ -1,0 +1,100 @@
+"""Gradients that are little but rounding: saturated activations, and underflow.
+
+TensorFlow fuses a product and an activation in the step, and not in the copies of its
+ops that check it. Near 1, another last digit of tanh is another gradient.
+"""
+
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.sharing_test import randoms
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import clipped_sum, outer
+from tfdpclip.gradients.errors import ExampleIsolationError
+
+pytestmark = pytest.mark.every_check
+X = randoms(24, 6)
+L = tf.keras.layers
+
+
+def checked(size, activation="tanh", far=1.0, share=1.0):
+    """Sums of a step that checks itself, of data so many times as large.
+
+    Args:
+      size: of all data.
+      activation: of the last layer, whose product is fused.
+      far: besides, of the first example.
+      share: what is left of norms, as by a bug.
+    """
+    model = tf.keras.Sequential([L.Dense(5), L.Dense(3, activation)])
+    model(X)
+    sizes = np.full([len(X), 1], size, np.float32)
+    sizes[0] *= far
+    norms = outer.Outer.squared_norms
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6])])
+    def step(x):
+        loss = tf.reduce_sum(tf.square(model(x) - 0.5), axis=1)
+        return clipped_sum(
+            loss, model.trainable_variables, FixedClip(1.0), check_isolation="always"
+        )[0]
+
+    with mock.patch.object(
+        outer.Outer, "squared_norms", lambda *args: share**2 * norms(*args)
+    ):
+        return step(X * sizes)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("size", [1.0, 10.0, 30.0, 1e3])
+def test_a_saturated_layer_is_no_mismatch(size, activation):
+    assert all(np.isfinite(part).all() for part in checked(size, activation))
+
+
+def test_nor_is_one_saturated_example():
+    assert all(np.isfinite(part).all() for part in checked(1.0, far=300.0))
+
+
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_a_wrong_norm_is_found_all_the_same(size):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"):
+        checked(size, share=0.97)
+
+
+def test_and_beside_a_saturated_example():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"):
+        checked(1.0, far=300.0, share=0.97)
+
+
+@pytest.mark.parametrize("exponent", [-20, -28, -32, -36, -44])
+def test_gradients_that_underflow_are_no_mixed_examples(exponent):
+    w = tf.Variable(randoms(6, 5))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6])])
+    def step(x):
+        loss = tf.reduce_sum(tf.nn.softmax(x @ w)[:, :2], axis=1)
+        loss *= math.ldexp(1.0, exponent * 3)
+        return clipped_sum(loss, [w], FixedClip(1.0), check_isolation="always")[0]
+
+    assert np.isfinite(step(X)[0]).all()
+
+
+def test_mixing_among_tiny_gradients_is_found():
+    w = tf.Variable(randoms(6, 5))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6])])
+    def step(x):
+        h = x @ w
+        # By ids of their own: no rule sees it.
+        pairs = tf.repeat(tf.reduce_sum(tf.reshape(h, [-1, 2, 5]), 1), 2, axis=0)
+        loss = 1e-25 * tf.reduce_sum(tf.tanh(h + pairs), axis=1)
+        return clipped_sum(loss, [w], FixedClip(1.0), check_isolation="always")[0]
+
+    with pytest.raises(
+        (ExampleIsolationError, tf.errors.InvalidArgumentError), match="Isolation"
+    ):
+        step(X)

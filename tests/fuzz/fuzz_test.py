@@ -10,6 +10,7 @@ from tests.fuzz import __main__ as command
 from tests.fuzz import losses
 from tests.fuzz import outcome as outcomes
 from tests.fuzz.__main__ import daily_seed, report_of
+from tests.fuzz.channels import CHANNELS
 from tests.fuzz.check import check, moves_others
 from tests.fuzz.gradient_mixers import COTANGENTS, FORMS, GATES, STATISTICS
 from tests.fuzz.grammar import generate
@@ -20,6 +21,7 @@ from tests.fuzz.registry import BLOCKS
 from tests.fuzz.regressions import REGRESSIONS
 from tests.fuzz.shrink import candidates, shrink
 from tests.fuzz.spec import Node, Spec
+from tests.fuzz.unseen_mixers import DRAWS
 from tests.fuzz.workers import Worker
 
 pytestmark = pytest.mark.every_check
@@ -111,6 +113,28 @@ def test_the_truth_sees_a_statistic_that_scales_gradients(how):
 def test_the_truth_sees_gradients_scaled_in_any_form(form):
     node = Node("mix_gradient", {"how": "argsort", "form": form})
     assert is_seen(between(node, seed) for seed in range(8))
+
+
+@pytest.mark.parametrize("how", CHANNELS)
+@pytest.mark.parametrize("form", ["forwards", "damped", "backwards"])
+@pytest.mark.thinned(4)
+def test_the_truth_sees_what_is_kept_elsewhere_and_it_is_refused(how, form):
+    spec = between(Node("mix_elsewhere", {"how": how, "form": form}))
+    assert is_seen([spec])
+    assert check(spec).kind == outcomes.CAUGHT
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("how", ["gather", "max"])
+@pytest.mark.thinned(3)
+def test_the_truth_sees_statistics_beside_draws_and_they_are_refused(how, draw):
+    seen = []
+    for seed in range(8):
+        spec = between(Node("mix_drawn", {"how": how, "draw": draw}), seed)
+        if is_seen([spec]):
+            seen.append(check(spec).kind)
+            break
+    assert seen == [outcomes.CAUGHT]
 
 
 @pytest.mark.parametrize("how", COTANGENTS)

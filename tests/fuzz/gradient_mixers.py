@@ -14,11 +14,11 @@ from tests.fuzz.mixers import vector_of
 from tests.fuzz.registry import block
 
 
-def _norms(rows):
+def norms_of(rows):
     return tf.sqrt(tf.reduce_sum(tf.square(rows), axis=1) + 1e-6)
 
 
-def _under(size):
+def under(size):
     """From 1 at 0 to 0 at infinity."""
     return 1 / (1 + tf.abs(size))
 
@@ -40,7 +40,7 @@ def _classes(rows):
 def _of_segments(reduce):
     def found(rows, n):
         ids = _classes(rows)
-        return _under(tf.gather(reduce(n, ids, 2), ids))
+        return under(tf.gather(reduce(n, ids, 2), ids))
 
     return found
 
@@ -83,7 +83,7 @@ def _quantised(n):
         num_bits=3,
         range_given=False,
     )
-    return _under(found)
+    return under(found)
 
 
 def _ranks(n):
@@ -97,86 +97,86 @@ def _share(part, n):
 
 # name -> g of rows `[B, n]` and their norms `[B]`: `[B]` or `[]`, from 0 to 1.
 STATISTICS = {
-    "sort": lambda r, n: _under(tf.sort(n)[-1]),
-    "max": lambda r, n: _under(tf.reduce_max(n)),
-    "top_k": lambda r, n: _under(tf.math.top_k(n, 1).values[0]),
-    "argsort": lambda r, n: _under(tf.gather(n, tf.argsort(n)[-1])),
+    "sort": lambda r, n: under(tf.sort(n)[-1]),
+    "max": lambda r, n: under(tf.reduce_max(n)),
+    "top_k": lambda r, n: under(tf.math.top_k(n, 1).values[0]),
+    "argsort": lambda r, n: under(tf.gather(n, tf.argsort(n)[-1])),
     "searchsorted": lambda r, n: _share(tf.searchsorted(tf.sort(n), n), n),
     "ranks": lambda r, n: _share(_ranks(n), n),
-    "scan": lambda r, n: _under(tf.scan(tf.maximum, n)),
+    "scan": lambda r, n: under(tf.scan(tf.maximum, n)),
     "map_row": lambda r, n: tf.sigmoid(tf.map_fn(lambda v: tf.norm(v - r[0]), r)),
     "vectorized_row": lambda r, n: tf.sigmoid(
         tf.vectorized_map(lambda v: tf.reduce_sum(v * r[0]), r)
     ),
     "row": lambda r, n: 0.2 + 0.8 * tf.cast(n <= n[0], n.dtype),
-    "last_row": lambda r, n: _under(n[-1]),
-    "histogram": lambda r, n: _under(_histogram(n)),
+    "last_row": lambda r, n: under(n[-1]),
+    "histogram": lambda r, n: under(_histogram(n)),
     "softmax": lambda r, n: tf.nn.softmax(n),
-    "logsumexp": lambda r, n: _under(tf.reduce_logsumexp(n)),
+    "logsumexp": lambda r, n: under(tf.reduce_logsumexp(n)),
     "normalise": lambda r, n: tf.math.l2_normalize(n),
-    "svd": lambda r, n: _under(tf.linalg.svd(r, compute_uv=False)[0]),
-    "gram": lambda r, n: _under(tf.reduce_max(tf.matmul(r, r, transpose_b=True))),
+    "svd": lambda r, n: under(tf.linalg.svd(r, compute_uv=False)[0]),
+    "gram": lambda r, n: under(tf.reduce_max(tf.matmul(r, r, transpose_b=True))),
     "einsum": lambda r, n: tf.sigmoid(tf.einsum("in,jn->i", r, r)),
-    "fft": lambda r, n: _under(_spectrum(n)[0]),
-    "conv": lambda r, n: _under(_along(n)),
+    "fft": lambda r, n: under(_spectrum(n)[0]),
+    "conv": lambda r, n: under(_along(n)),
     "quantise": lambda r, n: _quantised(n),
-    "cumsum": lambda r, n: _under(tf.cumsum(n)),
-    "cumprod": lambda r, n: _under(tf.math.cumprod(n, exclusive=True)),
+    "cumsum": lambda r, n: under(tf.cumsum(n)),
+    "cumprod": lambda r, n: under(tf.math.cumprod(n, exclusive=True)),
     "segment_max": _of_segments(tf.math.unsorted_segment_max),
     "segment_sum": _of_segments(tf.math.unsorted_segment_sum),
-    "bincount": lambda r, n: _under(
+    "bincount": lambda r, n: under(
         tf.cast(tf.math.bincount(_classes(r), minlength=2)[0], n.dtype)
     ),
     "capacity": _capacity,
     "any": lambda r, n: 1 - 0.7 * tf.cast(tf.reduce_any(n > 1.5), n.dtype),
     "all": lambda r, n: 1 - 0.7 * tf.cast(tf.reduce_all(n > 0.5), n.dtype),
-    "median": lambda r, n: _under(tf.sort(n)[tf.shape(n)[0] // 2]),
+    "median": lambda r, n: under(tf.sort(n)[tf.shape(n)[0] // 2]),
     "near_median": lambda r, n: tf.cast(
         n <= 1.5 * tf.sort(n)[tf.shape(n)[0] // 2], n.dtype
     ),
-    "count": lambda r, n: _under(tf.reduce_sum(tf.cast(n > 1, n.dtype))),
-    "unique": lambda r, n: _under(tf.cast(_counts(r), n.dtype)),
-    "shift": lambda r, n: _under(tf.roll(n, 1, axis=0)),
-    "reverse": lambda r, n: _under(tf.reverse(n, [0])),
-    "loop": lambda r, n: _under(_largest_by_loop(n)),
-    "partition": lambda r, n: _under(
+    "count": lambda r, n: under(tf.reduce_sum(tf.cast(n > 1, n.dtype))),
+    "unique": lambda r, n: under(tf.cast(_counts(r), n.dtype)),
+    "shift": lambda r, n: under(tf.roll(n, 1, axis=0)),
+    "reverse": lambda r, n: under(tf.reverse(n, [0])),
+    "loop": lambda r, n: under(_largest_by_loop(n)),
+    "partition": lambda r, n: under(
         tf.reduce_sum(tf.dynamic_partition(n, _classes(r), 2)[1])
     ),
-    "mask_size": lambda r, n: _under(
+    "mask_size": lambda r, n: under(
         tf.cast(tf.size(tf.boolean_mask(n, n > 1)), n.dtype)
     ),
     "argmax": lambda r, n: (
         0.2 + 0.8 * tf.one_hot(tf.argmax(n), tf.shape(n)[0], dtype=n.dtype)
     ),
-    "std": lambda r, n: _under(tf.math.reduce_std(n)),
+    "std": lambda r, n: under(tf.math.reduce_std(n)),
     "numpy": lambda r, n: tf.ensure_shape(
         tf.numpy_function(lambda v: 1 / (1 + v.max()), [n], n.dtype), []
     ),
 }
 
 
-def _gate(x, how):
+def gate_of(x, how):
     rows = vector_of(tf.stop_gradient(x))
     if x.dtype == tf.bfloat16:
         rows = tf.cast(rows, tf.float32)
-    found = STATISTICS[how](rows, _norms(rows))
+    found = STATISTICS[how](rows, norms_of(rows))
     return tf.cast(tf.stop_gradient(found), x.dtype)
 
 
-def _like(gate, x):
+def like(gate, x):
     """`[B]` or a scalar, against `[B, ...]`."""
     return tf.reshape(gate, [-1] + [1] * (x.shape.rank - 1))
 
 
 def damped(x, gate):
     """The value of `x`, and `gate` times its gradient."""
-    gate = _like(gate, x)
+    gate = like(gate, x)
     return gate * x + tf.stop_gradient((1 - gate) * x)
 
 
 def masked(x, kept):
     """The value of `x`, and its gradient where it is kept."""
-    return tf.where(_like(kept, x), x, tf.stop_gradient(x))
+    return tf.where(like(kept, x), x, tf.stop_gradient(x))
 
 
 def scaled_backwards(x, gate):
@@ -184,14 +184,14 @@ def scaled_backwards(x, gate):
 
     @tf.custom_gradient
     def identity(x):
-        return tf.identity(x), lambda dy: dy * _like(gate, dy)
+        return tf.identity(x), lambda dy: dy * like(gate, dy)
 
     return identity(x)
 
 
 def _in_loop(x, how):
     def body(i, x):
-        return i + 1, damped(x, _gate(x, how))
+        return i + 1, damped(x, gate_of(x, how))
 
     _, found = tf.while_loop(
         lambda i, _: i < 2, body, (tf.constant(0), x), maximum_iterations=2
@@ -202,17 +202,17 @@ def _in_loop(x, how):
 def _seldom(x, how):
     """Only in a batch in which one is much larger than the others."""
     rows = tf.cast(vector_of(tf.stop_gradient(x)), tf.float32)
-    sizes = tf.sort(_norms(rows))
+    sizes = tf.sort(norms_of(rows))
     unusual = sizes[-1] > 3 * sizes[tf.shape(sizes)[0] // 2]
-    return tf.cond(unusual, lambda: damped(x, _gate(x, how)), lambda: tf.identity(x))
+    return tf.cond(unusual, lambda: damped(x, gate_of(x, how)), lambda: tf.identity(x))
 
 
 FORMS = {
-    "damped": lambda x, how: damped(x, _gate(x, how)),
-    "masked": lambda x, how: masked(x, _gate(x, how) >= 0.4),
-    "backwards": lambda x, how: scaled_backwards(x, _gate(x, how)),
+    "damped": lambda x, how: damped(x, gate_of(x, how)),
+    "masked": lambda x, how: masked(x, gate_of(x, how) >= 0.4),
+    "backwards": lambda x, how: scaled_backwards(x, gate_of(x, how)),
     # The value changes, the gradient does not.
-    "straight": lambda x, how: x + tf.stop_gradient((_like(_gate(x, how), x) - 1) * x),
+    "straight": lambda x, how: x + tf.stop_gradient((like(gate_of(x, how), x) - 1) * x),
     "seldom": _seldom,
     "loop": _in_loop,
 }
@@ -226,10 +226,10 @@ def mix_gradient(env, path, x, args, node):
 
 # What a gradient's own statistic makes of gradients of the batch.
 COTANGENTS = {
-    "max": lambda dy: dy * _under(tf.reduce_max(tf.abs(dy))),
+    "max": lambda dy: dy * under(tf.reduce_max(tf.abs(dy))),
     "norm": lambda dy: tf.clip_by_norm(dy, 0.01),
     "mean": lambda dy: dy - tf.reduce_mean(dy, axis=0, keepdims=True),
-    "sort": lambda dy: dy * _under(tf.sort(tf.reshape(dy, [-1]))[-1]),
+    "sort": lambda dy: dy * under(tf.sort(tf.reshape(dy, [-1]))[-1]),
     "shift": lambda dy: dy + tf.roll(dy, 1, axis=0),
     "shifted": lambda dy: tf.roll(dy, 1, axis=0),
     "row": lambda dy: dy * tf.cast(tf.abs(dy) <= 2 * tf.abs(dy[:1]), dy.dtype),
@@ -252,18 +252,18 @@ def mix_cotangents(env, path, x, args, node):
 
 def _own(x):
     """Norms, `[B]`."""
-    return _norms(vector_of(tf.stop_gradient(x)))
+    return norms_of(vector_of(tf.stop_gradient(x)))
 
 
 def _of_features(x, k):
     """The k-th largest entry of each example, `[B, 1, ...]`."""
     values = tf.math.top_k(vector_of(tf.stop_gradient(x)), k).values
-    return _like(values[:, -1], x)
+    return like(values[:, -1], x)
 
 
 def _sorted_middle(x):
     values = tf.sort(vector_of(tf.stop_gradient(x)), axis=1)
-    return _like(values[:, values.shape[1] // 2], x)
+    return like(values[:, values.shape[1] // 2], x)
 
 
 def _kept_entries(x, kept):
@@ -302,9 +302,9 @@ def _own_spectrum(x):
 
 
 GATES = {
-    "damped": lambda x: damped(x, _under(_own(x))),
+    "damped": lambda x: damped(x, under(_own(x))),
     "masked": lambda x: masked(x, _own(x) > 1),
-    "backwards": lambda x: scaled_backwards(x, _under(_own(x))),
+    "backwards": lambda x: scaled_backwards(x, under(_own(x))),
     "half": lambda x: scaled_backwards(x, tf.constant(0.5, x.dtype)),
     "threshold": lambda x: _kept_entries(x, tf.abs(x) > 0.5),
     "top_k": lambda x: _kept_entries(x, x >= _of_features(x, 2) - 0.01),
@@ -319,10 +319,10 @@ GATES = {
     "fake_quant": lambda x: tf.quantization.fake_quant_with_min_max_args(x, -2, 2),
     "map": lambda x: tf.map_fn(_chosen, x),
     "vectorized": lambda x: damped(
-        x, tf.vectorized_map(lambda v: _under(tf.norm(v)), tf.stop_gradient(x))
+        x, tf.vectorized_map(lambda v: under(tf.norm(v)), tf.stop_gradient(x))
     ),
-    "svd": lambda x: damped(x, _under(_largest_values(x))),
-    "fft": lambda x: damped(x, _under(_own_spectrum(x))),
+    "svd": lambda x: damped(x, under(_largest_values(x))),
+    "fft": lambda x: damped(x, under(_own_spectrum(x))),
     "first_feature": lambda x: damped(x, tf.sigmoid(vector_of(x)[:, 0])),
 }
 _FLOAT32 = ("fake_quant", "svd", "fft")

@@ -14,6 +14,7 @@ from tests.fuzz import (  # noqa: F401  the blocks
     mixers,
     ops,
     record_mixers,
+    unseen_mixers,
     wrappers,
 )
 from tests.fuzz.env import Env, floats

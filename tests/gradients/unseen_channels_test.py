@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fuzz.channels import CHANNELS, through
 from tests.gradients.isolation_test import norms_of
 from tests.gradients.sharing_test import randoms, squash, variable
 from tfdpclip.gradients import ExampleIsolationError
@@ -18,64 +19,14 @@ pytestmark = [
 ]
 X = randoms(24, 3)
 W, U = variable(3, 5), variable(5, 4)
-KEY = tf.constant("largest")
 
 
 def largest(h):
     return tf.reduce_max(tf.norm(tf.stop_gradient(h), axis=1))
 
 
-class Table:
-    def __init__(self, path):
-        self._table = tf.lookup.experimental.MutableHashTable(
-            tf.string, tf.float32, 1.0
-        )
-
-    def write(self, value):
-        return self._table.insert(KEY, value)
-
-    def read(self):
-        return self._table.lookup(KEY)
-
-
-class Queue:
-    def __init__(self, path):
-        self._queue = tf.queue.FIFOQueue(99, [tf.float32], shapes=[[]])
-
-    def write(self, value):
-        return self._queue.enqueue(value)
-
-    def read(self):
-        return self._queue.dequeue()
-
-
-class Stage:
-    def __init__(self, path):
-        self._name = str(path)
-
-    def write(self, value):
-        return tf.raw_ops.Stage(values=[value], shared_name=self._name)
-
-    def read(self):
-        return tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name=self._name)[0]
-
-
-class File:
-    def __init__(self, path):
-        self._path = str(path / "largest.txt")
-
-    def write(self, value):
-        return tf.io.write_file(self._path, tf.strings.as_string(value))
-
-    def read(self):
-        return tf.strings.to_number(tf.io.read_file(self._path))
-
-
 class Array:
     """An array of one run, of old control flow."""
-
-    def __init__(self, path):
-        pass
 
     def write(self, value):
         self._handle, self._flow = tf.raw_ops.TensorArrayV3(
@@ -94,40 +45,19 @@ class Array:
         )
 
 
-class Python:
-    def __init__(self, path):
-        self._kept = 1.0
-
-    def _note(self, value):
-        self._kept = float(value)
-        return value
-
-    def write(self, value):
-        return tf.py_function(self._note, [value], tf.float32)
-
-    def read(self):
-        return tf.py_function(lambda: self._kept, [], tf.float32)
-
-
-class PythonInDataSet(Python):
+class PythonInDataSet(CHANNELS["python"]):
     def read(self):
         read = super().read
         data = tf.data.Dataset.from_tensors(0.0).map(lambda _: read())
         return data.reduce(0.0, lambda old, new: new)
 
 
-CHANNELS = [Table, Queue, Stage, File, Array, Python, PythonInDataSet]
+KINDS = CHANNELS | {"array": Array, "Python in a data set": PythonInDataSet}
 
 
-def through(channel, value):
-    """`value`, by way of what is no variable and no edge of the graph."""
-    with tf.control_dependencies([channel.write(value)]):
-        return tf.reshape(channel.read(), [])
-
-
-@pytest.mark.parametrize("kind", CHANNELS)
-def test_what_is_written_elsewhere_and_read_again_is_refused(kind, tmp_path):
-    channel = kind(tmp_path)
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_what_is_written_elsewhere_and_read_again_is_refused(kind):
+    channel = kind()
 
     def loss(x):
         h = x @ W
@@ -137,9 +67,9 @@ def test_what_is_written_elsewhere_and_read_again_is_refused(kind, tmp_path):
         norms_of(loss, [W, U], X)
 
 
-@pytest.mark.parametrize("kind", CHANNELS)
-def test_and_so_on_the_way_back(kind, tmp_path):
-    channel = kind(tmp_path)
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_and_so_on_the_way_back(kind):
+    channel = kind()
 
     @tf.custom_gradient
     def damped(h):
@@ -150,8 +80,8 @@ def test_and_so_on_the_way_back(kind, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 24])
-def test_a_gradient_is_looked_at_whether_anything_is_checked_or_not(size, tmp_path):
-    queue = Queue(tmp_path)
+def test_a_gradient_is_looked_at_whether_anything_is_checked_or_not(size):
+    queue = CHANNELS["queue"]()
 
     @tf.custom_gradient
     def damped(h):
@@ -164,9 +94,9 @@ def test_a_gradient_is_looked_at_whether_anything_is_checked_or_not(size, tmp_pa
         norms_of(loss, [W, U], X[:size], dynamic=False, when="never")
 
 
-@pytest.mark.parametrize("kind", [Table, Queue])
-def test_what_an_earlier_batch_left_is_refused(kind, tmp_path):
-    channel = kind(tmp_path)
+@pytest.mark.parametrize("kind", [CHANNELS["table"], CHANNELS["queue"]])
+def test_what_an_earlier_batch_left_is_refused(kind):
+    channel = kind()
 
     def loss(x):
         h, before = x @ W, tf.reshape(channel.read(), [])

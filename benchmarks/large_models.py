@@ -1,4 +1,4 @@
-"""The two benchmark models that take more than a screen: ResNet-18 and ViT-Tiny."""
+"""The benchmark models that take more than a screen."""
 
 from __future__ import annotations
 
@@ -60,4 +60,80 @@ def vision_transformer(size: int = 224, classes: int = 10) -> tf.keras.Model:
     model = tf.keras.Model(images, L.Dense(classes)(x))
     # A head of zeros would make all other gradients zero.
     dpc.keras.film(model, zero_head=False)
+    return model
+
+
+class LowRank(L.Layer):
+    """A frozen dense layer, to which a product of low rank is added (Hu et al. 2021).
+
+    Args:
+      units: numbers that come out.
+      rank: of what trains.
+    """
+
+    def __init__(self, units: int, rank: int):
+        super().__init__()
+        self._units, self._rank = units, rank
+
+    def build(self, input_shape):
+        width = input_shape[-1]
+        self.kernel = self._weight("kernel", width, self._units, trainable=False)
+        self.down = self._weight("down", width, self._rank)
+        # Of zeros in practice; then the gradient of the other would be zero.
+        self.up = self._weight("up", self._rank, self._units)
+
+    def _weight(self, name, *shape, **options):
+        made = "random_normal"
+        return self.add_weight(name=name, shape=shape, initializer=made, **options)
+
+    def call(self, inputs):
+        return inputs @ self.kernel + (inputs @ self.down) @ self.up
+
+
+class CausalAttention(L.Layer):
+    """Attention to what came before; queries and values train, at low rank."""
+
+    def __init__(self, heads: int, rank: int):
+        super().__init__()
+        self._heads, self._rank = heads, rank
+
+    def build(self, input_shape):
+        width = input_shape[-1]
+        self.query, self.value = (LowRank(width, self._rank) for _ in range(2))
+        self.key, self.out = (L.Dense(width, use_bias=False) for _ in range(2))
+        for layer in (self.query, self.key, self.value, self.out):
+            layer.build(input_shape)
+
+    def _split(self, x):
+        rows = tf.reshape(x, [-1, x.shape[1], self._heads, x.shape[2] // self._heads])
+        return tf.transpose(rows, [0, 2, 1, 3])
+
+    def call(self, inputs):
+        query, key, value = (
+            self._split(layer(inputs)) for layer in (self.query, self.key, self.value)
+        )
+        scores = tf.matmul(query, key, transpose_b=True) / query.shape[-1] ** 0.5
+        seen = tf.linalg.band_part(tf.ones(scores.shape[2:]), -1, 0)
+        weights = tf.nn.softmax(scores - 1e9 * (1 - seen))
+        found = tf.transpose(tf.matmul(weights, value), [0, 2, 1, 3])
+        return self.out(tf.reshape(found, [-1, inputs.shape[1], inputs.shape[2]]))
+
+
+def decoder(
+    length: int, rank: int = 8, blocks: int = 6, width: int = 256, words: int = 1_000
+) -> tf.keras.Model:
+    """A causal language model of which only what `LowRank` adds is trained."""
+    tokens = L.Input((length,), dtype="int32")
+    x = Positions()(L.Embedding(words, width)(tokens))
+    for _ in range(blocks):
+        x = L.Add()([x, CausalAttention(4, rank)(L.LayerNormalization()(x))])
+        y = L.Dense(4 * width, activation="gelu")(L.LayerNormalization()(x))
+        x = L.Add()([x, L.Dense(width)(y)])
+    x = L.Dense(words)(L.LayerNormalization()(x))
+    model = tf.keras.Model(tokens, x)
+    for layer in model.layers:
+        if isinstance(layer, CausalAttention):
+            layer.key.trainable = layer.out.trainable = False
+        else:
+            layer.trainable = False
     return model

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.large_models import residual_network, vision_transformer
+from benchmarks.large_models import decoder, residual_network, vision_transformer
 
 L = tf.keras.layers
 
@@ -163,6 +163,15 @@ def vit_tiny_film(size: int = 224) -> Task:
     return Task(build, _images(size, size, 3))
 
 
+def lora(length: int = 128) -> Task:
+    """A decoder of six blocks of width 256; low-rank adapters of rank 8 train."""
+
+    def batch(rng, size):
+        return tuple(rng.integers(1_000, size=(2, size, length)))
+
+    return Task(lambda: decoder(length), batch)
+
+
 # Each name, what makes it and the options that differ from the maker's own.
 _FAMILIES: dict[str, tuple[Callable[..., Task], dict[str, Any], int]] = {
     "mnist_cnn": (mnist_cnn, {}, 26_010),
@@ -177,6 +186,8 @@ _FAMILIES: dict[str, tuple[Callable[..., Task], dict[str, Any], int]] = {
     "transformer": (transformer, {}, 526_090),
     "transformer6": (transformer, {"blocks": 6}, 1_319_178),
     "vit_tiny_film": (vit_tiny_film, {}, 5_525_962),
+    "lora": (lora, {}, 5_327_848),
+    "lora_512": (lora, {"length": 512}, 5_426_152),
 }
 NAMES = tuple(_FAMILIES)
 

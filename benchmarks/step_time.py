@@ -39,6 +39,8 @@ MODELS = (
     "transformer6",
     "resnet18",
     "vit_tiny_film",
+    "lora",
+    "lora_512",
 )
 BATCH_SIZES = (16, 64, 256, 1024)
 # Draws of a gradient for every example: so slow that it gets a process of its own.

@@ -18,7 +18,9 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from tests.fuzz.channels import CHANNELS, through
 from tfdpclip.gradients import (
+    _copies,
     comparison,
     inlining,
     loss,
@@ -65,6 +67,8 @@ DEFENCES: dict[str, list[tuple]] = {
     "refused by rule": [
         (loss, "check_public", _nothing),
         (state, "reads", lambda *args: []),
+        (state, "refuse_what_others_left", _nothing),
+        (loss_checks, "refuse_unproven", _nothing),
     ],
 }
 
@@ -198,6 +202,25 @@ def banked():
     return per_example, [w], random(SIZE, 3)
 
 
+def in_a_queue():
+    queue = CHANNELS["queue"]()
+
+    def damped(hidden, x):
+        largest = tf.reduce_max(tf.norm(tf.stop_gradient(hidden), axis=1))
+        return hidden / (1 + through(queue, largest))
+
+    return of_hidden(damped)()
+
+
+def beside_a_draw(hidden, x):
+    """Each is damped by the row that its data point to; and cannot be run again."""
+    stopped = tf.stop_gradient(hidden)
+    rows = tf.gather(stopped, tf.cast(stopped[:, 0] > 0, tf.int32))
+    share = tf.stop_gradient(1 / (1 + tf.norm(rows, axis=1, keepdims=True)))
+    damped = share * hidden + tf.stop_gradient((1 - share) * hidden)
+    return damped + 1e-3 * tf.random.gamma([], tf.nn.softplus(stopped) + 0.1)
+
+
 _outer_norms = outer.Outer.squared_norms
 
 
@@ -220,17 +243,17 @@ FINDINGS = (
     Finding(
         "a statistic of the batch behind a stopped gradient, in loops",
         of_hidden(behind_a_stopped_gradient),
-        frozenset({"gradients separate", "replaced examples"}),
+        frozenset({"graph analysis", "gradients separate", "replaced examples"}),
     ),
     Finding(
         "ranks within the batch",
         of_hidden(by_rank),
-        frozenset({"replaced examples"}),
+        frozenset({"graph analysis", "replaced examples"}),
     ),
     Finding(
         "integers, examples that meet behind an op without a rule",
         integers,
-        frozenset({"replaced examples"}),
+        frozenset({"graph analysis", "gradients separate", "replaced examples"}),
     ),
     Finding(
         "a gate that opens after three steps",
@@ -241,14 +264,17 @@ FINDINGS = (
     Finding(
         "TensorFlow's converter of grouped convolutions",
         grouped,
-        frozenset({"sums and norms"}),
+        frozenset({"replaced examples", "sums and norms"}),
         guards=((inlining, "inline_calls", lambda loss: loss),),
     ),
     Finding(
         "another dropout mask in a recomputed backward pass",
         recomputed,
-        frozenset({"gradients separate", "sums and norms"}),
-        guards=((inlining, "inline_calls", lambda loss: loss),),
+        frozenset({"gradients separate", "replaced examples", "sums and norms"}),
+        guards=(
+            (inlining, "inline_calls", lambda loss: loss),
+            (_copies, "repeatable", lambda op: True),
+        ),
     ),
     Finding(
         "a rule whose norms are 2 % too small",
@@ -264,6 +290,16 @@ FINDINGS = (
     Finding(
         "a memory bank that the loss writes and reads",
         banked,
+        frozenset({"refused by rule"}),
+    ),
+    Finding(
+        "a statistic of the batch that goes through a queue",
+        in_a_queue,
+        frozenset({"refused by rule"}),
+    ),
+    Finding(
+        "rows that the data point to scale gradients, beside draws that take the data",
+        of_hidden(beside_a_draw),
         frozenset({"refused by rule"}),
     ),
 )
@@ -331,7 +367,9 @@ tests.testing.defences`, held by `tests/testing/defences_test.py`, cell by cell.
   its first batch, on its steps 2, 4, 8, ... and at random
   ([guarantees](../guarantees.md)).
 * *refused by rule*: what cannot be tested is not allowed at all: terms that depend on
-  anything but trained variables and constants, state that is written from the batch.
+  anything but trained variables and constants; state that is written from the batch, be
+  it a variable, a queue, a table, a file or Python; ops without a rule in a loss that
+  cannot be computed again.
 
 """
 

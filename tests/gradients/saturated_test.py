@@ -70,6 +70,27 @@ def test_and_beside_a_saturated_example():
         checked(1.0, far=300.0, share=0.97)
 
 
+def test_nor_is_a_saturated_layer_behind_tokens():
+    """Data that cannot be nudged: the model's weights are."""
+    layers = L.Input((3,)), L.Embedding(9, 6), L.Dense(5, "tanh"), L.Dense(4, "tanh")
+    model = tf.keras.Sequential([*layers, L.Flatten(), L.Dense(3, "tanh")])
+    tokens = tf.constant(np.random.default_rng(0).integers(9, size=(24, 3)))
+    model(tokens)
+    for layer in (model.layers[0], model.layers[-1]):
+        kernel = layer.trainable_variables[0]
+        kernel.assign(100.0 * tf.convert_to_tensor(kernel))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
+    def step(tokens):
+        loss = tf.reduce_sum(tf.square(model(tokens) - 0.5), axis=1)
+        return clipped_sum(
+            loss, model.trainable_variables, FixedClip(1.0), check_isolation="always"
+        )[0]
+
+    for _ in range(3):
+        assert all(np.isfinite(part).all() for part in step(tokens))
+
+
 @pytest.mark.parametrize("exponent", [-20, -28, -32, -36, -44])
 def test_gradients_that_underflow_are_no_mixed_examples(exponent):
     w = tf.Variable(randoms(6, 5))

@@ -22,6 +22,7 @@ from tfdpclip.gradients.row_tables import Layout
 
 _CONSTANTS = ("Const", "Placeholder")
 _SATURATING = ("Erf", "Sigmoid", "Softmax", "Tanh")
+_SHAKEN = 4
 _SAME_NUMBERS = ("Cast", "ExpandDims", "Identity", "Reshape", "Transpose")
 
 
@@ -297,8 +298,8 @@ class Rerun:
           nudge: by how much of itself each number is made larger or smaller, at random.
           weights: `[N]`, of the losses in the sums.
           batch_size: B.
-          shake: by how much of themselves the model's weights are made larger, and
-            what ends at 1 smaller.
+          shake: by how much of itself what ends at 1 is made smaller, and, where the
+            data cannot be nudged, the model's first weights larger.
 
         Returns:
           The witnesses; the gradients of variables under these weights; and what adds
@@ -371,10 +372,16 @@ class Rerun:
         return found[: len(witnesses)], found[len(witnesses) :], add_others
 
     def _shaken(self, shake: tf.Tensor) -> dict:
-        """The model's weights, by reference, a little larger where `shake` is not 0."""
+        """The first weights, by reference, a little larger where `shake` is not 0.
+
+        For data that are no numbers, and cannot be nudged: all that follows is.
+        """
+        if self._scaled:
+            return {}
         copied = set(self._steps)
         given = {t.ref(): t for op in self._steps for t in op.inputs}
         weights = [t for t in given.values() if t.op not in copied and _is_weight(t)]
+        weights = weights[:_SHAKEN]
         if not weights:
             return {}
 

@@ -273,7 +273,7 @@ def _fit_section(folder: pathlib.Path) -> str:
     wide = table.pivot_table(
         index=["model", "examples", "batch_size", "xla"], columns="variant", sort=False
     )
-    parts = ("step", "batches", "plan")
+    parts = ("unchecked", "step", "batches", "plan")
     rows = [
         [
             *(*key[:3], "yes" if key[3] else ""),
@@ -287,15 +287,17 @@ def _fit_section(folder: pathlib.Path) -> str:
     means = (np.exp(np.log(wide["ratio", name]).mean()) for name in parts)
     rows.append(["geometric mean", *("",) * 4, *map(_ratio, means), "", ""])
     head = (
-        *("model", "examples", "B", "XLA", "plain fit, s", "step alone"),
+        *("model", "examples", "B", "XLA", "plain fit, s", "step", "step, checked"),
         *("with batches", "whole fit", "first, plain", "first, whole"),
     )
     return (
         "## An epoch of `fit` / plain `fit`\n\n"
-        "The best epoch after the first, in turn in one process. *Step alone*: private "
-        "steps on full batches, nothing accounted. *With batches*: the same, drawn by "
-        "Poisson sampling. *Whole fit*: the same with a plan's callbacks. *First*: the "
-        "seconds of the first epoch.\n\n" + _markdown(head, rows) + "\n"
+        "The best epoch after the first, in turn in one process. *Step*: private steps "
+        "on full batches, nothing accounted, which do not check themselves. *With "
+        "batches*: checked, drawn by Poisson sampling. *Whole fit*: the same with a "
+        "plan's callbacks. *First*: the seconds of the first epoch.\n\n"
+        + _markdown(head, rows)
+        + "\n"
     )
 
 

@@ -80,8 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _look_at_fit(factor: float) -> bool:
     """Prints the ratio of an epoch of `fit`; whether it is too slow."""
-    rows = fit_time.measure("mnist_cnn", 256, 12_000, epochs=3, turns=1)
-    plain, plan = rows[0], rows[-1]
+    plain, plan = fit_time.measure(
+        *("mnist_cnn", 256, 12_000), epochs=3, turns=1, variants=("plain", "plan")
+    )
     bad = too_slow(WHOLE_FIT, plan["ratio"], factor)
     print(f"fit of mnist_cnn, 12,000 examples: plain {plain['epoch_s']:.2f} s an epoch")
     print(

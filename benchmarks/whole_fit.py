@@ -4,9 +4,10 @@
 
 The same model, as many examples and epochs, in one process and in turn: `fit` on
 arrays; the private step alone (the same `fit` with a plan's optimizer: full batches,
-nothing accounted); the same on Poisson batches, without callbacks; and the whole of a
-`PrivacyPlan`: its callbacks, epsilon. So each adds one part to what is before it. Of
-all epochs after the first the shortest counts: other programs only add.
+nothing accounted), without the check of itself and with it; the same on Poisson
+batches, without callbacks; and the whole of a `PrivacyPlan`: its callbacks, epsilon. So
+each adds one part to what is before it. Of all epochs after the first the shortest
+counts: other programs only add.
 """
 
 from __future__ import annotations

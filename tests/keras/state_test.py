@@ -177,6 +177,20 @@ def test_what_a_callback_writes_is_found_too():
         model.fit(data, epochs=2, verbose=0, callbacks=[write])
 
 
+@pytest.mark.parametrize("before, after", [(1.0, -1.0), (0.0, -0.0), (2.0, 4.0)])
+def test_a_sign_that_changes_is_found(before, after):
+    """One bit, the first, which a sum modulo 2^32 loses if it counts evenly."""
+    model = Trainer()
+    model.state.assign(tf.fill([8, 1], 0.5))
+    model.state[3].assign([before])
+    write = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: model.state[3].assign([after])
+    )
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bank:0"):
+        model.fit(data, epochs=2, verbose=0, callbacks=[write])
+
+
 class Compiled(BankAfter):
     jit = True
 

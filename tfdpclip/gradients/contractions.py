@@ -73,7 +73,10 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
         for axis in flow.axes if flow.kind == DATA else ():
             if names[axis] not in out_labels:
                 coupled = op
-            marked.setdefault(names[axis], flow)
+            other = marked.setdefault(names[axis], flow)
+            if (other.rows, other.minor) != (flow.rows, flow.minor):
+                # Not the same examples' rows beside each other, or nobody knows.
+                return Flow(DATA, None, coupled=coupled)
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
     lead = marked.get(out_labels[0]) if out_labels else None
     rows, minor = (lead.rows, lead.minor) if lead is not None else (None, False)

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._docs import see
 from tfdpclip.gradients import lists, ops, origins, places, sparse
+from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.op_flows import transfer
@@ -61,7 +63,7 @@ class Dataflow:
         if self.batch_size is None:
             length = _static_batch(self._outputs[0], self.ops)
             self.batch_size = None if length is None else length // rows_per_example
-        self._any_data = any(map(self._passed_in, self.ops))
+        self._any_data = any(map(self.passed_in, self.ops))
         self._find_sparse_batches()
         for op in self.ops:
             self._visit(op)
@@ -259,7 +261,7 @@ class Dataflow:
         good. They are the data all the same where somebody closes over a whole batch;
         that is told by their leading dimension.
         """
-        if self._passed_in(op):
+        if self.passed_in(op):
             return self._batch
         if op.type == "Placeholder":
             (output,) = op.outputs
@@ -276,7 +278,7 @@ class Dataflow:
             return _unknown if origins.brings_data(op) else _public
         return None
 
-    def _passed_in(self, op: tf.Operation) -> bool:
+    def passed_in(self, op: tf.Operation) -> bool:
         """Whether the op's outputs are the batch: arguments, or from an iterator."""
         if op.type in ops.ITERATORS:
             return True
@@ -289,8 +291,16 @@ class Dataflow:
         return bool(shape.rank) and size is not None and shape[0] == size
 
     def _batch(self, output: tf.Tensor) -> Flow:
-        if output.dtype in (tf.resource, tf.variant) or output.shape.rank is None:
+        if output.dtype in (tf.resource, tf.variant):
             return Flow(DATA, None)
+        if output.shape.rank is None:
+            raise LossStructureError(
+                f"How many axes the data {output.name!r} have is not known, so that "
+                "nobody can tell which of them counts examples: tf.py_function and "
+                "tf.numpy_function in a pipeline forget it. Say it there: "
+                "dataset.map(lambda x, y: (tf.ensure_shape(x, [28, 28]), y))."
+                + see("a-reduced-loss-is-one-record")
+            )
         self.sources.append(output)
         rows = self.rows_per_example
         return Flow(DATA, (0,), rows) if output.shape.rank else Flow(DATA, ())
@@ -368,7 +378,8 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
     """The static batch size, or None.
 
     Of a loss with a batch axis, it is that axis's size; of a scalar, the leading size
-    of the data that was passed in, or, without any, of what was reduced first.
+    of all the data that were passed in, or, where these are of several sizes or there
+    are none, of what was reduced last.
     """
     if output.shape.rank:
         return output.shape[0]
@@ -383,9 +394,15 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
     ]
     closed_over = [op for op in passed if _is_captured_value(op)]
     # What is closed over is the data only where nothing is passed in.
-    for op in [op for op in passed if op not in closed_over] + closed_over:
-        if op.outputs and op.outputs[0].shape.rank:
-            return op.outputs[0].shape[0]
+    for given in ([op for op in passed if op not in closed_over], closed_over):
+        sizes = {t.shape[0] for op in given for t in op.outputs if t.shape.rank}
+        if len(sizes) == 1:
+            return sizes.pop()
+        if None in sizes:
+            # One of them may be a mask, or a table, that all examples share.
+            return None
+        if sizes:
+            break
     for op in reversed(above):
         if op.type in ("Sum", "Mean") and op.inputs[0].shape.rank:
             return op.inputs[0].shape[0]

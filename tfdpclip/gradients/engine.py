@@ -25,6 +25,7 @@ from tfdpclip.gradients.label_checks import convert_each_label
 from tfdpclip.gradients.loss import LossParts, take_apart
 from tfdpclip.gradients.meetings import find_gradients
 from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.public_terms import check_public_gradients
 from tfdpclip.gradients.records import RecordGradients, column_of
 from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.state import PublicVariables
@@ -147,7 +148,9 @@ class PerExampleGradients(RecordGradients):
             *(self.loss, self.variables, handles, context, self._budget),
             checked=check_isolation != "never",
         )
-        state.refuse_what_others_left(self._found.made_of(self.loss))
+        behind = self._found.made_of(self.loss)
+        self.state_reads = state.reads(loss, flows, behind)
+        state.refuse_what_others_left(behind)
         self._per_variable = self._plain_squares()
         self.evidence = Evidence(
             self.loss, self.variables, self._found, context, self._per_variable
@@ -349,7 +352,10 @@ class PerExampleGradients(RecordGradients):
         """The gradients of the terms that depend on no example."""
         if self.parts.shared is None:
             return [None] * len(self.variables)
-        return tf.gradients(self.parts.shared, self.variables)
+        found = tf.gradients(self.parts.shared, self.variables)
+        there = [tf.convert_to_tensor(g) for g in found if g is not None]
+        check_public_gradients(self.parts.shared, there, self.flows)
+        return found
 
     def _checked(self, when: str, groups) -> tf.Tensor:
         """Whether all checks so far were passed, this step's included; see `verify`."""

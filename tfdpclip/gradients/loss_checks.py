@@ -86,17 +86,36 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
             # Not random numbers for a batch on another axis.
             and t.shape.is_fully_defined()
         ]
+        chosen = _chosen_by(op)
+        sizes += [op.inputs[i] for i in chosen if _is_counted(op.inputs[i], flows)]
         if sizes and any(
-            flows[t].kind == DATA and t.dtype.is_floating
+            flows[t].kind == DATA and (t.dtype.is_floating or chosen)
             for t in (*op.inputs, *op.outputs)
         ):
-            raise ExampleIsolationError(
-                f"An example's loss is computed with the number of examples in the "
-                f"batch, {sizes[0].name!r}, at {op.name!r} (a {op.type}): one example "
-                "more or less would change the gradients of all others. Use the public "
-                "expected_batch_size, or batches of a static size."
-                + see("mixed-examples")
-            )
+            _refuse_size(sizes[0], op)
+
+
+def _refuse_size(size: tf.Tensor, op: tf.Operation):
+    raise ExampleIsolationError(
+        "An example's loss, or its gradient, is computed with the number of examples "
+        f"in the batch, {size.name!r}, at {op.name!r} (a {op.type}): one example more "
+        "or less would change the gradients of all others. Use the public "
+        "expected_batch_size, or batches of a static size." + see("mixed-examples")
+    )
+
+
+def _is_counted(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    """Whether a number depends on how many examples there are, and not on a length."""
+    flow = flows[tensor]
+    powers = (flow.power,) if flow.dims is None else flow.dims
+    return any(power != 0 for power in powers) and _is_sized(tensor, flows)
+
+
+def _chosen_by(op: tf.Operation) -> tuple[int, ...]:
+    """The inputs that are no lengths, but say what is done: a branch, an axis, ..."""
+    if op.type in ops.BRANCHES:
+        return (0,)
+    return tuple(i for i in ops.CHOOSERS.get(op.type, ()) if i < len(op.inputs))
 
 
 def _refuse_means_of_padding(tensor: tf.Tensor) -> None:

@@ -189,7 +189,9 @@ def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
         axes: tuple | None = ()
         if flow.axes == (1,) and op.get_attr("data_format") == b"NCHW":
             axes = None
-        return Flow(DATA, axes)
+        # Means of all the examples, and not only what is made of them.
+        mixed = axes is not None and flow.axes and op.get_attr("is_training")
+        return Flow(DATA, axes, coupled=op if mixed else None)
     if not op.get_attr("is_training"):
         return flow
     rank = op.inputs[0].shape.rank

@@ -21,6 +21,21 @@ FIRST_ARGUMENT = {
     **dict.fromkeys(BRANCHES, 1),
 }
 
+#: Which of their inputs are whole numbers that are no lengths: by how far, along which
+#: axis, in which order.
+CHOOSERS = {
+    "Roll": (1, 2),
+    "Transpose": (1,),
+    "Cumsum": (1,),
+    "Cumprod": (1,),
+    "ReverseV2": (1,),
+    "ReverseSequence": (1,),
+    "GatherV2": (1,),
+    "Fill": (1,),
+    "BroadcastTo": (0,),
+    "Tile": (0,),
+}
+
 # Where values come from.
 
 #: Elements of data sets.

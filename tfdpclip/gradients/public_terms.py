@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients import ops, origins
-from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA
 
@@ -33,6 +35,28 @@ def check_public(tensor: tf.Tensor, flows: Dataflow) -> None:
         _check_op(tensor, op, flows)
         if op.type not in ops.SIZES:
             pending.extend(t.op for t in op.inputs)
+
+
+def check_public_gradients(
+    term: tf.Tensor, gradients: Sequence[tf.Tensor], flows: Dataflow
+) -> None:
+    """Refuses a term whose gradient function takes data, where it does not itself.
+
+    Raises:
+      LossStructureError: naming what the gradient depends on.
+    """
+    sized = [op for op in ancestors(gradients) if op.type in ops.SIZES]
+    for op in ancestors(gradients, stop=sized):
+        if flows.passed_in(op) or op.type in ops.PYTHON:
+            _refuse(term, f"{op.name!r} (a {op.type}), by its gradient")
+        for handle in op.inputs:
+            if handle.dtype == tf.resource and op.type in ops.READS:
+                root = handle
+                while root.op.type == "Identity":
+                    root = root.op.inputs[0]
+                if not flows.is_public(root):
+                    name = f"the variable behind {root.name!r}"
+                    _refuse(term, f"{name}, by its gradient")
 
 
 def _check_op(tensor, op, flows):

@@ -66,6 +66,18 @@ def _half_of(batch_size: tf.Tensor) -> tf.Tensor:
     return half + tf.where(tf.equal(batch_size % 2, 0), half % 2, 0)
 
 
+def _numbers(finite: tf.Tensor) -> tf.Tensor:
+    """`[N]`: each example itself, or a finite one in the place of one that is not.
+
+    Where none is, all stay: it may be one of them that makes all so.
+    """
+    own = tf.range(tf.size(finite))
+    # One more, for a batch of nobody.
+    first = tf.argmax(tf.concat([tf.cast(finite, tf.int32), [0]], axis=0))
+    stays = finite | ~tf.reduce_any(finite)
+    return tf.where(stays, own, tf.cast(first, own.dtype))
+
+
 @dataclasses.dataclass(frozen=True)
 class Weightings:
     """What is found on the way, of the whole batch as it is under some weights.
@@ -121,6 +133,7 @@ class ReplacedExamples:
         self,
         batch_size: tf.Tensor,
         sizes: tf.Tensor,
+        finite: tf.Tensor,
         few: tf.Tensor | None,
         weightings: Weightings,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
@@ -142,6 +155,8 @@ class ReplacedExamples:
         Args:
           batch_size: B.
           sizes: `[B]`, of what each example's gradient is the sum of.
+          finite: `[B]`, whose loss and gradient are numbers: others would hide what all
+            add up to, and copies of one of these stand in their places.
           few: whether some of the examples will do, a boolean scalar.
           weightings: what to find under given weights.
 
@@ -164,6 +179,8 @@ class ReplacedExamples:
             # In order: a model may take its rows two by two.
             part = tf.sort(chance.shuffled(part)[:size])
         rows, factors = self._replacements(size)
+        whole_base = _numbers(finite)
+        rows = tf.gather(_numbers(tf.gather(finite, part)), rows)
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
         moves = whole & (not rerun.fixed)
@@ -181,7 +198,7 @@ class ReplacedExamples:
         def given(number):
             every = tf.range(batch_size)
             weight = weightings.weights[tf.minimum(number, before_them - 1)]
-            return every, every, tf.ones_like(weight), weight
+            return every, whole_base, tf.ones_like(weight), weight
 
         def replaced(step, kind):
             row = tf.where(tf.equal(kind, HALF), AS_IT_WAS, kind)

@@ -54,6 +54,7 @@ class Sums:
       counted: whether losses are multiplied by how many there are.
       others: other tensors at which gradients are to be computed again.
       backward: a backward pass that may have been there, to take it from.
+      groups: the group of each variable that it is clipped with; None for one of all.
 
     Attributes:
       counted: as given.
@@ -73,6 +74,7 @@ class Sums:
         counted: bool,
         others: Sequence[tf.Tensor] = (),
         backward: Backward | None = None,
+        groups: Sequence[int] | None = None,
     ):
         self.counted = counted
         wanted = [*handles, *others]
@@ -84,14 +86,16 @@ class Sums:
         self.others = [None if t is None else tf.convert_to_tensor(t) for t in found]
         self.variables = len(handles)
         self._connected = [backward.at[t.ref()] is not None for t in handles]
-        self.tensors, self.labels = [], []
-        for variable, handle in zip(variables, handles, strict=True):
+        self.tensors, self.labels, self._groups = [], [], []
+        groups = [0] * len(handles) if groups is None else groups
+        for variable, handle, group in zip(variables, handles, groups, strict=True):
             gradient = backward.at[handle.ref()]
             if gradient is not None:
                 gradient = tf.convert_to_tensor(gradient)
                 # Of rows of a table that a branch looks up, its length is not known.
                 gradient.set_shape(variable.shape)
                 self.tensors.append(gradient)
+                self._groups.append(group)
                 self.labels.append(f"the summed gradient of {variable.name!r}")
 
     def by_variable(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
@@ -131,7 +135,11 @@ class Sums:
         """
         error, size = self._error(before, after), self._root(before[:, -1])
         known = tf.math.is_finite(error) & tf.math.is_finite(size)
-        together = tf.reduce_max(tf.where(known, size, 0.0))
+        # Of what it is clipped with: another group's rounding is none of its own.
+        together = tf.math.unsorted_segment_max(
+            tf.where(known, size, 0.0), self._groups, max(self._groups, default=0) + 1
+        )
+        together = tf.gather(together, tf.constant(self._groups, tf.int32))
         tolerance = _TOLERANCE if on_cpus() else _ELSEWHERE
         tolerance = tf.where(resized, _OTHER_SIZES, tolerance)
         tolerance = tf.cast(tolerance, size.dtype)

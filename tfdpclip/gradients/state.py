@@ -123,24 +123,29 @@ def public_handles(
     return found
 
 
-def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
+def reads(
+    loss: tf.Tensor, flows: Dataflow, gradients: Sequence[tf.Operation] = ()
+) -> list[Read]:
     """The variables that `loss` reads, other than trained and public ones.
 
     Args:
       loss: the loss.
       flows: its analysis.
+      gradients: ops that its gradients are made of: a function of one's own may read
+        there what the loss does not.
 
     Raises:
       ExampleIsolationError: if the graph writes what depends on a batch to one of them.
     """
     graph = loss.graph
     variables = _variables(graph)
-    _refuse_moved_generators(flows)
+    every = [*flows.ops, *gradients]
+    _refuse_moved_generators(flows, every)
     writers: dict | None = None
     found: dict[int, Read] = {}
     seen: set[tf.Operation] = set()
     trained: set[int] = set()
-    pending = list(flows.ops)
+    pending = every
     while pending:
         op = pending.pop()
         if op in seen:
@@ -161,13 +166,14 @@ def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
             if writers is None:
                 writers = _writers(graph)
             variable = variables.get(id(root))
-            if getattr(variable, TRAINED_PRIVATELY, False):
-                continue
             name = handle.op.name if variable is None else variable.name
             wrote, before = writers.get(id(root), ([], None))
             for writer in wrote:
                 if _writes_data(writer, flows):
                     _refuse(name, writer)
+            if getattr(variable, TRAINED_PRIVATELY, False):
+                continue
+            for writer in wrote:
                 # What it writes may be what other variables hold.
                 if not origins.writes_publicly(writer):
                     pending.extend(ancestors(_values(writer), stop=seen))
@@ -175,14 +181,16 @@ def reads(loss: tf.Tensor, flows: Dataflow) -> list[Read]:
     return list(found.values())
 
 
-def _refuse_moved_generators(flows: Dataflow) -> None:
+def _refuse_moved_generators(
+    flows: Dataflow, operations: Sequence[tf.Operation]
+) -> None:
     """Raises if the graph moves a generator that the loss draws from by its data.
 
     Its state is another after every draw, so that nobody compares it.
     """
     drawn = {
         id(origins.captured_from(handle)): handle
-        for op in flows.ops
+        for op in operations
         for handle in _handles_for(op, ops.GENERATORS)
     }
     if not drawn:

@@ -107,6 +107,7 @@ class SelfCheck:
                 engine.parts.counted,
                 [probe.tensor for probe in self.probes],
                 self._evidence.found.backward,
+                self._columns,
             )
             self.replaced = ReplacedExamples(
                 engine.loss, engine.flows, self._evidence.witnesses(), sums
@@ -325,6 +326,10 @@ class SelfCheck:
         over = tf.math.divide_no_nan(1.0, ratios) - 1.0
         return groups, tf.reduce_max(tf.where(shows & (ratios > 0), over, 0.0))
 
+    def _finite(self) -> tf.Tensor:
+        engine = self._engine
+        return tf.math.is_finite(engine.loss) & tf.math.is_finite(engine.norms)
+
     # The check of a step.
 
     def claimed(self) -> tf.Tensor:
@@ -368,7 +373,7 @@ class SelfCheck:
         else:
             sizes = tf.sqrt(tf.add_n(self._evidence.parts_by_variable()))
             moved, tells, noise, state = self.replaced.test(
-                count, sizes, few, self._weightings(seeds)
+                *(count, sizes, self._finite(), few, self._weightings(seeds))
             )
             found, unmoved = _comparison(state), [moved]
             messages += self.replaced.messages

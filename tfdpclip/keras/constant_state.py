@@ -227,10 +227,11 @@ def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
     columns = bits.shape[-1] if bits.shape.rank and bits.shape[-1] else 1
     bits = tf.reshape(bits, [-1, columns])
     total = tf.constant(0, tf.uint32)
-    for axis in (0, 1):
+    for axis, odd in ((0, 1), (1, 0)):
         sums = tf.reduce_sum(bits, axis=axis)
         places = tf.cast(tf.range(tf.size(sums)), tf.uint32)
-        # Odd multipliers lose nothing modulo 2^32.
-        weights = (places * tf.constant(2654435761, tf.uint32)) * 2 + 1
+        # Odd multipliers lose nothing modulo 2^32. An entry counts by both axes: by an
+        # odd and an even number, which is odd again, so that no sign is lost.
+        weights = (places * tf.constant(2654435761, tf.uint32)) * 2 + odd
         total = total * tf.constant(40503, tf.uint32) + tf.reduce_sum(sums * weights)
     return tf.cast(total, tf.int64)

@@ -1,0 +1,227 @@
+"""More ways from one example to another that an adversary found; each is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.isolation_test import norms_of
+from tests.gradients.sharing_test import randoms, squash, variable
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    PerExampleGradients,
+    clipped_sum,
+    state,
+)
+
+pytestmark = pytest.mark.every_check
+X = randoms(24, 3)
+W, U, SQUARE = variable(3, 5), variable(5, 4), variable(3, 3)
+
+
+def drawn(h):
+    """With such a draw, a loss cannot be run again."""
+    return h + 1e-6 * tf.random.gamma([], tf.nn.softplus(h) + 0.1)
+
+
+def standardised(h):
+    ones = tf.ones([5])
+    _, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+        h[:, tf.newaxis, tf.newaxis, :], ones, 0 * ones, is_training=True
+    )
+    return (h - tf.stop_gradient(mean)) * tf.math.rsqrt(
+        tf.stop_gradient(variance) + 0.1
+    )
+
+
+def test_statistics_of_a_fused_batch_normalisation_are_of_all():
+    with pytest.raises(ExampleIsolationError, match="FusedBatchNorm"):
+        norms_of(lambda x: squash(standardised(drawn(x @ W)) @ U), [W, U], X)
+
+
+def test_rows_of_both_sides_of_a_contraction_are_compared():
+    """A statistic of groups, `[B]`, whose rows nobody knows."""
+
+    def loss(x):
+        h = drawn(x @ W)
+        sizes = tf.norm(tf.reshape(h, [-1, 8 * 5]), axis=1)[:, tf.newaxis]
+        sizes = tf.stop_gradient(tf.reshape(tf.tile(sizes, [1, 8]), [-1]))
+        return squash(tf.einsum("bi,b->bi", h, sizes) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="is not known"):
+        norms_of(loss, [W, U], X)
+
+
+@pytest.mark.parametrize("shape", [[1, 3], [7]], ids=["a mask", "a table"])
+def test_what_comes_first_does_not_say_how_many_examples_there_are(shape):
+    @tf.function(
+        input_signature=[tf.TensorSpec(shape, tf.int32), tf.TensorSpec([None, 3])]
+    )
+    def step(first, x):
+        h = tf.cast(tf.reduce_sum(first) > -1, tf.float32) * x @ W
+        h -= tf.stop_gradient(tf.reduce_mean(h, axis=0, keepdims=True))
+        loss = tf.reduce_mean(squash(h @ U))
+        return clipped_sum(loss, [W, U], FixedClip(1.0))
+
+    with pytest.raises(ExampleIsolationError, match="Mean"):
+        step(tf.zeros(shape, tf.int32), X)
+
+
+def test_a_mask_that_all_share_may_come_first():
+    @tf.function(
+        input_signature=[tf.TensorSpec([1, 3], tf.bool), tf.TensorSpec([None, 3])]
+    )
+    def step(mask, x):
+        loss = tf.reduce_mean(squash(tf.where(mask, x @ SQUARE, 0.0)))
+        return PerExampleGradients(loss, [SQUARE]).norms
+
+    assert step([[True, False, True]], X).shape == [24]
+
+
+def test_data_of_unknown_rank_are_refused():
+    data = tf.data.Dataset.from_tensor_slices(X)
+    data = data.map(lambda x: tf.py_function(lambda v: v, [x], tf.float32)).batch(24)
+
+    @tf.function
+    def step(x):
+        loss = squash(tf.ensure_shape(x, [None, 3]) @ W @ U)
+        return PerExampleGradients(loss, [W, U]).norms
+
+    with pytest.raises(LossStructureError, match=r"tf\.ensure_shape"):
+        step.get_concrete_function(data.element_spec)
+
+
+SIZED = {
+    "a branch": lambda h, n: tf.switch_case(n % 2, [lambda: h + 0, lambda: -h]),
+    "how far to roll": lambda h, n: tf.roll(h, n % 3, axis=1),
+    "an axis to sum along": lambda h, n: tf.cumsum(h, axis=1 + n // 10**6),
+    "which column": lambda h, n: h * tf.gather(h, n % 5, axis=1)[:, tf.newaxis],
+    "a threshold": lambda h, n: tf.where(tf.fill([n, 1], n) > 69, -h, h),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_how_many_examples_there_are_decides_nothing(name):
+    def loss(x):
+        h = x @ W
+        return squash(SIZED[name](h, tf.shape(h)[0]) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="number of examples"):
+        norms_of(loss, [W, U], X)
+
+
+def turned(h, factor):
+    """`h`, whose gradient is multiplied by what a function gives."""
+
+    @tf.custom_gradient
+    def identity(h):
+        return tf.identity(h), lambda dy: dy * factor()
+
+    return identity(h)
+
+
+def test_a_gradient_does_not_read_what_the_step_writes():
+    seen = tf.Variable(1.0, trainable=False, name="seen")
+
+    def loss(x):
+        h = x @ W
+        seen.assign(tf.reduce_max(tf.stop_gradient(h)))
+        return squash(turned(h, lambda: tf.sign(seen - 2.0)) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="reads the variable 'seen"):
+        norms_of(loss, [W, U], X)
+
+
+def test_what_a_gradient_reads_is_known_to_be_read():
+    scale, found = tf.Variable(1.0, trainable=False, name="scale"), []
+
+    @tf.function
+    def step(x):
+        loss = squash(turned(x @ W, lambda: tf.convert_to_tensor(scale)) @ U)
+        found.extend(PerExampleGradients(loss, [W, U]).state_reads)
+
+    step(X)
+    assert [read.name for read in found] == ["scale:0"]
+
+
+def test_a_generator_that_a_batch_moves_is_not_drawn_from_in_a_gradient():
+    generator = tf.random.Generator.from_seed(1)
+
+    def loss(x):
+        h = x @ W
+        most = tf.cast(tf.reduce_max(tf.abs(h)), tf.int64)
+        generator.skip(most)
+        return squash(turned(h, lambda: generator.normal([])) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="generator"):
+        norms_of(loss, [W, U], X)
+
+
+def test_what_another_private_optimizer_trains_is_not_written_by_the_step():
+    scale = tf.Variable(1.0, name="scale")
+    setattr(scale, state.TRAINED_PRIVATELY, True)
+
+    def loss(x):
+        h = x @ W
+        scale.assign(tf.reduce_max(tf.norm(h, axis=1)))
+        return squash(h * scale @ U)
+
+    with pytest.raises(ExampleIsolationError, match="reads the variable 'scale"):
+        norms_of(loss, [W, U], X)
+
+
+def test_the_gradient_of_a_term_that_is_nobodys_takes_no_data():
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        h = x @ W
+
+        @tf.custom_gradient
+        def decay(w):
+            size = tf.reduce_mean(tf.abs(h))
+            return tf.reduce_sum(w**2), lambda dy: dy * 2 * w * size
+
+        loss = tf.reduce_mean(squash(h @ U)) + decay(tf.convert_to_tensor(W))
+        return PerExampleGradients(loss, [W, U]).shared_gradients()
+
+    with pytest.raises(LossStructureError, match="by its gradient"):
+        step(X)
+
+
+def of_variable(w, x):
+    """`w`, whose gradient has a sign that the largest of the batch decides about."""
+
+    @tf.custom_gradient
+    def identity(w):
+        sizes = tf.norm(x, axis=1)
+        sizes = tf.where(tf.math.is_finite(sizes), sizes, 0.0)
+        sign = tf.sign(4.0 - tf.reduce_max(sizes))
+        return tf.identity(w), lambda dy: dy * sign
+
+    return identity(tf.convert_to_tensor(w))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_example_that_is_no_number_hides_no_sum(dynamic):
+    x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        norms_of(lambda x: squash(x @ of_variable(W, x)), [W], x, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_example_that_is_no_number_alone_is_no_fault(dynamic):
+    x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
+    found = norms_of(lambda x: squash(x @ W @ U), [W, U], x, dynamic=dynamic)
+    assert np.isfinite(found).sum() == 23
+
+
+def test_a_group_of_small_gradients_is_compared_by_its_own_size():
+    v = variable(3, 5)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        loss = tf.reduce_sum(x @ W + 1e-6 * (x @ of_variable(v, x)), axis=1)
+        return PerExampleGradients(loss, [W, v], groups=[0, 1]).isolated
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
+        step(X)

@@ -74,12 +74,25 @@ def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
     return made, parameters
 
 
+def step_and_data(
+    spec: Spec, name: str, task: models.Task | None = None
+) -> tuple[Callable, tuple[tf.Tensor, ...]]:
+    """One variant's step, a `tf.function`, and a batch for it.
+
+    Args:
+      spec: what it is a step of.
+      name: the variant.
+      task: another model than the one that `spec` names.
+    """
+    task = task or models.make(spec.model, **spec.options)
+    batch = task.batch(np.random.default_rng(0), spec.batch_size)
+    return _step(spec, task, name), tuple(tf.constant(part) for part in batch)
+
+
 def graph_of_step(spec: Spec, name: str) -> tf.Graph:
     """The graph of one variant's step, for its task's batches."""
-    task = models.make(spec.model, **spec.options)
-    x, y = task.batch(np.random.default_rng(0), spec.batch_size)
-    step = _step(spec, task, name)
-    return step.get_concrete_function(tf.constant(x), tf.constant(y)).graph
+    step, data = step_and_data(spec, name)
+    return step.get_concrete_function(*data).graph
 
 
 def _finished(step: Callable, x: tf.Tensor, y: tf.Tensor) -> Callable[[], None]:

@@ -39,8 +39,8 @@ from driver_kit import command_line
 
 MODELS = ("mlp", "mnist_cnn", "convnet", "embedding", "lstm", "gru", "transformer")
 MODES = (
-    *("quantile", "fixed", "automatic", "normalized"),
-    *("quantile_unchecked", "quantile_no_noise"),
+    *("quantile", "quantile_unchecked", "fixed_unchecked", "automatic_unchecked"),
+    *("normalized_unchecked", "quantile_no_noise_unchecked"),
 )
 # Of Adam and of mixed_bfloat16.
 _FEW = ("quantile", "quantile_unchecked")

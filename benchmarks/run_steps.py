@@ -36,7 +36,7 @@ MANIFEST, ARRAYS = "steps.json", "arrays.npz"
 VERSION = 1
 # A private step checks itself at the steps 1, 2, 4 and 8.
 WARM_UP_STEPS = 8
-LEAST_REPEATS = 3
+LEAST_REPEATS = 7
 # How far a result may be from TensorFlow's, in units of its own length. Other compilers
 # sum in another order; a GPU multiplies in TF32 unless it is told not to.
 TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 5e-2}

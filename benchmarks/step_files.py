@@ -29,7 +29,7 @@ from benchmarks import models, variants
 from benchmarks.timing import Spec
 
 POLICIES = ("float32", "mixed_bfloat16")
-VARIANTS = tuple(variants.OURS)
+VARIANTS = (*variants.OURS, *(name + variants.UNCHECKED for name in variants.OURS))
 # As `benchmarks.run_steps` has them, which imports nothing of ours.
 MANIFEST, ARRAYS, VERSION = "steps.json", "arrays.npz", 1
 RUNNER = "run_steps.py"
@@ -195,13 +195,15 @@ def made(cell: Cell, variant: str, task: models.Task | None = None) -> Step:
 
     Args:
       cell: what it is a step of.
-      variant: "plain", or one of `benchmarks.variants.OURS`.
+      variant: "plain", or one of `benchmarks.variants.OURS`. The plain step is
+        `plain_dense` there: with static shapes.
       task: another model than the one that `cell` names.
 
     Raises:
       ExportError: if the program's arguments are not those of the step.
     """
     tf.keras.utils.set_random_seed(1)
+    variant = "plain_dense" if variant == "plain" else variant
     spec = Spec(
         cell.model,
         cell.batch_size,

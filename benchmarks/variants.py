@@ -1,7 +1,8 @@
 """One training step of every variant that TensorFlow can run.
 
-`plain` and `plain_dense`; our modes; and tensorflow-privacy's three ways: the vectorised optimizer, the
-model that vectorises (`tfp_dpmodel`) and the model that clips fast (`tfp_fast`).
+`plain` and `plain_dense`; our modes; and tensorflow-privacy's three ways: the
+vectorised optimizer, the model that vectorises (`tfp_dpmodel`) and the model that clips
+fast (`tfp_fast`).
 """
 
 from __future__ import annotations
@@ -139,8 +140,9 @@ def _step(spec: Spec, task: models.Task, name: str) -> Callable:
     if base in ("tfp_dpmodel", "tfp_fast"):
         return _tfp_model_step(spec, task, jit, base == "tfp_fast")
     raise ValueError(
-        f"variants must be of {', '.join((*PLAIN, *OURS))}, tfp_vectorized, tfp_dpmodel "
-        f"and tfp_fast (with _xla to compile, ours with {UNCHECKED}), got {name!r}."
+        f"variants must be of {', '.join((*PLAIN, *OURS))}, tfp_vectorized, "
+        "tfp_dpmodel and tfp_fast (with _xla to compile, ours with "
+        f"{UNCHECKED}), got {name!r}."
     )
 
 

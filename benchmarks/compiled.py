@@ -49,6 +49,10 @@ _LOOPS = ("lstm", "gru")
 _PATIENCE_SECONDS = 1800.0
 
 
+class MeasureError(RuntimeError):
+    """A step could not be written or run."""
+
+
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
     parser = command_line.argument_parser(__doc__)
@@ -69,6 +73,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--add", type=pathlib.Path, help="Results of a run elsewhere, for the tables.")
     add("--paper", action="store_true", help="Also what is compiled and not run.")
     add("--python", default=sys.executable, help="What has JAX, to run the steps.")
+    add("--device", default="cpu", help="What JAX calls the device that it has.")
     add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/compiled"))
     add("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -133,26 +138,35 @@ def _cells(options) -> Iterator[tuple[Cell, list[str]]]:
 
 
 def _measure_all(table, options, folder: pathlib.Path) -> None:
+    measured, failed = {}, []
+    if not options.only_write:
+        measured = {"device": options.device, "jaxlib": _jaxlib(options.python)}
     for cell, modes in tqdm(list(_cells(options)), unit="cell"):
-        names = [name for name in modes if table.find(_key(cell, name)) is None]
+        key = {**measured, **cell.fields()}
+        names = [n for n in modes if table.find({**key, "variant": n}) is None]
         if not names:
             continue
         place = folder / cell.folder
-        _write_elsewhere(
-            {"folder": str(place), "cell": cell.fields(), "variants": names}
-        )
-        if options.only_write:
-            shutil.copy(place / step_files.RUNNER, folder)
-            continue
-        found = _run(
-            options.python,
-            place,
+        what = {"folder": str(place), "cell": cell.fields(), "variants": names}
+        flags = [
             f"--repeats={options.repeats}",
             f"--seconds={options.seconds_per_cell}",
-        )
+        ]
+        try:
+            _write_elsewhere(what)
+            if options.only_write:
+                shutil.copy(place / step_files.RUNNER, folder)
+                continue
+            found = _run(options.python, place, *flags)
+        except MeasureError as error:
+            failed.append(f"{cell.folder}: {error}")
+            print(failed[-1])
+            continue
         table.add(compiled_tables.rows_of(found))
         if not options.folder:
             shutil.rmtree(place)
+    if failed:
+        print(f"{len(failed)} cells failed; run it again for those alone.")
     if options.only_write:
         return
     estimates = Table(
@@ -167,8 +181,9 @@ def _measure_all(table, options, folder: pathlib.Path) -> None:
                 estimates.add([{**key, "ratio": _roofline(model, size)}])
 
 
-def _key(cell: Cell, variant: str) -> dict[str, Any]:
-    return {"device": "cpu", **cell.fields(), "variant": variant}
+def _jaxlib(python: str) -> str:
+    """The version of jaxlib that a Python has; MeasureError if it has none."""
+    return _output_of([python, "-c", "import jaxlib; print(jaxlib.__version__)"])[:-1]
 
 
 def _roofline(model: str, size: str) -> float:
@@ -184,9 +199,10 @@ def _compile_papers(options, folder: pathlib.Path) -> None:
         compiled_tables.PAPER_COLUMNS,
         compiled_tables.PAPER_KEY,
     )
+    jaxlib = _jaxlib(options.python)
     for case in tqdm(paper_models.CASES, unit="model"):
         for variant in case.variants:
-            key = {**case.key(), "variant": variant}
+            key = {**case.key(), "variant": variant, "jaxlib": jaxlib}
             if table.find(key) is not None:
                 continue
             place = folder / "paper"
@@ -248,7 +264,8 @@ def _output_of(command: Sequence[str], fine: Sequence[int] = (0,)) -> str:
     )
     if done.returncode not in fine:
         why = "\n".join(done.stderr.strip().splitlines()[-5:]) or "it said nothing"
-        raise RuntimeError(f"{' '.join(command[1:3])} failed: {why}")
+        what = pathlib.Path(command[1]).name if command[1] != "-m" else command[2]
+        raise MeasureError(f"{what} failed: {why}")
     return done.stdout
 
 

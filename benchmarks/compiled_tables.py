@@ -8,17 +8,17 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-KEY = ("device", "model", "batch_size", "optimizer", "policy", "variant")
+KEY = ("device", "jaxlib", "model", "batch_size", "optimizer", "policy", "variant")
 COLUMNS = (
     *KEY,
-    *("jaxlib", "written_by", "compile_s", "repeats", "median_ms", "q25_ms", "q75_ms"),
+    *("written_by", "compile_s", "repeats", "median_ms", "q25_ms", "q75_ms"),
     *("ratio", "ratio_q25", "ratio_q75", "flops", "bytes", "temp_bytes", "peak_bytes"),
     *("difference", "agrees", "kernels", "in_branches", "more"),
 )
-PAPER_KEY = ("name", "blocks", "devices", "variant")
+PAPER_KEY = ("name", "blocks", "devices", "variant", "jaxlib")
 PAPER_COLUMNS = (
     *PAPER_KEY,
-    *("of", "jaxlib", "parameters", "trained", "compile_s", "flops", "bytes"),
+    *("of", "parameters", "trained", "compile_s", "flops", "bytes"),
     *("argument_bytes", "temp_bytes", "peak_bytes", "kernels", "largest", "shapes"),
     "collectives",
 )
@@ -105,9 +105,10 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
         (row["model"], row["batch_size"]): row["ratio"]
         for row in _read(folder / "roofline.csv")
     }
-    for device in dict.fromkeys(row["device"] for row in rows):
-        own = [row for row in rows if row["device"] == device]
-        lines += ["", f"## Steps on {device}", *_steps(own, rooflines)]
+    for place in dict.fromkeys((row["device"], row["jaxlib"]) for row in rows):
+        own = [row for row in rows if (row["device"], row["jaxlib"]) == place]
+        title = f"## Steps on {place[0]}, jaxlib {place[1]}"
+        lines += ["", title, *_steps(own, rooflines)]
     if papers := _read(folder / "paper.csv"):
         lines += ["", "## Compiled and not run", *_papers(papers)]
     path = folder / "tables.md"
@@ -130,7 +131,7 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]
 def _steps(rows: list[dict[str, str]], rooflines: dict) -> list[str]:
     cells: dict[tuple, dict[str, dict]] = collections.defaultdict(dict)
     for row in rows:
-        cells[tuple(row[name] for name in KEY[1:-1])][row["variant"]] = row
+        cells[tuple(row[name] for name in KEY[2:-1])][row["variant"]] = row
     variants = [v for v in dict.fromkeys(r["variant"] for r in rows) if v != "plain"]
     head = ["model", "B", "optimizer", "policy"]
     times, more = [], []

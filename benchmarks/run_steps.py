@@ -506,7 +506,10 @@ def measure(
             row["collectives"] = collectives(program.text)
         if split or not all(about.get("array") for about in step["arguments"]):
             continue
-        given = [arrays[about["array"]] for about in step["arguments"]]
+        given = [
+            arrays[about["array"]].astype(jax.numpy.dtype(about["dtype"]))
+            for about in step["arguments"]
+        ]
         programs[name], arguments[name] = program, program.put(given)
         results = program(arguments[name])
         row |= compared(step, arrays, results)

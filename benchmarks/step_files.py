@@ -252,6 +252,9 @@ def write(
             for about, value in zip(
                 [*arguments, *results], [*before, *step.taken()], strict=True
             ):
+                if value.dtype == tf.bfloat16.as_numpy_dtype:
+                    # NumPy's files do not know it.
+                    value = value.astype(np.float32)
                 about["array"] = digest(value)
                 arrays[about["array"]] = value
         steps.append(

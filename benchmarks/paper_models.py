@@ -175,7 +175,7 @@ class Case:
     of: int
     cell: Cell
     task: Callable[[], models.Task | None]
-    variants: tuple[str, ...] = ("plain", "quantile_unchecked")
+    variants: tuple[str, ...] = ("plain", "fixed_unchecked")
     shapes: tuple[str, ...] = ()
     devices: int = 1
 

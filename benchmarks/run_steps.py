@@ -493,7 +493,16 @@ def measure(
             len(about["shape"]) if about["name"].startswith("data ") else None
             for about in step["arguments"]
         ]
-        program = Program(hlo, updates, ranks if split else None)
+        try:
+            program = Program(hlo, updates, ranks if split else None)
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            jaxlib = sys.modules["jaxlib"].__version__
+            raise StepFileError(
+                f"{step['program']}, of TensorFlow {manifest['versions']['tensorflow']}"
+                f", does not compile with jaxlib {jaxlib}: {why}. (What a newer "
+                "TensorFlow wrote needs a newer jaxlib.)"
+            ) from error
         row = {
             "compile_s": program.compile_seconds,
             **program.analysis(),

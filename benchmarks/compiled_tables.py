@@ -191,8 +191,59 @@ def _beside(row: dict[str, str], plain: dict[str, str]) -> list[str]:
     return [*counts, apart, row["more"]]
 
 
+def along(points: Sequence[tuple[float, float]], place: float) -> float:
+    """The value at a place of the line through two points.
+
+    >>> along([(2, 10.0), (4, 14.0)], 12)
+    30.0
+    """
+    (first, low), (last, high) = points
+    return low + (high - low) * (place - first) / (last - first)
+
+
+def whole(rows: Iterable[dict[str, str]]) -> list[list[str]]:
+    """What models of all blocks would take, from what two depths take.
+
+    Returns:
+      For each model its name, its blocks, the weights, and of its plain and of its
+      private step TFLOP, GB accessed and GB at most; then the ratios of those three.
+    """
+    families: dict[tuple, dict[str, list]] = collections.defaultdict(dict)
+    for row in rows:
+        if int(row["of"]) > int(row["blocks"]) > 0:
+            family = row["name"].rpartition(" ")[0], int(row["of"])
+            families[family].setdefault(row["variant"], []).append(row)
+    found = []
+    for (name, blocks), variants in families.items():
+        plain = variants.pop("plain", [])
+        for private in variants.values():
+            if len(plain) != 2 or len(private) != 2:
+                continue
+            line = [name, str(blocks)]
+            for column in ("parameters", "trained"):
+                line.append(f"{_at(plain, column, blocks) / 1e6:.3g} M")
+            for column, unit in (("flops", 1e12), ("bytes", 1e9), ("peak_bytes", 1e9)):
+                low, high = (_at(p, column, blocks) / unit for p in (plain, private))
+                line.append(f"{low:.3g}, {high:.3g} ({high / low:.2f})")
+            found.append(line)
+    return found
+
+
+def _at(pair: Sequence[dict[str, str]], column: str, blocks: int) -> float:
+    return along([(float(row["blocks"]), float(row[column])) for row in pair], blocks)
+
+
 def _papers(rows: list[dict[str, str]]) -> list[str]:
     lines = []
+    header = ["model", "blocks", "weights", "that train", "TFLOP"]
+    header += ["GB accessed", "GB at most"]
+    if estimates := whole(rows):
+        lines += [
+            "",
+            "All blocks, along the line through the two depths that are below: plain,",
+            "private, and the ratio.",
+            *_markdown(header, estimates),
+        ]
     for split in (False, True):
         part = [row for row in rows if (row["devices"] != "1") == split]
         if not part:

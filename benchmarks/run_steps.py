@@ -392,6 +392,9 @@ def collectives(text: str) -> dict[str, list[int]]:
 def compared(step: dict, arrays: dict, results: Sequence[Any]) -> dict[str, Any]:
     """How far results are from TensorFlow's, in lengths of what the step changed.
 
+    What should not change at all, as the bias of an attention's keys, changes by
+    rounding alone: no length is taken for less than a thousandth of the longest.
+
     Returns:
       `difference`, the largest, and `worst`, the name of that result.
 
@@ -403,29 +406,38 @@ def compared(step: dict, arrays: dict, results: Sequence[Any]) -> dict[str, Any]
             f"{step['name']} returns {len(results)} results, TensorFlow's "
             f"{len(step['results'])}."
         )
-    largest, worst = 0.0, ""
+    apart, lengths, differences = [], [], {}
     for result, about in zip(results, step["results"], strict=True):
+        name = about["name"]
         made, wanted = np.asarray(result), arrays[about["array"]]
         if made.shape != wanted.shape:
             raise StepFileError(
-                f"{about['name']} of {step['name']} has the shape {made.shape}, "
-                f"TensorFlow's {wanted.shape}."
+                f"{name} of {step['name']} has the shape {made.shape}, TensorFlow's "
+                f"{wanted.shape}."
             )
         if not np.issubdtype(wanted.dtype, np.floating):
-            difference = float(not np.array_equal(made, wanted))
-        else:
-            made, wanted = made.astype(np.float64), wanted.astype(np.float64)
-            change = wanted
-            if about["updates"] is not None:
-                before = arrays[step["arguments"][about["updates"]]["array"]]
-                change = wanted - before
-            # What is left of a weight's own rounding.
-            floor = 1e-6 * np.linalg.norm(wanted)
-            length = max(np.linalg.norm(change), floor, 1e-30)
-            difference = float(np.linalg.norm(made - wanted) / length)
-        if not difference <= largest:
-            largest, worst = difference, about["name"]
-    return {"difference": largest, "worst": worst}
+            differences[name] = float(not np.array_equal(made, wanted))
+            continue
+        made, wanted = made.astype(np.float64), wanted.astype(np.float64)
+        change = wanted
+        if about["updates"] is not None:
+            change = wanted - arrays[step["arguments"][about["updates"]]["array"]]
+        # What is left of a weight's own rounding.
+        floor = max(1e-6 * np.linalg.norm(wanted), 1e-30)
+        apart.append((name, np.linalg.norm(made - wanted)))
+        lengths.append((max(np.linalg.norm(change), floor), made.size))
+    # Metrics are scalars, and of another size than weights.
+    longest = max((length for length, size in lengths if size > 1), default=0.0)
+    for (name, distance), (length, size) in zip(apart, lengths, strict=True):
+        length = max(length, 1e-3 * longest) if size > 1 else length
+        differences[name] = float(distance / length)
+    worst = max(differences, key=lambda name: _rank(differences[name]))
+    return {"difference": differences[worst], "worst": worst}
+
+
+def _rank(difference: float) -> float:
+    """NaN is the worst of all."""
+    return math.inf if math.isnan(difference) else difference
 
 
 def _timed(programs: dict, arguments: dict, repeats: int, seconds: float) -> dict:

@@ -422,8 +422,8 @@ def compared(step: dict, arrays: dict, results: Sequence[Any]) -> dict[str, Any]
         change = wanted
         if about["updates"] is not None:
             change = wanted - arrays[step["arguments"][about["updates"]]["array"]]
-        # What is left of a weight's own rounding.
-        floor = max(1e-6 * np.linalg.norm(wanted), 1e-30)
+        # A weight's own rounding is no difference, where it hardly changes.
+        floor = max(2e-4 * np.linalg.norm(wanted), 1e-30)
         apart.append((name, np.linalg.norm(made - wanted)))
         lengths.append((max(np.linalg.norm(change), floor), made.size))
     # Metrics are scalars, and of another size than weights.

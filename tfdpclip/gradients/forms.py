@@ -230,8 +230,8 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(tensor, [-1, math.prod(shape)])
     rows = tf.reshape(weights, [1, -1])
     if in_xla() and on_cpus():
-        # Of one row alone, XLA writes a loop of its own, which takes eight times as
-        # long as the matrix product of two.
+        # Of one row alone the XLA of TensorFlow 2.14 writes a loop of its own, which
+        # takes eight times as long as the matrix product of two.
         rows = tf.concat([rows, tf.zeros_like(rows)], axis=0)
     return tf.reshape(tf.matmul(rows, flat)[0], shape)
 

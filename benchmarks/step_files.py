@@ -146,6 +146,12 @@ class Step:
             self._order.append(i)
             dtype, shape = _dtype_and_shape(handle, tensor)
             arguments.append({"name": name, "dtype": dtype, "shape": list(shape)})
+        if missing := set(range(len(self._data))) - set(self._order):
+            raise ExportError(
+                f"XLA took {', '.join(f'data {i}' for i in sorted(missing))} for "
+                "constants: the program is of one batch alone, and is compiled anew "
+                "for every other. (Keras 2 makes its LSTM and GRU so.)"
+            )
         updates = {int(a or 0): int(b) for a, b in _ALIAS.findall(self._header())}
         results = []
         for i, kind in enumerate(made):

@@ -122,6 +122,15 @@ def test_arguments_are_shared_and_results_say_what_they_update(written):
         assert step["results"][0]["updates"] is None
 
 
+def test_a_program_of_one_batch_alone_is_refused():
+    @tf.function(jit_compile=True)
+    def step(x, count):
+        return tf.reduce_sum(x) * tf.ones([count])
+
+    with pytest.raises(step_files.ExportError, match="took data 1 for constants"):
+        step_files.Step(step, (tf.constant([1.0, 2.0]), tf.constant(3)))
+
+
 def changed_arrays(folder, change):
     with np.load(folder / run_steps.ARRAYS) as stored:
         arrays = dict(stored)

@@ -33,7 +33,7 @@ VARIANTS = (*variants.OURS, *(name + variants.UNCHECKED for name in variants.OUR
 # As `benchmarks.run_steps` has them, which imports nothing of ours.
 MANIFEST, ARRAYS, VERSION = "steps.json", "arrays.npz", 1
 RUNNER = "run_steps.py"
-_SIGNATURE = re.compile(r"entry_computation_layout=\{\((.*?)\)->\((.*?)\)\}")
+_SIGNATURE = re.compile(r"entry_computation_layout=\{\((.*?)\)->(.*)")
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 _TYPES = {
     "bool": "pred",

@@ -252,8 +252,7 @@ def _papers(rows: list[dict[str, str]]) -> list[str]:
         if split:
             header += ["devices", "collectives"]
         else:
-            header += ["TFLOP", "GB accessed", "GB at most", "compile, s", "largest"]
-            header += ["shapes"]
+            header += ["TFLOP", "GB accessed", "GB at most", "compile, s", "shapes"]
         body = []
         for row in part:
             line = [row[n] for n in ("name", "blocks", "variant")]
@@ -263,7 +262,7 @@ def _papers(rows: list[dict[str, str]]) -> list[str]:
             else:
                 line += [_scaled(row["flops"], 1e12), _scaled(row["bytes"], 1e9)]
                 line += [_scaled(row["peak_bytes"], 1e9), _number(row["compile_s"], 1)]
-                line += [row["largest"], row["shapes"]]
+                line.append(row["shapes"])
             body.append(line)
         lines += _markdown(header, body)
     return lines

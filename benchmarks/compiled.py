@@ -115,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not options.only_write:
             installed.record(options.output_dir, ["tensorflow"])
         with tempfile.TemporaryDirectory() as folder:
-            _measure_all(table, options, pathlib.Path(options.folder or folder))
+            # Those who write into it have another working directory.
+            place = pathlib.Path(options.folder or folder).resolve()
+            _measure_all(table, options, place)
             if options.paper and not options.only_write:
                 _compile_papers(options, pathlib.Path(folder))
     if not options.only_write:
@@ -144,7 +146,9 @@ def _measure_all(table, options, folder: pathlib.Path) -> None:
         measured = {"device": options.device, "jaxlib": _jaxlib(options.python)}
     for cell, modes in tqdm(list(_cells(options)), unit="cell"):
         key = {**measured, **cell.fields()}
-        names = [n for n in modes if table.find({**key, "variant": n}) is None]
+        names = modes
+        if not options.only_write:
+            names = [n for n in modes if table.find({**key, "variant": n}) is None]
         if not names:
             continue
         place = folder / cell.folder

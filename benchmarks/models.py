@@ -38,7 +38,9 @@ def _images(*shape: int, classes: int = 10):
     return batch
 
 
-def _tokens(length: int, vocabulary: int, classes: int):
+def tokens(length: int, vocabulary: int, classes: int):
+    """Makes batches of random tokens and labels."""
+
     def batch(rng, size):
         x = rng.integers(vocabulary, size=(size, length))
         return x, rng.integers(classes, size=size)
@@ -109,7 +111,7 @@ def embedding(length: int = 256, vocabulary: int = 10_000) -> Task:
             ]
         )
 
-    return Task(build, _tokens(length, vocabulary, 2))
+    return Task(build, tokens(length, vocabulary, 2))
 
 
 def _recurrent(layer, unroll: bool, length: int, units: int) -> Task:
@@ -123,7 +125,7 @@ def _recurrent(layer, unroll: bool, length: int, units: int) -> Task:
             ]
         )
 
-    return Task(build, _tokens(length, 1_000, 10))
+    return Task(build, tokens(length, 1_000, 10))
 
 
 def lstm(unroll: bool = False, length: int = 32, units: int = 128) -> Task:
@@ -151,7 +153,7 @@ def transformer(blocks: int = 2, length: int = 64) -> Task:
         x = L.GlobalAveragePooling1D()(L.LayerNormalization()(x))
         return tf.keras.Model(tokens, L.Dense(10)(x))
 
-    return Task(build, _tokens(length, 1_000, 10))
+    return Task(build, tokens(length, 1_000, 10))
 
 
 def vit_tiny_film(size: int = 224) -> Task:

@@ -1,7 +1,8 @@
 """One training step of every variant that TensorFlow can run.
 
-`plain`; our modes; and tensorflow-privacy's three ways: the vectorised optimizer, the
-model that vectorises (`tfp_dpmodel`) and the model that clips fast (`tfp_fast`).
+`plain` and `plain_dense`; our modes; and tensorflow-privacy's three ways: the
+vectorised optimizer, the model that vectorises (`tfp_dpmodel`) and the model that clips
+fast (`tfp_fast`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ _GROUP_COUNTS = 100.0
 def _correlated(matrix: dpc.correlated.NoiseMatrix) -> dict[str, Any]:
     return {"clip": 1.0, "noise": dpc.CorrelatedNoise(matrix, _STEPS, _SCHEME)}
 
+
+# Keras's optimizers add up the rows of a table that a batch looked up as many as there
+# are, a number that no compiler knows: `plain_dense` has them as a whole table, as XLA
+# has all else.
+PLAIN = ("plain", "plain_dense")
+# At the end of the name of one of ours: a step that never checks itself.
+UNCHECKED = "_unchecked"
 
 OURS: dict[str, Callable[[], dict[str, Any]]] = {
     "fixed": lambda: {"clip": 1.0},
@@ -74,12 +82,25 @@ def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
     return made, parameters
 
 
+def step_and_data(
+    spec: Spec, name: str, task: models.Task | None = None
+) -> tuple[Callable, tuple[tf.Tensor, ...]]:
+    """One variant's step, a `tf.function`, and a batch for it.
+
+    Args:
+      spec: what it is a step of.
+      name: the variant.
+      task: another model than the one that `spec` names.
+    """
+    task = task or models.make(spec.model, **spec.options)
+    batch = task.batch(np.random.default_rng(0), spec.batch_size)
+    return _step(spec, task, name), tuple(tf.constant(part) for part in batch)
+
+
 def graph_of_step(spec: Spec, name: str) -> tf.Graph:
     """The graph of one variant's step, for its task's batches."""
-    task = models.make(spec.model, **spec.options)
-    x, y = task.batch(np.random.default_rng(0), spec.batch_size)
-    step = _step(spec, task, name)
-    return step.get_concrete_function(tf.constant(x), tf.constant(y)).graph
+    step, data = step_and_data(spec, name)
+    return step.get_concrete_function(*data).graph
 
 
 def _finished(step: Callable, x: tf.Tensor, y: tf.Tensor) -> Callable[[], None]:
@@ -95,14 +116,18 @@ def _finished(step: Callable, x: tf.Tensor, y: tf.Tensor) -> Callable[[], None]:
 def _step(spec: Spec, task: models.Task, name: str) -> Callable:
     base = name.removesuffix("_xla")
     jit = spec.jit or base != name
-    if base == "plain":
-        return _keras_step(task, _optimizer(spec, tf.keras.optimizers), jit)
-    if base in OURS:
+    if base in PLAIN:
+        optimizer = _optimizer(spec, tf.keras.optimizers)
+        return _keras_step(task, optimizer, jit, dense=base == "plain_dense")
+    mode = base if base in OURS else base.removesuffix(UNCHECKED)
+    if mode in OURS:
         settings = {
             "noise_multiplier": 1.0,
             "expected_batch_size": spec.batch_size,
-            **OURS[base](),
+            **OURS[mode](),
         }
+        if mode != base:
+            settings["check_isolation"] = "never"
         settings["expected_batch_size"] /= settings.get("rows_per_record", 1)
         optimizer = (
             dpc.keras.DPAdam(1e-3, **settings)
@@ -115,8 +140,9 @@ def _step(spec: Spec, task: models.Task, name: str) -> Callable:
     if base in ("tfp_dpmodel", "tfp_fast"):
         return _tfp_model_step(spec, task, jit, base == "tfp_fast")
     raise ValueError(
-        f"variants must be of plain, {', '.join(OURS)}, tfp_vectorized, tfp_dpmodel "
-        f"and tfp_fast (with _xla to compile), got {name!r}."
+        f"variants must be of {', '.join((*PLAIN, *OURS))}, tfp_vectorized, "
+        "tfp_dpmodel and tfp_fast (with _xla to compile, ours with "
+        f"{UNCHECKED}), got {name!r}."
     )
 
 
@@ -124,7 +150,9 @@ def _optimizer(spec: Spec, module) -> tf.keras.optimizers.Optimizer:
     return module.Adam(1e-3) if spec.adam else module.SGD(0.1)
 
 
-def _keras_step(task, optimizer, jit: bool, reduction="sum_over_batch_size"):
+def _keras_step(
+    task, optimizer, jit: bool, reduction="sum_over_batch_size", dense: bool = False
+):
     model = models.checked_model(task)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
     model.compile(optimizer=optimizer, loss=loss)
@@ -134,10 +162,12 @@ def _keras_step(task, optimizer, jit: bool, reduction="sum_over_batch_size"):
         with tf.GradientTape() as tape:
             value = model.compute_loss(x, y, model(x, training=True))
         variables = model.trainable_variables
-        if hasattr(optimizer, "minimize"):
+        if hasattr(optimizer, "minimize") and not dense:
             optimizer.minimize(value, variables, tape=tape)
         else:  # Of Keras 3's own optimizers.
             gradients = tape.gradient(value, variables)
+            if dense:
+                gradients = [tf.convert_to_tensor(part) for part in gradients]
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return value
 

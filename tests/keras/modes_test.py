@@ -247,8 +247,9 @@ def test_mixed_bfloat16(jit):
     assert np.linalg.norm(change - expected) < 0.03 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
-def test_one_coarse_example_stays_within_the_clip(policy):
+def test_one_coarse_example_stays_within_the_clip(policy, jit):
     """In bfloat16 the norm is of the gradient that is summed, not of a finer one."""
     tf.keras.mixed_precision.set_global_policy(policy)
     try:
@@ -260,7 +261,7 @@ def test_one_coarse_example_stays_within_the_clip(policy):
     for v in model.trainable_variables:
         v.assign(v + 0.3)
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], jit_compile=jit)
     def step(x):
         loss = tf.reduce_sum(tf.cast(model(x), tf.float32), axis=1)
         optimizer.minimize(loss, model.trainable_variables)

@@ -16,7 +16,12 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
-from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
+from tfdpclip.keras.weight_watch import (
+    WeightWatch,
+    made_of_data,
+    other_data,
+    other_updates,
+)
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
 
@@ -319,6 +324,15 @@ class FitWatch:
             found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
+            made = made_of_data(concrete, self._history.identity)
+            if made is not None and not self.problem:
+                self.problem = (
+                    "A function, or a branch, that has the private step in it is given "
+                    f"more than data: what {made} made of them. Examples may have "
+                    "been combined there, which nobody sees from within. Compute it "
+                    "in the function that has the loss in it, or, record by record, "
+                    "in the data pipeline." + see("mixed-examples")
+                )
             python = next(filter(calls_python, concrete.graph.get_operations()), None)
             if python is not None and not self.problem:
                 self.problem = (

@@ -211,6 +211,27 @@ def other_data(concrete: Any) -> str | None:
     return search.other
 
 
+def made_of_data(concrete: Any, identity: str) -> str | None:
+    """Where a function or branch that has the private step in it gets more than data.
+
+    The optimizer reads the graph of the loss, and takes its arguments for the batch.
+
+    Args:
+      concrete: the traced function, whose arguments are what it is given.
+      identity: of the optimizer.
+
+    Returns:
+      The name of an op between the data and such a function, which may have combined
+      examples.
+    """
+    graph = concrete.graph
+    given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
+    definition = graph.as_graph_def()
+    search = _BetweenSearch(definition.library, identity.encode())
+    search.follow(definition.node, dict.fromkeys(given, _DATA), "the training step")
+    return search.other
+
+
 class _Search:
     """Follows handles of variables through a graph and the functions it calls."""
 
@@ -320,6 +341,68 @@ class _DataSearch(_Search):
                         self.follow(self._functions[name].node_def, {}, name)
             if node.op in ("Identity", "IteratorGetNextAsOptional") and given[0]:
                 known[node.name] = True
+
+
+# What tensors are: data as they came, or what an op made of them, by its name.
+_DATA = ""
+# What leaves every number where it is.
+_UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
+_BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
+
+
+class _BetweenSearch(_Search):
+    """Follows data to the functions that have the private step in them.
+
+    In the place of a variable stands `_DATA`, or what made something else of them.
+
+    Attributes:
+      other: the name of an op that made what such a function is given.
+    """
+
+    other: str | None = None
+
+    def __init__(self, library, identity: bytes):
+        super().__init__(library, identity)
+        self._private: dict[str, bool] = {}
+
+    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
+        known = dict(roots)
+        constants = {node.name for node in nodes if node.op == "Const"}
+        for node in nodes:
+            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
+            given = [known.get(name) for name in inputs]
+            called = self._called(node) or []
+            private = [name for name in called if self._is_private(name)]
+            if private and node.attr[UPDATE_MARK].s != self._identity:
+                made = next(filter(None, given), None)
+                self.other = self.other or made
+                skip = _SKIPPED.get(node.op, 0)
+                for name in private:
+                    # Of what it is given, all has been looked at.
+                    arguments = [None if g is None else _DATA for g in given[skip:]]
+                    self._enter(name, arguments)
+            if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
+                known[node.name] = _DATA
+            elif node.op != "OptionalHasValue" and any(g is not None for g in given):
+                first = next(filter(None, given), _DATA)
+                others = [n for n, g in zip(inputs, given, strict=True) if g is None]
+                same = node.op in _UNCHANGED
+                same |= node.op in _BY_A_CONSTANT and constants.issuperset(others)
+                same &= len(others) < len(inputs) == len(others) + 1
+                by = f"{node.op} {node.name!r} in {where}"
+                known[node.name] = first if same or first else by
+
+    def _is_private(self, name: str) -> bool:
+        """Whether a function, or one that it calls, updates what is trained."""
+        if name not in self._private:
+            self._private[name] = False  # Against circles.
+            nodes = self._functions[name].node_def
+            self._private[name] = any(
+                node.attr[UPDATE_MARK].s == self._identity
+                or any(self._is_private(f) for f in self._called(node) or [])
+                for node in nodes
+            )
+        return self._private[name]
 
 
 def _functions_of(node) -> list[str]:

@@ -204,6 +204,12 @@ class DrawCheck:
         for drawer, _ in ours:
             self._refuse_misfit(drawer)
 
+    @property
+    def seed(self) -> int | None:
+        """The first of the optimizer's seed and that of the draws."""
+        seeds = [getattr(one, "seed", None) for one in (self._optimizer, self.drawer)]
+        return next((seed for seed in seeds if seed is not None), None)
+
     def refuse_other_noise(self, noise: Any) -> None:
         """Raises if correlated noise is made for another way to draw.
 

@@ -92,6 +92,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         if self._accumulation_steps > 1 and here.sums is None:
             self._make_sums(here, var_list)
         self._check_public_norms()
+        self._check_rate(_tf_private.is_eager(loss))
         perturbation = None
         if self._perturbation > 0:
             perturbation = (self._perturbation, self._noise_here().seed_pair())

@@ -13,6 +13,7 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.loss_shapes import refuse_misfit
+from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
@@ -110,7 +111,10 @@ class DrawCheck:
             self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
-        if begun == pending:
+        # What was summed was of other weights than a checkpoint has put back.
+        history = history_of(self._optimizer)
+        restored, history.restored = history.restored, False
+        if begun == pending and not (restored and pending):
             return begun
         self._optimizer.drop_pending_batches()
         self.drawer.align()

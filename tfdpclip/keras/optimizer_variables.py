@@ -103,10 +103,11 @@ class OptimizerVariables(OptimizerSettings):
 
     def _make_sums(self, local: _Local, var_list: list[tf.Variable]) -> None:
         """Makes the sums of a replica: values of its own, so no strategy's."""
-        counts = len(self._mechanism.count_stddevs)
+        mechanism = self._mechanism
+        counts, state = len(mechanism.count_stddevs), mechanism.rule.initial_state
 
         def make():
-            local.sums = StepSums(var_list, counts)
+            local.sums = StepSums(var_list, counts, state())
 
         outside_of_functions(make, [], in_strategy=False)
 
@@ -239,6 +240,9 @@ class OptimizerVariables(OptimizerSettings):
 
     def set_public_norms(self, norms: Any) -> None:
         """Sets each group's gradient norm on public data.
+
+        A logical step of which batches were summed already is clipped, and noised, by
+        the norms that it began with.
 
         Args:
           norms: `[L]` in the groups' order, or by group name; finite, 0 or above. They

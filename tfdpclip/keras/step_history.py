@@ -69,6 +69,8 @@ class StepHistory(tf.train.experimental.PythonState):
         # `_inherited`, and what nobody can explain.
         self._explained = 0
         self._unknown = 0
+        #: Whether a checkpoint was restored, until somebody who has asked sets it back.
+        self.restored = False
         #: Told of updates that run eagerly, while a callback watches the weights.
         self.watch: Any = None
 
@@ -227,6 +229,7 @@ class StepHistory(tf.train.experimental.PythonState):
                 f"({error}). Restore another checkpoint."
             ) from error
         self._inherit(read)
+        self.restored = True
         self._explained = counter - self.releases
 
     def to_array(self) -> np.ndarray:
@@ -258,6 +261,7 @@ class ForeignHistory:
     def __init__(self, optimizer: Any):
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
+        self.restored = False
         self.watch: Any = None
         self.counter = None
 

@@ -2,7 +2,8 @@
 
 Nothing else outside `tfdpclip.keras` knows them, and Keras is not loaded before a
 setting is given that is no number. A schedule is a function of the step alone, so it is
-as public as the number in whose place it stands.
+as public as the number in whose place it stands. It is traced when it is given, and
+that trace is what runs and what is accounted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._arguments import positive, shown
+from tfdpclip._docs import see
+from tfdpclip._variables import components
+
+# Their ops are stateful, and keep nothing; what they call is looked at itself.
+_KEEP_NOTHING = frozenset(
+    ("Assert", "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
+)
 
 
 @runtime_checkable
@@ -45,6 +54,9 @@ def setting(
             value = tf.keras.optimizers.schedules.deserialize(given)
         except Exception as error:  # Whatever Keras makes of it.
             raise ValueError(f"{name} is not a schedule: {error}") from error
+    if isinstance(value, StepFunction):
+        check(f"{name} at step 0", value.at(0))
+        return value
     if not callable(value):
         return check(name, value)
     if not isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -53,22 +65,132 @@ def setting(
             "tf.keras.optimizers.schedules.LearningRateSchedule; got "
             f"{shown(value)}."
         )
+    function = StepFunction(name, value)
+    check(f"{name} at step 0", function.at(0))
+    return function
+
+
+class StepFunction:
+    """A Keras schedule as the function of the step that it is when it is given.
+
+    *Formal guarantees*: its values depend on the step alone. What the schedule's
+    attributes become later, its values do not follow, whoever asks for them: a step's
+    graph or accounting.
+
+    Args:
+      name: the argument's name.
+      given: the schedule.
+
+    Raises:
+      ValueError: if it reads anything but the step.
+    """
+
+    def __init__(self, name: str, given: Any):
+        self._name = name
+        #: The schedule.
+        self.given = given
+        self._traced = traced_of_step(name, given)
+
+    def __call__(self, step: Any) -> Any:
+        return self._traced(tf.cast(step, tf.int64))
+
+    def at(self, step: int) -> float:
+        """The value at a step, outside of graphs."""
+        with tf.init_scope():
+            return float(self(step))
+
+    def get_config(self) -> dict[str, Any]:
+        """The schedule's own."""
+        return self.given.get_config()
+
+    def __reduce__(self):
+        # A copy is traced again: no trace can be copied.
+        return type(self), (self._name, self.given)
+
+
+@tf.autograph.experimental.do_not_convert
+def traced_of_step(
+    name: str,
+    schedule: Callable,
+    counter: tf.Variable | None = None,
+    instead: str = "tf.keras.optimizers.schedules.PiecewiseConstantDecay("
+    "[1000], [8.0, 4.0])",
+) -> Callable:
+    """A schedule as a graph of one step, a scalar int64, that reads nothing else.
+
+    Args:
+      name: the argument's name.
+      schedule: what is called with the step.
+      counter: a variable that counts the steps, which it may read.
+      instead: what to give instead, for errors.
+
+    Raises:
+      ValueError: if it reads a variable or whatever else can change between two steps.
+    """
+
+    def at(step):
+        return tf.cast(schedule(step), tf.float32)
+
+    spec = tf.TensorSpec([], tf.int64)
     with tf.init_scope():
-        check(f"{name} at step 0", float(value(0)))
-    return value
+        try:
+            traced = tf.function(at, autograph=False).get_concrete_function(spec)
+        except Exception as error:  # Whatever the schedule raises.
+            raise ValueError(
+                f"{name}={_named(schedule)} is no function of the step that TensorFlow "
+                f"can trace (use tf.where, not if): {error}"
+            ) from error
+    other = _what_else(traced, counter)
+    if other is not None:
+        raise ValueError(
+            f"{name}={_named(schedule)} reads something other than the step: {other}. "
+            "What it is when the step runs may not be what is accounted for, and it "
+            f"may be of private data. Compute it from the step alone: {name}={instead}."
+            + see("schedules-that-read-more-than-the-step")
+        )
+    return traced
+
+
+def _what_else(traced: Any, counter: tf.Variable | None) -> str | None:
+    """What a function reads besides its argument, in words; None if that is all."""
+    own = [] if counter is None else [part.handle for part in components(counter)]
+    for tensor in traced.captured_inputs:
+        if any(tensor is handle for handle in own):
+            continue
+        constant = _tf_private.is_eager(tensor)
+        if tensor.dtype in (tf.resource, tf.variant) or not constant:
+            held = [v.name for v in traced.graph.variables if v.handle is tensor]
+            return f"the variable {held[0]!r}" if held else f"{tensor.dtype.name} data"
+    definition = traced.graph.as_graph_def()
+    functions = definition.library.function
+    nodes = [*definition.node, *(node for f in functions for node in f.node_def)]
+    called = {function.signature.name for function in functions}
+    reads = {"ReadVariableOp"} if own else set()
+    for node in nodes:
+        if node.op in _KEEP_NOTHING | called | reads:
+            continue
+        known = _tf_private.definition_of(node.op)
+        if known is None or known.is_stateful or "PyFunc" in node.op:
+            return f"the op {node.name!r} ({node.op})"
+    return None
+
+
+def _named(schedule: Any) -> str:
+    return f"{getattr(schedule, '__qualname__', type(schedule).__name__)}(...)"
 
 
 def value_at(setting: float | Schedule, step: Any) -> Any:
     """The number, or the schedule's value at `step` as a float32 tensor."""
     if isinstance(setting, Schedule):
-        return tf.cast(setting(step), tf.float32)
+        return setting(step)
     return setting
 
 
 def as_config(value: Any) -> Any:
     """The JSON-able form of a setting."""
     if isinstance(value, Schedule):
-        return tf.keras.optimizers.schedules.serialize(value)
+        given = getattr(value, "given", value)
+        return tf.keras.optimizers.schedules.serialize(given)
     return value
 
 
@@ -77,7 +199,8 @@ def in_words(value: Any) -> str:
     if isinstance(value, Schedule):
         config = value.get_config()
         given = [f"{k}={v!r}" for k, v in config.items() if k != "name"]
-        return f"{type(value).__name__}({', '.join(given)})"
+        kind = type(getattr(value, "given", value))
+        return f"{kind.__name__}({', '.join(given)})"
     if callable(value) and hasattr(value, "__qualname__"):
         return value.__qualname__
     return repr(value)

@@ -4,9 +4,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras.helpers import DPSGD, OPTIMIZERS, L, flat, mostly_slow, some_data
+from tests.keras.helpers import (
+    DPSGD,
+    OPTIMIZERS,
+    DPRecorder,
+    L,
+    flat,
+    mostly_slow,
+    some_data,
+)
 from tests.stack import keras2_only
-from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
+from tfdpclip._variables import unwrapped
+from tfdpclip.clipping import AutomaticClip, FixedClip, PublicNormClip, QuantileClip
+from tfdpclip.keras import PrivacyBudget
+from tfdpclip.sampling import FullBatch
 
 pytestmark = pytest.mark.unchecked
 
@@ -147,6 +158,88 @@ def test_a_logical_step_may_span_two_calls_of_fit():
         model.fit(X[start:stop], Y[start:stop], batch_size=4, shuffle=False, verbose=0)
     found = flat(model.trainable_variables), float(optimizer.clip_norm)
     assert_same(found, train(1, RULES["quantile"]))
+
+
+@pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
+@pytest.mark.parametrize("how", ["restored", "public norms"])
+def test_a_step_is_clipped_and_noised_by_the_norm_that_it_began_with(how, jit):
+    """Six standard errors of 20,000 draws: a false alarm in 2e-9."""
+    w = tf.Variable(tf.zeros([20_000]), name="layer/w")
+    clip = QuantileClip(initial_norm=4.0) if how == "restored" else PublicNormClip(None)
+    optimizer = DPRecorder(
+        clip=clip, noise_multiplier=1.0, expected_batch_size=100, accumulation_steps=2
+    )
+    optimizer.build([w])
+
+    @tf.function(jit_compile=jit)
+    def step():
+        optimizer.minimize(1000.0 * tf.ones([1]) * w[0], [w])
+
+    def lower(norm):
+        if how == "restored":
+            unwrapped(optimizer._clip_state[0]).assign(norm)
+        else:
+            optimizer.set_public_norms([norm])
+
+    lower(4.0)
+    for lowered, expected in ((0.5, 4.0), (0.5, 0.5)):
+        step()
+        lower(lowered)
+        step()
+        seen = optimizer.seen[0].numpy() * 100
+        z = optimizer.gradient_noise_multiplier
+        assert np.std(seen[1:]) == pytest.approx(z * expected, rel=6 / 200)
+        assert seen[0] == pytest.approx(2 * expected, abs=6 * z * expected)
+        # What was set stands, but for the step's own small move.
+        assert float(optimizer.clip_norm) == pytest.approx(lowered, rel=0.15)
+        lower(0.5)
+
+
+def test_public_norms_that_move_within_a_step_bound_all_of_it():
+    """The batches of a step add up to the norm that it began with, and not to more."""
+    w = tf.Variable([0.0], name="layer/w")
+    optimizer = DPRecorder(
+        clip=PublicNormClip(None),
+        noise_multiplier=0.0,
+        expected_batch_size=1,
+        accumulation_steps=2,
+    )
+    optimizer.build([w])
+    step = tf.function(lambda: optimizer.minimize(1000.0 * tf.ones([1]) * w[0], [w]))
+    for norms, expected in (((2.0, 50.0), 4.0), ((1.0, 3.0), 2.0), ((3.0, 3.0), 6.0)):
+        for norm in norms:
+            optimizer.set_public_norms([norm])
+            step()
+        assert float(optimizer.seen[0][0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_was_summed_before_a_checkpoint_was_restored_is_dropped(tmp_path):
+    """It is of other weights, and clipped to another norm, than those put back."""
+    model, optimizer = (
+        mlp(),
+        DPSGD(
+            0.1,
+            clip=QuantileClip(initial_norm=1.0),
+            noise_multiplier=1.0,
+            expected_batch_size=24,
+            accumulation_steps=2,
+        ),
+    )
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    saved = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    path = saved.save(str(tmp_path / "saved"))
+    drawn = FullBatch().batches((X, Y), accumulation_steps=2, steps=20)
+    budget = PrivacyBudget(float("inf"), 1e-5, drawn)
+    model.fit(drawn, steps_per_epoch=5, verbose=0, callbacks=[budget])
+    assert optimizer.pending_batches == 1 and budget.ledger.steps == 2
+    saved.restore(path)
+    model.fit(drawn, steps_per_epoch=2, verbose=0, callbacks=[budget])
+    assert optimizer.pending_batches == 0 and budget.ledger.steps == 3
+    # Nothing was restored since: what is pending goes on.
+    model.fit(drawn, steps_per_epoch=1, verbose=0, callbacks=[budget])
+    model.fit(drawn, steps_per_epoch=1, verbose=0, callbacks=[budget])
+    assert optimizer.pending_batches == 0 and budget.ledger.steps == 4
 
 
 def test_compute_gradients_says_that_it_cannot_accumulate():

@@ -16,7 +16,7 @@ from dp_accounting import pld
 
 from tests.keras.helpers import DPSGD, DPRecorder, L, flat, mostly_slow, some_data
 from tfdpclip import sampling
-from tfdpclip.accounting import Ledger
+from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.clipping import FixedClip, LayerwiseClip, QuantileClip
 from tfdpclip.keras import PrivacyBudget
 
@@ -49,6 +49,20 @@ SCHEDULES = {
     "rising": schedules.PolynomialDecay(1.5, 10, 4.0),
     "own": Register(1.5),
 }
+
+
+class Of(schedules.LearningRateSchedule):
+    """Whatever a function makes of the step."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def __call__(self, step):
+        return self.function(step)
+
+    def get_config(self):
+        return {}
 
 
 def composed(multipliers, rate=RATE):
@@ -361,6 +375,106 @@ def test_schedules_that_start_out_of_range_are_refused(argument, schedule, text)
     options = {"clip": 1.0, "noise_multiplier": 1.0, argument: schedule}
     with pytest.raises(ValueError, match=text):
         DPSGD(expected_batch_size=4, **options)
+
+
+VARIABLE = tf.Variable(2.0)
+READS_MORE = {
+    "variable": lambda step: VARIABLE + 0.0,
+    "branch": lambda step: tf.cond(step > 3, lambda: VARIABLE + 0.0, lambda: 1.0),
+    "random": lambda step: tf.random.uniform([]) + 1.0,
+    "python": lambda step: tf.numpy_function(lambda: np.float32(2), [], tf.float32),
+}
+
+
+@pytest.mark.parametrize("reads", READS_MORE)
+@pytest.mark.parametrize("argument", ["noise_multiplier", "clip", "learning_rate"])
+def test_a_schedule_that_reads_more_than_the_step_is_refused(argument, reads):
+    """Else what runs is not what is accounted, or a metric scales the release."""
+    given = {"learning_rate": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
+    given[argument] = Of(READS_MORE[reads])
+    text = f"{argument}=Of.* reads something other than the step.*{argument}="
+    with pytest.raises(ValueError, match=text):
+        optimizer = DPSGD(expected_batch_size=4, **given)
+        model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(1)])
+        model.compile(optimizer, "mse")
+        model.fit(*some_data(8, 3), verbose=0)
+
+
+def test_a_quantile_that_reads_a_variable_is_refused():
+    with pytest.raises(ValueError, match="target_quantile=Of"):
+        QuantileClip(Of(lambda step: VARIABLE / 4))
+
+
+def test_a_learning_rate_of_the_optimizers_own_counter_is_none():
+    model = model_with(1.0, rate=Of(lambda step: 1.0 / tf.cast(step + 1, tf.float32)))
+    model.fit(*some_data(8, 3), verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_a_table_of_the_steps_is_no_more_than_the_step():
+    numbers = tf.linspace(4.0, 2.0, 500)
+    z = model_with(Of(lambda step: numbers[step])).optimizer.noise_multiplier_at
+    assert z(0) == 4.0 and z(499) == 2.0
+
+
+@pytest.mark.parametrize("allow_change", [False, True])
+def test_a_schedule_that_was_changed_is_refused(allow_change):
+    """The trace of the step has the old number: it must not be counted as the new."""
+    schedule, drawn = Register(0.5), batches()
+    budget = PrivacyBudget(math.inf, DELTA, drawn, allow_change=allow_change)
+    model = model_with(schedule)
+    model.fit(drawn, verbose=0, callbacks=[budget])
+    schedule.z = 8.0
+    with pytest.raises(PrivacyMismatchError, match="was changed since"):
+        model.fit(drawn, verbose=0, callbacks=[budget])
+    assert budget.ledger.steps == 5
+    assert model.optimizer.noise_multiplier_at(0) == 0.5
+
+
+class SetsCounter(tf.keras.callbacks.Callback):
+    """Sets the step counter before a batch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 4:
+            self.model.optimizer.iterations.assign(0)
+
+
+def test_a_step_counter_that_is_put_back_before_a_step_is_found():
+    """What is accounted is read before; nothing runs with less noise than that."""
+    rising = schedules.PiecewiseConstantDecay([1], [0.5, 8.0])
+    drawn, model = batches(), model_with(rising)
+    budget = PrivacyBudget(math.inf, DELTA, drawn)
+    with pytest.raises(PrivacyMismatchError, match="noise of step 4.*is 0 now"):
+        model.fit(drawn, verbose=0, callbacks=[budget, SetsCounter()])
+    assert budget.ledger.steps >= 4
+    # Put back by what comes before the budget, the step is counted with what it has.
+    drawn, model = batches(), model_with(rising)
+    budget = PrivacyBudget(math.inf, DELTA, drawn)
+    model.fit(drawn, verbose=0, callbacks=[SetsCounter(), budget])
+    found = [(phase.noise_multiplier, phase.steps) for phase in budget.ledger.phases]
+    assert found == [(0.5, 2), (8.0, 2), (0.5, 1)]
+
+
+def test_a_step_counter_that_is_put_back_within_the_step_is_found():
+    """And counted with what the step had."""
+    rising = schedules.PiecewiseConstantDecay([1], [0.5, 8.0])
+
+    class Model(tf.keras.Sequential):
+        def train_step(self, data):
+            self.optimizer.iterations.assign(self.optimizer.iterations % 3)
+            return super().train_step(data)
+
+    model = Model([tf.keras.Input((3,)), L.Dense(1)])
+    model.compile(model_with(rising).optimizer, "mse")
+    drawn = batches()
+    budget = PrivacyBudget(math.inf, DELTA, drawn, allow_outside_updates=True)
+    with pytest.raises(PrivacyMismatchError, match="noise_multiplier 0.5"):
+        model.fit(drawn, verbose=0, callbacks=[budget])
+    assert budget.ledger.steps == 4
+    # The one that was found is a full batch.
+    assert (0.5, 1) in [
+        (phase.noise_multiplier, phase.steps) for phase in budget.ledger.phases
+    ]
 
 
 def test_a_quantile_schedule_out_of_range_is_refused():

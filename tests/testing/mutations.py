@@ -275,26 +275,26 @@ class _Silent:
         return tf.zeros(shape, dtype)
 
 
-def _no_noise_before_the_update(self, gradients, sums, counts, shared):
+def _no_noise_before_the_update(self, gradients, state, sums, counts, shared):
     own, self._noise = self._noise, _Silent()
     try:
-        return _release(self, gradients, sums, counts, shared)
+        return _release(self, gradients, state, sums, counts, shared)
     finally:
         self._noise = own
 
 
-def _actual_batch_size(self, records):
-    sums, counts, shared = _clipped(self, records)
+def _actual_batch_size(self, records, state):
+    sums, counts, shared = _clipped(self, records, state)
     real = tf.maximum(tf.reduce_sum(tf.cast(records.present, tf.float32)), 1.0)
     return [part * (self._divisor / real) for part in sums], counts, shared
 
 
-def _divided_twice(self, gradients, sums, counts, shared):
+def _divided_twice(self, gradients, state, sums, counts, shared):
     """The noise is divided by the batch size before it is added to the sum."""
     mechanism, own = self._mechanism, self._mechanism.inflation
     mechanism.inflation = own / self._divisor
     try:
-        return _release(self, gradients, sums, counts, shared)
+        return _release(self, gradients, state, sums, counts, shared)
     finally:
         mechanism.inflation = own
 
@@ -315,18 +315,18 @@ class _CountsLeftOut:
         return [*others, tf.zeros_like(last)]
 
 
-def _exact_counts(self, gradients, sums, counts, shared):
+def _exact_counts(self, gradients, state, sums, counts, shared):
     own, self._noise = self._noise, _CountsLeftOut(self._noise)
     try:
-        return _release(self, gradients, sums, counts, shared)
+        return _release(self, gradients, state, sums, counts, shared)
     finally:
         self._noise = own
 
 
-def _last_batch_counts(self, gradients, sums, counts, shared):
+def _last_batch_counts(self, gradients, state, sums, counts, shared):
     # What the last physical batch alone would have added.
     counts = counts / self._accumulation_steps
-    return _release(self, gradients, sums, counts, shared)
+    return _release(self, gradients, state, sums, counts, shared)
 
 
 def _fixed_entropy(self, seed=None, hardened=False, replica=None):

@@ -13,6 +13,7 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.loss_shapes import refuse_misfit
+from tfdpclip.keras.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
@@ -110,7 +111,10 @@ class DrawCheck:
             self._warn_of_filled_rows(model)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
-        if begun == pending:
+        # What was summed was of other weights than a checkpoint has put back.
+        history = history_of(self._optimizer)
+        restored, history.restored = history.restored, False
+        if begun == pending and not (restored and pending):
             return begun
         self._optimizer.drop_pending_batches()
         self.drawer.align()
@@ -203,6 +207,12 @@ class DrawCheck:
             )
         for drawer, _ in ours:
             self._refuse_misfit(drawer)
+
+    @property
+    def seed(self) -> int | None:
+        """The first of the optimizer's seed and that of the draws."""
+        seeds = [getattr(one, "seed", None) for one in (self._optimizer, self.drawer)]
+        return next((seed for seed in seeds if seed is not None), None)
 
     def refuse_other_noise(self, noise: Any) -> None:
         """Raises if correlated noise is made for another way to draw.

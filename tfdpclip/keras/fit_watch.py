@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
-from tfdpclip._variables import all_unwrapped
+from tfdpclip._variables import all_unwrapped, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
@@ -95,13 +95,20 @@ class FitWatch:
         # many traces that had.
         self._seen: tuple[Any, Any, int | None] = (None, None, None)
         self._ran = 0
+        self._start: int | None = None
         #: What was found after an execution, in words.
         self.problem: str | None = None
         #: What could not be checked, or what the batches ask to assume.
         self.assumptions: list[str] = []
 
-    def arm(self) -> None:
-        """Before an execution: the next call of the training step is watched."""
+    def arm(self, start: int | None = None) -> None:
+        """Before an execution: the next call of the training step is watched.
+
+        Args:
+          start: the step counter that it is accounted for; None if that does not
+            matter.
+        """
+        self._start = start
         function = self._model.train_function
         while isinstance(function, _Once):
             function = function.function
@@ -130,6 +137,16 @@ class FitWatch:
                 "model.optimizer was replaced during training; the steps of the other "
                 "one would not be counted. Compile between two calls of fit."
                 + see("updates-by-something-else")
+            )
+        if self._start not in (None, whole_number(self._optimizer.iterations)):
+            raise PrivacyMismatchError(
+                f"The step was accounted for with the noise of step {self._start}, and "
+                "optimizer.iterations is "
+                f"{whole_number(self._optimizer.iterations)} now: a callback set it in "
+                "on_train_batch_begin. noise_multiplier follows a schedule of it. Set "
+                "it between two epochs (on_epoch_begin), or let the schedule restart "
+                "by itself: tf.where(step % 1000 < 100, ...)."
+                + see("schedules-that-read-more-than-the-step")
             )
         if iterator is not self._iterator:
             self._check_data(iterator)

@@ -9,6 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
+from tfdpclip.accounting.phases import PrivacyMismatchError
+
 # A schedule that moves at every step is accounted in steps of 5 %, rounded down: a
 # privacy loss distribution for every step would cost more than it tells.
 _RATIO = 0.05
@@ -49,6 +52,52 @@ class NoisePlan:
         if step not in self._known:
             self._known[step] = self._rounded(self._optimizer.noise_multiplier_at(step))
         return self._known[step]
+
+    def refuse_changed(self, step: int) -> None:
+        """Raises if the schedule no longer gives what the optimizer's steps use.
+
+        Args:
+          step: for which to ask.
+
+        Raises:
+          PrivacyMismatchError: if it does not.
+        """
+        if not self.scheduled:
+            return
+        uses, gives = self._optimizer.noise_multiplier_at(step), self._schedule(step)
+        if not abs(float(gives) - uses) <= 1e-4 * abs(uses):
+            raise PrivacyMismatchError(
+                f"The schedule of noise_multiplier gives {float(gives):g} for step "
+                f"{step} now, and gave {uses:g} when the optimizer was made of it, "
+                "which is what its steps use: it was changed since. Compile with a new "
+                "optimizer, noise_multiplier=MySchedule(...) of the new numbers, and "
+                "say that they differ: PrivacyBudget(..., allow_change=True)."
+                + see("schedules-that-read-more-than-the-step")
+            )
+
+    def refuse_less(self, history: Any, ledger: Any, ran: int, counted: float) -> None:
+        """Raises if a step of an execution had less noise than is counted for it.
+
+        Args:
+          history: the optimizer's.
+          ledger: gets the steps, with what they had, before this raises.
+          ran: how many.
+          counted: the noise multiplier.
+
+        Raises:
+          PrivacyMismatchError: if one had.
+        """
+        used = history.take_least_noise() if self.scheduled else math.inf
+        if used < counted * (1 - 1e-6):
+            ledger.add_unseen(ran, noise_multiplier=used, holder=history.identity)
+            ledger.save()
+            raise PrivacyMismatchError(
+                f"A step ran with noise_multiplier {used:g}, and what the schedule has "
+                f"for it, and is accounted, is {counted:g}: something set "
+                "optimizer.iterations, by which the schedule goes, in the training "
+                "step. Leave it alone. (The step is counted with what it had.)"
+                + see("schedules-that-read-more-than-the-step")
+            )
 
     def _rounded(self, z: float) -> float:
         if not (math.isfinite(z) and z >= 0):

@@ -130,8 +130,7 @@ class OptimizerSettings:
     @property
     def noise_schedule(self) -> Schedule | None:
         """The schedule that z follows, if it does."""
-        scheduled = isinstance(self._noise_setting, Schedule)
-        return self._noise_setting if scheduled else None
+        return getattr(self._noise_setting, "given", None)
 
     def noise_multiplier_at(self, step: int) -> float:
         """z of step `step`, counted from 0."""

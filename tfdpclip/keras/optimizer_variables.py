@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip._outside import outside_of_functions
-from tfdpclip._variables import all_unwrapped
+from tfdpclip._schedules import traced_of_step, value_at
+from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients.state import PublicVariables
@@ -44,6 +45,8 @@ class _Transient:
     def __init__(self):
         self.built = False
         self.data = replicas.SharedData()
+        # The schedule of the learning rate that was looked at.
+        self.rate: Any = None
         self._local: dict[int, _Local] = {}
 
     @property
@@ -93,21 +96,27 @@ class OptimizerVariables(OptimizerSettings):
         if kept.built:
             return
         kept.built = True
+        if self.noise_schedule is not None:
+            self._step_history.prepare()
         if self._accumulation_steps > 1 and replicas.count() == 1:
             self._make_sums(kept.here, var_list)
 
     def _make_sums(self, local: _Local, var_list: list[tf.Variable]) -> None:
         """Makes the sums of a replica: values of its own, so no strategy's."""
-        counts = len(self._mechanism.count_stddevs)
+        mechanism = self._mechanism
+        counts, state = len(mechanism.count_stddevs), mechanism.rule.initial_state
 
         def make():
-            local.sums = StepSums(var_list, counts)
+            local.sums = StepSums(var_list, counts, state())
 
         outside_of_functions(make, [], in_strategy=False)
 
     def _count_step(self) -> None:
         """Counts a step, once for all replicas, in the graph at hand."""
-        self._step_history.count()
+        z = None
+        if self.noise_schedule is not None:
+            z = value_at(self._noise_setting, unwrapped(self.iterations))
+        self._step_history.count(z)
         if isinstance(self._noise, MatrixNoise) and replicas.count() > 1:
             self._noise.begin_step()
 
@@ -232,6 +241,9 @@ class OptimizerVariables(OptimizerSettings):
     def set_public_norms(self, norms: Any) -> None:
         """Sets each group's gradient norm on public data.
 
+        A logical step of which batches were summed already is clipped, and noised, by
+        the norms that it began with.
+
         Args:
           norms: `[L]` in the groups' order, or by group name; finite, 0 or above. They
             must come from public data: no noise is added to them.
@@ -242,6 +254,28 @@ class OptimizerVariables(OptimizerSettings):
         numbers = by_group("norms", norms, self.public_layout)
         state = self.clip.with_public_norms(self.clip_state, numbers)
         self._assign_clip_state(tf.nest.flatten(state))
+
+    def _check_rate(self, eager: bool) -> None:
+        """Raises if the learning rate is a function of more than the step.
+
+        It would scale what is released, by a metric of private data perhaps.
+
+        Args:
+          eager: whether this may be any of many steps. A trace is one of few.
+        """
+        rate, kept = _compat.own_rate(self), self._transient
+        if not callable(rate) or isinstance(rate, tf.Variable):
+            return
+        if eager and kept.rate is rate:
+            return
+        scheduled = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+        traced_of_step(
+            "learning_rate",
+            rate if scheduled else lambda step: rate(),
+            unwrapped(self.iterations),
+            "0.1, a number, which callbacks may set, or a schedule of the step",
+        )
+        kept.rate = rate
 
     def _check_public_norms(self) -> None:
         rule = self._mechanism.rule

@@ -198,13 +198,14 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             "sampling": self._draws.scheme,
             "unit": getattr(optimizer, "unit", "example"),
             "clip": str(optimizer.clip),
-            "seed": _first_seed(optimizer, drawer),
+            "seed": self._draws.seed,
             "observed": self._check_data,
             "holder": self._history.identity,
         }
         self._run = MatrixRun(optimizer, self._ledger, self._draws, self._secret)
         self._phase |= self._run.begin()
         iterations = int(optimizer.iterations.numpy())
+        self._noise.refuse_changed(iterations)
         self._z = self._noise.least(iterations, 1)
         if self._noise.scheduled and self._ledger.phases:
             self._z = self._ledger.phases[-1].noise_multiplier
@@ -272,12 +273,15 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "change it between two calls of fit, with allow_change=True."
             )
         needed = self._executions.begin(batch, self._allowed - self._done)
+        start = None
         if needed and self._noise.scheduled:
-            iterations = int(self._optimizer.iterations.numpy())
-            self._follow(self._noise.least(iterations, needed))
+            start = int(self._optimizer.iterations.numpy())
+            self._noise.refuse_changed(start)
+            self._follow(self._noise.least(start, needed))
+            self._history.take_least_noise()
         self._reserve(needed)
         self._place = self._ledger.place
-        self._watch.arm()
+        self._watch.arm(start)
 
     def on_train_batch_end(self, batch, logs=None):
         del logs
@@ -341,6 +345,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         except PrivacyMismatchError:
             self._ledger.add_unseen(ran, holder=self._history.identity)
             raise
+        self._noise.refuse_less(self._history, self._ledger, ran, self._z)
         self._ledger.record(ran, save=False)
         self._draws.move_on(self._ledger)
 
@@ -393,8 +398,3 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.record(self._watch.take(), save=False)
             self._ledger.release()
         self._watch = None
-
-
-def _first_seed(*seeded: Any) -> int | None:
-    seeds = [getattr(one, "seed", None) for one in seeded]
-    return next((seed for seed in seeds if seed is not None), None)

@@ -65,7 +65,8 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             )
         gradients = self._records(loss, var_list, tape)
         with own_writes(self._step_history):
-            return self._release(gradients, *self._clipped(gradients))
+            state = self.clip_state
+            return self._release(gradients, state, *self._clipped(gradients, state))
 
     def _records(self, loss, var_list, tape):
         """The gradients of the records, of which a clip rule sees norms and sums."""
@@ -92,6 +93,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         if self._accumulation_steps > 1 and here.sums is None:
             self._make_sums(here, var_list)
         self._check_public_norms()
+        self._check_rate(_tf_private.is_eager(loss))
         perturbation = None
         if self._perturbation > 0:
             perturbation = (self._perturbation, self._noise_here().seed_pair())
@@ -170,9 +172,12 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
 
     def _take_in(self, gradients):
         """Clips and sums a physical batch; the last of a logical step finishes it."""
-        sums, counts, shared = self._clipped(gradients)
+        state, kept = self.clip_state, self._transient.here.sums
+        if self._accumulation_steps > 1:
+            state = kept.state_for(state)
+        sums, counts, shared = self._clipped(gradients, state)
         if self._accumulation_steps == 1:
-            self._finish(gradients, sums, counts, shared)
+            self._finish(gradients, state, sums, counts, shared)
             return
         variables = gradients.variables
         filled = self._transient.here.sums.add(variables, sums, counts)
@@ -183,7 +188,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             terms: list = [None] * len(variables)
             for i, extra in zip(known, extras, strict=True):
                 terms[i] = extra
-            self._finish(gradients, *kept.totals(variables), terms)
+            self._finish(gradients, kept.state, *kept.totals(variables), terms)
             kept.clear()
 
         replicas.when(
@@ -195,11 +200,11 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
             astray=lambda: self._transient.here.sums.clear(),
         )
 
-    def _clipped(self, records):
+    def _clipped(self, records, state):
         """The clipped sums over the divisor, sums of indicators, shared gradients."""
         mechanism, rule = self._mechanism, self._mechanism.rule
         norms = records.record_norms(rule.assignment)
-        weights, bits = mechanism.clip(norms, self.clip_state, records.present)
+        weights, bits = mechanism.clip(norms, state, records.present)
         # Not the sums: the weights are few.
         weights = records.mask(weights / mechanism.records)
         sums = records.weighted_sum(weights, rule.assignment)
@@ -208,19 +213,23 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         bits = tf.where(records.isolated, bits, 0.0)
         return sums, tf.reduce_sum(bits, axis=0), records.shared_gradients()
 
-    def _finish(self, gradients, sums, counts, shared):
-        released = self._release(gradients, sums, counts, shared)
+    def _finish(self, gradients, state, sums, counts, shared):
+        released = self._release(gradients, state, sums, counts, shared)
         self._apply_released(released)
 
-    def _release(self, gradients, sums, counts, shared):
-        """The mechanism's release, and the terms that depend on no record."""
+    def _release(self, gradients, state, sums, counts, shared):
+        """The mechanism's release, and the terms that depend on no record.
+
+        Of what was clipped in `state`; what moves is the optimizer's own, which a
+        checkpoint or public norms may have set since a logical step began.
+        """
         history, mechanism, here = (
             self._step_history,
             self._mechanism,
             self._transient.here,
         )
         replicas.once(history, lambda _: self._count_step())
-        state, step = self.clip_state, unwrapped(self.iterations)
+        step = unwrapped(self.iterations)
         connected = zip(sums, gradients.connected, strict=True)
         parts, counts = mechanism.add_noise(
             state,
@@ -237,7 +246,8 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         *totals, counts = replicas.summed([*(parts[i] for i in places), counts])
         for i, total in zip(places, totals, strict=True):
             parts[i] = tf.cast(total, gradients.variables[i].dtype)
-        release = mechanism.finish(state, parts, counts, step=step, divided=True)
+        own = self.clip_state
+        release = mechanism.finish(own, parts, counts, step=step, divided=True)
         replicas.once(
             history, self._assign_clip_state, tf.nest.flatten(release.next_state)
         )

@@ -69,6 +69,8 @@ class StepHistory(tf.train.experimental.PythonState):
         # `_inherited`, and what nobody can explain.
         self._explained = 0
         self._unknown = 0
+        #: Whether a checkpoint was restored, until somebody who has asked sets it back.
+        self.restored = False
         #: Told of updates that run eagerly, while a callback watches the weights.
         self.watch: Any = None
 
@@ -82,6 +84,10 @@ class StepHistory(tf.train.experimental.PythonState):
                 dtype=tf.int64,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
+        # The least noise multiplier that steps had since it was taken, where it
+        # follows a schedule; the steps write it.
+        self._least_now: tf.Variable | None = None
+        self._least_taken = math.inf
 
     def __deepcopy__(self, memo) -> StepHistory:
         """A copy is another optimizer, with the steps of this one behind it."""
@@ -110,9 +116,49 @@ class StepHistory(tf.train.experimental.PythonState):
             if name != self.identity and (before is None or before.steps < part.steps):
                 self._inherited[name] = part
 
-    def count(self) -> None:
-        """Counts one release, in the graph at hand."""
+    def count(self, noise_multiplier: tf.Tensor | None = None) -> None:
+        """Counts one release, in the graph at hand.
+
+        Args:
+          noise_multiplier: what it has, if that follows a schedule.
+        """
         self.counter.assign_add(1)
+        if noise_multiplier is not None:
+            least = self._noise_variable()
+            least.assign(tf.minimum(least, noise_multiplier))
+
+    def prepare(self) -> None:
+        """Makes, outside of functions, what `count` keeps noise multipliers in."""
+        self._noise_variable()
+
+    def _noise_variable(self) -> tf.Variable:
+        if self._least_now is None:
+            with tf.init_scope():
+                self._least_now = tf.Variable(
+                    math.inf,
+                    trainable=False,
+                    dtype=tf.float32,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+        return self._least_now
+
+    def take_least_noise(self) -> float:
+        """The least noise multiplier of the steps since this was asked last.
+
+        Infinity if there were none, or if it follows no schedule.
+        """
+        found = self._read_noise()
+        if self._least_now is not None:
+            self._least_now.assign(math.inf)
+        self._least_taken = min(self._least_taken, found)
+        return found
+
+    def _read_noise(self) -> float:
+        if self._least_now is None:
+            return math.inf
+        with tf.init_scope():
+            found = float(self._least_now.numpy())
+        return found if found >= 0 else 0.0  # Not a number: nothing was released.
 
     @property
     def releases(self) -> int:
@@ -162,7 +208,8 @@ class StepHistory(tf.train.experimental.PythonState):
         if reached > step:
             least = min(least, plan.least(step, reached - step))
             self._least = (reached, least)
-        return least
+        # Or above.
+        return min(least, self._least_taken, self._read_noise())
 
     # What goes into checkpoints.
 
@@ -182,6 +229,7 @@ class StepHistory(tf.train.experimental.PythonState):
                 f"({error}). Restore another checkpoint."
             ) from error
         self._inherit(read)
+        self.restored = True
         self._explained = counter - self.releases
 
     def to_array(self) -> np.ndarray:
@@ -213,6 +261,7 @@ class ForeignHistory:
     def __init__(self, optimizer: Any):
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
+        self.restored = False
         self.watch: Any = None
         self.counter = None
 
@@ -220,6 +269,10 @@ class ForeignHistory:
     def releases(self) -> int:
         """What the optimizer's step counter says."""
         return int(self._optimizer().iterations.numpy())
+
+    def take_least_noise(self) -> float:
+        """Nobody knows."""
+        return math.inf
 
     def known(self) -> dict[str, Steps]:
         """All its steps."""

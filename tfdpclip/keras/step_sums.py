@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,13 +17,16 @@ class StepSums:
       TensorFlow do not look into plain objects.
     * A batch that an error cut short while it was added takes all of its step with it:
       the next batch begins a step. So no step has batches of two draws in it.
+    * All batches of a step are clipped in the state that its first one had, which is
+      what its noise is for, whatever sets the optimizer's state meanwhile.
 
     Args:
       variables: what is trained.
       counts: how many indicators the clip rule has summed.
+      state: a state of the clip rule.
     """
 
-    def __init__(self, variables: Sequence[tf.Variable], counts: int):
+    def __init__(self, variables: Sequence[tf.Variable], counts: int, state: Any):
         self._sums = [
             tf.Variable(
                 tf.zeros(v.shape, v.dtype if v.dtype.size >= 4 else tf.float32),
@@ -35,11 +39,38 @@ class StepSums:
         # Batches that began to be added, and those that were.
         self._begun = tf.Variable(0, trainable=False)
         self._filled = tf.Variable(0, trainable=False)
+        self._state = tf.nest.map_structure(
+            lambda part: tf.Variable(tf.convert_to_tensor(part), trainable=False), state
+        )
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What the sums are kept in."""
+        """What the sums are kept in, and the state that they were clipped in."""
+        return [*self._summed, *tf.nest.flatten(self._state)]
+
+    @property
+    def _summed(self) -> list[tf.Variable]:
         return [*self._sums, self._counts, self._begun, self._filled]
+
+    def state_for(self, current: Any) -> Any:
+        """The clip rule's state for the batch at hand.
+
+        Args:
+          current: the optimizer's, which is kept if the batch begins a step.
+        """
+        begins = tf.logical_or(
+            tf.equal(self._filled, 0), tf.not_equal(self._begun, self._filled)
+        )
+
+        def keep(kept, part):
+            return kept.assign(tf.where(begins, part, kept), read_value=True)
+
+        return tf.nest.map_structure(keep, self._state, current)
+
+    @property
+    def state(self) -> Any:
+        """The state that the batches so far were clipped in."""
+        return tf.nest.map_structure(tf.convert_to_tensor, self._state)
 
     def add(
         self,
@@ -75,7 +106,7 @@ class StepSums:
 
     def clear(self) -> None:
         """Begins the next logical step."""
-        for total in self.variables:
+        for total in self._summed:
             total.assign(tf.zeros_like(total))
 
     def _clear_all(self) -> tf.Operation:

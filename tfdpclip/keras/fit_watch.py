@@ -16,6 +16,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
+from tfdpclip.keras.update_reads import read_by_update
 from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
@@ -336,6 +337,23 @@ class FitWatch:
             found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
+            read = read_by_update(
+                concrete,
+                watched,
+                self._optimizer.declares_public,
+                self._history.identity,
+            )
+            if read and not self.problem:
+                self.problem = (
+                    f"The optimizer's update reads {read!r}, which the "
+                    "training step writes to, perhaps of private data, as metrics "
+                    "are: it would be released with the weights, without noise. Let "
+                    "update_step, constraints and the learning rate read nothing but "
+                    "the gradient, the variable and what the optimizer keeps; if it "
+                    "is of public data, say so: "
+                    f"public_variables=[{read!r}] of the optimizer."
+                    + see("updates-by-something-else")
+                )
             python = next(filter(calls_python, concrete.graph.get_operations()), None)
             if python is not None and not self.problem:
                 self.problem = (

@@ -14,9 +14,11 @@ from tfdpclip._variables import components, unwrapped
 
 # The attribute of operations that a private optimizer updates variables with.
 UPDATE_MARK = "_tfdpclip_update"
+# And of those that the update itself is made of, once the gradient is private.
+APPLY_MARK = "_tfdpclip_apply"
 # How many inputs of a call are none of its functions' arguments.
-_SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
-_READS = frozenset(
+SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
+READS = frozenset(
     (
         "ReadVariableOp",
         "ResourceGather",
@@ -42,7 +44,8 @@ def marked_updates(history: Any) -> Iterator[None]:
         if watch is not None:
             watch.hold()
         return
-    with own_writes(history):
+    text = history.identity
+    with own_writes(history), _tf_private.attribute_of_new_ops(APPLY_MARK, text):
         yield
 
 
@@ -187,7 +190,7 @@ def other_updates(
         if id(outside) in by_handle
     }
     definition = concrete.graph.as_graph_def()
-    search = _Search(definition.library, identity.encode())
+    search = Search(definition.library, identity.encode())
     search.follow(definition.node, roots, "the training step")
     return list(search.found.values())
 
@@ -211,7 +214,7 @@ def other_data(concrete: Any) -> str | None:
     return search.other
 
 
-class _Search:
+class Search:
     """Follows handles of variables through a graph and the functions it calls."""
 
     def __init__(self, library, identity: bytes):
@@ -224,26 +227,26 @@ class _Search:
         """Adds what is found among nodes; `roots` are the variables by tensor name."""
         known = dict(roots)
         for node in nodes:
-            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
+            inputs = [node_of(name) for name in node.input if name[0] != "^"]
             variables = [known.get(name) for name in inputs]
             if not any(variable is not None for variable in variables):
                 continue
-            if node.attr[UPDATE_MARK].s == self._identity or node.op in _READS:
+            if node.attr[UPDATE_MARK].s == self._identity or node.op in READS:
                 continue
             if node.op == "Identity":
                 known[node.name] = next(v for v in variables if v is not None)
                 continue
-            called = self._called(node)
+            called = self.called_by(node)
             if called is None:
                 for variable in filter(lambda v: v is not None, variables):
                     what = f"{node.op} {node.name!r} in {where}"
                     self.found.setdefault(id(variable), (variable, what))
                 continue
-            skip = _SKIPPED.get(node.op, 0)
+            skip = SKIPPED.get(node.op, 0)
             for name in called:
                 self._enter(name, variables[skip:])
 
-    def _called(self, node) -> list[str] | None:
+    def called_by(self, node) -> list[str] | None:
         """The functions that get the node's inputs as they are."""
         if node.op in self._functions:
             return [node.op]
@@ -281,7 +284,7 @@ class _Search:
         self.follow(function.node_def, roots, name)
 
 
-class _DataSearch(_Search):
+class _DataSearch(Search):
     """Follows the step's own iterators, and looks for others.
 
     In the place of a variable stands True, for everything that came from an argument.
@@ -299,7 +302,7 @@ class _DataSearch(_Search):
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
         known = dict(roots)
         for node in nodes:
-            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
+            inputs = [node_of(name) for name in node.input if name[0] != "^"]
             given = [known.get(name) for name in inputs]
             reads = node.op.startswith(("IteratorGetNext", "OptionalGetValue"))
             fed = reads and given and given[0]
@@ -307,9 +310,9 @@ class _DataSearch(_Search):
             data = "Dataset" in node.op or "Iterator" in node.op or reads
             if data and not fed:
                 self.other = self.other or f"{node.op} {node.name!r} in {where}"
-            called = self._called(node)
+            called = self.called_by(node)
             if called is not None:
-                skip = _SKIPPED.get(node.op, 0)
+                skip = SKIPPED.get(node.op, 0)
                 for name in called:
                     self._enter(name, given[skip:])
             else:
@@ -327,6 +330,6 @@ def _functions_of(node) -> list[str]:
     return found + [f.name for v in node.attr.values() for f in v.list.func]
 
 
-def _tensor(name: str) -> str:
+def node_of(name: str) -> str:
     """The node or argument a tensor comes from."""
     return name.split(":", 1)[0]

@@ -102,7 +102,7 @@ def test_an_example_that_selects_for_itself_is_sound(dynamic):
 
 
 def test_a_batch_whose_sums_are_no_numbers_proves_nothing():
-    """Otherwise a record whose gradient is not finite would end the search."""
+    """Otherwise records whose gradients are not finite would end the search."""
     kernel = tf.Variable(np.ones((3, 2), np.float32))
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
@@ -112,9 +112,7 @@ def test_a_batch_whose_sums_are_no_numbers_proves_nothing():
 
     (status,) = step.get_concrete_function().graph.get_collection("tfdpclip_checks")
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-    hidden = x.copy()
-    hidden[5] = np.nan
-    step(hidden)
+    step(np.full_like(x, np.nan))
     assert int(status._verdict) < 0  # No verdict, so that the next step is checked.
     step(x)
     assert int(status._verdict) == 1

@@ -151,7 +151,8 @@ SIZED = [
 
 @pytest.mark.parametrize("change", SIZED)
 def test_a_size_that_no_op_shows_is_found(change):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="number of examples"):
+    errors = ExampleIsolationError, tf.errors.InvalidArgumentError
+    with pytest.raises(errors, match="number of examples"):
         norms(change, static=False)
 
 

@@ -21,10 +21,10 @@ def tried(losses, x=X, steps=4, before=lambda i: None):
     most, found = tf.Variable(0), []
     tensors = rerun.Rerun.tensors
 
-    def noted(self, part, rows, *args):
+    def noted(self, part, rows, *args, **options):
         replaces = tf.reduce_any(tf.not_equal(rows, tf.range(tf.size(rows))))
         most.assign(tf.maximum(most, tf.where(replaces, tf.size(rows), 0)))
-        return tensors(self, part, rows, *args)
+        return tensors(self, part, rows, *args, **options)
 
     @tf.function(input_signature=ANY, autograph=False)
     def step(x):

@@ -10,7 +10,7 @@ from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip import sampling
 from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
-from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
+from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget, privatize
 
 pytestmark = pytest.mark.unchecked
 
@@ -451,3 +451,55 @@ def test_python_in_the_training_step_is_refused():
     with pytest.raises(PrivacyMismatchError, match="Python code runs in the training"):
         model.fit(batches, epochs=2, callbacks=[budget], verbose=0)
     assert "not counted" in str(budget.statement)
+
+
+class TestUpdatesThatReadMetrics:
+    """The metric is of private data, and would be in the weights without noise."""
+
+    @pytest.mark.parametrize("accumulation_steps", [1, 2])
+    @pytest.mark.parametrize("how", ["optimizer", "constraint"])
+    def test_are_found(self, how, accumulation_steps):
+        seen = tf.keras.metrics.Mean(name="seen")
+
+        class Optimizer(tf.keras.optimizers.SGD):
+            def update_step(self, gradient, variable, *rate):
+                super().update_step(gradient * seen.result(), variable, *rate)
+
+        class Constraint(tf.keras.constraints.Constraint):
+            def __call__(self, w):
+                return w * seen.result()
+
+        options = {"accumulation_steps": accumulation_steps}
+        if how == "optimizer":
+            options["optimizer"] = _private(privatize(Optimizer), **options)
+        else:
+            layer = tf.keras.layers.Dense(1, kernel_constraint=Constraint())
+            options["layers"] = [tf.keras.Input((2,)), layer]
+        with pytest.raises(PrivacyMismatchError, match="update reads '.*public_var"):
+            _fit(lambda model, tape, loss: seen.update_state(loss), **options)
+
+    def test_may_be_declared_public(self):
+        seen = tf.keras.metrics.Mean(name="seen")
+
+        class Optimizer(tf.keras.optimizers.SGD):
+            def update_step(self, gradient, variable, *rate):
+                super().update_step(gradient * seen.result(), variable, *rate)
+
+        declared = [unwrapped(variable) for variable in seen.variables]
+        optimizer = _private(privatize(Optimizer), public_variables=declared)
+        _fit(lambda model, tape, loss: seen.update_state(1.0), optimizer=optimizer)
+
+    @pytest.mark.parametrize("accumulation_steps", [1, 2])
+    def test_may_keep_metrics_besides(self, accumulation_steps):
+        seen = tf.keras.metrics.Mean(name="seen")
+        layer = tf.keras.layers.Dense(
+            1, kernel_constraint=tf.keras.constraints.MaxNorm(1.0)
+        )
+        options = {"accumulation_steps": accumulation_steps}
+        _fit(
+            lambda model, tape, loss: seen.update_state(loss),
+            optimizer=_private(DPAdam, use_ema=True, **options),
+            layers=[tf.keras.Input((2,)), tf.keras.layers.Dropout(0.5), layer],
+            **options,
+        )
+        assert float(seen.count) > 0

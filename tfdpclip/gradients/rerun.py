@@ -4,6 +4,8 @@ All that depends on the examples' values is computed by copies of the ops of the
 weights, and random numbers that do not depend on the examples, are those of the step.
 Where the number of examples is not static, what is computed from it is copied as well:
 the same copies then run on a part of the batch.
+
+It is long because what is computed again, and of what, is decided in one walk.
 """
 
 from __future__ import annotations

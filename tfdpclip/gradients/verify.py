@@ -17,6 +17,8 @@ that it is about to clip:
 All are one loop, so that its graph is built once: of copies of the ops of the step, its
 backward pass among them (`rerun.py`). Nothing that the step's own forward pass made is
 kept for it.
+
+It is long because what is compared and what is said of it are one list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sees what `fit` feeds to the training step, and what the step writes to."""
+"""Sees what `fit` feeds to the training step, and what the step writes to.
+
+It is long because each thing that is found has a text of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,8 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
-from tfdpclip.keras.weight_watch import (
-    WeightWatch,
-    made_of_data,
-    other_data,
-    other_updates,
-)
+from tfdpclip.keras.update_reads import made_of_data, read_by_update
+from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
 
@@ -349,6 +348,23 @@ class FitWatch:
                     "been combined there, which nobody sees from within. Compute it "
                     "in the function that has the loss in it, or, record by record, "
                     "in the data pipeline." + see("mixed-examples")
+                )
+            read = read_by_update(
+                concrete,
+                watched,
+                self._optimizer.declares_public,
+                self._history.identity,
+            )
+            if read and not self.problem:
+                self.problem = (
+                    f"The optimizer's update reads {read!r}, which the "
+                    "training step writes to, perhaps of private data, as metrics "
+                    "are: it would be released with the weights, without noise. Let "
+                    "update_step, constraints and the learning rate read nothing but "
+                    "the gradient, the variable and what the optimizer keeps; if it "
+                    "is of public data, say so: "
+                    f"public_variables=[{read!r}] of the optimizer."
+                    + see("updates-by-something-else")
                 )
             python = next(filter(calls_python, concrete.graph.get_operations()), None)
             if python is not None and not self.problem:

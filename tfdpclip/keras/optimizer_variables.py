@@ -168,6 +168,10 @@ class OptimizerVariables(OptimizerSettings):
         found = all_unwrapped([*self.variables, *self._clip_state, *rates, *sums])
         return list({id(v): v for v in found}.values())
 
+    def declares_public(self, handle: Any, name: str | None) -> bool:
+        """Whether `public_variables` has the variable of this handle and name."""
+        return (handle, name) in self._public_variables
+
     def _public(self) -> PublicVariables:
         """What is declared to be public, and the optimizer's own."""
         return self._public_variables.and_those_of(all_unwrapped(self._variables))

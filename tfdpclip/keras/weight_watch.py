@@ -14,9 +14,11 @@ from tfdpclip._variables import components, unwrapped
 
 # The attribute of operations that a private optimizer updates variables with.
 UPDATE_MARK = "_tfdpclip_update"
+# And of those that the update itself is made of, once the gradient is private.
+APPLY_MARK = "_tfdpclip_apply"
 # How many inputs of a call are none of its functions' arguments.
-_SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
-_READS = frozenset(
+SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
+READS = frozenset(
     (
         "ReadVariableOp",
         "ResourceGather",
@@ -42,7 +44,8 @@ def marked_updates(history: Any) -> Iterator[None]:
         if watch is not None:
             watch.hold()
         return
-    with own_writes(history):
+    text = history.identity
+    with own_writes(history), _tf_private.attribute_of_new_ops(APPLY_MARK, text):
         yield
 
 
@@ -187,7 +190,7 @@ def other_updates(
         if id(outside) in by_handle
     }
     definition = concrete.graph.as_graph_def()
-    search = _Search(definition.library, identity.encode())
+    search = Search(definition.library, identity.encode())
     search.follow(definition.node, roots, "the training step")
     return list(search.found.values())
 
@@ -211,28 +214,7 @@ def other_data(concrete: Any) -> str | None:
     return search.other
 
 
-def made_of_data(concrete: Any, identity: str) -> str | None:
-    """Where a function or branch that has the private step in it gets more than data.
-
-    The optimizer reads the graph of the loss, and takes its arguments for the batch.
-
-    Args:
-      concrete: the traced function, whose arguments are what it is given.
-      identity: of the optimizer.
-
-    Returns:
-      The name of an op between the data and such a function, which may have combined
-      examples.
-    """
-    graph = concrete.graph
-    given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
-    definition = graph.as_graph_def()
-    search = _BetweenSearch(definition.library, identity.encode())
-    search.follow(definition.node, dict.fromkeys(given, _DATA), "the training step")
-    return search.other
-
-
-class _Search:
+class Search:
     """Follows handles of variables through a graph and the functions it calls."""
 
     def __init__(self, library, identity: bytes):
@@ -245,26 +227,26 @@ class _Search:
         """Adds what is found among nodes; `roots` are the variables by tensor name."""
         known = dict(roots)
         for node in nodes:
-            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
+            inputs = [node_of(name) for name in node.input if name[0] != "^"]
             variables = [known.get(name) for name in inputs]
             if not any(variable is not None for variable in variables):
                 continue
-            if node.attr[UPDATE_MARK].s == self._identity or node.op in _READS:
+            if node.attr[UPDATE_MARK].s == self._identity or node.op in READS:
                 continue
             if node.op == "Identity":
                 known[node.name] = next(v for v in variables if v is not None)
                 continue
-            called = self._called(node)
+            called = self.called_by(node)
             if called is None:
                 for variable in filter(lambda v: v is not None, variables):
                     what = f"{node.op} {node.name!r} in {where}"
                     self.found.setdefault(id(variable), (variable, what))
                 continue
-            skip = _SKIPPED.get(node.op, 0)
+            skip = SKIPPED.get(node.op, 0)
             for name in called:
                 self._enter(name, variables[skip:])
 
-    def _called(self, node) -> list[str] | None:
+    def called_by(self, node) -> list[str] | None:
         """The functions that get the node's inputs as they are."""
         if node.op in self._functions:
             return [node.op]
@@ -302,7 +284,7 @@ class _Search:
         self.follow(function.node_def, roots, name)
 
 
-class _DataSearch(_Search):
+class _DataSearch(Search):
     """Follows the step's own iterators, and looks for others.
 
     In the place of a variable stands True, for everything that came from an argument.
@@ -320,7 +302,7 @@ class _DataSearch(_Search):
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
         known = dict(roots)
         for node in nodes:
-            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
+            inputs = [node_of(name) for name in node.input if name[0] != "^"]
             given = [known.get(name) for name in inputs]
             reads = node.op.startswith(("IteratorGetNext", "OptionalGetValue"))
             fed = reads and given and given[0]
@@ -328,9 +310,9 @@ class _DataSearch(_Search):
             data = "Dataset" in node.op or "Iterator" in node.op or reads
             if data and not fed:
                 self.other = self.other or f"{node.op} {node.name!r} in {where}"
-            called = self._called(node)
+            called = self.called_by(node)
             if called is not None:
-                skip = _SKIPPED.get(node.op, 0)
+                skip = SKIPPED.get(node.op, 0)
                 for name in called:
                     self._enter(name, given[skip:])
             else:
@@ -343,73 +325,11 @@ class _DataSearch(_Search):
                 known[node.name] = True
 
 
-# What tensors are: data as they came, or what an op made of them, by its name.
-_DATA = ""
-# What leaves every number where it is.
-_UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
-_BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
-
-
-class _BetweenSearch(_Search):
-    """Follows data to the functions that have the private step in them.
-
-    In the place of a variable stands `_DATA`, or what made something else of them.
-
-    Attributes:
-      other: the name of an op that made what such a function is given.
-    """
-
-    other: str | None = None
-
-    def __init__(self, library, identity: bytes):
-        super().__init__(library, identity)
-        self._private: dict[str, bool] = {}
-
-    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
-        known = dict(roots)
-        constants = {node.name for node in nodes if node.op == "Const"}
-        for node in nodes:
-            inputs = [_tensor(name) for name in node.input if name[0] != "^"]
-            given = [known.get(name) for name in inputs]
-            called = self._called(node) or []
-            private = [name for name in called if self._is_private(name)]
-            if private and node.attr[UPDATE_MARK].s != self._identity:
-                made = next(filter(None, given), None)
-                self.other = self.other or made
-                skip = _SKIPPED.get(node.op, 0)
-                for name in private:
-                    # Of what it is given, all has been looked at.
-                    arguments = [None if g is None else _DATA for g in given[skip:]]
-                    self._enter(name, arguments)
-            if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
-                known[node.name] = _DATA
-            elif node.op != "OptionalHasValue" and any(g is not None for g in given):
-                first = next(filter(None, given), _DATA)
-                others = [n for n, g in zip(inputs, given, strict=True) if g is None]
-                same = node.op in _UNCHANGED
-                same |= node.op in _BY_A_CONSTANT and constants.issuperset(others)
-                same &= len(others) < len(inputs) == len(others) + 1
-                by = f"{node.op} {node.name!r} in {where}"
-                known[node.name] = first if same or first else by
-
-    def _is_private(self, name: str) -> bool:
-        """Whether a function, or one that it calls, updates what is trained."""
-        if name not in self._private:
-            self._private[name] = False  # Against circles.
-            nodes = self._functions[name].node_def
-            self._private[name] = any(
-                node.attr[UPDATE_MARK].s == self._identity
-                or any(self._is_private(f) for f in self._called(node) or [])
-                for node in nodes
-            )
-        return self._private[name]
-
-
 def _functions_of(node) -> list[str]:
     found = [value.func.name for value in node.attr.values() if value.func.name]
     return found + [f.name for v in node.attr.values() for f in v.list.func]
 
 
-def _tensor(name: str) -> str:
+def node_of(name: str) -> str:
     """The node or argument a tensor comes from."""
     return name.split(":", 1)[0]

@@ -119,6 +119,24 @@ def writes_publicly(op: tf.Operation) -> bool:
     return _tf_private.text_attribute(op, _PUBLIC) is not None
 
 
+def first_handle(handle: tf.Tensor) -> tf.Tensor:
+    """Where a handle comes from that is passed on as it is, through loops as well."""
+    while True:
+        op, index = handle.op, handle.value_index
+        if op.type == "Identity":
+            handle = op.inputs[0]
+            continue
+        if op.type not in ops.LOOPS:
+            return handle
+        body = _tf_private.body_of_loop(op)
+        kept = body.outputs[index]
+        while kept.op.type == "Identity":
+            kept = kept.op.inputs[0]
+        if kept is not body.inputs[index]:
+            return handle
+        handle = op.inputs[index]
+
+
 def is_number(op: tf.Operation) -> bool:
     """Whether a constant is a number (perhaps repeated), or a shape or list of axes."""
     tensor = op.outputs[0]

@@ -51,9 +51,7 @@ def check_public_gradients(
             _refuse(term, f"{op.name!r} (a {op.type}), by its gradient")
         for handle in op.inputs:
             if handle.dtype == tf.resource and op.type in ops.READS:
-                root = handle
-                while root.op.type == "Identity":
-                    root = root.op.inputs[0]
+                root = origins.first_handle(handle)
                 if not flows.is_public(root):
                     name = f"the variable behind {root.name!r}"
                     _refuse(term, f"{name}, by its gradient")

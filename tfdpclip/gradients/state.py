@@ -290,9 +290,7 @@ def _handles_for(op: tf.Operation, kind: frozenset[str]) -> Iterable[tf.Tensor]:
 
 def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
     for handle in _handles_for(op, ops.READS):
-        while handle.op.type == "Identity":
-            handle = handle.op.inputs[0]
-        yield handle
+        yield origins.first_handle(handle)
 
 
 def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:

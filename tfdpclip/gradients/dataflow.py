@@ -296,10 +296,10 @@ class Dataflow:
         if output.shape.rank is None:
             raise LossStructureError(
                 f"How many axes the data {output.name!r} have is not known, so that "
-                "nobody can tell which of them counts examples: tf.py_function and "
-                "tf.numpy_function in a pipeline forget it. Say it there: "
+                "nobody can tell which of them counts examples: tf.py_function in a "
+                "pipeline, and from_generator without shapes, forget it. Say it there: "
                 "dataset.map(lambda x, y: (tf.ensure_shape(x, [28, 28]), y))."
-                + see("a-reduced-loss-is-one-record")
+                + see("mixed-examples")
             )
         self.sources.append(output)
         rows = self.rows_per_example

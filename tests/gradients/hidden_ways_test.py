@@ -188,6 +188,29 @@ def test_the_gradient_of_a_term_that_is_nobodys_takes_no_data():
         step(X)
 
 
+def test_nor_does_it_read_what_the_step_writes_in_a_function_of_its_own():
+    seen = tf.Variable(1.0, trainable=False, name="seen")
+
+    @tf.function
+    def scaled(dy):
+        return dy * seen
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        h = x @ W
+        seen.assign(tf.reduce_max(tf.abs(h)))
+
+        @tf.custom_gradient
+        def decay(w):
+            return tf.reduce_sum(w**2), lambda dy: scaled(dy) * 2 * w
+
+        loss = tf.reduce_mean(squash(h @ U)) + decay(tf.convert_to_tensor(W))
+        return PerExampleGradients(loss, [W, U]).shared_gradients()
+
+    with pytest.raises(LossStructureError, match="by its gradient"):
+        step(X)
+
+
 def of_variable(w, x):
     """`w`, whose gradient has a sign that the largest of the batch decides about."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients import ops, origins
+from tfdpclip.gradients import _copies, ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA
@@ -47,14 +47,16 @@ def check_public_gradients(
     """
     sized = [op for op in ancestors(gradients) if op.type in ops.SIZES]
     for op in ancestors(gradients, stop=sized):
-        if flows.passed_in(op) or op.type in ops.PYTHON:
+        if flows.passed_in(op) or _copies.calls_python(op):
             _refuse(term, f"{op.name!r} (a {op.type}), by its gradient")
-        for handle in op.inputs:
-            if handle.dtype == tf.resource and op.type in ops.READS:
-                root = origins.first_handle(handle)
-                if not flows.is_public(root):
-                    name = f"the variable behind {root.name!r}"
-                    _refuse(term, f"{name}, by its gradient")
+        for index, handle in enumerate(op.inputs):
+            if handle.dtype != tf.resource:
+                continue
+            root = origins.first_handle(handle)
+            users = set(origins.handle_users(op, index))
+            if not (flows.is_public(root) or users <= ops.RANDOM):
+                name = f"the variable behind {root.name!r}"
+                _refuse(term, f"{name}, by its gradient")
 
 
 def _check_op(tensor, op, flows):

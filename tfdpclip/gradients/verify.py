@@ -386,7 +386,9 @@ class SelfCheck:
         # Mixed examples before wrong sums: they may be why sums differ, too.
         agree = separation.counts_agree(engine.flows, count)
         apart = [agree[tf.newaxis], *claimed, found.good, *unmoved]
-        total = tf.reduce_all(found.groups <= tf.reduce_max(limit))[tf.newaxis]
+        # Of a group, what its own variables are excused; not those of others.
+        by_group = tf.reduce_max(self._members * limit, axis=1)
+        total = tf.reduce_all(found.groups <= by_group)[tf.newaxis]
         sums, norms = found.sums <= limit, found.norms <= limit
         every = tf.concat([*apart, sums, norms, total], axis=0)
         for message in (_wrong_sum, _wrong_norm):

@@ -121,6 +121,38 @@ def turned(h, factor):
     return identity(h)
 
 
+SCALES = {
+    "a choice": lambda n: tf.where(n > 63.5, -1.0, 1.0),
+    "a quotient": lambda n: 1.0 / n,
+    "a branch": lambda n: tf.cond(n > 63.5, lambda: -1.0, lambda: 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_nor_in_a_gradient_on_steps_that_are_not_checked(name):
+    def loss(x):
+        scale = SCALES[name](tf.cast(tf.shape(x)[0], tf.float32))
+        return squash(turned(x @ W, lambda: scale) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="number of examples"):
+        norms_of(loss, [W, U], X, when="never")
+
+
+def test_a_gradient_may_divide_by_lengths_and_by_means_of_an_example():
+    @tf.recompute_grad
+    def centred(h):
+        return (h - tf.reduce_mean(h, axis=1, keepdims=True)) / tf.cast(
+            tf.shape(h)[1], tf.float32
+        )
+
+    def loss(x):
+        h = centred(x @ W)
+        own = turned(h, lambda: tf.cast(tf.size(h) / tf.shape(h)[0], tf.float32))
+        return squash(own @ U)
+
+    assert np.isfinite(norms_of(loss, [W, U], X)).all()
+
+
 def test_a_gradient_does_not_read_what_the_step_writes():
     seen = tf.Variable(1.0, trainable=False, name="seen")
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-from tfdpclip.gradients import ops
+from tfdpclip.gradients import _copies, ops
+
+# The attribute of ops that a gradient function of one's own has made.
+_OWN = "_tfdpclip_own_gradient"
 
 
 def gradients_at(
@@ -81,6 +84,40 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
     finally:
         for op, function in before.items():
             _tf_private.set_own_gradient(op, function)
+
+
+@contextlib.contextmanager
+def own_gradients_marked(operations: Iterable[tf.Operation]) -> Iterator[None]:
+    """Marks what ops with a gradient function of their own are differentiated by.
+
+    Args:
+      operations: of the graph; ops in functions that they call are left as they are.
+    """
+    before = {}
+    for op in operations:
+        calls = op.type in ops.FUNCTION_CALLS | ops.CONTROL_FLOW
+        if not calls and _copies.has_own_gradient(op):
+            before[op] = _tf_private.own_gradient(op)
+            function = before[op] or _tf_private.registered_gradient(op)
+            _tf_private.set_own_gradient(op, _marked(function))
+    try:
+        yield
+    finally:
+        for op, function in before.items():
+            _tf_private.set_own_gradient(op, function)
+
+
+def _marked(function: Callable) -> Callable:
+    def gradient(op, *at_outputs):
+        with _tf_private.attribute_of_new_ops(_OWN, "made"):
+            return function(op, *at_outputs)
+
+    return gradient
+
+
+def is_of_own_gradient(op: tf.Operation) -> bool:
+    """Whether a function of somebody's own made it, see `own_gradients_marked`."""
+    return _tf_private.text_attribute(op, _OWN) is not None
 
 
 def _is_nothing(gradient) -> bool:

@@ -16,6 +16,7 @@ from tfdpclip._arguments import choice, fraction, integer, items, positive, show
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, loss_checks, state
+from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.evidence import Evidence
@@ -144,11 +145,13 @@ class PerExampleGradients(RecordGradients):
         planned = self.flows.batch_size or planned
         self._budget = Budget(memory, int(planned))
         self.handles = handles
-        self._found = find_gradients(
-            *(self.loss, self.variables, handles, context, self._budget),
-            checked=check_isolation != "never",
-        )
+        with own_gradients_marked(self.flows.ops):
+            self._found = find_gradients(
+                *(self.loss, self.variables, handles, context, self._budget),
+                checked=check_isolation != "never",
+            )
         behind = self._found.made_of(self.loss)
+        loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
         self.state_reads = state.reads(loss, flows, behind)
         state.refuse_what_others_left(behind)
         self._per_variable = self._plain_squares()

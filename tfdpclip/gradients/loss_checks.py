@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import tensorflow as tf
 
 from tfdpclip import _keras_marks
@@ -93,6 +95,23 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
             for t in (*op.inputs, *op.outputs)
         ):
             _refuse_size(sizes[0], op)
+
+
+def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
+    """Raises if an op, of a gradient, computes with the number of examples.
+
+    A length, or what a mean is divided by, is no such number: it is the same however
+    many examples there are.
+    """
+    for op in operations:
+        chosen = _chosen_by(op)
+        real = [t for t in op.inputs if t.dtype.is_floating or t.dtype == tf.bool]
+        real += [op.inputs[i] for i in chosen]
+        size = next((t for t in real if _is_counted(t, flows)), None)
+        if size is not None and any(
+            flows[t].kind == DATA for t in (*op.inputs, *op.outputs)
+        ):
+            _refuse_size(size, op)
 
 
 def _refuse_size(size: tf.Tensor, op: tf.Operation):

@@ -192,7 +192,7 @@ def test_a_generator_that_a_batch_moves_is_not_drawn_from_in_a_gradient():
 
 def test_what_another_private_optimizer_trains_is_not_written_by_the_step():
     scale = tf.Variable(1.0, name="scale")
-    setattr(scale, state.TRAINED_PRIVATELY, True)
+    setattr(scale, state.TRAINED_PRIVATELY, tf.Variable(0, dtype=tf.int64))
 
     def loss(x):
         h = x @ W

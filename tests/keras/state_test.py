@@ -1,12 +1,14 @@
 """Variables that a loss reads: public, constant, or refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPSGD, L
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.keras import DPAdam
+from tfdpclip.keras import DPAdam, PrivateStateWarning
 
 pytestmark = pytest.mark.every_check
 
@@ -326,6 +328,41 @@ def test_two_private_optimizers_of_one_model():
             loss = tf.reduce_sum(tf.square(second(first(x)) - y), 1)
             optimizer.minimize(loss, layer.trainable_variables)
 
-    for _ in range(3):
-        step(X, Y)
+    with warnings.catch_warnings():
+        # The first one's own counters are no state that a layer keeps.
+        warnings.simplefilter("error", PrivateStateWarning)
+        for _ in range(3):
+            step(X, Y)
     assert [int(optimizer.iterations) for optimizer in optimizers] == [3, 3]
+
+
+@pytest.mark.parametrize("kind", ["the step", "a function"])
+def test_what_another_private_optimizer_trains_changes_by_its_releases_alone(kind):
+    """The scale is trained by an optimizer that takes a step now and then."""
+    weight, scale = tf.Variable(tf.ones([3, 1])), tf.Variable(1.0, name="scale")
+    ours, other = (DPSGD(0.1, **OPTIONS) for _ in range(2))
+    other.build([scale])
+
+    @tf.function
+    def step(x, y):
+        h = x @ weight
+        loss = tf.reduce_sum(tf.square(h * scale - y), 1)
+        ours.minimize(loss, [weight])
+        if kind == "the step":
+            scale.assign(tf.reduce_max(h))
+
+    @tf.function
+    def step_of_scale(x, y):
+        loss = tf.reduce_sum(tf.square(x @ weight * scale - y), 1)
+        other.minimize(loss, [scale])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="scale:0"):
+        for _ in range(3):
+            step(X, Y)
+            if kind != "the step":
+                step_of_scale(X, Y)
+        step(X, Y)
+        scale.assign(2.0)
+        step(X, Y)
+    done = 1 if kind == "the step" else 4
+    assert int(ours.iterations) <= done + 1

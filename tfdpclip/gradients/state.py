@@ -25,7 +25,8 @@ from tfdpclip.gradients.flow import DATA, PUBLIC
 # What a variable's public copy is called, as an attribute of the variable: what a step
 # writes into such a variable is put back to that before the next.
 PUBLIC_COPY = "_tfdpclip_public_copy"
-# What says that a private optimizer trains a variable: its values carry noise.
+# Of a variable that a private optimizer trains, so that its values carry noise: the
+# variable that counts that optimizer's releases.
 TRAINED_PRIVATELY = "_tfdpclip_trained_privately"
 
 
@@ -95,6 +96,8 @@ class Read:
       written: whether the graph assigns public values to it.
       before: the value that it had when the step began, if that is not its value in
         the end; None if it is not known.
+      releases: of a variable that another private optimizer trains, the count of that
+        one's releases: its value changes with those.
     """
 
     handle: tf.Tensor
@@ -103,6 +106,7 @@ class Read:
     variable: tf.Variable | None = None
     written: bool = False
     before: tf.Tensor | None = None
+    releases: tf.Variable | None = None
 
 
 def public_handles(
@@ -171,13 +175,14 @@ def reads(
             for writer in wrote:
                 if _writes_data(writer, flows):
                     _refuse(name, writer)
-            if getattr(variable, TRAINED_PRIVATELY, False):
-                continue
-            for writer in wrote:
+            releases = getattr(variable, TRAINED_PRIVATELY, None)
+            for writer in wrote if releases is None else ():
                 # What it writes may be what other variables hold.
                 if not origins.writes_publicly(writer):
                     pending.extend(ancestors(_values(writer), stop=seen))
-            found[id(root)] = Read(handle, root, name, variable, bool(wrote), before)
+            found[id(root)] = Read(
+                handle, root, name, variable, bool(wrote), before, releases
+            )
     return list(found.values())
 
 

@@ -28,10 +28,19 @@ _UNKNOWN, _EXEMPT = -1, -2
 _ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
 
 
-def trained_privately(variables: Iterable[tf.Variable]) -> None:
-    """Says that a private optimizer changes these: another one's loss may read them."""
+def trained_privately(
+    variables: Iterable[tf.Variable], releases: tf.Variable
+) -> None:
+    """Says that a private optimizer changes these: another one's loss may read them.
+
+    Args:
+      variables: what it trains.
+      releases: counts its releases.
+    """
     for variable in (part for whole in variables for part in components(whole)):
-        setattr(variable, TRAINED_PRIVATELY, True)
+        if getattr(variable, TRAINED_PRIVATELY, None) is releases:
+            continue
+        setattr(variable, TRAINED_PRIVATELY, releases)
         for state in list(_ALL):
             state._exempt(variable)
 
@@ -42,11 +51,14 @@ class ConstantState:
     *Formal guarantees*: a step in which a variable of up to 2^16 entries (the smallest
     first, up to 32) has another value than in the step before raises; under XLA, which
     cannot raise, it gives every example weight 0, and `raise_if_changed` raises.
-    Larger ones are compared on steps 1, 2, 4, 8, ... and on every 256th.
+    Larger ones are compared on steps 1, 2, 4, 8, ... and on every 256th. What another
+    private optimizer trains may be another after a release of that one.
     """
 
     def __init__(self):
         self._slots: list[tuple[object, str, tf.Variable, int]] = []
+        # By the id of what holds the sums: the releases there were, as the sums.
+        self._releases: dict[int, tf.Variable] = {}
         self._steps: tf.Variable | None = None
         self._changed: tf.Variable | None = None
         _ALL.add(self)
@@ -132,6 +144,8 @@ class ConstantState:
                 ]
             )
             same = tf.less(before, 0) | tf.equal(before, began)
+            if any(reads[i].releases is not None for i in members):
+                same |= self._released(reads, slots, members)
             keep = tf.logical_not(same) | tf.equal(before, _EXEMPT)
             if not in_xla():
                 names = [reads[i].name for i in members]
@@ -147,6 +161,17 @@ class ConstantState:
             sums.assign(kept)
         return tf.reduce_all(tf.stack(good))
 
+    def _released(self, reads, slots, members):
+        """Whether whoever trains each variable made a release since it was compared."""
+        kept = self._releases[id(slots[members[0]][2])]
+        places = [[slots[i][3]] for i in members]
+        before = tf.gather_nd(tf.convert_to_tensor(kept), places)
+        counts = [reads[i].releases for i in members]
+        zero = tf.constant(0, tf.int64)
+        now = tf.stack([zero if c is None else tf.identity(c) for c in counts])
+        kept.assign(tf.tensor_scatter_nd_update(kept, places, now))
+        return tf.not_equal(before, now)
+
     def _allocate(self, reads):
         known = {id(identity): slot for slot in self._slots for identity in slot[:1]}
         new = [read for read in reads if id(read.identity) not in known]
@@ -160,6 +185,9 @@ class ConstantState:
                         trainable=False,
                         name="state_sums",
                     )
+                )
+                self._releases[id(made[0])] = tf.Variable(
+                    tf.zeros([len(new)], tf.int64), trainable=False
                 )
                 if self._steps is None:
                     self._steps = tf.Variable(0, trainable=False, dtype=tf.int64)

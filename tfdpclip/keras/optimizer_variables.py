@@ -86,7 +86,7 @@ class OptimizerVariables(OptimizerSettings):
         """Makes the variables; the un-noised sums among them are never saved."""
         super().build(var_list)
         var_list = all_unwrapped(var_list)
-        trained_privately(var_list)
+        trained_privately(var_list, self._step_history.counter)
         self._step_history.trains(var_list)
         if self._bound_mechanism is None:
             self._bind(bound_rule(self._rule, _compat.names_of(var_list)))

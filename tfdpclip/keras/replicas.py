@@ -140,8 +140,11 @@ def _named(strategy: tf.distribute.Strategy) -> str:
 
 @contextlib.contextmanager
 def marked() -> Iterator[None]:
-    """Marks ops as made of a loss, so that no other replica takes them for its own."""
-    if count() == 1 or tf.executing_eagerly():
+    """Marks ops as made of a loss, so that nobody takes them for a layer's.
+
+    No other replica, and no other private optimizer that has a step in the same graph.
+    """
+    if tf.executing_eagerly():
         yield
         return
     with _tf_private.attribute_of_new_ops(private_state.MADE_OF_A_LOSS, "yes"):

@@ -374,6 +374,47 @@ def _one_number(model):
     kernel.scatter_nd_update([[1, 0]], [7.0])
 
 
+def _momentum(model):
+    model.optimizer.carried_between_steps()[0].assign([[9.0], [9.0]])
+
+
+class TestAnotherPrivateOptimizer:
+    """What it trains is no weight of the model: a critic, a temperature."""
+
+    @pytest.mark.parametrize("run_eagerly", [False, True])
+    def test_is_found_in_the_training_step(self, run_eagerly):
+        with pytest.raises(PrivacyMismatchError, match="Another private optimizer"):
+            self._fit(run_eagerly=run_eagerly)
+
+    def test_may_be_accounted_for_elsewhere(self):
+        budget = self._fit(budget_options={"allow_outside_updates": True})
+        assert "beside the optimizer depends on released values" in str(
+            budget.statement
+        )
+
+    @staticmethod
+    def _fit(budget_options=None, **options):
+        other, critic = _private(z=0.0), tf.Variable(1.0, name="critic")
+        other.build([critic])
+
+        class Model(tf.keras.Sequential):
+            def train_step(self, data):
+                x, y, w = tf.keras.utils.unpack_x_y_sample_weight(data)
+                with tf.GradientTape(persistent=True) as tape:
+                    each = tf.reduce_sum((self(x, training=True) - y) ** 2, 1)
+                    score = x[:, 0] * critic
+                self.optimizer.minimize(each, self.trainable_variables, tape)
+                other.minimize(score, [critic], tape)
+                return {"loss": tf.reduce_mean(each)}
+
+        model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(_private(), **options)
+        batches = sampling.Poisson(0.1).batches(_data())
+        budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp", **budget_options or {})
+        model.fit(batches, verbose=0, callbacks=[budget])
+        return budget
+
+
 class TestBetweenSteps:
     @pytest.mark.parametrize(
         "change",
@@ -390,6 +431,12 @@ class TestBetweenSteps:
         optimizer = _private()
         with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
             _fit(optimizer=optimizer, callbacks=[_Between(change)], run_eagerly=eager)
+        assert optimizer.iterations.numpy() == 3
+
+    def test_what_the_optimizer_keeps_is_found_too(self):
+        optimizer = _private(DPAdam)
+        with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
+            _fit(optimizer=optimizer, callbacks=[_Between(_momentum)])
         assert optimizer.iterations.numpy() == 3
 
     def test_putting_back_what_was_there_is_fine(self):

@@ -20,7 +20,13 @@ from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.update_reads import made_of_data, read_by_update
-from tfdpclip.keras.weight_watch import WeightWatch, other_data, other_updates
+from tfdpclip.keras.weight_watch import (
+    EAGER,
+    WeightWatch,
+    other_data,
+    other_step,
+    other_updates,
+)
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
 
@@ -89,7 +95,7 @@ class FitWatch:
         self._iterator: Any = None
         self._traced: set[int] = set()
         self._read: set[int] = set()
-        self._eager = False
+        self._eager, self._eager_before = False, 0
         # The training step that was looked at last, the `tf.function` in it, and how
         # many traces that had.
         self._seen: tuple[Any, Any, int | None] = (None, None, None)
@@ -272,7 +278,7 @@ class FitWatch:
         self._eager = bool(self._model.run_eagerly) and self._model.built
         if self._eager:
             self._new_watch()
-            self._weights.updates = 0
+            self._weights.updates, self._eager_before = 0, EAGER.updates
             self._weights.hold()
             self._history.watch = self._weights
         return self._releases()
@@ -292,6 +298,8 @@ class FitWatch:
                 self._assume(UNSEEN_UPDATES)
             else:
                 self._report(self._weights.look(), "by the training step")
+            if EAGER.updates - self._eager_before > self._weights.updates:
+                self._report_step("the training step, which runs eagerly")
         else:
             self._check_traces(traced)
         self._new_watch()
@@ -310,6 +318,8 @@ class FitWatch:
 
     def _watch(self) -> WeightWatch:
         weights = all_unwrapped(self._model.trainable_variables)
+        if isinstance(self._history, StepHistory):
+            weights += self._optimizer.carried_between_steps()
         return WeightWatch(weights, self._history.counter)
 
     def _traces_since(self, function: Callable) -> Iterable | None:
@@ -340,6 +350,9 @@ class FitWatch:
             found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
+            step = other_step(concrete, self._history.identity)
+            if step is not None:
+                self._report_step(f"the training step ({step!r})")
             made = made_of_data(concrete, self._history.identity)
             if made is not None and not self.problem:
                 self.problem = (
@@ -385,6 +398,20 @@ class FitWatch:
             "steps are all that is counted. Train it with model.optimizer.minimize "
             "alone, once in every step. If the update depends on released weights or "
             "public data only, as an average of past weights does, say so: "
+            "PrivacyBudget(..., allow_outside_updates=True)."
+            + see("updates-by-something-else")
+        )
+
+
+    def _report_step(self, where: str) -> None:
+        if self.problem:
+            return
+        self.problem = (
+            f"Another private optimizer takes steps in {where}: this budget counts "
+            "those of model.optimizer, and the others release the same data again, "
+            "with whatever noise they have. Train everything with model.optimizer, or "
+            "one part after the other, each by a fit with a PrivacyBudget of its own "
+            "and the same ledger. If you account for the other steps yourself, say so: "
             "PrivacyBudget(..., allow_outside_updates=True)."
             + see("updates-by-something-else")
         )

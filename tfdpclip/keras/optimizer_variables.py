@@ -155,6 +155,16 @@ class OptimizerVariables(OptimizerSettings):
             if part.sums is not None:
                 part.sums.clear()
 
+    def carried_between_steps(self) -> list[tf.Variable]:
+        """What steps keep for later ones, and callbacks have no business with.
+
+        Moments, averages and sums: all that it has but for the step counter, the
+        learning rate and the clip norms, which may be set.
+        """
+        may_be_set = [self.iterations, _compat.own_rate(self), *self._clip_state]
+        may_be_set = {id(unwrapped(v)) for v in may_be_set}
+        return [v for v in self.written_by_steps() if id(v) not in may_be_set]
+
     def written_by_steps(self) -> list[tf.Variable]:
         """What nothing but the optimizer's own steps may write to, in a traced step.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,15 @@ READS = frozenset(
 )
 
 
+class _Eager:
+    """Counts the updates that ran eagerly, by whichever private optimizer."""
+
+    updates: int = 0
+
+
+EAGER = _Eager()
+
+
 @contextlib.contextmanager
 def marked_updates(history: Any) -> Iterator[None]:
     """Marks what is built within as updates by the optimizer with this history.
@@ -38,6 +48,7 @@ def marked_updates(history: Any) -> Iterator[None]:
     """
     if tf.executing_eagerly():
         watch = history.watch
+        EAGER.updates += 1
         if watch is not None:
             watch.before_update()
         yield
@@ -193,6 +204,25 @@ def other_updates(
     search = Search(definition.library, identity.encode())
     search.follow(definition.node, roots, "the training step")
     return list(search.found.values())
+
+
+def other_step(concrete: Any, identity: str) -> str | None:
+    """Where a traced function has a step of another private optimizer, if it does.
+
+    Args:
+      concrete: the traced function.
+      identity: of the optimizer.
+
+    Returns:
+      The name of an op of such a step.
+    """
+    definition = concrete.graph.as_graph_def()
+    inner = (function.node_def for function in definition.library.function)
+    for node in itertools.chain(definition.node, *inner):
+        # Not by [], which would write what it does not find.
+        if APPLY_MARK in node.attr and node.attr[APPLY_MARK].s != identity.encode():
+            return node.name
+    return None
 
 
 def other_data(concrete: Any) -> str | None:

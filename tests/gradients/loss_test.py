@@ -533,6 +533,40 @@ def test_a_learned_scale_of_the_loss_belongs_to_the_examples():
     np.testing.assert_array_equal(shared, [0.0] * 12 + [1.0, 1.0])
 
 
+STOPPED = {
+    "a learned scale": lambda x, s: tf.reduce_mean(stop(vector(x))) * s,
+    "a stopped mean": lambda x, s: stop(tf.reduce_mean(vector(x))) * s,
+    "a quotient": lambda x, s: stop(tf.reduce_mean(vector(x)) * s) / s,
+    "a penalty": lambda x, s: stop(tf.reduce_mean(vector(x))) * tf.nn.l2_loss(s + W),
+    "within": lambda x, s: stop(-tf.reduce_sum(vector(x) + s**2)) * s / tf_size(x),
+}
+
+
+def stop(tensor):
+    return tf.stop_gradient(tensor)
+
+
+def tf_size(x):
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_what_is_stopped_has_a_gradient_for_what_multiplies_it(name):
+    scale = tf.Variable(1.5)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, *X.shape[1:]])])
+    def step(x):
+        loss = tf.reduce_mean(vector(x)) + STOPPED[name](x, scale)
+        found = PerExampleGradients(loss, [W, scale], nominal_batch_size=len(X))
+        ours = found.weighted_sum(tf.ones(len(X)))
+        return ours, found.shared_gradients(), tf.gradients(loss, [W, scale])
+
+    sums, shared, expected = step(X)
+    for ours, public, plain in zip(sums, shared, expected, strict=True):
+        ours = ours / len(X) + (0 if public is None else public)
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
 def test_half_the_sum_of_squares_of_an_activation_is_per_example():
     """As tf.keras.regularizers.L2 gives for an activity regulariser."""
 

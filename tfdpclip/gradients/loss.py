@@ -186,7 +186,8 @@ class _Walker:
     def visit(self, tensor: tf.Tensor, scale: Scale) -> None:
         """Adds scale * (sum of all entries of `tensor`) to the terms."""
         flow, op = self._flows[tensor], tensor.op
-        if not flow.trained:
+        factors = (*scale.times, *scale.over)
+        if not flow.trained and not any(self._flows[f].trained for f in factors):
             return
         if flow.kind != DATA:
             self._set_aside(tensor, scale)
@@ -219,6 +220,8 @@ class _Walker:
             self.visit(op.inputs[1], scale.negate() if op.type == "Sub" else scale)
         elif op.type == "Neg":
             self.visit(op.inputs[0], scale.negate())
+        elif op.type == "StopGradient":
+            self._stopped(op.inputs[0], scale)
         elif op.type == "L2Loss":
             self.visit(tf.square(op.inputs[0]) / 2, scale)
         elif op.type in ops.SAME_ENTRIES:
@@ -233,6 +236,16 @@ class _Walker:
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
                 f"{op.type}) combines them in a way that cannot be taken apart. " + FIX
             )
+
+    def _stopped(self, tensor, scale):
+        """Adds what has a gradient for what it is multiplied by alone, in `scale`."""
+        within = _Walker(self._flows)
+        within.visit(tensor, scale)
+        for found, into in (
+            (within.terms, self.terms),
+            (within._shared, self._shared),
+        ):
+            into += [(tf.stop_gradient(t), s.stopped_after(scale)) for t, s in found]
 
     def _set_aside(self, tensor, scale):
         power = self._flows[tensor].power

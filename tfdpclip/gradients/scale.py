@@ -46,6 +46,15 @@ class Scale:
     def negate(self) -> Scale:
         return dataclasses.replace(self, sign=-self.sign)
 
+    def stopped_after(self, first: Scale) -> Scale:
+        """The same, without gradients of the factors that `first` did not have."""
+
+        def stopped(factors, known):
+            return (*known, *map(tf.stop_gradient, factors[len(known) :]))
+
+        times, over = stopped(self.times, first.times), stopped(self.over, first.over)
+        return dataclasses.replace(self, times=times, over=over)
+
     def value(self, first: tf.Tensor | None = None) -> tf.Tensor:
         top = tf.constant(self.sign, tf.float32)
         if first is not None:

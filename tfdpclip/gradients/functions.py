@@ -20,7 +20,10 @@ def per_example_norms(
     """The L2 norm of each example's gradient over all `variables` together, `[B]`.
 
     Call it inside a `tf.function`, after computing the loss. The norms are of private
-    data and carry no noise.
+    data and carry no noise. Where the parts of an example's gradient (positions, looked
+    up tokens) cancel to a quarter of R, the root of the sum of their squares, or less,
+    the norm may be up to R / 4 in its place, as is safe for clipping; see
+    docs/guarantees.md.
 
     Args:
       loss: one loss per example, `[B]` or `[B, ...]` (averaged over trailing axes), or

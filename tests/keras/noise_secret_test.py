@@ -14,9 +14,9 @@ from tests.covariance import assert_covariance
 from tests.faults.injection import Killed, faults
 from tfdpclip import correlated, sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
-from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.matrix_run import MatrixRun, SecretFile
-from tfdpclip.keras.step_history import history_of
+from tfdpclip.keras.watching.draw_check import DrawCheck
+from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise
 from tfdpclip.noise.runs import CorrelatedNoise

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.keras import _compat
-from tfdpclip.keras.executions import refuse_overrun
 from tfdpclip.keras.privacy_budget import PrivacyBudget
+from tfdpclip.keras.watching.executions import refuse_overrun
 
 pytestmark = pytest.mark.unchecked
 

@@ -12,7 +12,7 @@ from tests.stack import KERAS_3, keras2_only
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import Ledger
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget
-from tfdpclip.keras.step_history import StepHistory, history_of
+from tfdpclip.keras.watching.step_history import StepHistory, history_of
 
 pytestmark = pytest.mark.unchecked
 

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.keras.executions import Executions
 from tfdpclip.keras.updates import fused_update_step
+from tfdpclip.keras.watching.executions import Executions
 
 pytestmark = pytest.mark.unchecked
 

@@ -13,13 +13,13 @@ from tfdpclip.keras.optimizers import (
 from tfdpclip.keras.per_example_loss import PerExampleLoss
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.privacy_plan import PrivacyPlan
-from tfdpclip.keras.private_state import PrivateStateWarning
 from tfdpclip.keras.public_data import (
     PublicBatchStatistics,
     PublicGradientNorms,
     public_gradient_norms,
 )
 from tfdpclip.keras.transfer import TrainableCounts, film
+from tfdpclip.keras.watching.private_state import PrivateStateWarning
 from tfdpclip.keras.workers import WorkerLostError, multi_worker_strategy
 from tfdpclip.noise.runs import CorrelatedNoise
 

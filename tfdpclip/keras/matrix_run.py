@@ -12,9 +12,9 @@ from tfdpclip import _arguments, _sealed, files
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.keras.draw_check import DrawCheck
 from tfdpclip.keras.replicas import gathers_ahead
-from tfdpclip.keras.step_history import history_of
+from tfdpclip.keras.watching.draw_check import DrawCheck
+from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.noise.kept import MatrixNoise
 
 _FORMAT = 1

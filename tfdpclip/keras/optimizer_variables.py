@@ -17,10 +17,10 @@ from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import CheckStatus
 from tfdpclip.keras import _compat, replicas
-from tfdpclip.keras.constant_state import ConstantState, trained_privately
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
-from tfdpclip.keras.step_history import StepHistory
 from tfdpclip.keras.step_sums import StepSums
+from tfdpclip.keras.watching.constant_state import ConstantState, trained_privately
+from tfdpclip.keras.watching.step_history import StepHistory
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise

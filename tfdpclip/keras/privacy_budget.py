@@ -1,4 +1,7 @@
-"""The callback that reports epsilon and stops before a budget is exceeded."""
+"""The callback that reports epsilon and stops before a budget is exceeded.
+
+It is long because what it promises, and each argument, is told in one place.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,16 @@ from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
 from tfdpclip.accounting.statement import PrivacyStatement
-from tfdpclip.keras import _compat, fit_watch
-from tfdpclip.keras.agreement import Agreement
-from tfdpclip.keras.draw_check import DrawCheck
-from tfdpclip.keras.executions import Executions, refuse_overrun
+from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
-from tfdpclip.keras.noise_plan import NoisePlan, private_optimizer
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.room import Room, count_unseen
-from tfdpclip.keras.step_history import history_of
+from tfdpclip.keras.watching.agreement import Agreement
+from tfdpclip.keras.watching.draw_check import DrawCheck
+from tfdpclip.keras.watching.executions import Executions, refuse_overrun
+from tfdpclip.keras.watching.fit_watch import OUTSIDE_UPDATES, FitWatch
+from tfdpclip.keras.watching.noise_plan import NoisePlan, private_optimizer
+from tfdpclip.keras.watching.room import Room, count_unseen
+from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
@@ -129,7 +133,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             "allow_outside_updates", allow_outside_updates
         )
         self._running_optimizer = None
-        self._watch: fit_watch.FitWatch | None = None
+        self._watch: FitWatch | None = None
         self._look_for_unseen = True
         self._planned: int | None = None
         self._unseen = 0
@@ -214,8 +218,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         self._run.begun()
         if self._allow_outside_updates:
-            self._ledger.assume(fit_watch.OUTSIDE_UPDATES)
-        self._watch = fit_watch.FitWatch(
+            self._ledger.assume(OUTSIDE_UPDATES)
+        self._watch = FitWatch(
             self.model,
             self._history,
             drawer if self._check_data else None,

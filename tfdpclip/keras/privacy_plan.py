@@ -36,7 +36,7 @@ from tfdpclip.keras.plan_choices import (
 )
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
-from tfdpclip.keras.step_history import StepHistory, history_of
+from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for

@@ -29,9 +29,10 @@ from tfdpclip.gradients.engine import refuse_repeated
 from tfdpclip.gradients.origins import public_writes
 from tfdpclip.gradients.state import public_handles, reads
 from tfdpclip.gradients.whole import WholeGradient
-from tfdpclip.keras import _compat, private_state, replicas
+from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_saving import OptimizerSaving
-from tfdpclip.keras.weight_watch import marked_updates, own_writes
+from tfdpclip.keras.watching import private_state
+from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
 from tfdpclip.sampling.drawer import DRAWERS
 
 

@@ -15,7 +15,7 @@ from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.isolation import check_model
-from tfdpclip.keras.private_state import PUBLIC_COPY
+from tfdpclip.keras.watching.private_state import PUBLIC_COPY
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:

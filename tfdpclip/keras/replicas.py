@@ -16,8 +16,9 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.origins import is_number, public_writes
-from tfdpclip.keras import _compat, private_state
-from tfdpclip.keras.weight_watch import own_writes
+from tfdpclip.keras import _compat
+from tfdpclip.keras.watching import private_state
+from tfdpclip.keras.watching.weight_watch import own_writes
 
 _MIRRORED = (
     tf.distribute.MirroredStrategy,

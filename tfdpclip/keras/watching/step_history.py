@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._variables import whole_number
-from tfdpclip.keras.noise_plan import NoisePlan
+from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
 # The attribute of a private optimizer that holds its history.

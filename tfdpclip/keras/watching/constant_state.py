@@ -28,9 +28,7 @@ _UNKNOWN, _EXEMPT = -1, -2
 _ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
 
 
-def trained_privately(
-    variables: Iterable[tf.Variable], releases: tf.Variable
-) -> None:
+def trained_privately(variables: Iterable[tf.Variable], releases: tf.Variable) -> None:
     """Says that a private optimizer changes these: another one's loss may read them.
 
     Args:

@@ -10,7 +10,7 @@ import dp_accounting
 from tfdpclip._docs import see
 from tfdpclip.accounting import accountants, search
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.keras.noise_plan import NoisePlan
+from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling.base import SamplingScheme
 
 

@@ -1,22 +1,16 @@
-"""Finding what else writes to the weights that a private optimizer trains."""
+"""Searches of a traced training step: who writes to what, and what that is made of."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _tf_private
-from tfdpclip._variables import components, unwrapped
+from tfdpclip._variables import components, path_of, unwrapped
+from tfdpclip.keras.watching.weight_watch import APPLY_MARK, UPDATE_MARK
 
-# The attribute of operations that a private optimizer updates variables with.
-UPDATE_MARK = "_tfdpclip_update"
-# And of those that the update itself is made of, once the gradient is private.
-APPLY_MARK = "_tfdpclip_apply"
 # How many inputs of a call are none of its functions' arguments.
 SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
 READS = frozenset(
@@ -28,151 +22,6 @@ READS = frozenset(
         "VariableShape",
     )
 )
-
-
-class _Eager:
-    """Counts the updates that ran eagerly, by whichever private optimizer."""
-
-    updates: int = 0
-
-
-EAGER = _Eager()
-
-
-@contextlib.contextmanager
-def marked_updates(history: Any) -> Iterator[None]:
-    """Marks what is built within as updates by the optimizer with this history.
-
-    Args:
-      history: its `StepHistory`.
-    """
-    if tf.executing_eagerly():
-        watch = history.watch
-        EAGER.updates += 1
-        if watch is not None:
-            watch.before_update()
-        yield
-        if watch is not None:
-            watch.hold()
-        return
-    text = history.identity
-    with own_writes(history), _tf_private.attribute_of_new_ops(APPLY_MARK, text):
-        yield
-
-
-@contextlib.contextmanager
-def own_writes(history: Any) -> Iterator[None]:
-    """Marks what is built within, in this graph, as done by the optimizer itself.
-
-    Args:
-      history: its `StepHistory`.
-    """
-    if tf.executing_eagerly():
-        yield
-        return
-    with _tf_private.attribute_of_new_ops(UPDATE_MARK, history.identity):
-        yield
-
-
-class _Values:
-    """What variables hold now, in eager code, not copied.
-
-    One op reads all that are on one device: an op for each takes several times as long.
-
-    Args:
-      variables: of any number; those of strategies are read on every device.
-
-    Attributes:
-      owners: the variable that each value is of.
-    """
-
-    def __init__(self, variables: Iterable[tf.Variable]):
-        parts = [(v, part) for v in variables for part in components(unwrapped(v))]
-        self.owners = [variable for variable, _ in parts]
-        self._groups: dict[str, tuple[list, list, list]] = {}
-        for place, (_, part) in enumerate(parts):
-            group = self._groups.setdefault(part.handle.device, ([], [], []))
-            for known, new in zip(
-                group, (part.handle, part.dtype.as_datatype_enum, place), strict=True
-            ):
-                known.append(new)
-
-    def read(self) -> list[tf.Tensor]:
-        """The values, one for each of `owners`."""
-        found: list = [None] * len(self.owners)
-        for handles, types, places in self._groups.values():
-            values = _tf_private.values_of(handles, types)
-            for place, value in zip(places, values, strict=True):
-                found[place] = value
-        return found
-
-
-class WeightWatch:
-    """Tells whether variables were written to since they were last looked at.
-
-    A write goes to new memory while something holds the old: so the check costs no
-    more than asking where the values are.
-
-    Args:
-      variables: the variables.
-      counter: a whole number that is read along with them.
-
-    Attributes:
-      variables: the variables.
-      updates: how many updates announced themselves.
-      changed: the first variable that was found changed, if one was.
-      count: what the counter said when values were last read.
-    """
-
-    def __init__(
-        self, variables: Sequence[tf.Variable], counter: tf.Variable | None = None
-    ):
-        self.variables = list(variables)
-        self.updates = 0
-        self.changed: tf.Variable | None = None
-        self.count = 0
-        counters = [] if counter is None else [counter]
-        self._values = _Values([*self.variables, *counters])
-        self._owners = [v for v in self._values.owners if v is not counter]
-        self._held: list[tf.Tensor] | None = None
-
-    def hold(self) -> None:
-        """Remembers the values, which must not outlast the next update."""
-        self._held = self._read()
-
-    def release(self) -> None:
-        """Forgets the values, so that an update need not copy them."""
-        self._held = None
-
-    def look(self) -> tf.Variable | None:
-        """Returns a variable whose value is not what it was, if there is one."""
-        now, held = self._read(), self._held
-        if held is not None and self.changed is None:
-            pairs = zip(self._owners, held, now, strict=True)
-            changed = (owner for owner, *both in pairs if _differ(*both))
-            self.changed = next(changed, None)
-        return self.changed
-
-    def _read(self) -> list[tf.Tensor]:
-        values = self._values.read()
-        watched = len(self._owners)
-        if len(values) > watched:
-            self.count = int(values[watched])
-        return values[:watched]
-
-    def before_update(self) -> None:
-        """Looks, then lets go."""
-        self.updates += 1
-        self.look()
-        self.release()
-
-
-def _differ(old: tf.Tensor, new: tf.Tensor) -> bool:
-    # Not numpy(), which copies.
-    before, after = np.asarray(old), np.asarray(new)
-    where = [array.__array_interface__["data"][0] for array in (before, after)]
-    # Another place may hold the same: weights that were swapped and put back.
-    return where[0] != where[1] and before.tobytes() != after.tobytes()
 
 
 def other_updates(
@@ -363,3 +212,177 @@ def _functions_of(node) -> list[str]:
 def node_of(name: str) -> str:
     """The node or argument a tensor comes from."""
     return name.split(":", 1)[0]
+
+
+def read_by_update(
+    concrete: Any,
+    own: Sequence[tf.Variable],
+    is_public: Callable[[Any, str | None], bool],
+    identity: str,
+) -> str | None:
+    """What an optimizer's update reads, of what the rest of the step writes to.
+
+    A metric, for one, of which the private gradient's update must know nothing.
+
+    Args:
+      concrete: the traced training step.
+      own: what the optimizer trains and keeps, which others may not write to.
+      is_public: whether a handle, of a variable of this name, was declared public.
+      identity: of the optimizer.
+
+    Returns:
+      The name of a variable, or None.
+    """
+    known = {id(part.handle) for variable in own for part in components(variable)}
+    names = _names(concrete.graph)
+    roots = {
+        inside.op.name: outside
+        for outside, inside in concrete.graph.captures
+        if outside.dtype == tf.resource
+        and id(outside) not in known
+        and not is_public(outside, names.get(id(outside)))
+    }
+    definition = concrete.graph.as_graph_def()
+    search = _ReadSearch(definition.library, identity.encode())
+    search.follow(definition.node, roots, "the training step")
+    both = [key for key in search.read if key in search.written]
+    return names.get(both[0], "a variable") if both else None
+
+
+def _names(graph: Any) -> dict[int, str]:
+    try:
+        variables = graph.variables
+    except AssertionError:  # One of them is gone, but for its value.
+        return {}
+    return {
+        id(part.handle): path_of(variable)
+        for variable in variables
+        for part in components(unwrapped(variable))
+    }
+
+
+class _ReadSearch(Search):
+    """Finds what the update reads, and what others write to.
+
+    In the place of a variable stands its handle. Functions that are called are of
+    whoever calls them.
+
+    Attributes:
+      read: what the update takes, by whatever op.
+      written: what other ops take that are not known to only read it.
+    """
+
+    def __init__(self, library, identity: bytes):
+        super().__init__(library, identity)
+        self.read: set[int] = set()
+        self.written: set[int] = set()
+        self._whose = (False, False)
+
+    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
+        known, outer = dict(roots), self._whose
+        for node in nodes:
+            inputs = [node_of(name) for name in node.input if name[0] != "^"]
+            handles = [known.get(name) for name in inputs]
+            given = {id(handle) for handle in handles if handle is not None}
+            if not given:
+                continue
+            if node.op == "Identity":
+                known[node.name] = handles[0]
+                continue
+            own = outer[0] or node.attr[UPDATE_MARK].s == self._identity
+            applies = outer[1] or node.attr[APPLY_MARK].s == self._identity
+            called = self.called_by(node)
+            for name in called or ():
+                self._whose = own, applies
+                self._seen.clear()  # Whoever called it before may have been another.
+                self._enter(name, handles[SKIPPED.get(node.op, 0) :])
+                self._whose = outer
+            if called:
+                continue
+            if applies:
+                self.read |= given
+            elif not own and node.op not in READS:
+                self.written |= given
+
+
+def made_of_data(concrete: Any, identity: str) -> str | None:
+    """Where a function or branch that has the private step in it gets more than data.
+
+    The optimizer reads the graph of the loss, and takes its arguments for the batch.
+
+    Args:
+      concrete: the traced function, whose arguments are what it is given.
+      identity: of the optimizer.
+
+    Returns:
+      The name of an op between the data and such a function, which may have combined
+      examples.
+    """
+    graph = concrete.graph
+    given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
+    definition = graph.as_graph_def()
+    search = _BetweenSearch(definition.library, identity.encode())
+    search.follow(definition.node, dict.fromkeys(given, _DATA), "the training step")
+    return search.other
+
+
+# What tensors are: data as they came, or what an op made of them, by its name.
+_DATA = ""
+# What leaves every number where it is.
+_UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
+_BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
+
+
+class _BetweenSearch(Search):
+    """Follows data to the functions that have the private step in them.
+
+    In the place of a variable stands `_DATA`, or what made something else of them.
+
+    Attributes:
+      other: the name of an op that made what such a function is given.
+    """
+
+    other: str | None = None
+
+    def __init__(self, library, identity: bytes):
+        super().__init__(library, identity)
+        self._private: dict[str, bool] = {}
+
+    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
+        known = dict(roots)
+        constants = {node.name for node in nodes if node.op == "Const"}
+        for node in nodes:
+            inputs = [node_of(name) for name in node.input if name[0] != "^"]
+            given = [known.get(name) for name in inputs]
+            called = self.called_by(node) or []
+            private = [name for name in called if self._is_private(name)]
+            if private and node.attr[UPDATE_MARK].s != self._identity:
+                made = next(filter(None, given), None)
+                self.other = self.other or made
+                skip = SKIPPED.get(node.op, 0)
+                for name in private:
+                    # Of what it is given, all has been looked at.
+                    arguments = [None if g is None else _DATA for g in given[skip:]]
+                    self._enter(name, arguments)
+            if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
+                known[node.name] = _DATA
+            elif node.op != "OptionalHasValue" and any(g is not None for g in given):
+                first = next(filter(None, given), _DATA)
+                others = [n for n, g in zip(inputs, given, strict=True) if g is None]
+                same = node.op in _UNCHANGED
+                same |= node.op in _BY_A_CONSTANT and constants.issuperset(others)
+                same &= len(others) < len(inputs) == len(others) + 1
+                by = f"{node.op} {node.name!r} in {where}"
+                known[node.name] = first if same or first else by
+
+    def _is_private(self, name: str) -> bool:
+        """Whether a function, or one that it calls, updates what is trained."""
+        if name not in self._private:
+            self._private[name] = False  # Against circles.
+            nodes = self._functions[name].node_def
+            self._private[name] = any(
+                node.attr[UPDATE_MARK].s == self._identity
+                or any(self._is_private(f) for f in self.called_by(node) or [])
+                for node in nodes
+            )
+        return self._private[name]

@@ -18,15 +18,15 @@ from tfdpclip._variables import all_unwrapped, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients._copies import calls_python
 from tfdpclip.keras import _compat, replicas
-from tfdpclip.keras.step_history import ForeignHistory, StepHistory
-from tfdpclip.keras.update_reads import made_of_data, read_by_update
-from tfdpclip.keras.weight_watch import (
-    EAGER,
-    WeightWatch,
+from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
+from tfdpclip.keras.watching.step_search import (
+    made_of_data,
     other_data,
     other_step,
     other_updates,
+    read_by_update,
 )
+from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
 
@@ -401,7 +401,6 @@ class FitWatch:
             "PrivacyBudget(..., allow_outside_updates=True)."
             + see("updates-by-something-else")
         )
-
 
     def _report_step(self, where: str) -> None:
         if self.problem:

@@ -10,7 +10,7 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat
-from tfdpclip.keras.weight_watch import UPDATE_MARK
+from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 
 # The attribute of ops that the optimizer made of a loss: they may stand in the graph
 # before the loss of another replica.

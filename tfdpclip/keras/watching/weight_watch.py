@@ -1,0 +1,163 @@
+"""Finding what else writes to the weights that a private optimizer trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._variables import components, unwrapped
+
+# The attribute of operations that a private optimizer updates variables with.
+UPDATE_MARK = "_tfdpclip_update"
+# And of those that the update itself is made of, once the gradient is private.
+APPLY_MARK = "_tfdpclip_apply"
+
+
+class _Eager:
+    """Counts the updates that ran eagerly, by whichever private optimizer."""
+
+    updates: int = 0
+
+
+EAGER = _Eager()
+
+
+@contextlib.contextmanager
+def marked_updates(history: Any) -> Iterator[None]:
+    """Marks what is built within as updates by the optimizer with this history.
+
+    Args:
+      history: its `StepHistory`.
+    """
+    if tf.executing_eagerly():
+        watch = history.watch
+        EAGER.updates += 1
+        if watch is not None:
+            watch.before_update()
+        yield
+        if watch is not None:
+            watch.hold()
+        return
+    text = history.identity
+    with own_writes(history), _tf_private.attribute_of_new_ops(APPLY_MARK, text):
+        yield
+
+
+@contextlib.contextmanager
+def own_writes(history: Any) -> Iterator[None]:
+    """Marks what is built within, in this graph, as done by the optimizer itself.
+
+    Args:
+      history: its `StepHistory`.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    with _tf_private.attribute_of_new_ops(UPDATE_MARK, history.identity):
+        yield
+
+
+class _Values:
+    """What variables hold now, in eager code, not copied.
+
+    One op reads all that are on one device: an op for each takes several times as long.
+
+    Args:
+      variables: of any number; those of strategies are read on every device.
+
+    Attributes:
+      owners: the variable that each value is of.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable]):
+        parts = [(v, part) for v in variables for part in components(unwrapped(v))]
+        self.owners = [variable for variable, _ in parts]
+        self._groups: dict[str, tuple[list, list, list]] = {}
+        for place, (_, part) in enumerate(parts):
+            group = self._groups.setdefault(part.handle.device, ([], [], []))
+            for known, new in zip(
+                group, (part.handle, part.dtype.as_datatype_enum, place), strict=True
+            ):
+                known.append(new)
+
+    def read(self) -> list[tf.Tensor]:
+        """The values, one for each of `owners`."""
+        found: list = [None] * len(self.owners)
+        for handles, types, places in self._groups.values():
+            values = _tf_private.values_of(handles, types)
+            for place, value in zip(places, values, strict=True):
+                found[place] = value
+        return found
+
+
+class WeightWatch:
+    """Tells whether variables were written to since they were last looked at.
+
+    A write goes to new memory while something holds the old: so the check costs no
+    more than asking where the values are.
+
+    Args:
+      variables: the variables.
+      counter: a whole number that is read along with them.
+
+    Attributes:
+      variables: the variables.
+      updates: how many updates announced themselves.
+      changed: the first variable that was found changed, if one was.
+      count: what the counter said when values were last read.
+    """
+
+    def __init__(
+        self, variables: Sequence[tf.Variable], counter: tf.Variable | None = None
+    ):
+        self.variables = list(variables)
+        self.updates = 0
+        self.changed: tf.Variable | None = None
+        self.count = 0
+        counters = [] if counter is None else [counter]
+        self._values = _Values([*self.variables, *counters])
+        self._owners = [v for v in self._values.owners if v is not counter]
+        self._held: list[tf.Tensor] | None = None
+
+    def hold(self) -> None:
+        """Remembers the values, which must not outlast the next update."""
+        self._held = self._read()
+
+    def release(self) -> None:
+        """Forgets the values, so that an update need not copy them."""
+        self._held = None
+
+    def look(self) -> tf.Variable | None:
+        """Returns a variable whose value is not what it was, if there is one."""
+        now, held = self._read(), self._held
+        if held is not None and self.changed is None:
+            pairs = zip(self._owners, held, now, strict=True)
+            changed = (owner for owner, *both in pairs if _differ(*both))
+            self.changed = next(changed, None)
+        return self.changed
+
+    def _read(self) -> list[tf.Tensor]:
+        values = self._values.read()
+        watched = len(self._owners)
+        if len(values) > watched:
+            self.count = int(values[watched])
+        return values[:watched]
+
+    def before_update(self) -> None:
+        """Looks, then lets go."""
+        self.updates += 1
+        self.look()
+        self.release()
+
+
+def _differ(old: tf.Tensor, new: tf.Tensor) -> bool:
+    # Not numpy(), which copies.
+    before, after = np.asarray(old), np.asarray(new)
+    where = [array.__array_interface__["data"][0] for array in (before, after)]
+    # Another place may hold the same: weights that were swapped and put back.
+    return where[0] != where[1] and before.tobytes() != after.tobytes()

@@ -280,3 +280,33 @@ def test_a_group_of_small_gradients_is_compared_by_its_own_size():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
         step(X)
+
+
+def sharpened(h):
+    """`h`, with gradients that grow where they are small, as under small weights."""
+
+    @tf.custom_gradient
+    def identity(h):
+        def gradient(dy):
+            size = tf.norm(dy, axis=1, keepdims=True)
+            return tf.where((size > 0) & (size < 0.5), 1000.0 * dy, dy)
+
+        return tf.identity(h), gradient
+
+    return identity(h)
+
+
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.parametrize("memory", [1, 2**26])
+def test_a_jacobian_that_does_not_fit_is_summed_as_it_was_measured(memory):
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        h = sharpened(10 * tf.math.igamma(tf.exp(x) + 0.3, tf.exp(SQUARE[0])))
+        options = {"check_isolation": "never", "memory": memory}
+        gradients = PerExampleGradients(squash(h @ W), [SQUARE], **options)
+        weights = 1e-3 / gradients.norms
+        return gradients.weighted_sum(weights), gradients.materialized(), weights
+
+    (total,), (each,), weights = step(X)
+    np.testing.assert_allclose(total, tf.tensordot(weights, each, 1), rtol=1e-4)
+    assert np.linalg.norm(total) <= 1e-3 * len(X) * 1.0001

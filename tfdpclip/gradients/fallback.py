@@ -141,7 +141,10 @@ class SlowGradients:
 
     Where they fit into memory, they are built once, and the norms and the sums are made
     of the same numbers. Elsewhere they are built twice, which is the same only if a
-    backward pass gives the same result twice; this is looked up, not assumed.
+    backward pass gives the same result twice; this is looked up, not assumed. One pass
+    then gives the sum under all weights, as gradients are linear in what comes back;
+    behind a gradient function of somebody's own they need not be, and each example has
+    a pass of its own again.
 
     Args:
       per_example: the losses, `[B]`.
@@ -151,6 +154,7 @@ class SlowGradients:
       budget: what memory there is.
       coarse: whether a variable is used in a type below float32, to which ordinary
         gradients would round the sum over examples.
+      linear: whether all gradient functions are TensorFlow's.
 
     Raises:
       LossStructureError: if they do not fit, and a second backward pass would draw
@@ -166,13 +170,14 @@ class SlowGradients:
         budget: Budget,
         *,
         coarse: bool = False,
+        linear: bool = True,
     ):
         self.variables = list(variables)
         self._losses = per_example
         self._handles = list(handles)
         self._batch_size = batch_size
         self._budget = budget
-        self._coarse = coarse
+        self._one_by_one = coarse or not linear
         self._bytes = 4 * sum(math.prod(v.shape) for v in variables)
         self._kept: list[tf.Tensor] | None = None
         if budget.reserve(self._bytes):
@@ -242,11 +247,12 @@ class SlowGradients:
         for weights, places in groups.values():
             variables = [self.variables[place] for place in places]
             handles = [self._handles[place] for place in places]
-            if kept is None and not self._coarse:
+            if kept is None and not self._one_by_one:
                 seeds = tf.cast(weights, self._losses.dtype)
                 found = tf.gradients(self._losses, handles, grad_ys=seeds)
             else:
-                # Autodiff would round the sum over examples to a coarse type.
+                # Autodiff would round the sum over examples to a coarse type, and
+                # who knows what a gradient function makes of small weights.
                 every = tf.ones_like(weights, tf.bool) if kept is None else kept
                 found = masked_sums(self._losses, variables, handles, weights, every)
             for place, variable, total in zip(places, variables, found, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients import fallback, ops, separation, while_loops
+from tfdpclip.gradients import _copies, fallback, ops, separation, while_loops
 from tfdpclip.gradients.backward import Backward, gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import ancestors
@@ -172,6 +172,7 @@ def find_gradients(
             context.batch_size,
             budget,
             coarse=coarse,
+            linear=not any(map(_copies.has_own_gradient, context.flows.ops)),
         )
     return found
 

@@ -185,6 +185,13 @@ def _shared_among_the_batch(self, norms, state):
     return _Base.weights(self, norms, state) / (1 + count)
 
 
+def _by_the_largest(self, norms, state):
+    finite = tf.math.is_finite(norms)
+    clip = tf.cast(state, norms.dtype)
+    largest = tf.reduce_max(tf.where(finite, norms, tf.zeros_like(norms)))
+    return tf.where(finite, clip / tf.maximum(largest, clip), tf.zeros_like(norms))
+
+
 def _by_batch_size(self, norms, state):
     return _Base.weights(self, norms, state) / tf.cast(tf.size(norms), norms.dtype)
 
@@ -251,6 +258,7 @@ UNBOUNDED = {
     "precision lost": (_Base, "weights", _single, "must be float64"),
     "a last bit more": (_Base, "weights", _a_last_bit_more, "weighted"),
     "of the whole batch": (_Base, "weights", _shared_among_the_batch, "other records"),
+    "of the largest record": (_Base, "weights", _by_the_largest, "other records"),
     "of the batch's size": (_Base, "weights", _by_batch_size, "other records"),
     "sensitivity understated": (
         _Base,

@@ -25,7 +25,7 @@ UNALIGNED = 4 * ROUNDING
 _NOT_FINITE = (np.inf, -np.inf, np.nan)
 # Records expected in a step, for the defaults of counts.
 _RECORDS = 100.0
-# Of many groups, so many are tried alone.
+# Of many groups, and of many records, so many are tried alone.
 _ALONE = 4
 _STEPS = 4
 
@@ -309,11 +309,17 @@ class Trial:
                     beside = as_double(call(changed, self.state))
                     if not np.array_equal(alone[mine], beside[mine], equal_nan=True):
                         return self._coupled(method, mine, alone, beside)
-            # Of another number of records; what is vectorised differs in the last bit.
-            first = np.arange(rows) < rows // 2
-            beside = as_double(call(norms[: rows // 2], self.state))
-            if not np.allclose(alone[first], beside, rtol=UNALIGNED, atol=0):
-                return self._coupled(method, first, alone, beside)
+            # Of another number of records, and of none beside: where the largest of all
+            # decides, half of them have another as large. What is vectorised differs in
+            # the last bit.
+            places = np.linspace(0, rows - 1, _ALONE).astype(int)
+            for start, end in ((0, rows // 2), *((i, i + 1) for i in places)):
+                beside = as_double(call(norms[start:end], self.state))
+                some = (np.arange(rows) >= start) & (np.arange(rows) < end)
+                if not np.allclose(
+                    alone[some], beside, rtol=UNALIGNED, atol=0, equal_nan=True
+                ):
+                    return self._coupled(method, some, alone, beside)
         return None
 
     def _coupled(

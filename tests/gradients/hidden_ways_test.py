@@ -92,6 +92,21 @@ def test_data_of_unknown_rank_are_refused():
         step.get_concrete_function(data.element_spec)
 
 
+@pytest.mark.parametrize("beside", [0, 1])
+def test_the_entries_of_a_ragged_batch_are_no_examples(beside):
+    ragged = tf.RaggedTensor.from_row_lengths(X, [20, 4])
+    signature = [tf.TensorSpec([3, 5])] * beside + [
+        tf.RaggedTensorSpec([None, None, 3], ragged_rank=1)
+    ]
+
+    @tf.function(input_signature=signature)
+    def step(*given):
+        return clipped_sum(squash(given[-1].flat_values @ W), [W], FixedClip(1.0))
+
+    with pytest.raises(LossStructureError, match="ragged.*to_tensor"):
+        step(*[W] * beside, ragged)
+
+
 SIZED = {
     "a branch": lambda h, n: tf.switch_case(n % 2, [lambda: h + 0, lambda: -h]),
     "how far to roll": lambda h, n: tf.roll(h, n % 3, axis=1),

@@ -25,6 +25,7 @@ from tests.keras.helpers import (
 )
 from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip import accounting, sampling
+from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.clipping import (
     AutomaticClip,
@@ -617,6 +618,42 @@ def test_another_layers_state_is_warned_about(read, options):
     # Nothing is said about the metrics.
     text = str([w.message for w in found if w.category is PrivateStateWarning][0])
     assert "total" not in text and "count" not in text
+
+
+def _in_a_case(variable, value):
+    write = [lambda: variable.assign(value), lambda: variable.assign(-value)]
+    tf.switch_case(tf.cast(tf.reduce_sum(value) > 0, tf.int32), write)
+
+
+WRITES = {
+    "some entries": lambda v, value: v.scatter_nd_add([[0], [1]], value[:2]),
+    "rows": lambda v, value: v.scatter_update(tf.IndexedSlices(value[0], 0)),
+    "a slice": lambda v, value: v[:2].assign(value[:2]),
+    "in a case": _in_a_case,
+    "of a frozen layer": lambda v, value: v.assign(value),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_so_is_what_is_written_in_other_ways(how):
+    class Written(L.Layer):
+        def build(self, shape):
+            frozen = how == "of a frozen layer"
+            self.mean = self.add_weight(
+                name="mean", shape=(3,), initializer="zeros", trainable=frozen
+            )
+            self.trainable = not frozen
+
+        def call(self, x):
+            WRITES[how](unwrapped(self.mean), tf.reduce_mean(x, axis=0))
+            return x
+
+    model = tf.keras.Sequential([tf.keras.Input((3,)), Written(), L.Dense(1)])
+    model.compile(
+        DPSGD(0.1, clip=C, noise_multiplier=1.0, expected_batch_size=2), "mse"
+    )
+    with pytest.warns(PrivateStateWarning, match="mean:0.*without noise"):
+        model.fit(*some_data(4, 3), batch_size=2, verbose=0)
 
 
 def test_metrics_and_dropout_are_no_private_state():

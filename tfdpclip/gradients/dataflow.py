@@ -301,6 +301,14 @@ class Dataflow:
                 "dataset.map(lambda x, y: (tf.ensure_shape(x, [28, 28]), y))."
                 + see("mixed-examples")
             )
+        if _is_ragged(output):
+            raise LossStructureError(
+                f"The data {output.name!r} are the values of a ragged tensor, one row "
+                "for each entry, not for each example: every entry would be clipped "
+                "alone. Pad in the pipeline, before the step, and give the filling a "
+                "weight of 0: dataset.map(lambda x, y: (x.to_tensor(shape=[None, 40]), "
+                "y))." + see("mixed-examples")
+            )
         self.sources.append(output)
         rows = self.rows_per_example
         return Flow(DATA, (0,), rows) if output.shape.rank else Flow(DATA, ())
@@ -335,6 +343,24 @@ class Dataflow:
                 return Flow(DATA, (0,), like.rows, like.minor, made=True)
             return Flow(DATA, (0,), self.rows_per_example, made=True)
         return Flow(SIZE)
+
+
+def _is_ragged(tensor: tf.Tensor) -> bool:
+    """Whether it is the values that a function was given in a ragged tensor."""
+    graph = tensor.graph
+    signature = getattr(graph, "structured_input_signature", None)
+    if signature is None:
+        return False
+    found, place = set(), 0
+    for spec in tf.nest.flatten(signature):
+        if not isinstance(spec, tf.TypeSpec):
+            continue
+        length = len(tf.nest.flatten(spec, expand_composites=True))
+        if isinstance(spec, tf.RaggedTensorSpec):
+            found.add(place)
+        place += length
+    inputs = graph.inputs
+    return any(tensor is inputs[i] for i in found if i < len(inputs))
 
 
 def _has_gradient(op: tf.Operation) -> bool:

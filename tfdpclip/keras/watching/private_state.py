@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
@@ -15,13 +16,8 @@ from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 # The attribute of ops that the optimizer made of a loss: they may stand in the graph
 # before the loss of another replica.
 MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_CALLS = (
-    "If",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "While",
-)
+# What does no more with a variable than read it, or draw from it.
+_NO_WRITES = ops.READS | ops.RANDOM | ops.ITERATORS
 
 
 class PrivateStateWarning(UserWarning):
@@ -80,18 +76,18 @@ def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
     for op in graph.get_operations():
         if op is loss.op:
             break
-        if op.type in _ASSIGNMENTS:
-            handles, values = [op.inputs[0]], op.inputs[1:]
-        elif op.type in _CALLS and _assigns_within(op):
-            handles = [t for t in op.inputs if t.dtype == tf.resource]
-            values = [t for t in op.inputs if t.dtype != tf.resource]
-        else:
+        handles = [
+            handle
+            for index, handle in enumerate(op.inputs)
+            if handle.dtype == tf.resource
+            and not _NO_WRITES.issuperset(origins.handle_users(op, index))
+        ]
+        if not handles or _made_of_a_loss(op):
             continue
-        if _made_of_a_loss(op):
-            continue
+        values = [t for t in op.inputs if t.dtype != tf.resource]
         for handle in handles:
             variable = owners.get(handle.ref())
-            if variable is None or variable.trainable or _is_metric(variable):
+            if variable is None or _is_metric(variable):
                 continue
             if any(_from_data(value, graph, seen) for value in values):
                 averaged = _compat.is_running_statistic(variable)
@@ -135,34 +131,6 @@ def _is_metric(variable: tf.Variable) -> bool:
         variable.synchronization == tf.VariableSynchronization.ON_READ
         and variable.aggregation == tf.VariableAggregation.SUM
     )
-
-
-def _assigns_within(op: tf.Operation) -> bool:
-    """Whether a called function assigns to any variable."""
-    pending = [op.get_attr(a).name for a in _function_attrs(op)]
-    known: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in known:
-            continue
-        known.add(name)
-        function = _tf_private.function_named(op.graph, name)
-        if function is None:
-            return True
-        definition = getattr(function, "cached_definition", None) or (
-            function.definition
-        )
-        for node in definition.node_def:
-            if node.op in _ASSIGNMENTS:
-                return True
-            for attr in node.attr.values():
-                if attr.WhichOneof("value") == "func":
-                    pending.append(attr.func.name)
-    return False
-
-
-def _function_attrs(op: tf.Operation) -> list[str]:
-    return [a.name for a in op.op_def.attr if a.type == "func"]
 
 
 def _from_data(tensor: tf.Tensor, graph, seen: dict) -> bool:

@@ -1,6 +1,7 @@
 """Whatever else writes to the weights during a budgeted fit is found, and named."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip import sampling
 from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
-from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget, privatize
+from tfdpclip.keras import (
+    DPSGD,
+    DPAdam,
+    PrivacyBudget,
+    PrivateStateWarning,
+    privatize,
+)
 
 pytestmark = pytest.mark.unchecked
 
@@ -413,6 +420,57 @@ class TestAnotherPrivateOptimizer:
         budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp", **budget_options or {})
         model.fit(batches, verbose=0, callbacks=[budget])
         return budget
+
+
+class TestStateThatIsKept:
+    """What no gradient trains, and the model is saved with: a warning."""
+
+    @staticmethod
+    def _fit(after):
+        class Model(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = tf.keras.layers.Dense(1)
+                self.probe = tf.keras.layers.Dense(1, trainable=False)
+                self.probe.build((None, 2))
+
+            def call(self, x):
+                return self.dense(x)
+
+            def train_step(self, data):
+                logs = super().train_step(data)
+                x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+                after(self, x, y)
+                return logs
+
+        model = Model()
+        model(_data()[0])
+        loss = tf.keras.losses.MeanSquaredError(reduction=MEAN)
+        model.compile(_private(), loss, weighted_metrics=["mae"])
+        batches = sampling.Poisson(0.1).batches(_data())
+        budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp")
+        model.fit(batches, verbose=0, callbacks=[budget])
+
+    @staticmethod
+    def _train_probe(model, x, y):
+        kernel = unwrapped(model.probe.kernel)
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            loss = tf.reduce_mean((x @ kernel - y) ** 2)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+
+    def test_is_found_after_the_private_step(self):
+        with pytest.warns(PrivateStateWarning, match="kernel:0 is assigned"):
+            self._fit(self._train_probe)
+
+    def test_what_follows_the_weights_is_none(self):
+        def average(model, x, y):
+            kept, now = model.probe.kernel, model.dense.kernel
+            unwrapped(kept).assign(0.9 * kept + 0.1 * now)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PrivateStateWarning)
+            self._fit(average)
 
 
 class TestBetweenSteps:

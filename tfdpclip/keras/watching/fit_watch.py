@@ -17,9 +17,12 @@ from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients._copies import calls_python
+from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
+from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
+    kept_of_data,
     made_of_data,
     other_data,
     other_step,
@@ -350,6 +353,9 @@ class FitWatch:
             found = other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
+            private_state.warn_of(
+                kept_of_data(concrete, self._kept(), self._history.identity)
+            )
             step = other_step(concrete, self._history.identity)
             if step is not None:
                 self._report_step(f"the training step ({step!r})")
@@ -389,6 +395,15 @@ class FitWatch:
                     "public data only, say so: PrivacyBudget(..., "
                     "allow_outside_updates=True)." + see("updates-by-something-else")
                 )
+
+    def _kept(self) -> list[tf.Variable]:
+        """What the model has that no gradient trains, but for what is put back."""
+        trained = {id(v) for v in all_unwrapped(self._model.trainable_variables)}
+        return [
+            v
+            for v in all_unwrapped(self._model.weights)
+            if id(v) not in trained and getattr(v, PUBLIC_COPY, None) is None
+        ]
 
     def _report(self, variable: tf.Variable | None, how: str) -> None:
         if variable is None or self.problem:

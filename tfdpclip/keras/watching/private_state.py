@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -16,6 +17,8 @@ from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 # The attribute of ops that the optimizer made of a loss: they may stand in the graph
 # before the loss of another replica.
 MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
+# The attribute of a variable that a warning was about.
+_SAID = "_tfdpclip_private_state"
 # What does no more with a variable than read it, or draw from it.
 _NO_WRITES = ops.READS | ops.RANDOM | ops.ITERATORS
 
@@ -50,13 +53,21 @@ def keep_public(loss: tf.Tensor) -> None:
         )
     for variable in statistics:
         variable.assign(getattr(variable, PUBLIC_COPY))
-    if others:
+    warn_of(others)
+
+
+def warn_of(variables: Sequence[tf.Variable]) -> None:
+    """Says that these keep something of private batches; of each once."""
+    new = [v for v in variables if not getattr(v, _SAID, False)]
+    for variable in new:
+        setattr(variable, _SAID, True)
+    if new:
         warnings.warn(
-            f"{_named(others)} is assigned values that depend on the batch. If it is "
+            f"{_named(new)} is assigned values that depend on the batch. If it is "
             "saved with the model, or used in other steps, it releases private data "
             "without noise." + see("batch-statistics"),
             PrivateStateWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

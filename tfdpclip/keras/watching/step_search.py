@@ -163,6 +163,67 @@ class Search:
         self.follow(function.node_def, roots, name)
 
 
+def kept_of_data(
+    concrete: Any, variables: Sequence[tf.Variable], identity: str
+) -> list[tf.Variable]:
+    """The variables to which a traced training step writes what it makes of its data.
+
+    What is read from variables, as an average of trained weights is made of, is none.
+
+    Args:
+      concrete: the traced function, whose arguments are what it is given.
+      variables: the variables.
+      identity: of the optimizer.
+    """
+    by_handle = {
+        id(part.handle): variable
+        for variable in variables
+        for part in components(variable)
+    }
+    graph = concrete.graph
+    roots: dict[str, Any] = {
+        inside.op.name: by_handle[id(outside)]
+        for outside, inside in graph.captures
+        if id(outside) in by_handle
+    }
+    captured = {id(inside) for _, inside in graph.captures}
+    given = (t for t in graph.inputs if id(t) not in captured)
+    roots |= {t.op.name: _DATA for t in given if t.dtype != tf.resource}
+    definition = graph.as_graph_def()
+    search = _KeptSearch(definition.library, identity.encode())
+    search.follow(definition.node, roots, "the training step")
+    return [variable for variable, _ in search.found.values()]
+
+
+class _KeptSearch(Search):
+    """Follows variables, and what is made of data, to where one is given the other.
+
+    In the place of a variable stands `_DATA`, for everything that is made of data.
+    """
+
+    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
+        known = dict(roots)
+        for node in nodes:
+            given = [known.get(node_of(name)) for name in node.input if name[0] != "^"]
+            variables = [g for g in given if g is not None and g is not _DATA]
+            of_data = any(g is _DATA for g in given)
+            if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
+                known[node.name] = _DATA
+                continue
+            if node.op == "Identity" and variables:
+                known[node.name] = variables[0]
+                continue
+            called = self.called_by(node) or []
+            for name in called if variables else ():
+                self._enter(name, given[SKIPPED.get(node.op, 0) :])
+            own = node.attr[UPDATE_MARK].s == self._identity
+            if of_data and not (called or own or node.op in READS):
+                for variable in variables:
+                    self.found.setdefault(id(variable), (variable, node.name))
+            if of_data:
+                known[node.name] = _DATA
+
+
 class _DataSearch(Search):
     """Follows the step's own iterators, and looks for others.
 

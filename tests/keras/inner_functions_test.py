@@ -44,8 +44,8 @@ class Inner(tf.keras.Sequential):
         return {"loss": loss}
 
 
-def fit(how, prepare, **options):
-    model = Inner([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+def fit(how, prepare, kind=Inner, **options):
+    model = kind([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
     model.how, model.prepare = how, prepare
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=20)
     model.compile(optimizer, **{"jit_compile": False, **options})
@@ -72,6 +72,61 @@ def test_what_is_made_of_a_batch_outside_is_refused(name, how):
 def test_a_batch_does_not_choose_its_loss():
     with pytest.raises(PrivacyMismatchError, match="more than data"):
         fit("chosen", lambda x: (x, 1.0))
+
+
+class Remembering(Inner):
+    """Has what its batches are like from a variable, a metric or its last pass."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.buffer = tf.Variable(tf.zeros([20, 3]), trainable=False)
+        self.seen = tf.keras.metrics.Mean()
+        self.count = tf.Variable(0, trainable=False)
+
+    def train_step(self, data):
+        x, y = data[:2]
+        update = tf.function(self.update)
+        turned = tf.reverse(x, [0])
+        if self.how == "a variable":
+            self.buffer.assign(turned)
+            loss = update(self.buffer.read_value(), y, tf.constant(1.0))
+        elif self.how == "a metric":
+            loss = update(x, y, 1 / (1 + self.seen.result()))
+            self.seen.update_state(tf.reduce_max(x))
+        elif self.how == "a metric chooses":
+            self.seen.update_state(tf.reduce_max(x))
+            loss = tf.cond(
+                self.seen.result() > 2.0,
+                lambda: self.update(x, -y, 1.0),
+                lambda: self.update(x, y, 1.0),
+            )
+        elif self.how == "a count chooses":
+            self.count.assign_add(1)
+            loss = tf.cond(
+                tf.logical_and(self.count % 2 == 0, self.optimizer.iterations < 100),
+                lambda: self.update(x, y, 1.0),
+                lambda: self.update(x, y, 0.5),
+            )
+        else:
+
+            def one(i, x, last):
+                last = tf.cond(i > 0, lambda: self.update(x, y, 1.0), lambda: last)
+                return i + 1, (turned if self.how == "a pass" else x), last
+
+            loss = tf.while_loop(lambda i, *_: i < 2, one, (0, x, 0.0))[2]
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    "how", ["a variable", "a metric", "a metric chooses", "a pass"]
+)
+def test_what_the_step_remembers_is_more_than_data(how):
+    with pytest.raises(PrivacyMismatchError, match="more than data"):
+        fit(how, None, Remembering)
+
+
+def test_a_count_of_steps_may_choose():
+    assert fit("a count chooses", None, Remembering).ledger.steps == 2
 
 
 SOUND = {

@@ -359,7 +359,7 @@ class FitWatch:
             step = other_step(concrete, self._history.identity)
             if step is not None:
                 self._report_step(f"the training step ({step!r})")
-            made = made_of_data(concrete, self._history.identity)
+            made = made_of_data(concrete, watched, self._history.identity)
             if made is not None and not self.problem:
                 self.problem = (
                     "A function, or a branch, that has the private step in it is given "

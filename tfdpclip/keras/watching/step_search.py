@@ -1,4 +1,8 @@
-"""Searches of a traced training step: who writes to what, and what that is made of."""
+"""Searches of a traced training step: who writes to what, and what that is made of.
+
+It is long because each search is of the same kind: what a node of a graph, or of a
+function that it calls, gets of what is followed.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +104,7 @@ class Search:
         self._functions = {f.signature.name: f for f in library.function}
         self._identity = identity
         self._seen: set = set()
-        self.found: dict[int, tuple[tf.Variable, str]] = {}
+        self.found: dict[int, tuple[Any, str]] = {}
 
     def follow(self, nodes, roots: dict[str, tf.Variable], where: str) -> None:
         """Adds what is found among nodes; `roots` are the variables by tensor name."""
@@ -180,19 +184,26 @@ def kept_of_data(
         for variable in variables
         for part in components(variable)
     }
-    graph = concrete.graph
-    roots: dict[str, Any] = {
+    handles = {
         inside.op.name: by_handle[id(outside)]
-        for outside, inside in graph.captures
+        for outside, inside in concrete.graph.captures
         if id(outside) in by_handle
     }
+    return _written_with_data(concrete, handles, identity)
+
+
+def _written_with_data(
+    concrete: Any, handles: dict[str, Any], identity: str
+) -> list[Any]:
+    """Of what stands in the place of some handles, what is given data."""
+    graph = concrete.graph
     captured = {id(inside) for _, inside in graph.captures}
     given = (t for t in graph.inputs if id(t) not in captured)
-    roots |= {t.op.name: _DATA for t in given if t.dtype != tf.resource}
+    data = {t.op.name: _DATA for t in given if t.dtype != tf.resource}
     definition = graph.as_graph_def()
     search = _KeptSearch(definition.library, identity.encode())
-    search.follow(definition.node, roots, "the training step")
-    return [variable for variable, _ in search.found.values()]
+    search.follow(definition.node, handles | data, "the training step")
+    return [what for what, _ in search.found.values()]
 
 
 class _KeptSearch(Search):
@@ -366,13 +377,16 @@ class _ReadSearch(Search):
                 self.written |= given
 
 
-def made_of_data(concrete: Any, identity: str) -> str | None:
+def made_of_data(
+    concrete: Any, own: Sequence[tf.Variable], identity: str
+) -> str | None:
     """Where a function or branch that has the private step in it gets more than data.
 
     The optimizer reads the graph of the loss, and takes its arguments for the batch.
 
     Args:
       concrete: the traced function, whose arguments are what it is given.
+      own: what the optimizer trains and keeps.
       identity: of the optimizer.
 
     Returns:
@@ -380,10 +394,21 @@ def made_of_data(concrete: Any, identity: str) -> str | None:
       examples.
     """
     graph = concrete.graph
+    known = {id(part.handle) for variable in own for part in components(variable)}
+    handles = {
+        inside.op.name: outside
+        for outside, inside in graph.captures
+        if outside.dtype == tf.resource and id(outside) not in known
+    }
+    # What comes out of there may be of the data, of this step or of those before.
+    kept = {id(handle) for handle in _written_with_data(concrete, handles, identity)}
+    roots: dict[str, Any] = {n: h for n, h in handles.items() if id(h) in kept}
     given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
     definition = graph.as_graph_def()
     search = _BetweenSearch(definition.library, identity.encode())
-    search.follow(definition.node, dict.fromkeys(given, _DATA), "the training step")
+    search.follow(
+        definition.node, roots | dict.fromkeys(given, _DATA), "the training step"
+    )
     return search.other
 
 
@@ -397,7 +422,8 @@ _BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
 class _BetweenSearch(Search):
     """Follows data to the functions that have the private step in them.
 
-    In the place of a variable stands `_DATA`, or what made something else of them.
+    In the place of a variable stands `_DATA`, what made something else of them, or the
+    handle of what the step keeps data in.
 
     Attributes:
       other: the name of an op that made what such a function is given.
@@ -407,34 +433,80 @@ class _BetweenSearch(Search):
 
     def __init__(self, library, identity: bytes):
         super().__init__(library, identity)
+        self._library = library
         self._private: dict[str, bool] = {}
+        # What functions give, by their names and what they were given.
+        self._results: dict[Any, list[Any]] = {}
+        self._last: dict[str, Any] = {}
 
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
         known = dict(roots)
         constants = {node.name for node in nodes if node.op == "Const"}
         for node in nodes:
             inputs = [node_of(name) for name in node.input if name[0] != "^"]
-            given = [known.get(name) for name in inputs]
+            found = [known.get(name) for name in inputs]
+            given = [g if isinstance(g, str) else None for g in found]
+            handles = [g for g in found if g is not None and not isinstance(g, str)]
+            by = f"{node.op} {node.name!r} in {where}"
             called = self.called_by(node) or []
             private = [name for name in called if self._is_private(name)]
             if private and node.attr[UPDATE_MARK].s != self._identity:
                 made = next(filter(None, given), None)
                 self.other = self.other or made
-                skip = SKIPPED.get(node.op, 0)
+                # Of what it is given, all has been looked at.
+                arguments = [_DATA if isinstance(g, str) else g for g in found]
                 for name in private:
-                    # Of what it is given, all has been looked at.
-                    arguments = [None if g is None else _DATA for g in given[skip:]]
-                    self._enter(name, arguments)
+                    self._within(node, name, arguments[SKIPPED.get(node.op, 0) :])
             if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
                 known[node.name] = _DATA
+            elif handles and node.op == "Identity":
+                known[node.name] = handles[0]
+            elif handles and not called:
+                known[node.name] = by
             elif node.op != "OptionalHasValue" and any(g is not None for g in given):
                 first = next(filter(None, given), _DATA)
                 others = [n for n, g in zip(inputs, given, strict=True) if g is None]
                 same = node.op in _UNCHANGED
                 same |= node.op in _BY_A_CONSTANT and constants.issuperset(others)
                 same &= len(others) < len(inputs) == len(others) + 1
-                by = f"{node.op} {node.name!r} in {where}"
+                if called and not first:
+                    arguments = found[SKIPPED.get(node.op, 0) :]
+                    results = [r for f in called for r in self._given_by(f, arguments)]
+                    first = next((r for r in results if isinstance(r, str) and r), "")
+                    same = not first
                 known[node.name] = first if same or first else by
+        self._last = known
+
+    def _given_by(self, name: str, arguments: list[Any]) -> list[Any]:
+        """What a function gives of what it is given."""
+        key = (name, tuple(id(argument) for argument in arguments))
+        if key not in self._results:
+            function = self._functions[name]
+            self._results[key] = [None] * len(function.signature.output_arg)
+            names = [argument.name for argument in function.signature.input_arg]
+            given = zip(names, arguments, strict=True)
+            roots = {name: g for name, g in given if g is not None}
+            self.follow(function.node_def, roots, name)
+            self._results[key] = [
+                self._last.get(node_of(function.ret[result.name]))
+                for result in function.signature.output_arg
+            ]
+        return self._results[key]
+
+    def _within(self, node, name: str, arguments: list[Any]) -> None:
+        """Looks into a function, and at what a loop's body hands to its next pass."""
+        results = self._given_by(name, arguments)
+        if node.op not in ("While", "StatelessWhile"):
+            return
+        if name != node.attr["body"].func.name:
+            return
+        for place, made in enumerate(results):
+            if isinstance(made, str) and made:
+                use = _UseSearch(self._library, self._identity)
+                given: list[Any] = [None] * len(arguments)
+                given[place] = _DATA
+                use._enter(name, given)
+                self.other = self.other or (made if use.found else None)
 
     def _is_private(self, name: str) -> bool:
         """Whether a function, or one that it calls, updates what is trained."""
@@ -447,3 +519,20 @@ class _BetweenSearch(Search):
                 for node in nodes
             )
         return self._private[name]
+
+
+class _UseSearch(Search):
+    """Follows an argument, and finds out whether the private step is made of it."""
+
+    def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
+        known = dict(roots)
+        for node in nodes:
+            given = [known.get(node_of(name)) for name in node.input if name[0] != "^"]
+            if all(g is None for g in given):
+                continue
+            if node.attr[UPDATE_MARK].s == self._identity:
+                self.found[0] = (None, node.name)
+                return
+            for name in self.called_by(node) or ():
+                self._enter(name, given[SKIPPED.get(node.op, 0) :])
+            known[node.name] = _DATA

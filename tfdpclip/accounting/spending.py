@@ -11,7 +11,7 @@ from tfdpclip.accounting import accountants, search
 from tfdpclip.accounting.phases import Phase
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling import events
-from tfdpclip.sampling.capped import CappedPoisson
+from tfdpclip.sampling.poisson import CappedPoisson
 
 #: What the statement of a run assumes, and that of a search does not.
 CHOICE = "a choice among several runs, or of settings, is not counted"

@@ -20,8 +20,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.ahead import Ahead
-from tfdpclip.sampling.base import NeighboringRelation
-from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.base import DrawKey, NeighboringRelation
 
 # Every drawer alive, so that a callback can see which of them feeds a training run.
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()

@@ -12,65 +12,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import dp_accounting
-import numpy as np
 
 from tfdpclip import _arguments, correlated
-from tfdpclip.sampling import events
 from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
-from tfdpclip.sampling.capped import CappedPoisson
-from tfdpclip.sampling.poisson_draws import PoissonDraws
+from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
-
-
-@dataclasses.dataclass(frozen=True)
-class Poisson(PoissonDraws):
-    """Every record enters every step independently with probability `rate`.
-
-    The default scheme: the one that privacy accounting is sharpest for.
-
-    *Formal guarantees*
-
-    * Neighbours: add or remove one record.
-    * Without `capacity`, steps are the Poisson-sampled Gaussian of the literature.
-    * With it, a draw larger than `capacity` is cut to a uniformly random subset, and
-      `event` accounts for the cut
-      (`tfdpclip.accounting.TruncatedPoissonSampledDpEvent` has the bound and its
-      proof). Batches always have a capacity; the default one is exceeded less than
-      once in 10^10 steps.
-
-    Attributes:
-      rate: Probability with which a record enters a step, in (0, 1].
-      capacity: Most records a step can hold; None for no limit.
-      population: Number of records, or an upper bound. Needed with `capacity`.
-
-    >>> scheme = Poisson(0.01)
-    >>> scheme.event(1.1, 10).event.sampling_probability
-    0.01
-    """
-
-    rate: float
-    capacity: int | None = None
-    population: int | None = None
-
-    def __post_init__(self):
-        self._check_draws()
-
-    def describe(self) -> str:
-        return f"Poisson, rate {self.rate:.6g}"
-
-    def at_worst(self) -> FullBatch:
-        return FullBatch()
-
-    def _overflow(self, population: int, capacity: int) -> float:
-        return events.overflow_probability(population, self.rate, capacity)
-
-    def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        if self.capacity is None:
-            return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
-        return events.TruncatedPoissonSampledDpEvent(
-            self.population, self.rate, self.capacity, gaussian
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,48 +185,6 @@ class ShuffledEpochs(_EqualSteps):
         epoch, place = divmod(step, self.steps_per_epoch(population))
         order = key.order(epoch, population)
         return order[place * self.batch_size : (place + 1) * self.batch_size]
-
-
-@dataclasses.dataclass(frozen=True)
-class FullBatch(SamplingScheme):
-    """Every step sees every record.
-
-    *Formal guarantees*
-
-    * Neighbours: add or remove one record. T steps are one Gaussian with noise
-      multiplier z / sqrt(T), exactly.
-
-    >>> FullBatch().event(2.0, 3).count
-    3
-    """
-
-    amplified: ClassVar[bool] = False
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.ADD_OR_REMOVE_ONE
-
-    def expected_batch_size(self, population: int) -> float:
-        return float(_arguments.count_of("population", population, 0))
-
-    def steps_per_epoch(self, population: int) -> int:
-        del population
-        return 1
-
-    def participation(self, steps: int) -> correlated.MinSeparation:
-        return correlated.MinSeparation(1, _arguments.integer("steps", steps, 1))
-
-    def describe(self) -> str:
-        return "full batch"
-
-    def at_worst(self) -> FullBatch:
-        return self
-
-    def _capacity(self, population: int) -> int:
-        return population
-
-    def _draw(self, key, population, step):
-        return np.arange(population)
 
 
 _SCHEMES: tuple[type[Any], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -286,17 +287,14 @@ class CyclicPoisson(_Separated):
         return self.capacity or self._least_capacity(_DEFAULT_OVERFLOW)
 
     def _least_capacity(self, overflow: float) -> int:
-        low, high = 0, self._largest_group
-        while high - low > 1:
-            middle = (low + high) // 2
-            exceeded = events.overflow_probability(
-                self._largest_group, self.turn_rate, middle + 1
-            )
-            if exceeded <= overflow:
-                high = middle
-            else:
-                low = middle
-        return high
+        group, rate = self._largest_group, self.turn_rate
+        return 1 + bisect.bisect_left(
+            range(1, group),
+            True,
+            key=lambda most: (
+                events.overflow_probability(group, rate, most + 1) <= overflow
+            ),
+        )
 
     def _for_data(self, population: int, capacity: int) -> CyclicPoisson:
         self._check_population(population)

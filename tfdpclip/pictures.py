@@ -5,6 +5,7 @@ Figures have no global state, and matplotlib is imported when the first one is m
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pathlib
@@ -238,7 +239,7 @@ def plain_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def save_as(
-    figure: Any, path: str | os.PathLike[str], formats: Sequence[str] = ("png",)
+    figure: Any, path: str | os.PathLike[str], formats: Sequence[str]
 ) -> list[pathlib.Path]:
     """Writes a figure in each of the formats; returns the paths.
 
@@ -253,10 +254,11 @@ def save_as(
 
 
 def save(figure: Any, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes a figure, in a directory that is made if need be; returns the path."""
-    path = pathlib.Path(path)
+    """Writes a figure as its ending says, in a directory made if need be; the path."""
+    path, content = pathlib.Path(path), io.BytesIO()
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.save_figure(figure, path, dpi=130)
+    figure.savefig(content, format=path.suffix[1:] or None, dpi=130)
+    files.write_atomically(path, content.getvalue())
     return path
 
 

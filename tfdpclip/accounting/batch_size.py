@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdpclip import _arguments, _progress
-from tfdpclip._notebook import ShownAsText
+from tfdpclip._notebook import ShownAsText, aligned
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.sampling import FullBatch, Poisson
 
@@ -134,14 +134,7 @@ class BatchSizeAdvice(ShownAsText):
             if row["chosen"]:
                 note = "<- recommended"
             lines.append([format(row[key], form) for key, _, form in _COLUMNS] + [note])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
-        return "\n".join(
-            "  ".join(
-                [cell.rjust(w) for cell, w in zip(line, widths, strict=False)]
-                + [line[-1]]
-            ).rstrip()
-            for line in lines
-        )
+        return aligned(lines, left=(len(_COLUMNS),))
 
     def __str__(self) -> str:
         return (

@@ -41,8 +41,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.federated import _discrete_noise, _entropy, _rotation, _tff, discrete
+from tfdpclip.federated._processes import Summation
 from tfdpclip.federated._records import RecordClip
-from tfdpclip.federated._summation import Summation
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import philox
 

@@ -223,3 +223,44 @@ class SamplingScheme(abc.ABC):
         if z == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.GaussianDpEvent(z / sensitivity)
+
+
+class EqualSteps(SamplingScheme):
+    """What schemes have in common whose steps are of one size.
+
+    Dataclasses with the fields `batch_size` and `population`, which is public, and
+    perhaps `relation`.
+    """
+
+    batch_size: int
+    population: int
+    relation: str = "replace_one"
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation:
+        if self.relation == "zero_out":
+            return NeighboringRelation.REPLACE_SPECIAL
+        return NeighboringRelation.REPLACE_ONE
+
+    def expected_batch_size(self, population: int) -> float:
+        del population
+        return float(self.batch_size)
+
+    def steps_per_epoch(self, population: int) -> int:
+        return -(-_arguments.count_of("population", population, 0) // self.batch_size)
+
+    def _capacity(self, population: int) -> int:
+        return self.batch_size
+
+    def _for_data(self, population: int, capacity: int) -> SamplingScheme:
+        check_population(self.population, population)
+        return self
+
+
+def check_population(planned: int, found: int) -> None:
+    """Raises ValueError if there are other records than a scheme is for."""
+    if planned != found:
+        raise ValueError(
+            f"population = {planned} but there are {found} records: the accounting "
+            "would be about another data set."
+        )

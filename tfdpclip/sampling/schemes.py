@@ -7,7 +7,6 @@ A scheme is a frozen dataclass of public settings; private data is an argument o
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,50 +14,13 @@ import dp_accounting
 
 from tfdpclip import _arguments, correlated
 from tfdpclip.sampling.available import AvailableClients
-from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
+from tfdpclip.sampling.base import EqualSteps, SamplingScheme
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 
 @dataclasses.dataclass(frozen=True)
-class _EqualSteps(SamplingScheme):
-    """Steps of `batch_size` records each, out of a `population` that is public."""
-
-    batch_size: int
-    population: int
-
-    def __post_init__(self):
-        self._keep_counts("batch_size", "population")
-
-    def expected_batch_size(self, population: int) -> float:
-        del population
-        return float(self.batch_size)
-
-    def steps_per_epoch(self, population: int) -> int:
-        population = _arguments.count_of("population", population, 0)
-        return math.ceil(population / self.batch_size)
-
-    def _check_room(self, how: str = "") -> None:
-        if self.batch_size > self.population:
-            raise ValueError(
-                f"batch_size must be at most the population{how}, got "
-                f"{self.batch_size} of {self.population}."
-            )
-
-    def _capacity(self, population: int) -> int:
-        return self.batch_size
-
-    def _for_data(self, population: int, capacity: int) -> _EqualSteps:
-        if self.population != population:
-            raise ValueError(
-                f"population = {self.population} but there are {population} records: "
-                "the accounting would be about another data set."
-            )
-        return self
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedSize(_EqualSteps):
+class FixedSize(EqualSteps):
     """Every step draws exactly `batch_size` of `population` records.
 
     *Formal guarantees*
@@ -78,17 +40,15 @@ class FixedSize(_EqualSteps):
     0.5
     """
 
+    batch_size: int
+    population: int
     replacement: bool = False
 
     def __post_init__(self):
-        super().__post_init__()
+        self._keep_counts("batch_size", "population")
         _arguments.boolean("replacement", self.replacement)
         if not self.replacement:
-            self._check_room(" without replacement")
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.REPLACE_ONE
+            _check_room(self, " without replacement")
 
     def describe(self) -> str:
         how = "with" if self.replacement else "without"
@@ -116,7 +76,7 @@ class FixedSize(_EqualSteps):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledEpochs(_EqualSteps):
+class ShuffledEpochs(EqualSteps):
     """Every epoch goes through all records once, in a fresh random order.
 
     What `fit` does with arrays. Its randomness is *not* counted: bounds for
@@ -143,21 +103,17 @@ class ShuffledEpochs(_EqualSteps):
     3
     """
 
+    batch_size: int
+    population: int
     relation: str = "replace_one"
 
     amplified: ClassVar[bool] = False
     independent_steps: ClassVar[bool] = False
 
     def __post_init__(self):
-        super().__post_init__()
+        self._keep_counts("batch_size", "population")
         _arguments.choice("relation", self.relation, ("replace_one", "zero_out"))
-        self._check_room()
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        if self.relation == "zero_out":
-            return NeighboringRelation.REPLACE_SPECIAL
-        return NeighboringRelation.REPLACE_ONE
+        _check_room(self)
 
     def describe(self) -> str:
         return f"shuffled epochs, {self.batch_size} of {self.population} per step"
@@ -185,6 +141,14 @@ class ShuffledEpochs(_EqualSteps):
         epoch, place = divmod(step, self.steps_per_epoch(population))
         order = key.order(epoch, population)
         return order[place * self.batch_size : (place + 1) * self.batch_size]
+
+
+def _check_room(scheme: FixedSize | ShuffledEpochs, how: str = "") -> None:
+    if scheme.batch_size > scheme.population:
+        raise ValueError(
+            f"batch_size must be at most the population{how}, got "
+            f"{scheme.batch_size} of {scheme.population}."
+        )
 
 
 _SCHEMES: tuple[type[Any], ...] = (

@@ -12,7 +12,6 @@ from tfdpclip import pictures
 from tfdpclip.tuning.search_privacy import SearchStatement
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
 _NAMES = {
@@ -27,7 +26,8 @@ class GridResult:
     """The runs of a grid. `str()` gives the best settings and the privacy statement.
 
     Attributes:
-      rows: one dictionary for each run: settings, scores and seconds.
+      rows: one dictionary for each run, for CSV files or pandas: settings, scores and
+        seconds.
       settings: names of the settings that are not repeats.
       metric: the score to compare by.
       maximize: whether more is better.
@@ -117,12 +117,6 @@ class GridResult:
         if not rows:
             raise ValueError("No run has ended yet, so there is no best one.")
         return max(rows, key=self._value)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """All runs as a pandas data frame. Needs pandas (the extra "plots")."""
-        import pandas
-
-        return pandas.DataFrame(list(self.rows))
 
     def heatmap(
         self,

@@ -17,10 +17,11 @@ DESCRIPTION = re.sub(
 )
 
 # TensorBoard comes with TensorFlow 2.14, and `tf.summary` needs it.
-PLOTS = ["matplotlib>=3.7", "pandas>=2.0", "tensorboard>=2.14"]
+PLOTS = ["matplotlib>=3.7", "tensorboard>=2.14"]
 EXAMPLES = ["scikit-learn>=1.3", *PLOTS]
 HUB = ["keras-hub>=0.32; python_version>='3.11'"]
 BENCHMARKS = [
+    "pandas>=2.0",
     "psutil>=5.9",
     # Not for Python 3.12, and its import fails with TensorFlow 2.21.
     "tensorflow-privacy>=0.9.0; python_version=='3.11'",
@@ -30,6 +31,7 @@ BENCHMARKS = [
 TEST = [
     "hypothesis>=6.100",
     "packaging>=21.0",
+    "pandas>=2.0",
     "psutil>=5.9",
     "pytest>=8.2",
     "pytest-timeout>=2.2",

@@ -35,7 +35,7 @@ from benchmarks import compiled_tables, models, paper_models, step_files
 from benchmarks.cells import ROOT, Table
 from benchmarks.peers import installed
 from benchmarks.step_files import Cell
-from driver_kit import command_line
+from driver_kit.command_line import argument_parser, words
 
 # Not lstm and gru: of Keras 2's, XLA takes the tokens for constants.
 MODELS = ("mlp", "mnist_cnn", "convnet", "embedding", "transformer")
@@ -56,17 +56,14 @@ class MeasureError(RuntimeError):
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = command_line.argument_parser(__doc__)
-
-    def names(text):
-        return [part for part in text.split(",") if part]
+    parser = argument_parser(__doc__)
 
     add = parser.add_argument
-    add("--models", type=names, default=list(MODELS), help="Of benchmarks.models.")
-    add("--batch_sizes", type=names, default=["64"])
-    add("--optimizers", type=names, default=["sgd", "adam"])
-    add("--policies", type=names, default=["float32", "mixed_bfloat16"])
-    add("--modes", type=names, default=list(MODES), help="Ours, of SGD in float32.")
+    add("--models", type=words, default=list(MODELS), help="Of benchmarks.models.")
+    add("--batch_sizes", type=words, default=["64"])
+    add("--optimizers", type=words, default=["sgd", "adam"])
+    add("--policies", type=words, default=["float32", "mixed_bfloat16"])
+    add("--modes", type=words, default=list(MODES), help="Ours, of SGD in float32.")
     add("--repeats", type=int, default=40, help="Timed steps of each at most.")
     add("--seconds_per_cell", type=float, default=5.0, help="Of one step's timing.")
     add("--folder", type=pathlib.Path, help="Keeps the step files there.")

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit import command_line
+from driver_kit.command_line import argument_parser, words
 
 MODES = ("aggregation", "updates", "fedavg")
 AGGREGATORS = ("gaussian_adaptive", "central", "secure", "distributed")
@@ -45,27 +45,24 @@ COLUMNS = (
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = command_line.argument_parser(__doc__)
-
-    def names(text):
-        return [part for part in text.split(",") if part]
+    parser = argument_parser(__doc__)
 
     def numbers(text):
-        return sorted(int(float(part)) for part in names(text))
+        return sorted(int(float(part)) for part in words(text))
 
     add = parser.add_argument
     add("--parameters", type=numbers, default=[10**4, 10**5, 10**6, 10**7])
     add("--clients", type=numbers, default=[10, 100, 1000])
     add(
         "--aggregators",
-        type=names,
+        type=words,
         default=list(AGGREGATORS),
         help="Also central_fixed and central_layerwise, and what there is no way "
         "below: floor_central and floor_distributed.",
     )
     add(
         "--modes",
-        type=names,
+        type=words,
         default=["aggregation"],
         help="aggregation: the clients' updates are made by one cheap operation, to "
         "time nothing but aggregation. updates: they are given as arrays. fedavg: the "

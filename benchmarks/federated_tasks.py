@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit import command_line
+from driver_kit.command_line import argument_parser, words
 
 #: Clients of a round, and examples of each: enough batches to be like a real client,
 #: few enough to be timed often.
@@ -54,14 +54,11 @@ COLUMNS = (
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = command_line.argument_parser(__doc__)
-
-    def names(text):
-        return [part for part in text.split(",") if part]
+    parser = argument_parser(__doc__)
 
     add = parser.add_argument
-    add("--tasks", type=names, default=list(SIZES))
-    add("--variants", type=names, default=list(VARIANTS[1:]))
+    add("--tasks", type=words, default=list(SIZES))
+    add("--variants", type=words, default=list(VARIANTS[1:]))
     add("--clients", type=int, help="Of a round. Default: depends on the task.")
     add("--examples", type=int, help="Of a client. Default: depends on the task.")
     add("--repeats", type=int, default=15, help="Timed rounds of each at most.")

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit import command_line
+from driver_kit.command_line import argument_parser, words
 
 COLUMNS = (
     *cells.KEY,
@@ -44,20 +44,17 @@ _PRECISION = 1.1
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = command_line.argument_parser(__doc__)
-
-    def names(text):
-        return [part for part in text.split(",") if part]
+    parser = argument_parser(__doc__)
 
     add = parser.add_argument
     add(
         "--models",
-        type=names,
+        type=words,
         default=["mnist_cnn", "convnet", "mlp", "embedding", "lstm", "transformer"],
     )
-    add("--batch_sizes", type=names, default=["64", "256"])
-    add("--modes", type=names, default=list(cells.OURS), help="Ours.")
-    add("--peers", type=names, default=list(cells.PEERS), help="Other libraries'.")
+    add("--batch_sizes", type=words, default=["64", "256"])
+    add("--modes", type=words, default=list(cells.OURS), help="Ours.")
+    add("--peers", type=words, default=list(cells.PEERS), help="Other libraries'.")
     add("--adam", action="store_true", help="Adam instead of SGD.")
     add("--largest_batch", action="store_true", help="Also the largest batch.")
     add("--memory_budget", type=float, default=2048.0, help="MiB of the process.")

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit import command_line
+from driver_kit.command_line import argument_parser, words
 
 MODELS = (
     "mnist_cnn",
@@ -49,23 +49,20 @@ _ALONE = ("perturbation",)
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads the flags."""
-    parser = command_line.argument_parser(__doc__)
-
-    def names(text):
-        return [part for part in text.split(",") if part]
+    parser = argument_parser(__doc__)
 
     add = parser.add_argument
-    add("--models", type=names, default=list(MODELS), help="Which models to time.")
-    add("--batch_sizes", type=names, default=[str(size) for size in BATCH_SIZES])
+    add("--models", type=words, default=list(MODELS), help="Which models to time.")
+    add("--batch_sizes", type=words, default=[str(size) for size in BATCH_SIZES])
     add(
         "--modes",
-        type=names,
+        type=words,
         default=list(cells.OURS),
         help="Ours; also joint, buffered_3, toeplitz_16, quantile_unchecked.",
     )
     add(
         "--peers",
-        type=names,
+        type=words,
         default=list(cells.PEERS),
         help="Other libraries' variants; --peers= for none. A name of TensorFlow "
         "with _xla at its end is compiled.",

@@ -30,3 +30,12 @@ def argument_parser(about: str | None, **options: Any) -> argparse.ArgumentParse
     )
     parser.add_argument(*HELP, action="help", help="Show this.")
     return parser
+
+
+def words(text: str) -> list[str]:
+    """What a comma stands between, for `type=`.
+
+    >>> words("mlp,cnn")
+    ['mlp', 'cnn']
+    """
+    return [part for part in text.split(",") if part]

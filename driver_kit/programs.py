@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from absl import logging
 
-from driver_kit import reports, settings
+from driver_kit import plotting, reports, settings
 from driver_kit.settings import UsageError
-from tfdpclip import files, pictures
+from tfdpclip import files
 
 
 class Result(Protocol):
@@ -97,7 +97,7 @@ def write(result: Result, used: Any, directory: pathlib.Path) -> list[str]:
         files.write_atomically(directory / name, content)
     for name, figure in result.figures.items():
         kinds = getattr(used, "figure_format", ("png",))
-        paths = pictures.save_as(figure, directory / name, kinds)
+        paths = plotting.save_as(figure, directory / name, kinds)
         names += [path.name for path in paths]
     # Last: where there is a report, there is all that it is about.
     files.write_atomically(directory / reports.REPORT, text)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdpclip._notebook import aligned
+
 REPORT, CONFIG = "report.txt", "config.json"
 
 _WIDTH = 88
@@ -60,11 +62,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["  (empty)"]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns, *([_cell(row.get(c, "")) for c in columns] for row in rows)]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(columns))]
-    return [
-        "  " + "  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True))
-        for line in cells
-    ]
+    return textwrap.indent(aligned(cells), "  ").split("\n")
 
 
 def _cell(value: Any) -> str:

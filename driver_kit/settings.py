@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from driver_kit import command_line
-from tfdpclip import pictures
+from driver_kit import command_line, plotting
 
 Settings = TypeVar("Settings")
 
@@ -243,7 +242,7 @@ def output_dir(name: str) -> Any:
 
 def figure_format() -> Any:
     """The field that every program with figures has."""
-    return choices(("png",), pictures.FORMATS, "What to write figures as.")
+    return choices(("png",), plotting.FORMATS, "What to write figures as.")
 
 
 def delta() -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import ticker
 
+from driver_kit import plotting
 from tfdpclip import pictures
 
 SGD = "sgd"
@@ -316,7 +317,7 @@ def _by_epoch(found, rows, noises, title):
             ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
             if i == len(where) - 1:
                 ax.set_xlabel("epoch")
-        pictures.accuracy_axis(axes[i, 0], seen, most=100)
+        plotting.accuracy_axis(axes[i, 0], seen, most=100)
     _legend(picture, axes)
     return picture
 
@@ -359,6 +360,6 @@ def _by_value(key, rows, noises, title):
             ax.xaxis.set_minor_locator(ticker.NullLocator())
             if i == len(where) - 1:
                 ax.set_xlabel(_WORDS[key])
-        pictures.accuracy_axis(axes[i, 0], seen, most=100)
+        plotting.accuracy_axis(axes[i, 0], seen, most=100)
     _legend(picture, axes)
     return picture

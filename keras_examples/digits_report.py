@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib import figure, ticker
 
-from driver_kit import reports
+from driver_kit import plotting, reports
 from tfdpclip import pictures
 from tfdpclip.accounting import PrivacyStatement
 
@@ -236,10 +236,10 @@ def _plot_accuracy(axes, steps, run):
         axes.axhline(run.baseline, color=_GREY, linestyle=":", label=label)
     axes.set_ylabel("test accuracy")
     seen = values[1:] or values
-    pictures.accuracy_axis(
+    plotting.accuracy_axis(
         axes, seen if run.baseline is None else [*seen, run.baseline]
     )
-    pictures.guessing(axes, 1 / run.classes)
+    plotting.guessing(axes, 1 / run.classes)
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.12), fontsize=9)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from matplotlib import ticker
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import plotting, programs, settings
 from keras_examples import image_data, tracking
 from tfdpclip import pictures
 from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
@@ -301,8 +301,8 @@ def curves(runs: dict[str, list[dict[str, float]]], title: str, guess: float):
         if private and "epsilon" in rows[-1]:
             axes[0, 1].plot(epochs, [r["epsilon"] for r in rows], label=name, **look)
     axes[0, 0].set(xlabel="epoch", ylabel="test accuracy (%)")
-    pictures.accuracy_axis(axes[0, 0], seen, most=100)
-    pictures.guessing(axes[0, 0], guess, most=100)
+    plotting.accuracy_axis(axes[0, 0], seen, most=100)
+    plotting.guessing(axes[0, 0], guess, most=100)
     axes[0, 0].legend(fontsize=8.5)
     for ax in axes[0]:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))

@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import plotting, programs, settings
 from keras_examples import (
     features,
     network_features,
@@ -245,7 +245,7 @@ def _plot(accuracy, name):
         label=f"macro accuracy {accuracy.macro:.1%}",
     )
     ax.set(xlabel="class, the easiest on the left", ylabel="test accuracy (%)")
-    pictures.accuracy_axis(ax, 100 * ordered, most=100)
+    plotting.accuracy_axis(ax, 100 * ordered, most=100)
     if len(ordered) <= 12:
         ax.set_xticks(range(len(ordered)), [str(c) for c in accuracy.order])
     ax.legend(fontsize=9)

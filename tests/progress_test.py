@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tfdpclip import _progress
 from tfdpclip.accounting import search
-from tfdpclip.correlated import optimization
+from tfdpclip.correlated import optimized
 
 pytestmark = pytest.mark.unchecked
 
@@ -100,9 +100,7 @@ LONG = {
     ),
     "most steps": (lambda: search.most_steps(lambda t, c=1: t / 100, 1.0), "try"),
     "matrix of least error": (
-        lambda: optimization.least(
-            lambda x: (float(x @ x), 2 * x), [np.ones(3)], (-2, 2)
-        ),
+        lambda: optimized.least(lambda x: (float(x @ x), 2 * x), [np.ones(3)], (-2, 2)),
         "try",
     ),
 }

@@ -6,7 +6,6 @@ import ast
 import functools
 import pathlib
 import re
-from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: What `pip install` installs: the library, and the drivers with what they share.
@@ -56,9 +55,9 @@ def imports(
 ) -> dict[str, int]:
     """What a module names of this repository, with the line.
 
-    Wherever the import stands, except under `if TYPE_CHECKING`. A string counts too if
-    it is the whole name of a module, or the beginning of one (``f"tfdpclip.{name}"``):
-    `import_module` or ``python -m`` gets it.
+    Wherever the import stands, also where it is for type checkers alone. A string
+    counts too if it is the whole name of a module, or the beginning of one
+    (``f"tfdpclip.{name}"``): `import_module` or ``python -m`` gets it.
 
     Args:
       path: the module's file, below `root`.
@@ -71,7 +70,7 @@ def imports(
     """
     tree, found = read(path, root), {}
     parents = path.removesuffix(".py").split("/")[:-1]
-    for node in _running(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found.setdefault(alias.name, node.lineno)
@@ -92,21 +91,6 @@ def imports(
     return {
         name: line for name, line in found.items() if name.split(".")[0] in PACKAGES
     }
-
-
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) in (
-            "TYPE_CHECKING",
-            "typing.TYPE_CHECKING",
-        ):
-            for statement in node.orelse:
-                yield statement
-                yield from _running(statement)
-            continue
-        yield node
-        yield from _running(node)
 
 
 def missing_imports(path: str) -> list[str]:

@@ -198,25 +198,6 @@ def table_text(
     return text.getvalue()
 
 
-def save_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Writes a matplotlib figure with `write_atomically`.
-
-    Args:
-      figure: The figure.
-      path: The file; its ending says which format.
-      **options: For `figure.savefig`, such as `dpi`.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    ending = pathlib.Path(path).suffix[1:]
-    if ending:
-        options.setdefault("format", ending)
-    content = io.BytesIO()
-    figure.savefig(content, **options)
-    write_atomically(path, content.getvalue())
-
-
 def prepare_directory(path: str | os.PathLike[str]) -> pathlib.Path:
     """Makes a directory, checks that it can be written to, and tidies it.
 

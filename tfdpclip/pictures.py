@@ -5,6 +5,7 @@ Figures have no global state, and matplotlib is imported when the first one is m
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pathlib
@@ -22,8 +23,6 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vXP"
 GREY = "#666666"
-#: What figures are written as.
-FORMATS = ("png", "pdf", "svg")
 SEQUENTIAL = "viridis"
 PRIVATE_NOTE = "measured without noise: not to be released if the data are private"
 
@@ -171,38 +170,6 @@ def plane(
     return place
 
 
-def accuracy_axis(ax: Any, values: Any, *, most: float = 1.0) -> None:
-    """Limits for accuracies: around the values, rather than from 0.
-
-    Args:
-      ax: the axes, whose vertical axis it is.
-      values: what is to be seen. Leave out what may lie below, as before training.
-      most: what all right is, 1 or 100.
-    """
-    found = np.asarray(values, np.float64)
-    found = found[np.isfinite(found)]
-    if not found.size:
-        return
-    low, high = float(found.min()), float(found.max())
-    margin = max(0.08 * (high - low), 0.005 * most)
-    ax.set_ylim(max(-0.02 * most, low - margin), min(1.01 * most, high + margin))
-
-
-def guessing(ax: Any, share: float, *, most: float = 1.0) -> None:
-    """A line at the accuracy of guessing, where the axes show it.
-
-    Below them, the legend would name a line that nobody sees.
-
-    Args:
-      ax: the axes, with their limits.
-      share: how many guesses are right, from 0 to 1.
-      most: what all right is, 1 or 100.
-    """
-    if share * most >= ax.get_ylim()[0]:
-        label = f"guessing: {share:.0%}"
-        ax.axhline(share * most, color=GREY, linewidth=0.8, label=label)
-
-
 def note(figure: Any, text: str = PRIVATE_NOTE) -> None:
     """A line of small text under the picture."""
     figure.supxlabel(text, fontsize=7.5, color=GREY)
@@ -237,26 +204,12 @@ def plain_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def save_as(
-    figure: Any, path: str | os.PathLike[str], formats: Sequence[str] = ("png",)
-) -> list[pathlib.Path]:
-    """Writes a figure in each of the formats; returns the paths.
-
-    Args:
-      figure: the figure.
-      path: the file without its ending.
-      formats: which of `FORMATS`.
-    """
-    path = pathlib.Path(path)
-    # Not with_suffix: names may have points in them, as eps_0.25.
-    return [save(figure, path.with_name(f"{path.name}.{kind}")) for kind in formats]
-
-
 def save(figure: Any, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes a figure, in a directory that is made if need be; returns the path."""
-    path = pathlib.Path(path)
+    """Writes a figure as its ending says, in a directory made if need be; the path."""
+    path, content = pathlib.Path(path), io.BytesIO()
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.save_figure(figure, path, dpi=130)
+    figure.savefig(content, format=path.suffix[1:] or None, dpi=130)
+    files.write_atomically(path, content.getvalue())
     return path
 
 

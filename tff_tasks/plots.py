@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import programs, reports, settings
+from driver_kit import plotting, programs, reports, settings
 from tfdpclip import files, pictures
 from tff_tasks import records, studies
 from tff_tasks.studies import Row
@@ -328,7 +328,7 @@ def draw(config: PlotConfig) -> str:
         str(path)
         for number, picture in drawn.items()
         if picture is not None
-        for path in pictures.save_as(
+        for path in plotting.save_as(
             picture, target / f"figure_{number}", config.figure_format
         )
     ]

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import plotting, programs, settings
 from tfdpclip import accounting, files, pictures, sampling
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
@@ -222,7 +222,7 @@ def write(config: TrackingConfig) -> str:
     ]
     files.write_atomically(directory / "tracking.csv", files.table_text(rows))
     for number, picture in ((1, plot_losses()), (2, plot_paths(config, paths))):
-        pictures.save_as(picture, directory / f"figure_{number}", config.figure_format)
+        plotting.save_as(picture, directory / f"figure_{number}", config.figure_format)
     lines = [
         "True quantiles, and the average of the last quarter of the estimates:",
         "",

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import programs, progress, reports, settings
+from driver_kit import plotting, programs, progress, reports, settings
 from tfdpclip import files, pictures
 from tff_tasks import command, records, studies
 from tff_tasks.config import RunConfig
@@ -151,8 +151,7 @@ def run(config: RatesConfig) -> str:
     better = max if task.higher_is_better else min
     best = better(rows, key=lambda row: row[task.metric])
     directory = pathlib.Path(config.output_dir)
-    for ending in config.figure_format:
-        files.save_figure(_picture(rows, task), directory / f"rates.{ending}")
+    plotting.save_as(_picture(rows, task), directory / "rates", config.figure_format)
     edges = [
         side
         for side in ("client", "server")

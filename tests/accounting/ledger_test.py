@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from tfdpclip import accounting, sampling
-from tfdpclip.accounting import Ledger, PrivacyMismatchError, _ledger_file
+from tfdpclip import _sealed, accounting, sampling
+from tfdpclip.accounting import Ledger, PrivacyMismatchError
 
 _DELTA = 1e-5
 _POISSON = sampling.Poisson(0.01)
@@ -114,7 +114,7 @@ class TestCounting:
         ledger = _ledger(path, steps=7)
         content = {**ledger.to_dict(), "format": 2}
         del content["counted"], content["holder"]
-        path.write_text(_ledger_file.to_text(content))
+        path.write_text(_sealed.to_text(content))
         again = Ledger.load(path)
         assert again.steps == 7 and again.counted == {}
         again.record(1)
@@ -214,7 +214,7 @@ class TestFiles:
         spoil(content)
         # With the checksum that it then has: each check must find it by itself.
         del content["checksum"]
-        path.write_text(_ledger_file.to_text(content))
+        path.write_text(_sealed.to_text(content))
         with pytest.raises(ValueError, match="not a privacy ledger"):
             Ledger.load(path)
 

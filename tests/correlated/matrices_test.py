@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdpclip import correlated
-from tfdpclip.correlated import buffered, optimization, toeplitz
+from tfdpclip.correlated import buffered, optimized, toeplitz
 from tfdpclip.correlated.matrices import root_of_workload
 
 _ONCE = correlated.SingleEpoch()
@@ -287,12 +287,12 @@ class TestOptimized:
         ]
         assert errors[0] < errors[1]
 
-    @pytest.mark.parametrize("error", optimization.OBJECTIVES)
+    @pytest.mark.parametrize("error", optimized.OBJECTIVES)
     @pytest.mark.parametrize("rates", [None, tuple(np.linspace(1, 0.1, 12))])
     def test_gradients_are_differences(self, error, rates):
         rng = np.random.default_rng(0)
         workload = correlated.Workload(0.5, rates)
-        objective = optimization.Objective(
+        objective = optimized.Objective(
             12, correlated.MinSeparation(4, 2), workload, error
         )
         column = np.concatenate([[1.0], rng.uniform(0, 0.5, 11)])
@@ -307,12 +307,12 @@ class TestOptimized:
             slope = (value(column + moved)[0] - value(column - moved)[0]) / 2e-6
             assert gradient[k] == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
-    @pytest.mark.parametrize("error", optimization.OBJECTIVES)
+    @pytest.mark.parametrize("error", optimized.OBJECTIVES)
     def test_the_objective_is_the_error(self, error):
         participation = correlated.MinSeparation(4, 2)
         matrix = correlated.SquareRootToeplitz(5, 0.5)
         workload = correlated.Workload(0.5, tuple(np.linspace(1, 0.1, 12)))
-        objective = optimization.Objective(12, participation, workload, error)
+        objective = optimized.Objective(12, participation, workload, error)
         value, _ = objective(matrix.coefficients(12), matrix.inverse_coefficients(12))
         found = correlated.noise_error(matrix, 12, participation, workload)
         assert math.exp(value / 2) == pytest.approx(getattr(found, error))

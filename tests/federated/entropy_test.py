@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from tests.federated.helpers import vector_type
 from tests.seeds import COLLIDING, SCANNED, assert_random_words, opened
 from tfdpclip import federated
-from tfdpclip.federated import _discrete_noise, _entropy, _rotation, distributed
+from tfdpclip.federated import _discrete_noise, _entropy, distributed
 
 # Cells of one number, and of several.
 STDDEVS = (2.0, 1000.0)
@@ -21,7 +21,7 @@ SAMPLERS = {
     "table": lambda seed: _discrete_noise.from_table(
         _discrete_noise.cells_for(STDDEVS[1], True), 64, seed, tf.int64
     ),
-    "signs": lambda seed: _rotation.signs(128, seed),
+    "signs": lambda seed: _discrete_noise.signs(128, seed),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpclip.federated import _rotation
+from tfdpclip.federated import _discrete_noise
 
 
 @pytest.mark.parametrize("dimension", [2, 32, 64, 128, 256, 2048])
@@ -16,9 +16,9 @@ def test_hadamard_is_orthonormal_and_its_own_inverse(dimension):
         matrix = np.kron([[1, 1], [1, -1]], matrix)
     rng = np.random.default_rng(4)
     x = rng.normal(size=dimension)
-    found = _rotation.hadamard(tf.constant(x)).numpy()
+    found = _discrete_noise.hadamard(tf.constant(x)).numpy()
     np.testing.assert_allclose(found, matrix @ x / math.sqrt(dimension), atol=1e-12)
-    back = _rotation.hadamard(tf.constant(found)).numpy()
+    back = _discrete_noise.hadamard(tf.constant(found)).numpy()
     np.testing.assert_allclose(back, x, atol=1e-12)
 
 
@@ -27,13 +27,13 @@ def test_norms_are_kept_to_what_the_plan_allows_for():
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=2**17).astype(np.float32)
         norm = np.linalg.norm(x.astype(np.float64))
-        found = _rotation.hadamard(tf.constant(x)).numpy().astype(np.float64)
+        found = _discrete_noise.hadamard(tf.constant(x)).numpy().astype(np.float64)
         assert np.linalg.norm(found) == pytest.approx(norm, rel=5e-7)
 
 
 def test_signs_are_independent_signs():
     dimension = 2**17
-    found = _rotation.signs(dimension, tf.constant([1, 2], tf.int64), 3.0).numpy()
+    found = _discrete_noise.signs(dimension, tf.constant([1, 2], tf.int64), 3.0).numpy()
     assert set(found) == {-3.0, 3.0}
     # Five standard deviations each, of the mean and of 64 correlations.
     found = found / 3
@@ -46,5 +46,5 @@ def test_signs_are_independent_signs():
 
 @pytest.mark.parametrize("dimension", [2, 4, 32, 64, 128])
 def test_there_is_a_sign_for_each_coordinate(dimension):
-    found = _rotation.signs(dimension, tf.constant([1, 2], tf.int64))
+    found = _discrete_noise.signs(dimension, tf.constant([1, 2], tf.int64))
     assert found.shape == [dimension] and found.dtype == tf.float32

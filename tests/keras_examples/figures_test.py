@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from driver_kit import programs, settings
+from driver_kit import plotting, programs, settings
 from keras_examples import image_data, optimal_clip, training
 from tests.keras_examples import image_files
 from tfdpclip import diagnostics, pictures
@@ -44,9 +44,9 @@ def test_long_titles_fit():
 def test_the_line_of_guessing_is_where_it_is_seen():
     _, axes = pictures.new(3, 3)
     axes[0, 0].set_ylim(50, 100)
-    pictures.guessing(axes[0, 0], 0.1, most=100)
+    plotting.guessing(axes[0, 0], 0.1, most=100)
     assert not axes[0, 0].lines
-    pictures.guessing(axes[0, 0], 0.6, most=100)
+    plotting.guessing(axes[0, 0], 0.6, most=100)
     (line,) = axes[0, 0].lines
     assert line.get_label() == "guessing: 60%" and line.get_ydata()[0] == 60
 

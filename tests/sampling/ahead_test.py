@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.source_tree import ROOT
 from tfdpclip import sampling
-from tfdpclip.sampling import ahead, sources
+from tfdpclip.sampling import fetching, sources
 
 RECORDS = 60
 X = np.arange(1, RECORDS + 1, dtype=np.float32)[:, None] * [1.0, 10.0]
@@ -193,9 +193,9 @@ def test_two_elements_are_fetched_ahead_and_counted_when_they_are_taken():
 
 def test_what_is_ahead_has_a_limit_in_bytes(monkeypatch):
     assert sampling.Poisson(0.5).batches(slices())._drawer._ahead.elements == 2
-    monkeypatch.setattr(ahead, "BYTES", 70 * (2 * 4 + 8))
+    monkeypatch.setattr(fetching, "BYTES", 70 * (2 * 4 + 8))
     assert sampling.FullBatch().batches(slices())._drawer._ahead.elements == 1
-    monkeypatch.setattr(ahead, "BYTES", 50 * (2 * 4 + 8))
+    monkeypatch.setattr(fetching, "BYTES", 50 * (2 * 4 + 8))
     batches = sampling.FullBatch().batches(slices())
     assert batches._drawer._ahead.elements == 0
     np.testing.assert_array_equal(next(iter(batches))[0], X)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests import stack
 from tfdpclip import accounting, sampling
-from tfdpclip.sampling import draw_key
+from tfdpclip.sampling.base import DrawKey
 from tfdpclip.sampling.drawer import DrawObserver, Taker
 from tfdpclip.sampling.sources import open_source
 
@@ -116,13 +116,13 @@ class TestDraws:
 
     def test_an_epoch_is_shuffled_once(self, monkeypatch):
         made = []
-        rng = draw_key.DrawKey.rng
+        rng = DrawKey.rng
 
         def counted(key, step, purpose=None):
             made.append(step)
             return rng(key, step, purpose)
 
-        monkeypatch.setattr(draw_key.DrawKey, "rng", counted)
+        monkeypatch.setattr(DrawKey, "rng", counted)
         batches = sampling.ShuffledEpochs(7, 60).batches(_numbered())
         for _ in range(2):
             collections.deque(batches, maxlen=0)

@@ -12,7 +12,7 @@ from scipy import stats
 
 import tfdpclip as dpc
 from tfdpclip import accounting, sampling
-from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.base import DrawKey
 from tfdpclip.sampling.people import FewOfEach
 from tfdpclip.sampling.sources import open_source
 

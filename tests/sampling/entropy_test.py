@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfdpclip import sampling
-from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.base import DrawKey
 
 _MASK = 2**32 - 1
 # Of `numpy.random.SeedSequence`, after O'Neill's seed_seq_fe.

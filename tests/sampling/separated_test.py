@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tfdpclip import accounting, correlated, sampling
-from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.base import DrawKey
 
 _Relation = accounting.NeighboringRelation
 

@@ -17,8 +17,8 @@ from tfdpclip.federated import (
     distributed,
 )
 from tfdpclip.federated import secure as secure_lib
+from tfdpclip.federated._processes import PlainSum, Summation
 from tfdpclip.federated._records import RecordClip
-from tfdpclip.federated._summation import PlainSum, Summation
 from tfdpclip.mechanism import Mechanism
 
 _release = Summation.release

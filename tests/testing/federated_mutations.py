@@ -17,13 +17,13 @@ from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _discrete_noise,
     _entropy,
-    _summation,
+    _processes,
     aggregators,
     distributed,
 )
 from tfdpclip.federated import secure as secure_lib
+from tfdpclip.federated._processes import Summation
 from tfdpclip.federated._records import RecordClip
-from tfdpclip.federated._summation import Summation
 from tfdpclip.mechanism import Mechanism
 
 # Few clients: a count then is as telling as the update.
@@ -200,14 +200,14 @@ MUTATIONS = [
     ),
     Mutation(
         "mean over the clients that came",
-        _summation,
+        _processes,
         "PlainSum",
         bugs.MeanOfThosePresent,
         sensitivity,
     ),
     Mutation(
         "fraction of the clients that came",
-        _summation,
+        _processes,
         "PlainSum",
         bugs.FractionOfThosePresent,
         sensitivity,
@@ -215,7 +215,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sum clipped at the server, not the clients' updates",
-        _summation,
+        _processes,
         "PlainSum",
         bugs.ServerClips,
         sensitivity,

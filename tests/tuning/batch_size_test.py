@@ -72,7 +72,7 @@ FIGURE_7 = {
 @pytest.mark.slow
 def test_cumulative_noise_of_figure_7():
     for k, epsilon in enumerate(EPSILONS):
-        found = batch_size_noise(50_000, epsilon, DELTA, FIGURE_7, epochs=8)
+        found = batch_size_noise(50_000, epsilon, DELTA, list(FIGURE_7), epochs=8)
         for one in found:
             steps, *noise = FIGURE_7[one.batch_size]
             assert one.steps == steps
@@ -242,7 +242,7 @@ def test_bad_settings():
         batch_size_advice(1000, 8, 1.0, DELTA, tolerance=math.nan)
     with pytest.raises(ValueError, match="convention"):
         batch_size_advice(1000, 8, 1.0, DELTA, convention="round")
-    with pytest.raises(ValueError, match="candidates: a batch of 2000 records"):
+    with pytest.raises(ValueError, match="candidates must be at most 1000, got 2000"):
         batch_size_advice(1000, 8, 1.0, DELTA, candidates=[2000])
     with pytest.raises(ValueError, match="candidates must not be empty"):
         batch_size_advice(1000, 8, 1.0, DELTA, candidates=[])

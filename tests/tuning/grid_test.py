@@ -64,8 +64,7 @@ def test_summary_and_best():
     assert len(tuned) == 6 and {row["learning_rate"] for row in tuned} == {0.1}
     text = str(result)
     assert "24 of 24 runs" in text and "0.705" in text and "by luck" in text
-    frame = result.to_frame()
-    assert len(frame) == 24 and "seconds" in frame
+    assert len(result.rows) == 24 and "seconds" in result.rows[0]
 
 
 def test_minimising_and_several_scores():

@@ -34,6 +34,7 @@ import numpy as np
 from absl import app, flags
 
 from tfdpclip import accounting, pictures, sampling
+from tfdpclip._notebook import aligned
 from tfdpclip.sampling.events import RELATION_NAMES
 
 # Flags of its own, so that importing this module adds none to other programs.
@@ -336,14 +337,8 @@ def _whole(name: str, value: float) -> int:
 def _table(rows: list[dict[str, str]]) -> str:
     names = list(rows[0])
     lines = [names, *([row[name] for name in names] for row in rows)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(names))]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    lines.insert(1, ["-" * max(map(len, c)) for c in zip(*lines, strict=True)])
+    return aligned(lines, left=range(len(names)))
 
 
 def _plot(runs: list[dict[str, Any]], path: str) -> None:

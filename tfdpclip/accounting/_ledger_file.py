@@ -45,7 +45,7 @@ class LedgerFile:
         Raises:
           OSError: If it cannot be written.
         """
-        text = to_text(content).encode()
+        text = _sealed.to_text(content).encode()
         if self._seen is None:
             files.prepare_directory(self.path.parent)
         # An interruption leaves open whether it was written.
@@ -62,7 +62,7 @@ class LedgerFile:
         """
         try:
             text = files.read_bytes(self.path, _MOST_BYTES)
-            content = from_text(text)
+            content = _sealed.from_text(text, _READABLE)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{self.path} is not a privacy ledger, or damaged: {error} {_ADVICE}"
@@ -86,17 +86,3 @@ class LedgerFile:
             "a ledger, and steps that ran must not be forgotten. Put the file back, or "
             "end the other run; then continue with Ledger.load."
         )
-
-
-def to_text(content: dict[str, Any]) -> str:
-    """The file's text."""
-    return _sealed.to_text(content)
-
-
-def from_text(text: bytes) -> dict[str, Any]:
-    """What `to_text` was given.
-
-    Raises:
-      ValueError: If the text is anything but what `to_text` made.
-    """
-    return _sealed.from_text(text, _READABLE)

@@ -70,13 +70,12 @@ def _epsilon(events_and_counts: tuple, delta: float, coarseness: float) -> float
 def delta(
     leaves: Mapping[dp_accounting.DpEvent, int],
     epsilon: float,
-    coarseness: float = 1.0,
 ) -> float:
     """Returns the delta of a composition of elementary events."""
     mu = gaussian_mu(leaves)
     if mu is not None:
         return 1.0 if mu == math.inf else gdp.gdp_delta(mu, epsilon)
-    composed = _compose(leaves, coarseness)
+    composed = _compose(leaves)
     if composed is None:
         return 1.0
     value = max(0.0, composed.get_delta_for_epsilon(epsilon)) + _rounding(leaves)
@@ -114,7 +113,7 @@ def coarseness_of(leaves: Mapping[dp_accounting.DpEvent, int], cells: int) -> fl
 
 
 def _compose(
-    leaves: Mapping[dp_accounting.DpEvent, int], coarseness: float
+    leaves: Mapping[dp_accounting.DpEvent, int], coarseness: float = 1.0
 ) -> pld_lib.PrivacyLossDistribution | None:
     """Composes all events, or returns None if one of them is not private at all."""
     # With so little noise nothing is private; its square would underflow.

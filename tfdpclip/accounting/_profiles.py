@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 
@@ -98,10 +99,9 @@ def mixture_spread(mu: float, rate: float, most: int) -> tuple[float, float]:
 def _binomial(rate: float, most: int) -> tuple[np.ndarray, np.ndarray, float]:
     """How many are in, but for none; logarithms of the probabilities; and the rest."""
     binomial = stats.binom(most, rate)
-    low, last = 0, most
-    while last - low > 1:
-        middle = (low + last) // 2
-        low, last = (low, middle) if binomial.sf(middle) <= TAIL else (middle, last)
+    last = 1 + bisect.bisect_left(
+        range(1, most), True, key=lambda count: binomial.sf(count) <= TAIL
+    )
     counts = np.arange(1, last + 1)
     log_weights = binomial.logpmf(counts)
     known = np.isfinite(log_weights)

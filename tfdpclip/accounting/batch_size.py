@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tfdpclip import _arguments, _progress
-from tfdpclip._notebook import ShownAsText
+import numpy as np
+
+from tfdpclip import _arguments, _progress, pictures
+from tfdpclip._notebook import ShownAsText, aligned
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.sampling import FullBatch, Poisson
 
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONVENTIONS = ("ceil", "floor", "loader", "framework")
+# Of candidates, by their notes: the label, color, marker and size in pictures.
+_LOOKS = {
+    "": ("more noise", 5, "o", 36),
+    "too few steps": ("too few steps", 1, "X", 44),
+    "good": ("nearly the least noise", 0, "D", 36),
+    "<- recommended": ("recommended", 2, "*", 190),
+}
 _COLUMNS = (
     ("batch_size", "batch", "d"),
     ("sampling_rate", "rate", ".4g"),
@@ -127,21 +136,10 @@ class BatchSizeAdvice(ShownAsText):
     def table(self) -> str:
         """The table as text."""
         lines = [[title for _, title, _ in _COLUMNS] + [""]]
-        for row in self.rows():
-            note = "good" if row["good"] else ""
-            if not row["enough_steps"]:
-                note = "too few steps"
-            if row["chosen"]:
-                note = "<- recommended"
-            lines.append([format(row[key], form) for key, _, form in _COLUMNS] + [note])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
-        return "\n".join(
-            "  ".join(
-                [cell.rjust(w) for cell, w in zip(line, widths, strict=False)]
-                + [line[-1]]
-            ).rstrip()
-            for line in lines
-        )
+        for c in self.candidates:
+            cells = [format(getattr(c, key), form) for key, _, form in _COLUMNS]
+            lines.append([*cells, self._note(c)])
+        return aligned(lines, left=(len(_COLUMNS),))
 
     def __str__(self) -> str:
         return (
@@ -165,9 +163,51 @@ class BatchSizeAdvice(ShownAsText):
         Returns:
           The figure.
         """
-        from tfdpclip.accounting import _batch_size_plot
+        figure, axes = pictures.new(9.0, 4.0, 1, 2, sharey=True)
+        left, right = axes[0]
+        sizes = [c.batch_size for c in self.candidates]
+        steps = [c.steps for c in self.candidates]
+        noise = np.array([c.cumulative_noise for c in self.candidates])
+        notes = np.array([self._note(c) for c in self.candidates])
+        for ax, values in ((left, sizes), (right, steps)):
+            x = np.array(values)
+            ax.plot(x, noise, color=pictures.GREY, linewidth=1, zorder=1)
+            for note, (label, color, marker, size) in _LOOKS.items():
+                own = notes == note
+                look = {"color": pictures.COLORS[color], "marker": marker, "s": size}
+                if own.any():
+                    ax.scatter(x[own], noise[own], label=label, zorder=3, **look)
+            ax.set_xscale("log", base=2 if ax is left else 10)
+            ax.set_yscale("log")
+            pictures.round_ticks(ax.yaxis, min(noise), max(noise))
+        pictures.plain_ticks(left.xaxis, min(sizes), max(sizes))
+        pictures.round_ticks(right.xaxis, min(steps), max(steps))
+        left.set_xlabel("expected batch size (records)")
+        left.set_ylabel("cumulative noise  z √T  (clip norms)")
+        left.legend(fontsize=8, frameon=False)
+        right.set_xlabel("steps T")
+        right.axvline(self.minimum_steps, color=pictures.GREY, linestyle="--")
+        right.annotate(
+            f" {self.minimum_steps} steps",
+            (self.minimum_steps, 0.98),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            fontsize=8,
+            color=pictures.GREY,
+        )
+        pictures.title(
+            figure,
+            f"Noise by batch size: {self.population} records, {self.epochs:g} epochs, "
+            f"ε = {self.epsilon:g}, δ = {self.delta:g}",
+        )
+        return pictures.finish(figure, path)
 
-        return _batch_size_plot.draw(self, path)
+    def _note(self, candidate: BatchSizeNoise) -> str:
+        if candidate.batch_size == self.batch_size:
+            return "<- recommended"
+        if candidate.steps < self.minimum_steps:
+            return "too few steps"
+        return "good" if candidate.batch_size in self.good else ""
 
 
 def batch_size_noise(
@@ -333,19 +373,11 @@ def _calibrated(epsilon, delta, steps, rate) -> float:
 def _sizes(candidates, population) -> list[int]:
     if isinstance(candidates, str) or _arguments.real(candidates) is not None:
         candidates = [candidates]
-    if isinstance(candidates, Mapping):  # Of tables by batch size, the keys.
-        candidates = list(candidates)
     sizes = set()
     for size in _arguments.items("candidates", candidates):
         if isinstance(size, str) and size == "full":
             size = population
-        size = _arguments.integer("candidates", size, 1)
-        if size > population:
-            raise ValueError(
-                f"candidates: a batch of {size} records cannot be drawn from "
-                f"{population}."
-            )
-        sizes.add(size)
+        sizes.add(_arguments.integer("candidates", size, 1, population))
     if not sizes:
         raise ValueError("candidates must not be empty: give batch sizes or 'full'.")
     return sorted(sizes)

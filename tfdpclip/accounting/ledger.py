@@ -12,7 +12,7 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import Phase, PrivacyMismatchError, begin_run
-from tfdpclip.accounting.spending import Spending
+from tfdpclip.accounting.statement import Spending
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from tfdpclip import _arguments, _progress
-from tfdpclip._notebook import ShownAsText
+from tfdpclip._notebook import ShownAsText, aligned
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.calibration import epsilon as epsilon_of
 from tfdpclip.accounting.calibration import noise_multiplier
@@ -175,14 +175,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         lines = [list(titles.values())]
         for row in self.rows():
             lines.append([_cell(row[key]) for key in titles])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        return aligned(lines, left=(0,))
 
     def statement(self, format: str | None = None) -> PrivacyStatement | str:
         """What was spent, with everything that the number means nothing without.

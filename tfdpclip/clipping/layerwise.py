@@ -1,24 +1,122 @@
-"""One clip rule for each group of variables, usually layers."""
+"""Rules with groups of variables, and one clip rule for each group, usually layers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import tensorflow as tf
 
+from tfdpclip import _arguments
+from tfdpclip._arguments import choice, items, shown
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.grouped import (
-    GroupedRule,
-    check_allocation,
-    flat_rule,
-    numbers_by_group,
-)
-from tfdpclip.clipping.groups import GroupSpec, normalized
+from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalized
 from tfdpclip.clipping.rules import QuantileClip
-from tfdpclip.clipping.serialization import serialize_rule
+from tfdpclip.clipping.serialization import as_rule, serialize_rule
+
+_ALLOCATIONS = ("per_layer", "joint")
+
+
+class GroupedRule(ClipRule):
+    """What rules with groups share. `bind` says which variables there are."""
+
+    groups: GroupSpec
+    #: How noise is shared: by each group's own norm, or by the norm of all.
+    allocation: str = "per_layer"
+
+    has_groups = True
+    threshold: str | None = "group"
+
+    @property
+    def layout(self) -> Groups:
+        """The groups.
+
+        Raises:
+          ValueError: before `bind`.
+        """
+        layout = self.__dict__.get("_layout")
+        if layout is None:
+            raise ValueError(
+                f"{type(self).__name__} does not know the variables yet. An optimizer "
+                "binds it when it is built; elsewhere use rule.bind(names)."
+            )
+        return layout
+
+    @property
+    def assignment(self) -> tuple[int, ...]:
+        return self.layout.assignment
+
+    def bind(self, names: Sequence[str]) -> GroupedRule:
+        layout = make_groups(self.groups, names, getattr(self, "norms", None))
+        groups = layout.as_mapping() if callable(self.groups) else self.groups
+        bound = dataclasses.replace(cast(Any, self), groups=groups)
+        object.__setattr__(bound, "_layout", layout)
+        bound._check_bound()
+        return bound
+
+    def _check_bound(self) -> None:
+        """Raises if the settings do not fit the groups."""
+
+    def get_config(self) -> dict[str, Any]:
+        if callable(self.groups):
+            raise ValueError(
+                "groups is a function, which cannot be saved before the variables are "
+                "known. Use names or regular expressions."
+            )
+        return self._identity()
+
+    def noise_scales(self, state: Any) -> tf.Tensor:
+        """The noise stddev on each group's sum at noise multiplier 1, `[L]`."""
+        sensitivity = self.sensitivity(state)
+        if self.allocation == "joint":
+            return tf.fill([len(self.layout)], tf.norm(sensitivity))
+        return sensitivity * math.sqrt(len(self.layout))
+
+    def clip_norms(self, state: Any) -> tf.Tensor:
+        """The current clip norm of each group, `[L]`."""
+        return self.sensitivity(state)
+
+    def clip_norm(self, state: Any) -> tf.Tensor:
+        """The norm of all groups' clip norms together, for reports."""
+        return tf.norm(self.clip_norms(state))
+
+
+def flat_rule(name: str, value: Any) -> ClipRule:
+    rule = as_rule(value, name)
+    if rule.has_groups:
+        raise ValueError(f"{name} must be a rule without groups, got {rule}.")
+    return rule
+
+
+def check_allocation(allocation: Any) -> None:
+    choice("allocation", allocation, _ALLOCATIONS)
+
+
+def check_floor(floor: Any) -> None:
+    if _arguments.positive("floor", floor) > 1:
+        raise ValueError(f"floor must be at most 1, got {floor!r}.")
+
+
+def numbers_by_group(
+    name: str,
+    numbers: Any,
+    check: Callable[[str, Any], float] = _arguments.non_negative,
+) -> Any:
+    """Numbers per group as a dict or list of floats, or None."""
+    if numbers is None:
+        return None
+    if isinstance(numbers, Mapping):
+        return {str(k): check(f"{name}[{k!r}]", v) for k, v in numbers.items()}
+    try:
+        entries = items(name, numbers)
+    except ValueError:
+        raise ValueError(
+            f"{name} must be one number per group, by name or in order, got "
+            f"{shown(numbers)}."
+        ) from None
+    return [check(f"{name}[{i}]", v) for i, v in enumerate(entries)]
 
 
 @register_rule
@@ -160,12 +258,6 @@ class LayerwiseClip(GroupedRule):
             return tf.broadcast_to(values, [len(self.layout)])
         parts = zip(self.rules, state, strict=True)
         return tf.stack([getattr(rule, method)(part) for rule, part in parts])
-
-    def noise_scales(self, state: Any) -> tf.Tensor:
-        sensitivity = self.sensitivity(state)
-        if self.allocation == "joint":
-            return tf.fill([len(self.layout)], tf.norm(sensitivity))
-        return sensitivity * math.sqrt(len(self.layout))
 
     def indicators(
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None

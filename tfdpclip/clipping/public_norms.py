@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,14 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.grouped import (
+from tfdpclip.clipping.groups import GroupSpec, by_group, normalized
+from tfdpclip.clipping.layerwise import (
     GroupedRule,
     check_allocation,
     check_floor,
     flat_rule,
     numbers_by_group,
 )
-from tfdpclip.clipping.groups import GroupSpec, by_group, normalized
 from tfdpclip.clipping.rules import FixedClip
 from tfdpclip.clipping.serialization import serialize_rule
 
@@ -162,12 +161,6 @@ class PublicNormClip(_PublicRule):
 
     def clip_norms(self, state: Any) -> tf.Tensor:
         return self.shares(state) * self._base().clip_norm(state[0])
-
-    def noise_scales(self, state: Any) -> tf.Tensor:
-        sensitivity = self.sensitivity(state)
-        if self.allocation == "joint":
-            return tf.fill([len(self.layout)], tf.norm(sensitivity))
-        return sensitivity * math.sqrt(len(self.layout))
 
     def indicators(
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None

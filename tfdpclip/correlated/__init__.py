@@ -17,6 +17,7 @@ from tfdpclip.correlated.matrices import (
     SquareRootToeplitz,
     Toeplitz,
     ToeplitzMatrix,
+    Tree,
 )
 from tfdpclip.correlated.optimized import OptimizedToeplitz
 from tfdpclip.correlated.participation import (
@@ -26,7 +27,6 @@ from tfdpclip.correlated.participation import (
 )
 from tfdpclip.correlated.serialization import from_dict
 from tfdpclip.correlated.streams import Stream
-from tfdpclip.correlated.tree import Tree
 from tfdpclip.correlated.workload import Workload
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import optimize, signal, special
 
 from tfdpclip import _arguments
-from tfdpclip.correlated import optimization, streams
+from tfdpclip.correlated import optimized, streams
 from tfdpclip.correlated import participation as participations
 from tfdpclip.correlated.matrices import ToeplitzMatrix, count
 from tfdpclip.correlated.workload import Workload, check_workload
@@ -64,9 +64,9 @@ class BufferedToeplitz(ToeplitzMatrix):
         keep("buffers", buffers)
         keep("participation", participations.of(self.participation, self.steps))
         check_workload(self.workload)
-        _arguments.choice("error", self.error, optimization.OBJECTIVES)
+        _arguments.choice("error", self.error, optimized.OBJECTIVES)
         if self.decay is None and self.scale is None:
-            optimization.check_steps(self.steps)
+            optimized.check_steps(self.steps)
             found = _best_pair(
                 buffers, self.steps, self.participation, self.workload, self.error
             )
@@ -167,7 +167,7 @@ def _decays_of(logits: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def _best_pair(buffers, steps, participation, workload, error):
-    objective = optimization.Objective(steps, participation, workload, error)
+    objective = optimized.Objective(steps, participation, workload, error)
 
     def value(logits):
         points = _decays_of(logits)
@@ -195,7 +195,7 @@ def _best_pair(buffers, steps, participation, workload, error):
         logs = -np.log1p(-points)
         gaps = np.maximum(logs - np.concatenate([logs[1:], [0.0]]), 1e-4)
         logits.append(np.log(np.expm1(gaps)))
-    best = optimization.least(value, logits, (-9.0, 20.0))
+    best = optimized.least(value, logits, (-9.0, 20.0))
     points = _decays_of(best)
     decay, zeros = points[::2], points[1::2]
     scale = _scales(decay, zeros)

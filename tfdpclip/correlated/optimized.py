@@ -1,19 +1,137 @@
-"""Banded Toeplitz matrices of least error."""
+"""Banded Toeplitz matrices of least error, and the search that finds them.
+
+The objective is log(error^2 s(C)^2): the noise in the weights at a given epsilon. What
+is searched, here and in `buffered.py`, is parametrised so that every matrix has
+non-negative, non-increasing coefficients, whose sensitivity is exact.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import optimize, signal, special
 
-from tfdpclip import _arguments
-from tfdpclip.correlated import optimization, toeplitz
+from tfdpclip import _arguments, _progress
 from tfdpclip.correlated import participation as participations
+from tfdpclip.correlated import toeplitz
 from tfdpclip.correlated.matrices import ToeplitzMatrix, count, root_of_workload
 from tfdpclip.correlated.workload import Workload, check_workload
+
+#: Which error is to be least: over all steps, or after the last one.
+OBJECTIVES = ("mean", "last")
+# Beyond this, what is best hardly depends on it, and the search takes minutes.
+_MOST_STEPS = 100_000
+
+
+def check_steps(steps: int) -> None:
+    """Refuses to search for a matrix of very many steps."""
+    if steps > _MOST_STEPS:
+        raise ValueError(
+            f"steps must be at most {_MOST_STEPS} for a matrix to be found, got "
+            f"{steps}: find it for fewer, and run it for more."
+        )
+
+
+class Objective:
+    """log(error^2 s(C)^2) of first columns, and its gradient.
+
+    Args:
+      steps: n.
+      participation: How often a record takes part.
+      workload: What the noise is to be small in.
+      error: One of `OBJECTIVES`: the mean of the squared error over the steps, or that
+        after the last step, which without learning rates is the largest.
+    """
+
+    def __init__(self, steps: int, participation: Any, workload: Workload, error: str):
+        self.steps = steps
+        self._workload = workload
+        found = participations.of(participation, steps)
+        self._separation = found.separation
+        # Where sampling amplifies, the longest column counts.
+        self._most = 1 if found.amplified_rate is not None else found.most(steps)
+        self._weights = np.full(steps, 1.0 / steps)
+        if error == "last":
+            self._weights = np.zeros(steps)
+            self._weights[-1] = 1.0
+        self._rates = workload.rates(steps)
+        if self._rates is not None:
+            toeplitz.check_dense(steps)
+
+    def __call__(self, column: np.ndarray, inverse: np.ndarray):
+        """Returns the value at C and its gradient by the entries of C.
+
+        Args:
+          column: c_0, ..., c_(n-1).
+          inverse: The first column of C^-1.
+        """
+        error, by_inverse = self._error(inverse)
+        squared, by_column = self._sensitivity(column)
+        # C^-1 moves by -C^-1 dC C^-1.
+        twice = _convolved(inverse, inverse)
+        gradient = by_column / squared - _correlated(by_inverse, twice) / error
+        return float(np.log(error) + np.log(squared)), gradient
+
+    def _error(self, inverse):
+        if self._rates is None:
+            rows = self._workload.applied(inverse)
+            # Entry k of the product is in the rows k, k + 1, ...
+            weights = np.cumsum(self._weights[::-1])[::-1]
+            # Squares are counted once for each row that is that long.
+            value = float(weights @ rows**2)
+            by_rows = 2 * weights * rows
+            return value, self._workload.applied_transposed(by_rows)
+        weighed = self._rates[:, np.newaxis] * toeplitz.dense(inverse, self.steps)
+        product = self._workload.applied(weighed)
+        value = float(self._weights @ np.sum(product**2, axis=1))
+        by_product = 2 * self._weights[:, np.newaxis] * product
+        by_matrix = self._workload.applied_transposed(by_product)
+        by_matrix *= self._rates[:, np.newaxis]
+        return value, np.array([np.trace(by_matrix, -k) for k in range(self.steps)])
+
+    def _sensitivity(self, column):
+        starts = range(0, self._most * self._separation, self._separation)
+        response = np.zeros(self.steps)
+        for start in starts:
+            response[start:] += column[: self.steps - start]
+        gradient = np.zeros(self.steps)
+        for start in starts:
+            gradient[: self.steps - start] += 2 * response[start:]
+        return float(response @ response), gradient
+
+
+def least(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    starts: Sequence[np.ndarray],
+    bounds: tuple[float, float],
+) -> np.ndarray:
+    """Returns the best of what L-BFGS finds from several starts."""
+    with _progress.calls(objective, title="matrix of least error", unit="try") as value:
+        found = [
+            optimize.minimize(
+                value,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[bounds] * len(start),
+                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-12, "gtol": 1e-8},
+            )
+            for start in starts
+        ]
+    return min(found, key=lambda result: result.fun).x
+
+
+def _convolved(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return signal.convolve(left, right)[: len(left)]
+
+
+def _correlated(outer: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """sum_k outer_k kernel_(k-m) for every m."""
+    return signal.convolve(outer[::-1], kernel)[: len(outer)][::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +174,7 @@ class OptimizedToeplitz(ToeplitzMatrix):
             )
         keep("participation", participations.of(self.participation, self.steps))
         check_workload(self.workload)
-        _arguments.choice("error", self.error, optimization.OBJECTIVES)
+        _arguments.choice("error", self.error, OBJECTIVES)
         amplified = self.participation.amplified_rate is not None
         if amplified and self.bands > self.participation.separation:
             raise ValueError(
@@ -64,7 +182,7 @@ class OptimizedToeplitz(ToeplitzMatrix):
                 f"for {self.participation.describe()}, got {self.bands}."
             )
         if self.column is None:
-            optimization.check_steps(self.steps)
+            check_steps(self.steps)
             keep(
                 "column",
                 _best_column(
@@ -102,7 +220,7 @@ class OptimizedToeplitz(ToeplitzMatrix):
 def _best_column(bands, steps, participation, workload, error):
     if bands == 1:
         return (1.0,)
-    objective = optimization.Objective(steps, participation, workload, error)
+    objective = Objective(steps, participation, workload, error)
 
     def column_of(logits):
         # Each coefficient is a share of the one before: none rises, none is below 0.
@@ -119,5 +237,5 @@ def _best_column(bands, steps, participation, workload, error):
     root = root_of_workload(bands, workload.momentum)
     shares = np.clip(root[1:] / root[:-1], 0.05, 0.999)
     starts = [special.logit(shares), np.zeros(bands - 1)]
-    best = optimization.least(value, starts, (-30.0, 30.0))
+    best = least(value, starts, (-30.0, 30.0))
     return tuple(map(float, column_of(best)))

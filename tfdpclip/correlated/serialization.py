@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpclip import _arguments
-from tfdpclip.correlated import buffered, matrices, optimized, tree
+from tfdpclip.correlated import buffered, matrices, optimized
 from tfdpclip.correlated import participation as participations
 from tfdpclip.correlated.workload import Workload
 
@@ -19,7 +19,7 @@ _MATRICES: dict[str, Any] = {
         matrices.InverseSquareRootToeplitz,
         optimized.OptimizedToeplitz,
         buffered.BufferedToeplitz,
-        tree.Tree,
+        matrices.Tree,
     )
 }
 _PARTICIPATIONS: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _arguments, files
+from tfdpclip import _arguments, files, pictures
 from tfdpclip._data import check_data
 from tfdpclip.diagnostics.gradients import (
     PRIVATE,
@@ -256,8 +256,6 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         Raises:
           ValueError: if nothing has been measured yet.
         """
-        from tfdpclip.diagnostics import _plots
-
         if not self.rows:
             raise ValueError("There is nothing to draw: train the model first.")
         folder, drawn = pathlib.Path(folder), []
@@ -301,11 +299,72 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
             title=f"Per-example gradient norms by layer, step {steps[-1]}",
             public=public,
         )
-        _plots.clip_history(self.rows, path("clip.png"), public)
+        _draw_clips(self.rows, path("clip.png"), public)
         groups = [k[4:] for k in self.rows[0] if k.startswith("snr/")]
         if groups:
-            _plots.signal_history(self.rows, groups, path("signal.png"), public)
+            _draw_signal(self.rows, groups, path("signal.png"), public)
         if self._found_geometry is not None:
             title = f"Gradients at step {self.rows[-1]['step']}"
             self._found_geometry.plot(path("geometry.png"), title=title, public=public)
         return drawn
+
+
+def _draw_clips(rows, path, public):
+    """The clip norm over training against the quantiles of the norms."""
+    figure, axes = pictures.new(6.4, 4.2)
+    ax = axes[0, 0]
+    x = [row["step"] for row in rows]
+
+    def column(name):
+        return np.array([row[name] for row in rows], np.float64)
+
+    for low, high, alpha in ((5, 95, 0.25), (25, 75, 0.45)):
+        ax.fill_between(
+            x,
+            column(f"norm_{low}%"),
+            column(f"norm_{high}%"),
+            color=pictures.COLORS[5],
+            alpha=alpha,
+            linewidth=0,
+            label=f"norms, {low} to {high} %",
+        )
+    ax.plot(x, column("norm_50%"), color="black", linewidth=1.5, label="median norm")
+    if np.isfinite(column("norm_at_target")).any():
+        ax.plot(
+            x,
+            column("norm_at_target"),
+            label="norm at the target quantile",
+            **pictures.style(2),
+        )
+    if np.isfinite(column("clip_norm")).any():
+        look = {**pictures.style(1), "linestyle": "--"}
+        ax.plot(x, column("clip_norm"), label="clip norm", **look)
+    if np.nanmin(column("norm_5%")) > 0:
+        ax.set_yscale("log")
+    ax.set_xlabel("steps")
+    ax.set_ylabel("gradient norm (loss per unit of weight)")
+    pictures.title(figure, "Clip norm and gradient norms while training")
+    ax.legend(fontsize=8, frameon=False)
+    if not public:
+        pictures.note(figure)
+    return pictures.finish(figure, path)
+
+
+def _draw_signal(rows, groups, path, public):
+    """The signal-to-noise ratio of each group over training."""
+    figure, axes = pictures.new(6.4, 4.2)
+    ax = axes[0, 0]
+    x = [row["step"] for row in rows]
+    for k, name in enumerate(groups):
+        ax.plot(
+            x, [row[f"snr/{name}"] for row in rows], label=name, **pictures.style(k)
+        )
+    ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
+    ax.set_yscale("log")
+    ax.set_xlabel("steps")
+    ax.set_ylabel("signal / noise of one step")
+    pictures.title(figure, "Signal-to-noise ratio by layer")
+    ax.legend(fontsize=8, frameon=False, ncols=1 + len(groups) // 12)
+    if not public:
+        pictures.note(figure)
+    return pictures.finish(figure, path)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdpclip import _arguments
-from tfdpclip.diagnostics.norms import check_labels, check_norms
+from tfdpclip import _arguments, pictures
+from tfdpclip.diagnostics.norms import check_labels, check_norms, label_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -268,8 +269,6 @@ def plot_class_weights(
     Raises:
       ValueError: if the order or the differences do not fit the classes.
     """
-    from tfdpclip.diagnostics import _plots
-
     if not isinstance(weights, RetainedWeight):
         raise ValueError(
             "weights must be what class_weights returned, got "
@@ -301,9 +300,45 @@ def plot_class_weights(
                 f"differences[{label!r}] must have one finite entry for each of the "
                 f"{len(classes)} classes."
             )
-    return _plots.class_weights(
-        weights, path, order, differences, difference_label, xlabel, title, public
+    rows = 2 if differences else 1
+    count = len(order)
+    figure, axes = pictures.new(
+        max(5.5, 1.8 + min(0.35 * count, 9)),
+        3.1 * rows + 0.5,
+        rows,
+        grid="y",
+        sharex=True,
     )
+    places = [classes.index(label) for label in order]
+    x = np.arange(count)
+    ax = axes[0, 0]
+    for k, c in enumerate(weights.clip_norms):
+        look = pictures.style(k, marked=count <= 30)
+        ax.plot(x, weights.relative[k, places], label=f"clip norm {c:g}", **look)
+    ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel("relative retained weight")
+    pictures.title(figure, title)
+    ax.legend(fontsize=8, frameon=False)
+    if differences:
+        low = axes[1, 0]
+        shown = [f"clip norm {c:g}" for c in weights.clip_norms]
+        for k, (label, values) in enumerate(differences.items()):
+            # The same clip norm looks the same in both panels.
+            known = label in shown
+            index = shown.index(label) if known else len(shown) + k
+            look = pictures.style(index, marked=count <= 30)
+            low.plot(x, np.asarray(values)[places], label=label, **look)
+        low.axhline(0.0, color=pictures.GREY, linewidth=0.8)
+        low.set_ylabel(difference_label)
+        low.legend(fontsize=8, frameon=False)
+    last = axes[-1, 0]
+    step = max(1, math.ceil(count / 25))
+    last.set_xticks(x[::step], [label_text(label) for label in order[::step]])
+    last.set_xlabel(xlabel)
+    if not public:
+        pictures.note(figure)
+    return pictures.finish(figure, path)
 
 
 def _plain(value: Any) -> Any:

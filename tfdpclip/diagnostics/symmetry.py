@@ -106,8 +106,3 @@ def symmetry_score(
         skewness=tuple(float(s) for s in np.nan_to_num(skewness)),
         count=n,
     )
-
-
-def wasserstein(one: np.ndarray, other: np.ndarray) -> float:
-    """The Wasserstein distance between two samples of numbers."""
-    return float(stats.wasserstein_distance(one, other))

@@ -9,12 +9,10 @@ from tfdpclip.federated.aggregators import (
     InnerSum,
     clipped_mean,
 )
-from tfdpclip.federated.contexts import local_context
+from tfdpclip.federated.contexts import local_context, remote_context
 from tfdpclip.federated.discrete import ZeroConcentratedDpEvent
-from tfdpclip.federated.optimizers import server_momentum
 from tfdpclip.federated.privacy_plan import PrivacyPlan
-from tfdpclip.federated.programs import CohortDataSource
-from tfdpclip.federated.remote import remote_context
+from tfdpclip.federated.programs import CohortDataSource, server_momentum
 from tfdpclip.federated.secure import SecureSettings
 from tfdpclip.noise.carried import NoiseMemory, join_noise, split_noise
 

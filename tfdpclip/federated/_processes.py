@@ -1,7 +1,12 @@
-"""The aggregation process: clip at the clients, sum, release at the server."""
+"""The aggregation process: clip at the clients, sum, release at the server.
+
+A `Summation` says how records are added up: encoded at the clients, summed, decoded at
+the server. `build` makes an aggregation process of any of them.
+"""
 
 from __future__ import annotations
 
+import abc
 import collections
 from typing import Any
 
@@ -10,10 +15,142 @@ import tensorflow as tf
 
 from tfdpclip.accounting.noise_place import NOISE_KEY
 from tfdpclip.federated import _entropy, _tff
-from tfdpclip.federated._summation import Summation
-from tfdpclip.mechanism import Release
+from tfdpclip.federated._records import RecordClip
+from tfdpclip.mechanism import Mechanism, NoiseSource, Release
 from tfdpclip.noise.carried import CarriedNoise
 from tfdpclip.noise.runs import CorrelatedNoise
+
+
+class Summation(abc.ABC):
+    """How the clients' clipped records become the sums that the mechanism releases.
+
+    *Formal guarantees* that a subclass owes: what `decode` makes of the sum of what
+    clients encoded is the sum of their records, each within the clip norm of its group
+    (times the mechanism's `inflation`), and of their indicators; a client whose update
+    is not finite adds zeros to both.
+
+    Args:
+      mechanism: the noise, for the rule that `clip` is made of.
+      clip: clips one client's update.
+
+    Attributes:
+      inner: a process that sums, if there is one, with a state of its own.
+    """
+
+    inner: Any = None
+
+    def __init__(self, mechanism: Mechanism, clip: RecordClip):
+        self.mechanism = mechanism
+        self.clip = clip
+
+    def public_state(self) -> dict[str, tf.Tensor]:
+        """A graph: what the first state holds besides the round and the clip state.
+
+        It stays as it is, and is sent to the clients like the rest of the state.
+        """
+        return {}
+
+    @abc.abstractmethod
+    def encode(self, leaves: list[tf.Tensor], state: Any) -> tuple:
+        """A graph at each client: what it sends.
+
+        Args:
+          leaves: the tensors of its update.
+          state: the server's state, by name.
+        """
+
+    @abc.abstractmethod
+    def sum(self, encoded: Any, inner_state: Any) -> tuple[Any, Any]:
+        """In a federated computation: the sums, and the inner process's next state.
+
+        Args:
+          encoded: at the clients, what `encode` returned.
+          inner_state: at the server; None if there is no inner process.
+        """
+
+    @abc.abstractmethod
+    def decode(
+        self, summed: list[tf.Tensor], state: Any
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """A graph at the server: the sums of records, leaf by leaf, and of indicators.
+
+        Args:
+          summed: the tensors that `sum` returned, in order.
+          state: the server's state, by name.
+        """
+
+    def release(
+        self, summed: list[tf.Tensor], state: Any, noise: NoiseSource
+    ) -> tuple[Release, Any]:
+        """A graph at the server: this round's release, and its counts' noise stddevs.
+
+        The sums are exact, so that the server adds all of the noise.
+
+        Args:
+          summed: see `decode`.
+          state: the server's state, by name.
+          noise: draws the server's noise.
+        """
+        dtype = self.clip.layout.dtype
+        sums, counts = self.decode(summed, state)
+        release = self.mechanism.release(
+            self.clip.state(state["clip"]),
+            [tf.cast(part, dtype) for part in sums],
+            counts,
+            noise,
+        )
+        return release, self.mechanism.count_stddevs
+
+
+class PlainSum(Summation):
+    """The server sees every client's clipped record."""
+
+    def encode(self, leaves, state):
+        weights, _, bits = self.clip.weigh(leaves, self.clip.state(state["clip"]))
+        record = self.clip.scale_leaves(leaves, weights)
+        return self.clip.layout.to_pieces(record), bits
+
+    def sum(self, encoded, inner_state):
+        return _tff.federated_sum(encoded), inner_state
+
+    def decode(self, summed, state):
+        *pieces, counts = summed
+        return self.clip.layout.split_pieces(pieces), counts
+
+
+class InnerSummation(Summation):
+    """Records go through another aggregation factory.
+
+    Args:
+      mechanism: the noise.
+      clip: clips one client's update.
+      factory: what sums, up to the mechanism's `inflation`.
+    """
+
+    def __init__(self, mechanism: Mechanism, clip: RecordClip, factory: Any):
+        super().__init__(mechanism, clip)
+        layout = clip.layout
+        self._type = _tff.with_dtype(layout.value_type, layout.dtype.as_numpy_dtype)
+        self._is_mean = isinstance(factory, _tff.UnweightedMeanFactory)
+        self.inner = factory.create(self._type)
+
+    def encode(self, leaves, state):
+        weights, _, bits = self.clip.weigh(leaves, self.clip.state(state["clip"]))
+        record = _tff.pack(self.clip.scale_leaves(leaves, weights), self._type)
+        return record, bits, tf.constant(1.0, self.clip.layout.dtype)
+
+    def sum(self, encoded, inner_state):
+        # What the inner process measures may be exact; it goes no further.
+        summed = self.inner.next(inner_state, encoded[0])
+        counts, clients = (_tff.federated_sum(encoded[i]) for i in (1, 2))
+        return _tff.federated_zip((summed.result, counts, clients)), summed.state
+
+    def decode(self, summed, state):
+        *record, counts, clients = summed
+        if self._is_mean:
+            # With nobody there, a mean is 0 / 0.
+            record = [tf.math.multiply_no_nan(leaf, clients) for leaf in record]
+        return [tf.reshape(leaf, [-1]) for leaf in record], counts
 
 
 def build(

@@ -86,11 +86,6 @@ def at_clients(value_type: Any) -> Any:
     return FederatedType(value_type, CLIENTS)
 
 
-def at_server(value_type: Any) -> Any:
-    """The type of one such value at the server."""
-    return FederatedType(value_type, SERVER)
-
-
 def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
     """The tensor types inside `value_type`, in order, each with its path.
 

@@ -11,7 +11,7 @@ import dp_accounting
 from tfdpclip import _arguments, accounting
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
-from tfdpclip.federated import _processes, _summation, _tff, discrete, distributed
+from tfdpclip.federated import _processes, _tff, discrete, distributed
 from tfdpclip.federated import secure as secure_lib
 from tfdpclip.federated._records import Layout, RecordClip
 from tfdpclip.federated.secure import SecureSettings
@@ -339,7 +339,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             secure_lib.check_context()
         return _processes.build(self._summation(clip), self.seed, self.correlated)
 
-    def _summation(self, clip: RecordClip) -> _summation.Summation:
+    def _summation(self, clip: RecordClip) -> _processes.Summation:
         inflation = 1.0 if self.inner is None else self.inner.inflation
         mechanism = Mechanism(
             clip.rule,
@@ -352,10 +352,10 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
                 mechanism, clip, self.secure.bits, self.minimum_clients
             )
         if self.secure is not None:
-            return _summation.SecureSum(mechanism, clip, self.secure)
+            return secure_lib.SecureSum(mechanism, clip, self.secure)
         if self.inner is not None:
-            return _summation.InnerSummation(mechanism, clip, self.inner.factory)
-        return _summation.PlainSum(mechanism, clip)
+            return _processes.InnerSummation(mechanism, clip, self.inner.factory)
+        return _processes.PlainSum(mechanism, clip)
 
 
 def _correlated(noise: Any) -> CorrelatedNoise:

@@ -40,9 +40,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.federated import _discrete_noise, _entropy, _rotation, _tff, discrete
+from tfdpclip.federated import _discrete_noise, _entropy, _tff, discrete
+from tfdpclip.federated._processes import Summation
 from tfdpclip.federated._records import RecordClip
-from tfdpclip.federated._summation import Summation
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import philox
 
@@ -227,9 +227,9 @@ def encode(
         ],
         0,
     )
-    vector *= _rotation.signs(constants.dimension, rotation, constants.scale)
+    vector *= _discrete_noise.signs(constants.dimension, rotation, constants.scale)
     return round_within(
-        _rotation.hadamard(vector),
+        _discrete_noise.hadamard(vector),
         _chances(constants.dimension, seed),
         constants.squared_norm,
     )
@@ -300,8 +300,8 @@ def decode(
     unused = tf.constant(8 * total.dtype.size - constants.bits, total.dtype)
     centred = tf.bitwise.right_shift(tf.bitwise.left_shift(total, unused), unused)
     unit = constants.scale * constants.update_factor
-    vector = _rotation.hadamard(tf.cast(centred, tf.float32))
-    vector *= _rotation.signs(constants.dimension, rotation, 1 / unit)
+    vector = _discrete_noise.hadamard(tf.cast(centred, tf.float32))
+    vector *= _discrete_noise.signs(constants.dimension, rotation, 1 / unit)
     counts = vector[constants.size : constants.size + constants.counts]
     factors = np.asarray(constants.count_factors) / constants.update_factor
     return vector[: constants.size], counts / tf.constant(factors, tf.float32)

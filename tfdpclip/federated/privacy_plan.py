@@ -22,7 +22,8 @@ from tfdpclip.federated.aggregators import ClippedMeanFactory, clipped_mean
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
 from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.schemes import FixedSize, Poisson
+from tfdpclip.sampling.poisson import Poisson
+from tfdpclip.sampling.schemes import FixedSize
 from tfdpclip.sampling.separated import MinSeparation
 
 #: Ways to draw cohorts, by name.

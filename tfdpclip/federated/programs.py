@@ -1,4 +1,4 @@
-"""Training programs whose cohorts come from a privacy budget."""
+"""For learning processes: cohorts from a privacy budget, and the server's optimizer."""
 
 from __future__ import annotations
 
@@ -143,3 +143,41 @@ class CohortIterator(_tff.FederatedDataSourceIterator):
     def select(self, k: int | None = None) -> list[Any]:
         """See `CohortDataSource.select`."""
         return self._source.select(k)
+
+
+def server_momentum(
+    learning_rate: float, momentum: float = 0.9, *, damped: bool = False
+) -> Any:
+    """Gradient descent with momentum, for the server's step.
+
+    Two conventions differ by a factor 1 / (1 - momentum), 10 at 0.9:
+
+    * undamped, as TensorFlow Federated and the code behind Andrew et al. (2021) have
+      it: ``v = momentum * v + update``;
+    * damped, as Algorithm 1 prints it: ``v = momentum * v + (1 - momentum) * update``.
+
+    Both step by ``learning_rate * v``. The rates of Table 1 there belong, it seems, to
+    the undamped one. Momentum accumulates what has been noised already, so it costs no
+    privacy.
+
+    Args:
+      learning_rate: the step, above 0.
+      momentum: from 0 to below 1.
+      damped: which convention.
+
+    Returns:
+      A `tff.learning.optimizers.Optimizer`. Its state is the undamped accumulator
+      under both conventions.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    learning_rate = _arguments.positive("learning_rate", learning_rate)
+    momentum = _arguments.non_negative("momentum", momentum)
+    if momentum >= 1:
+        raise ValueError(f"momentum must be below 1, got {momentum!r}.")
+    _arguments.boolean("damped", damped)
+    if damped:
+        # The damped accumulator is 1 - momentum times the undamped one.
+        learning_rate *= 1 - momentum
+    return _tff.build_sgdm(learning_rate, momentum)

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip.federated import _tff
+from tfdpclip.federated._processes import Summation
 from tfdpclip.federated._records import RecordClip
+from tfdpclip.mechanism import Mechanism
 
 # Keeps the float64 arithmetic of the proof below on the safe side.
 _SLACK = 2.0**-40
@@ -168,6 +170,46 @@ class CountEncoding:
         """The sums of the indicators, `[K]`, and the number of clients."""
         above, below, clients = tf.split(total, [self.count, self.count, 1])
         return tf.cast(above - below, tf.float32) / self._scale, clients[0]
+
+
+class SecureSum(Summation):
+    """The server sees sums of rounded records.
+
+    Args:
+      mechanism: the noise.
+      clip: clips one client's update.
+      settings: the bits.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        clip: RecordClip,
+        settings: SecureSettings,
+    ):
+        super().__init__(mechanism, clip)
+        self._records = SecureEncoding(clip, settings)
+        self._bits = CountEncoding(
+            len(mechanism.count_stddevs), clip.rule.indicator_levels
+        )
+
+    def encode(self, leaves, state):
+        rule_state = self.clip.state(state["clip"])
+        weights, norms, indicators = self.clip.weigh(leaves, rule_state, exact=True)
+        record = self._records.encode(leaves, weights, norms, rule_state)
+        return record, self._bits.encode(indicators)
+
+    def sum(self, encoded, inner_state):
+        total = _tff.secure_sum_bitwidth(encoded[0], self._records.bits)
+        counted = _tff.secure_sum_bitwidth(encoded[1], self._bits.bits)
+        return _tff.federated_zip((total, counted)), inner_state
+
+    def decode(self, summed, state):
+        total, counted = summed
+        counts, clients = self._bits.decode(counted)
+        rule_state = self.clip.state(state["clip"])
+        total = self._records.decode(total, clients, rule_state)
+        return self.clip.layout.split(total), counts
 
 
 def check_context() -> None:

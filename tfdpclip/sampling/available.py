@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from tfdpclip import _arguments, correlated
-from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
-from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.base import DrawKey, NeighboringRelation, SamplingScheme
 
 
 @dataclasses.dataclass(frozen=True)

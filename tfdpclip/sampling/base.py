@@ -4,21 +4,67 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import dp_accounting
 import numpy as np
 
 from tfdpclip import _arguments, correlated
 from tfdpclip.sampling import events
-from tfdpclip.sampling.draw_key import DrawKey
-
-if TYPE_CHECKING:
-    from tfdpclip.sampling.batches import Batches
-    from tfdpclip.sampling.cohorts import Cohorts
 
 NeighboringRelation: TypeAlias = dp_accounting.NeighboringRelation
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawKey:
+    """Where randomness comes from: one entropy, one independent stream per step.
+
+    Attributes:
+      entropy: A seed, or as many random bits as `words` of 32 hold.
+      words: How many words of entropy a stream is made from. NumPy mixes whatever it
+        is given into 4 of them unless told otherwise; with the 8 that the generator
+        takes, no two entropies of 256 bits are taken for one.
+      shard: Which part of the records is drawn from, where several machines draw from
+        a part each; None for all records.
+    """
+
+    entropy: int
+    words: int = 4
+    shard: int | None = None
+    # The last order that was asked for: of which epoch and how many records, and it.
+    _order: list = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def fresh(cls) -> DrawKey:
+        """Returns a key of 256 bits of the operating system's entropy."""
+        return cls(secrets.randbits(256), 8)
+
+    def sequence(self, step: int, purpose: int | None = None) -> np.random.SeedSequence:
+        """Returns what that generator is made of."""
+        place = (step,) if purpose is None else (step, purpose)
+        if self.shard is not None:
+            place = (step, purpose or 0, self.shard)
+        return np.random.SeedSequence(
+            self.entropy, spawn_key=place, pool_size=self.words
+        )
+
+    def rng(self, step: int, purpose: int | None = None) -> np.random.Generator:
+        """Returns the generator of one step, or of one purpose within it."""
+        return np.random.Generator(np.random.PCG64(self.sequence(step, purpose)))
+
+    def order(self, epoch: int, population: int) -> np.ndarray:
+        """All records in an epoch's random order, `[population]`.
+
+        The last one is kept, 8 bytes a record: every step of an epoch takes its part.
+        """
+        asked = epoch, population
+        if not self._order or self._order[0] != asked:
+            self._order[:] = asked, self.rng(epoch).permutation(population)
+        return self._order[1]
 
 
 class SamplingScheme(abc.ABC):
@@ -38,10 +84,10 @@ class SamplingScheme(abc.ABC):
     #: Whether draws of different steps are independent and identically distributed.
     independent_steps: ClassVar[bool] = True
 
-    if TYPE_CHECKING:
-        # `drawing` gives them to every scheme: a scheme knows nothing of what draws.
-        batches: Callable[..., Batches]
-        cohorts: Callable[..., Cohorts]
+    # `tfdpclip.sampling` gives them to every scheme: a scheme knows nothing of what
+    # draws by it, not even by name.
+    batches: ClassVar[Callable[..., Any]]
+    cohorts: ClassVar[Callable[..., Any]]
 
     @property
     @abc.abstractmethod
@@ -177,3 +223,44 @@ class SamplingScheme(abc.ABC):
         if z == 0:
             return dp_accounting.NonPrivateDpEvent()
         return dp_accounting.GaussianDpEvent(z / sensitivity)
+
+
+class EqualSteps(SamplingScheme):
+    """What schemes have in common whose steps are of one size.
+
+    Dataclasses with the fields `batch_size` and `population`, which is public, and
+    perhaps `relation`.
+    """
+
+    batch_size: int
+    population: int
+    relation: str = "replace_one"
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation:
+        if self.relation == "zero_out":
+            return NeighboringRelation.REPLACE_SPECIAL
+        return NeighboringRelation.REPLACE_ONE
+
+    def expected_batch_size(self, population: int) -> float:
+        del population
+        return float(self.batch_size)
+
+    def steps_per_epoch(self, population: int) -> int:
+        return -(-_arguments.count_of("population", population, 0) // self.batch_size)
+
+    def _capacity(self, population: int) -> int:
+        return self.batch_size
+
+    def _for_data(self, population: int, capacity: int) -> SamplingScheme:
+        check_population(self.population, population)
+        return self
+
+
+def check_population(planned: int, found: int) -> None:
+    """Raises ValueError if there are other records than a scheme is for."""
+    if planned != found:
+        raise ValueError(
+            f"population = {planned} but there are {found} records: the accounting "
+            "would be about another data set."
+        )

@@ -12,15 +12,14 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
-from tfdpclip.sampling import batch_map, distributed, record_map, sources
-from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling import distributed, record_map, sources
+from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, room_for
-from tfdpclip.sampling.capped import CappedPoisson
-from tfdpclip.sampling.draw_key import DrawKey
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import REFUSED as _REFUSED
 from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.people import FewOfEach, People
+from tfdpclip.sampling.poisson import CappedPoisson
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
 # More threads of Python than this only wait for each other.
@@ -433,7 +432,7 @@ class Batches(tf.data.Dataset):
                 "function must be a function of a batch, got "
                 f"{_arguments.shown(function)}."
             )
-        name, on_element = record_map.name_of(function), batch_map.on_elements(function)
+        name, on_element = record_map.name_of(function), record_map.on_batches(function)
         return self._derived(
             lambda data: tf.data.Dataset.map(data, on_element),
             f"batches were transformed by {name}, which is believed to keep the "

@@ -6,8 +6,7 @@ import warnings
 
 from tfdpclip import _arguments
 from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.capped import CappedPoisson
-from tfdpclip.sampling.schemes import FullBatch, Poisson
+from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 
 # What TensorFlow counts in 32 bits.
 MOST_ROWS = 2**31 - 1

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments, _sealed
-from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.draw_key import DrawKey
-from tfdpclip.sampling.schemes import FixedSize, Poisson
+from tfdpclip.sampling.base import DrawKey, SamplingScheme
+from tfdpclip.sampling.poisson import Poisson
+from tfdpclip.sampling.schemes import FixedSize
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 # The multiplicative congruential generator of Lehmer with the constants of Park and

@@ -14,7 +14,7 @@ from tfdpclip._docs import see
 from tfdpclip.sampling.capacity import room_for
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import drawn_elements
-from tfdpclip.sampling.schemes import FullBatch, Poisson
+from tfdpclip.sampling.poisson import FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 from tfdpclip.sampling.sources import Source
 

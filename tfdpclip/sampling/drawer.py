@@ -1,17 +1,12 @@
-"""What hands out the physical batches of a scheme's draws, and sees that they went.
-
-It is long because every way to iterate draws has its case here.
-"""
+"""What hands out the physical batches of a scheme's draws, and sees that they went."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import threading
 import types
 import weakref
-from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -19,9 +14,8 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights, sources
-from tfdpclip.sampling.ahead import Ahead
-from tfdpclip.sampling.base import NeighboringRelation
-from tfdpclip.sampling.draw_key import DrawKey
+from tfdpclip.sampling.base import DrawKey, NeighboringRelation
+from tfdpclip.sampling.fetching import Ahead
 
 # Every drawer alive, so that a callback can see which of them feeds a training run.
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
@@ -363,31 +357,6 @@ class Drawer:
         given = self.source.weights(parts, indices, rows)
         given = sources._map(lambda w: np.asarray(w, np.float32), given)
         return (*parts[:2], row_weights.reshaped(given, self._weights))
-
-
-class Passes:
-    """A callable, since `from_generator` calls it once per iterator.
-
-    It must not keep the drawer alive: TensorFlow never lets go of a generator, and the
-    drawer holds the data. The data set, which every iterator keeps, does.
-    """
-
-    def __init__(self, drawer: Drawer, length: int | None, as_drawn: bool):
-        self._drawer = weakref.ref(drawer)
-        self._length = length  # None for no end.
-        self._as_drawn = as_drawn
-
-    def __call__(self) -> Iterator:
-        taker = Taker()
-
-        def element(_: Any) -> tuple:
-            drawer = cast(Drawer, self._drawer())
-            return drawer.next_element(taker, self._as_drawn)
-
-        if self._length is None:
-            # What raised raises again: who goes on does not get the end.
-            return map(element, itertools.repeat(None))
-        return (element(i) for i in range(self._length))
 
 
 class DrawObserver:

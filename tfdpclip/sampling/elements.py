@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
+
 import tensorflow as tf
 
-from tfdpclip.sampling.drawer import Drawer, Passes
+from tfdpclip.sampling.drawer import Drawer, Taker
 
 # With this policy, TensorFlow itself cannot divide batches between machines: its own
 # ways would split a draw, or pair parts of different ones. (There are no files.)
@@ -59,3 +64,28 @@ def _options() -> tf.data.Options:
     options.experimental_optimization.map_parallelization = False
     options.experimental_distribute.auto_shard_policy = REFUSED
     return options
+
+
+class Passes:
+    """A callable, since `from_generator` calls it once per iterator.
+
+    It must not keep the drawer alive: TensorFlow never lets go of a generator, and the
+    drawer holds the data. The data set, which every iterator keeps, does.
+    """
+
+    def __init__(self, drawer: Drawer, length: int | None, as_drawn: bool):
+        self._drawer = weakref.ref(drawer)
+        self._length = length  # None for no end.
+        self._as_drawn = as_drawn
+
+    def __call__(self) -> Iterator:
+        taker = Taker()
+
+        def element(_: Any) -> tuple:
+            drawer = cast(Drawer, self._drawer())
+            return drawer.next_element(taker, self._as_drawn)
+
+        if self._length is None:
+            # What raised raises again: who goes on does not get the end.
+            return map(element, itertools.repeat(None))
+        return (element(i) for i in range(self._length))

@@ -7,111 +7,20 @@ A scheme is a frozen dataclass of public settings; private data is an argument o
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import dp_accounting
-import numpy as np
 
 from tfdpclip import _arguments, correlated
-from tfdpclip.sampling import events
 from tfdpclip.sampling.available import AvailableClients
-from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
-from tfdpclip.sampling.capped import CappedPoisson
-from tfdpclip.sampling.poisson_draws import PoissonDraws
+from tfdpclip.sampling.base import EqualSteps, SamplingScheme
+from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(PoissonDraws):
-    """Every record enters every step independently with probability `rate`.
-
-    The default scheme: the one that privacy accounting is sharpest for.
-
-    *Formal guarantees*
-
-    * Neighbours: add or remove one record.
-    * Without `capacity`, steps are the Poisson-sampled Gaussian of the literature.
-    * With it, a draw larger than `capacity` is cut to a uniformly random subset, and
-      `event` accounts for the cut
-      (`tfdpclip.accounting.TruncatedPoissonSampledDpEvent` has the bound and its
-      proof). Batches always have a capacity; the default one is exceeded less than
-      once in 10^10 steps.
-
-    Attributes:
-      rate: Probability with which a record enters a step, in (0, 1].
-      capacity: Most records a step can hold; None for no limit.
-      population: Number of records, or an upper bound. Needed with `capacity`.
-
-    >>> scheme = Poisson(0.01)
-    >>> scheme.event(1.1, 10).event.sampling_probability
-    0.01
-    """
-
-    rate: float
-    capacity: int | None = None
-    population: int | None = None
-
-    def __post_init__(self):
-        self._check_draws()
-
-    def describe(self) -> str:
-        return f"Poisson, rate {self.rate:.6g}"
-
-    def at_worst(self) -> FullBatch:
-        return FullBatch()
-
-    def _overflow(self, population: int, capacity: int) -> float:
-        return events.overflow_probability(population, self.rate, capacity)
-
-    def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        if self.capacity is None:
-            return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
-        return events.TruncatedPoissonSampledDpEvent(
-            self.population, self.rate, self.capacity, gaussian
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _EqualSteps(SamplingScheme):
-    """Steps of `batch_size` records each, out of a `population` that is public."""
-
-    batch_size: int
-    population: int
-
-    def __post_init__(self):
-        self._keep_counts("batch_size", "population")
-
-    def expected_batch_size(self, population: int) -> float:
-        del population
-        return float(self.batch_size)
-
-    def steps_per_epoch(self, population: int) -> int:
-        population = _arguments.count_of("population", population, 0)
-        return math.ceil(population / self.batch_size)
-
-    def _check_room(self, how: str = "") -> None:
-        if self.batch_size > self.population:
-            raise ValueError(
-                f"batch_size must be at most the population{how}, got "
-                f"{self.batch_size} of {self.population}."
-            )
-
-    def _capacity(self, population: int) -> int:
-        return self.batch_size
-
-    def _for_data(self, population: int, capacity: int) -> _EqualSteps:
-        if self.population != population:
-            raise ValueError(
-                f"population = {self.population} but there are {population} records: "
-                "the accounting would be about another data set."
-            )
-        return self
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedSize(_EqualSteps):
+class FixedSize(EqualSteps):
     """Every step draws exactly `batch_size` of `population` records.
 
     *Formal guarantees*
@@ -131,17 +40,15 @@ class FixedSize(_EqualSteps):
     0.5
     """
 
+    batch_size: int
+    population: int
     replacement: bool = False
 
     def __post_init__(self):
-        super().__post_init__()
+        self._keep_counts("batch_size", "population")
         _arguments.boolean("replacement", self.replacement)
         if not self.replacement:
-            self._check_room(" without replacement")
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.REPLACE_ONE
+            _check_room(self, " without replacement")
 
     def describe(self) -> str:
         how = "with" if self.replacement else "without"
@@ -169,7 +76,7 @@ class FixedSize(_EqualSteps):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledEpochs(_EqualSteps):
+class ShuffledEpochs(EqualSteps):
     """Every epoch goes through all records once, in a fresh random order.
 
     What `fit` does with arrays. Its randomness is *not* counted: bounds for
@@ -196,21 +103,17 @@ class ShuffledEpochs(_EqualSteps):
     3
     """
 
+    batch_size: int
+    population: int
     relation: str = "replace_one"
 
     amplified: ClassVar[bool] = False
     independent_steps: ClassVar[bool] = False
 
     def __post_init__(self):
-        super().__post_init__()
+        self._keep_counts("batch_size", "population")
         _arguments.choice("relation", self.relation, ("replace_one", "zero_out"))
-        self._check_room()
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        if self.relation == "zero_out":
-            return NeighboringRelation.REPLACE_SPECIAL
-        return NeighboringRelation.REPLACE_ONE
+        _check_room(self)
 
     def describe(self) -> str:
         return f"shuffled epochs, {self.batch_size} of {self.population} per step"
@@ -240,46 +143,12 @@ class ShuffledEpochs(_EqualSteps):
         return order[place * self.batch_size : (place + 1) * self.batch_size]
 
 
-@dataclasses.dataclass(frozen=True)
-class FullBatch(SamplingScheme):
-    """Every step sees every record.
-
-    *Formal guarantees*
-
-    * Neighbours: add or remove one record. T steps are one Gaussian with noise
-      multiplier z / sqrt(T), exactly.
-
-    >>> FullBatch().event(2.0, 3).count
-    3
-    """
-
-    amplified: ClassVar[bool] = False
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.ADD_OR_REMOVE_ONE
-
-    def expected_batch_size(self, population: int) -> float:
-        return float(_arguments.count_of("population", population, 0))
-
-    def steps_per_epoch(self, population: int) -> int:
-        del population
-        return 1
-
-    def participation(self, steps: int) -> correlated.MinSeparation:
-        return correlated.MinSeparation(1, _arguments.integer("steps", steps, 1))
-
-    def describe(self) -> str:
-        return "full batch"
-
-    def at_worst(self) -> FullBatch:
-        return self
-
-    def _capacity(self, population: int) -> int:
-        return population
-
-    def _draw(self, key, population, step):
-        return np.arange(population)
+def _check_room(scheme: FixedSize | ShuffledEpochs, how: str = "") -> None:
+    if scheme.batch_size > scheme.population:
+        raise ValueError(
+            f"batch_size must be at most the population{how}, got "
+            f"{scheme.batch_size} of {scheme.population}."
+        )
 
 
 _SCHEMES: tuple[type[Any], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -13,7 +14,12 @@ import numpy as np
 from tfdpclip import _arguments, correlated
 from tfdpclip.correlated.participation import check_cyclic_rate
 from tfdpclip.sampling import events
-from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
+from tfdpclip.sampling.base import (
+    EqualSteps,
+    NeighboringRelation,
+    SamplingScheme,
+    check_population,
+)
 
 # Probability per step that a default capacity is exceeded, and the most that is let
 # pass: a step that has no room for its draw has no record at all.
@@ -31,24 +37,7 @@ def _fixed_order(population: int, order: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Separated(SamplingScheme):
-    """A fixed order of a public number of records, of which each has its steps."""
-
-    # What was drawn and not run moves a run along its order.
-    independent_steps: ClassVar[bool] = False
-
-    population: int
-
-    def _check_population(self, population: int) -> None:
-        if self.population != population:
-            raise ValueError(
-                f"population = {self.population} but there are {population} records: "
-                "the accounting would be about another data set."
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class MinSeparation(_Separated):
+class MinSeparation(EqualSteps):
     """Batches of `batch_size` in one fixed order, over and over.
 
     Every record comes again after floor(population / batch_size) steps at the earliest:
@@ -84,7 +73,10 @@ class MinSeparation(_Separated):
     """
 
     amplified: ClassVar[bool] = False
+    # What was drawn and not run moves a run along its order.
+    independent_steps: ClassVar[bool] = False
 
+    population: int
     batch_size: int
     min_separation: int = 1
     participations: int | None = None
@@ -110,25 +102,11 @@ class MinSeparation(_Separated):
         """Steps from one time of a record to the next, at the least."""
         return self.population // self.batch_size
 
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        if self.relation == "zero_out":
-            return NeighboringRelation.REPLACE_SPECIAL
-        return NeighboringRelation.REPLACE_ONE
-
     def participation(self, steps: int) -> correlated.MinSeparation:
         most = self._releases(_arguments.integer("steps", steps, 1))
         if self.participations is not None:
             most = min(most, self.participations)
         return correlated.MinSeparation(self.separation, most)
-
-    def expected_batch_size(self, population: int) -> float:
-        del population
-        return float(self.batch_size)
-
-    def steps_per_epoch(self, population: int) -> int:
-        population = _arguments.count_of("population", population, 0)
-        return math.ceil(population / self.batch_size)
 
     def describe(self) -> str:
         return (
@@ -142,19 +120,12 @@ class MinSeparation(_Separated):
     def at_worst(self) -> MinSeparation:
         return MinSeparation(self.population, self.population, relation=self.relation)
 
-    def _capacity(self, population: int) -> int:
-        return self.batch_size
-
-    def _for_data(self, population: int, capacity: int) -> MinSeparation:
-        self._check_population(population)
-        return self
-
     def _releases(self, steps: int) -> int:
         return -(-steps * self.batch_size // self.population)
 
     def _draw(self, key, population, step):
         del key
-        self._check_population(population)
+        check_population(self.population, population)
         first, last = step * self.batch_size, (step + 1) * self.batch_size
         limit = self.participations
         if limit is not None and last > limit * population:
@@ -167,7 +138,7 @@ class MinSeparation(_Separated):
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson(_Separated):
+class CyclicPoisson(SamplingScheme):
     """Groups take turns; each record of the group whose turn it is enters at random.
 
     What banded matrices are amplified by (Choquette-Choo et al. 2023, arXiv
@@ -199,6 +170,9 @@ class CyclicPoisson(_Separated):
     (3, 0.08)
     """
 
+    independent_steps: ClassVar[bool] = False
+
+    population: int
     rate: float
     separation: int
     capacity: int | None = None
@@ -286,20 +260,17 @@ class CyclicPoisson(_Separated):
         return self.capacity or self._least_capacity(_DEFAULT_OVERFLOW)
 
     def _least_capacity(self, overflow: float) -> int:
-        low, high = 0, self._largest_group
-        while high - low > 1:
-            middle = (low + high) // 2
-            exceeded = events.overflow_probability(
-                self._largest_group, self.turn_rate, middle + 1
-            )
-            if exceeded <= overflow:
-                high = middle
-            else:
-                low = middle
-        return high
+        group, rate = self._largest_group, self.turn_rate
+        return 1 + bisect.bisect_left(
+            range(1, group),
+            True,
+            key=lambda most: (
+                events.overflow_probability(group, rate, most + 1) <= overflow
+            ),
+        )
 
     def _for_data(self, population: int, capacity: int) -> CyclicPoisson:
-        self._check_population(population)
+        check_population(self.population, population)
         if capacity >= self._largest_group:
             return dataclasses.replace(self, capacity=None)
         return dataclasses.replace(
@@ -313,7 +284,7 @@ class CyclicPoisson(_Separated):
         return -(-steps // self.separation)
 
     def _draw(self, key, population, step):
-        self._check_population(population)
+        check_population(self.population, population)
         turn = step % self.separation
         group = _fixed_order(population, self.order)[turn :: self.separation]
         rng = key.rng(step)

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.sampling import ahead
+from tfdpclip.sampling import fetching
 from tfdpclip.sampling.row_weights import check_values, names
 
 Structure = Any
@@ -197,7 +198,7 @@ class Records(Source):
         self._fetch = fetch
         self._fetch_many = fetch_many
         self._pool = ThreadPoolExecutor(workers, "records") if workers > 1 else None
-        self.threads = 0 if self._pool is None else ahead.ELEMENTS
+        self.threads = 0 if self._pool is None else fetching.ELEMENTS
         self.row_spec = tuple(
             _map(lambda row: (row.shape, row.dtype), part) for part in self._row(0)
         )
@@ -276,7 +277,7 @@ class StackedRecords(Records):
     ):
         super().__init__(size, fetch)
         self._fetch_all = fetch_all
-        self.threads = ahead.ELEMENTS
+        self.threads = fetching.ELEMENTS
 
     def take(self, indices, rows):
         if not len(indices):
@@ -307,10 +308,6 @@ class StackedRecords(Records):
 
 
 def _dataset_source(dataset) -> Records:
-    import tensorflow as tf
-
-    from tfdpclip.sampling import pipelines
-
     size = int(dataset.cardinality())
     if size < 0:
         raise ValueError(
@@ -332,7 +329,7 @@ def _dataset_source(dataset) -> Records:
             "build it from tensor slices (and maps of those), or give arrays."
         ) from error
     _check_gives_records(dataset)
-    fetch_all = pipelines.fetch_many(dataset)
+    fetch_all = fetching.fetch_many(dataset)
     if fetch_all is None:
         return Records(size, fetch)
     return StackedRecords(size, fetch, fetch_all)

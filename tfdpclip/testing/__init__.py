@@ -2,13 +2,12 @@
 
 from tfdpclip.testing.auditing import AuditReport, audit, audit_keras
 from tfdpclip.testing.clip_rules import ClipRuleReport, assert_clip_rule
-from tfdpclip.testing.exactness import ExactnessReport, assert_exact
+from tfdpclip.testing.exactness import ExactnessReport, assert_exact, assert_isolated
 from tfdpclip.testing.federated import (
     assert_aggregator_noise,
     assert_aggregator_sensitivity,
     audit_aggregator,
 )
-from tfdpclip.testing.isolated import assert_isolated
 from tfdpclip.testing.lower_bounds import many_runs_lower_bound, one_run_lower_bound
 from tfdpclip.testing.noise import NoiseReport, assert_noise
 from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, pictures
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.keras import _compat
@@ -79,9 +79,32 @@ class AuditReport:
         Raises:
           ValueError: if the report has no scores.
         """
-        from tfdpclip.testing import _plots
-
-        return _plots.draw_scores(self, path)
+        if self.scores is None or self.included is None:
+            raise ValueError(
+                "The report has no scores to draw: take the one that "
+                "dpc.testing.audit, audit_keras or audit_aggregator returns."
+            )
+        figure, axes = pictures.new(6.0, 3.2, grid="y")
+        ax = axes[0, 0]
+        scores = np.asarray(self.scores, np.float64)
+        finite = np.isfinite(scores)
+        edges = np.histogram_bin_edges(scores[finite], bins=20)
+        for k, (label, chosen) in enumerate(
+            (("not in", ~self.included), ("in", self.included))
+        ):
+            shown = scores[chosen & finite]
+            color = pictures.COLORS[k]
+            label = f"{label} the data: {int(chosen.sum())}"
+            ax.hist(shown, edges, color=color, alpha=0.45, label=label)
+            ax.hist(
+                shown, edges, color=color, histtype="step", linestyle="-" if k else "--"
+            )
+        ax.set(xlabel="score of a canary", ylabel="canaries")
+        ax.yaxis.get_major_locator().set_params(integer=True)
+        ax.legend(fontsize=9)
+        claim = "" if self.claimed is None else f", claimed: {self.claimed:.3g}"
+        pictures.title(figure, f"epsilon is at least {self.lower_bound:.3g}{claim}")
+        return pictures.finish(figure, path)
 
 
 def audit(

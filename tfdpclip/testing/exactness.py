@@ -1,4 +1,4 @@
-"""Are the clipped gradients those of an ordinary backward pass, example by example?"""
+"""Are gradients those of ordinary backward passes, and of one example each?"""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfdpclip._arguments import positive
 from tfdpclip.gradients.comparison import Comparison, fields
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.verify import TOLERANCE, SelfCheck
+from tfdpclip.keras import check_isolation
 from tfdpclip.testing.probe import as_batches, check_model, restored
 
 
@@ -117,6 +118,30 @@ def assert_exact(
     if not report.worst <= tolerance:
         raise AssertionError(f"Not exact: {report}.")
     return report
+
+
+def assert_isolated(
+    model: tf.keras.Model, x: Any, y: Any = None, **options: Any
+) -> None:
+    """Checks that neither an example's loss nor its gradient depends on the others.
+
+    Some examples are replaced in turn, and the others' losses and gradients are
+    compared (`tfdpclip.keras.check_isolation`).
+
+    Args:
+      model: a compiled Keras model.
+      x: a batch of inputs.
+      y: the targets, as for `fit`.
+      **options: see `tfdpclip.keras.check_isolation`.
+
+    Raises:
+      AssertionError: if the loss or the gradient of one example changes when another
+        is replaced.
+    """
+    try:
+        check_isolation(model, x, y, **options)
+    except ExampleIsolationError as error:
+        raise AssertionError(str(error)) from error
 
 
 @dataclasses.dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import pathlib
 import tempfile
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,16 +28,13 @@ def modules() -> Any:
         aggregators,
     )
 
-    return _Modules(_discrete_noise, _entropy, _records, _tff, aggregators)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Modules:
-    discrete_noise: Any
-    entropy: Any
-    records: Any
-    tff: Any
-    aggregators: Any
+    return types.SimpleNamespace(
+        discrete_noise=_discrete_noise,
+        entropy=_entropy,
+        records=_records,
+        tff=_tff,
+        aggregators=aggregators,
+    )
 
 
 def check_factory(factory: Any) -> None:

@@ -49,14 +49,10 @@ class DialledNoise:
         self.seed = None
         self._seed = np.random.default_rng().integers(0, 2**31, 2, np.int32)
 
-    def sample(self, shape, stddev, dtype=tf.float32) -> tf.Tensor:
-        """`level * stddev`, in every entry."""
-        return self.sample_all([shape], [stddev], [dtype])[0]
-
     def sample_all(
         self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence | None = None
     ) -> list[tf.Tensor]:
-        """As `GaussianNoise.sample_all`."""
+        """As `GaussianNoise.sample_all`: `level * stddev`, in every entry."""
         dtypes = dtypes or [tf.float32] * len(shapes)
         return [
             tf.fill(shape, tf.cast(self.level * tf.cast(stddev, tf.float32), dtype))

@@ -6,11 +6,19 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tfdpclip import pictures
 from tfdpclip.tuning.search_privacy import SearchStatement
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
+
+_NAMES = {
+    "clip_norm": "clip norm",
+    "batch_size": "expected batch size",
+    "learning_rate": "learning rate",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +26,8 @@ class GridResult:
     """The runs of a grid. `str()` gives the best settings and the privacy statement.
 
     Attributes:
-      rows: one dictionary for each run: settings, scores and seconds.
+      rows: one dictionary for each run, for CSV files or pandas: settings, scores and
+        seconds.
       settings: names of the settings that are not repeats.
       metric: the score to compare by.
       maximize: whether more is better.
@@ -57,8 +66,8 @@ class GridResult:
             {
                 **dict(zip(self.settings, place, strict=True)),
                 "mean": math.fsum(scores) / len(scores),
-                "min": min(scores) if not _any_nan(scores) else math.nan,
-                "max": max(scores) if not _any_nan(scores) else math.nan,
+                "min": float(np.min(scores)),
+                "max": float(np.max(scores)),
                 "runs": len(scores),
             }
             for place, scores in groups.items()
@@ -83,12 +92,8 @@ class GridResult:
             raise ValueError(
                 f"over must be one of {', '.join(self.settings)}; got {over!r}."
             )
-        best: dict[tuple, dict[str, Any]] = {}
-        for row in self.summary(metric):
-            place = tuple(row[name] for name in self.settings if name != over)
-            if place not in best or self._value(row) > self._value(best[place]):
-                best[place] = row
-        return list(best.values())
+        others = tuple(name for name in self.settings if name != over)
+        return self.best_at(others, metric)
 
     def best(self, metric: str | None = None) -> dict[str, Any]:
         """The row of `summary` with the best mean; of equal ones the first.
@@ -112,12 +117,6 @@ class GridResult:
         if not rows:
             raise ValueError("No run has ended yet, so there is no best one.")
         return max(rows, key=self._value)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """All runs as a pandas data frame. Needs pandas (the extra "plots")."""
-        import pandas
-
-        return pandas.DataFrame(list(self.rows))
 
     def heatmap(
         self,
@@ -144,9 +143,59 @@ class GridResult:
         Raises:
           ValueError: if there is nothing to draw.
         """
-        from tfdpclip.tuning import _plots
-
-        return _plots.heatmap(self, path, self._metric(metric), label, title)
+        metric = self._metric(metric)
+        rows = self.best_at(("clip_norm", "batch_size"), metric)
+        if not rows:
+            raise ValueError("There is nothing to draw: no run has ended yet.")
+        extra = [
+            name
+            for name in self.settings
+            if name not in _NAMES and len({row[name] for row in self.rows}) > 1
+        ]
+        if extra:
+            raise ValueError(
+                f"heatmap: {extra[0]!r} has several values; draw a grid with one of "
+                f"them, or curves(by={extra[0]!r})."
+            )
+        clips = _ordered({row["clip_norm"] for row in rows})
+        sizes = _ordered({row["batch_size"] for row in rows})
+        values = np.full([len(sizes), len(clips)], np.nan)
+        for row in rows:
+            place = sizes.index(row["batch_size"]), clips.index(row["clip_norm"])
+            values[place] = row["mean"]
+        figure, axes = pictures.new(
+            2.6 + 0.8 * len(clips), 1.9 + 0.5 * len(sizes), grid=None
+        )
+        ax = axes[0, 0]
+        image = ax.imshow(
+            values, origin="lower", aspect="auto", cmap=pictures.SEQUENTIAL
+        )
+        finite = values[np.isfinite(values)]
+        middle = (finite.min() + finite.max()) / 2 if finite.size else 0.0
+        best = finite.max() if self.maximize else finite.min()
+        digits = _digits(finite)
+        for (i, j), value in np.ndenumerate(values):
+            text = "–" if math.isnan(value) else f"{value:.{digits}f}"
+            ax.text(
+                j,
+                i,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                fontweight="bold" if value == best else "normal",
+                color="black" if value > middle or math.isnan(value) else "white",
+            )
+        ax.set_xticks(range(len(clips)), [_shown(c) for c in clips])
+        ax.set_yticks(range(len(sizes)), [_shown(s) for s in sizes])
+        ax.set_xlabel("clip norm")
+        ax.set_ylabel("expected batch size (records)")
+        name = metric if label is None else label
+        figure.colorbar(image, ax=ax, label=_sentence(f"{name}, mean of repeats"))
+        pictures.title(figure, title or _sentence(f"{name} at the best learning rate"))
+        if self.only_best:
+            pictures.note(figure, "not to be released: the search's privacy needs that")
+        return pictures.finish(figure, path)
 
     def curves(
         self,
@@ -184,14 +233,64 @@ class GridResult:
                 raise ValueError(
                     f"{name} must be one of {', '.join(self.settings)}; got {value!r}."
                 )
-        from tfdpclip.tuning import _plots
-
         metric = self._metric(metric)
-        return _plots.curves(
-            self, path, x, by, metric, difference_to_best, label, title
+        rows = self.best_at((x,) if by is None else (x, by), metric)
+        if not rows:
+            raise ValueError("There is nothing to draw: no run has ended yet.")
+        figure, axes = pictures.new(6.0, 4.0)
+        ax = axes[0, 0]
+        groups = [None] if by is None else _ordered({row[by] for row in rows})
+        places = _ordered({row[x] for row in rows})
+        named = any(isinstance(place, str) for place in places)
+        for k, group in enumerate(groups):
+            mine = [row for row in rows if by is None or row[by] == group]
+            mine.sort(key=lambda row: places.index(row[x]))
+            means = np.array([row["mean"] for row in mine])
+            best = 0.0
+            if difference_to_best:
+                best = np.nanmax(means) if self.maximize else np.nanmin(means)
+            at = [places.index(row[x]) if named else row[x] for row in mine]
+            look = pictures.style(k)
+            text = None if by is None else f"{_NAMES.get(by, by)} {_shown(group)}"
+            ax.plot(at, means - best, label=text, **look)
+            ax.fill_between(
+                at,
+                [row["min"] - best for row in mine],
+                [row["max"] - best for row in mine],
+                color=look["color"],
+                alpha=0.18,
+                linewidth=0,
+            )
+        if named:
+            ax.set_xticks(range(len(places)), [_shown(p) for p in places])
+        elif len(places) > 1 and min(places) > 0:
+            ax.set_xscale("log", base=2 if x == "batch_size" else 10)
+            if x == "batch_size":
+                pictures.plain_ticks(ax.xaxis, min(places), max(places))
+        unit = " (records)" if x == "batch_size" else ""
+        ax.set_xlabel(f"{_NAMES.get(x, x)}{unit}")
+        name = metric if label is None else label
+        ax.set_ylabel(
+            _sentence(f"{name}, difference to the best" if difference_to_best else name)
         )
+        if by is not None:
+            ax.legend(fontsize=8, frameon=False)
+        repeats = max(row["runs"] for row in rows)
+        bands = f"; bands: least to greatest of {repeats} runs" if repeats > 1 else ""
+        pictures.title(figure, title or _sentence(f"{name} by {_NAMES.get(x, x)}"))
+        others = [n for n in self.settings if n not in (x, by)]
+        several = [n for n in others if len({row[n] for row in self.rows}) > 1]
+        tuned = ", ".join(_NAMES.get(n, n) for n in several)
+        text = f"best {tuned} at every point{bands}" if tuned else bands[2:]
+        if self.only_best:
+            text = "not to be released: the search's privacy needs that. " + text
+        if text:
+            pictures.note(figure, text)
+        return pictures.finish(figure, path)
 
-    def best_at(self, names: tuple[str, ...], metric: str) -> list[dict[str, Any]]:
+    def best_at(
+        self, names: tuple[str, ...], metric: str | None
+    ) -> list[dict[str, Any]]:
         """The best row of `summary` for each combination of the named settings."""
         best: dict[tuple, dict[str, Any]] = {}
         for row in self.summary(metric):
@@ -235,5 +334,22 @@ class GridResult:
         return -math.inf if math.isnan(mean) else mean
 
 
-def _any_nan(scores) -> bool:
-    return any(math.isnan(score) for score in scores)
+def _ordered(values) -> list:
+    """Numbers by size, then names ("full" is larger than any size)."""
+    return sorted(values, key=lambda v: (isinstance(v, str), v))
+
+
+def _shown(value) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _digits(values) -> int:
+    """As many digits as tell the scores apart, three at most for scores near 1."""
+    if not len(values):
+        return 3
+    size = float(np.max(np.abs(values)))
+    return 3 if size <= 2 else max(0, 3 - math.ceil(math.log10(size)))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -13,7 +13,7 @@ from scipy import optimize
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import Ledger, _rdp, event_epsilon
-from tfdpclip.accounting.spending import CHOICE
+from tfdpclip.accounting.statement import CHOICE
 from tfdpclip.sampling import SamplingScheme, events
 
 _MOST_RUNS = 10**6

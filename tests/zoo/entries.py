@@ -160,9 +160,6 @@ def _language(family: str, backbone: dict, **options: Any) -> Entry:
     return Entry("causal language model", build, _next_tokens, **options)
 
 
-_DEBERTA = """KerasHub repeats the relative positions for every record of the batch, and
-the query's and key's weights act on the copies: these take the Jacobian. LoRA of the
-values alone, `enable_lora(4, ["value"])`, does not."""
 _NEOX = """KerasHub finds no layer for LoRA unless it is told:
 `enable_lora(4, ["query_key_value"])`."""
 _MIXTRAL = """Its experts have the records on their second axis, behind a gradient
@@ -190,9 +187,6 @@ FAMILIES = {
     "DistilBERT": _texts(_classifier("DistilBert", _HEADS)),
     "DeBERTa-v3": _texts(
         _classifier("DebertaV3", {**_HEADS, "bucket_size": 4}),
-        full="works slowly",
-        lora="works slowly",
-        advice=_DEBERTA,
     ),
     "ALBERT": _texts(_classifier("Albert", _ALBERT), {"segments": True}),
     "RoFormer-v2": _texts(

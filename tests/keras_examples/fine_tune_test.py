@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 
 import numpy as np
 import pytest
@@ -198,6 +199,14 @@ def test_a_classifier_is_trained_from_labels(data, train):
     fine_tune.main(arguments(data, *more, again, "--physical_batch_size=16"))
 
 
+@pytest.mark.slow
+def test_records_at_a_time_are_found_from_the_memory(data, capsys):
+    fine_tune.main(arguments(data, "--step_memory=64"))
+    printed = capsys.readouterr().out
+    rows = int(re.search(r"At most (\d+) records at a time", printed).group(1))
+    assert rows > 0 and (data / "out" / "MODEL_CARD.md").exists()
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -205,6 +214,10 @@ def test_a_classifier_is_trained_from_labels(data, train):
         (["--labels=a,b"], "--label_field and --labels belong together"),
         (["--public="], "--public: the small decoder knows nothing"),
         (["--width=6"], "--width: must be a multiple of 4"),
+        (
+            ["--step_memory=64", "--physical_batch_size=8"],
+            "--step_memory and --physical_batch_size",
+        ),
         (["--delta=0.1"], "records for training.*delta"),
     ],
 )

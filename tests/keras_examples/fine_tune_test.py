@@ -257,6 +257,31 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not HUB, reason="keras_hub is not installed")
+def test_a_classifier_from_a_preset_in_a_directory_is_tuned_and_saved(data):
+    import keras_hub
+
+    models = keras_hub.models
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(WORDS))]
+    tokenizer = models.BertTokenizer(words, lowercase=True)
+    backbone = models.BertBackbone(len(words), 1, 2, 8, 16, max_sequence_length=32)
+    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=16)
+    task = models.BertTextClassifier(
+        backbone=backbone, num_classes=2, preprocessor=preprocessor
+    )
+    task.save_to_preset(str(data / "preset"))
+    more = "--label_field=label", "--labels=a,b", f"--preset={data / 'preset'}"
+    fine_tune.main(arguments(data, *more))
+    after = models.BertTextClassifier.from_preset(str(data / "out" / "merged"))
+    pairs = zip(task.backbone.weights, after.backbone.weights, strict=True)
+    changed = [np.abs(np.subtract(a, b)).max() > 0 for a, b in pairs]
+    assert sum(changed) == 2  # Query and value of one block, with LoRA merged.
+    assert {row["model"] for row in rows_of(data / "out", "scores")} == {
+        *("public", "private")
+    }
+
+
+@pytest.mark.slow
 def test_the_study_goes_on_where_it_was_stopped(data):
     flags = [
         "fine_tune_study",

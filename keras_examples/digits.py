@@ -308,9 +308,10 @@ def _private_optimizer(used, noise_multiplier, expected_batch_size):
     options = {"momentum": used.momentum} if used.optimizer == "sgd" else {}
     rule = used.clip_rule()
     if noise_multiplier > 0:
-        counts = rule.count_stddevs(expected_batch_size)
+        accounting, z = dpc.accounting, noise_multiplier
         try:
-            dpc.accounting.split_noise_multiplier(noise_multiplier, counts)
+            counts = accounting.count_stddevs(rule, expected_batch_size, z)
+            accounting.split_noise_multiplier(z, counts)
         except ValueError as error:
             raise settings.UsageError(
                 f"flag --batch_size={used.batch_size}: too small for --clip=quantile "

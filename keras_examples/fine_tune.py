@@ -69,6 +69,13 @@ class Settings:
     physical_batch_size: int | None = settings.count(
         None, "Most records that the device holds at a time.", good=64
     )
+    step_memory: int | None = settings.count(
+        None,
+        "MiB that a step may take beside weights and data: finds that number, by steps "
+        "on zeros.",
+        least=16,
+        good=4096,
+    )
     epochs: int = settings.count(5, "How often to go through the private records.")
     learning_rate: float = settings.number(3e-3, "Of Adam.", above=0)
     clip_norm: float | None = settings.number(
@@ -107,6 +114,7 @@ def run(used: Settings) -> programs.Outcome:
     before = fine_tuning.score(model, test_rows)
     drawn = {"before": _samples(used, network, model)}
     clip = None if used.clip_norm is None else dpc.FixedClip(used.clip_norm)
+    plan = _within_memory(used, plan, network, rows, clip)
     fine_tuning.tune(model, rows, plan, used.learning_rate, clip, used.seed)
     after = fine_tuning.score(model, test_rows)
     drawn["after"] = _samples(used, network, model)
@@ -165,6 +173,11 @@ def _check(used: Settings) -> None:
             "flag --public: the small decoder knows nothing before it has seen public "
             "text, --public=book.txt; or --preset takes a model of KerasHub."
         )
+    if used.step_memory and used.physical_batch_size:
+        raise UsageError(
+            "flags --step_memory and --physical_batch_size: the one finds the other; "
+            "leave one of them out."
+        )
     if used.width % 4:
         raise UsageError(
             "flag --width: must be a multiple of 4, for example --width=64."
@@ -183,6 +196,24 @@ def _plan(used: Settings, count: int) -> dpc.keras.PrivacyPlan:
         )
     except ValueError as error:
         raise UsageError(f"{count} records for training: {error}") from error
+
+
+def _within_memory(used, plan, network, rows, clip) -> dpc.keras.PrivacyPlan:
+    """The plan, with batches whose steps stay within --step_memory."""
+    if not used.step_memory:
+        return plan
+
+    def training(trial):
+        model = network.model(used.train, used.rank)
+        rate, seed = used.learning_rate, used.seed
+        return model, fine_tuning.begun(model, rows, trial, rate, clip, seed)
+
+    try:
+        plan = plan.within_memory(used.step_memory * 2**20, training)
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(f"flag --step_memory={used.step_memory}: {error}") from error
+    print(f"At most {plan.physical_batch_size} records at a time.", flush=True)
+    return plan
 
 
 def _network(used: Settings):

@@ -179,7 +179,7 @@ def pretrained(
     return values
 
 
-def tune(
+def begun(
     model: tf.keras.Model,
     rows: Rows,
     plan: dpc.keras.PrivacyPlan,
@@ -187,8 +187,8 @@ def tune(
     clip: dpc.ClipRule | None = None,
     seed: int | None = None,
     **options: Any,
-) -> None:
-    """Trains a model with the plan.
+) -> dpc.sampling.Batches:
+    """Compiles a model for the plan, and gives the batches for `fit`.
 
     Args:
       model: of which what is trainable trains.
@@ -202,7 +202,20 @@ def tune(
     options |= {} if clip is None else {"clip": clip}
     optimizer = plan.optimizer(dpc.keras.DPAdam, learning_rate, seed=seed, **options)
     model.compile(optimizer, LOSS)
-    batches = plan.batches(rows.data, seed=seed)
+    return plan.batches(rows.data, seed=seed)
+
+
+def tune(
+    model: tf.keras.Model,
+    rows: Rows,
+    plan: dpc.keras.PrivacyPlan,
+    learning_rate: float,
+    clip: dpc.ClipRule | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> None:
+    """Trains a model with the plan; for the arguments see `begun`."""
+    batches = begun(model, rows, plan, learning_rate, clip, seed, **options)
     callbacks = [*plan.callbacks]
     model.fit(
         batches, epochs=plan.epochs, callbacks=callbacks, shuffle=False, verbose=0

@@ -256,6 +256,9 @@ def test_count_stddev_defaults_to_a_twentieth_of_the_records():
     assert QuantileClip(count_stddev=3).count_stddevs(100) == (3.0,)
     assert QuantileClip().count_stddevs(100, private=False) == (0.0,)
     assert FixedClip(1.0).count_stddevs(100) == ()
+    assert QuantileClip().default_counts == (True,)
+    assert QuantileClip(count_stddev=3).default_counts == (False,)
+    assert FixedClip(1.0).default_counts == ()
 
 
 ARGUMENTS = [

@@ -1,6 +1,7 @@
 """The mechanism: its noise, its order, and what it refuses."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import math
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixed_noise import Fixed, Given
-from tfdpclip import clipping, mechanism
+from tfdpclip import accounting, clipping, mechanism
 from tfdpclip.clipping import (
     AutomaticClip,
     ClipRule,
@@ -297,6 +298,30 @@ def test_a_schedule_moves_z_and_the_counts_keep_their_noise():
         assert source.stddevs[0] == pytest.approx(z_g * 0.5, rel=1e-6)
         assert release.stddevs.numpy() == pytest.approx([z_g * 0.5], rel=1e-6)
         assert release.fractions.numpy() == pytest.approx([0.5 + 3.0 / RECORDS])
+
+
+def test_a_schedule_moves_the_noise_of_counts_that_nobody_chose():
+    values = [1.0, 4.0, 0.5, 0.0]
+    z = schedules.PiecewiseConstantDecay([0, 1, 2], values)
+    groups = LayerwiseClip([QuantileClip(), QuantileClip(count_stddev=6.0), 1.0])
+    rule = dataclasses.replace(groups, groups="variable").bind(["a", "b", "c"])
+    found = Mechanism(rule, z, records=20)
+    assert found.count_stddevs == (1.0, 6.0)
+    state = rule.initial_state()
+    for step, value in enumerate(values):
+        stddevs = accounting.count_stddevs(rule, 20, value)
+        if value == 0:
+            stddevs = (1.0, 6.0)
+        z_g = accounting.split_noise_multiplier(value, stddevs)
+        for t in (step, tf.constant(step)):
+            assert float(found.gradient_noise_multiplier(t)) == pytest.approx(
+                z_g, rel=1e-5
+            )
+        release = found.release(
+            state, [tf.zeros([1])] * 3, tf.zeros([2]), Given(), step
+        )
+        expected = [0.5 + stddev / 20 for stddev in stddevs]
+        np.testing.assert_allclose(release.fractions, expected, rtol=1e-6)
 
 
 class GoodAtFirst(schedules.LearningRateSchedule):

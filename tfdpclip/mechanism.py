@@ -19,7 +19,8 @@ accountant is given) and a rule that keeps the guarantees of `ClipRule`:
 * With s_k the stddev of the noise on count k, let z_g^-2 = z^-2 - sum_k (2 s_k)^-2.
   Noise of stddev z_g times ``rule.noise_scales(C_t)[h]`` on the sum of group h, and of
   s_k on count k, makes all sums of a step one Gaussian mechanism of noise multiplier z
-  for adding or removing one record, given C_t (Andrew et al. 2021, Theorem 1).
+  for adding or removing one record, given C_t (Andrew et al. 2021, Theorem 1). That
+  holds for every s_k, also for those that are raised because nobody chose them.
 * C_{t+1} is a function of C_t and of the noised counts, so that all steps together are
   an adaptive composition of such mechanisms.
 * The divisor is the public number of records, never the number that turned up; it and
@@ -42,6 +43,7 @@ from tfdpclip import accounting
 from tfdpclip._arguments import non_negative, positive, shown
 from tfdpclip._docs import see
 from tfdpclip._schedules import setting, value_at
+from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
 
@@ -143,14 +145,22 @@ class Mechanism:
                 "clip=dpc.QuantileClip(), or noise_multiplier=0 for a baseline."
                 + see("updates-without-a-bound")
             )
-        self.count_stddevs = tuple(rule.count_stddevs(self.records, private))
-        if self.scheduled and 0 in self.count_stddevs:
+        # Those of the rule, before any default is raised.
+        counts = rule.count_stddevs(self.records, private)
+        if self.scheduled and 0 in counts:
             raise ValueError(
                 "count_stddev is 0, an exact count, but noise_multiplier follows a "
                 "schedule, so the run is meant to be private."
             )
         with tf.init_scope():
             first = float(value_at(self.noise_multiplier, 0))
+        self._free = rule.default_counts
+        self._precisions = noise_split.count_precisions(counts, self._free)
+        self._least_stddevs = counts
+        #: s_k of every count; under a schedule, those of step 0.
+        self.count_stddevs = tuple(counts)
+        if first > 0:
+            self.count_stddevs = accounting.count_stddevs(rule, self.records, first)
         self._split = 0.0
         if first > 0:
             self._split = accounting.split_noise_multiplier(first, self.count_stddevs)
@@ -168,10 +178,29 @@ class Mechanism:
         if not self.scheduled:
             return self._split
         z = value_at(self.noise_multiplier, step)
-        spent = math.fsum((2 * s) ** -2 for s in self.count_stddevs)
+        chosen, free = self._precisions
+        spent = chosen**2 + (free / self._raised(z)) ** 2
         # The square root of a negative number makes the step release nothing at all.
         z = tf.where(z >= 0, z, math.nan)
         return z / tf.sqrt(1.0 - spent * z**2)
+
+    def _raised(self, z: tf.Tensor) -> tf.Tensor:
+        """What the noise of free counts is multiplied by under a schedule's z.
+
+        As `accounting.count_stddevs` has it; 1 where the chosen counts take all.
+        """
+        chosen, free = self._precisions
+        room = noise_split.DEFAULT_SHARE * (1.0 - (chosen * z) ** 2)
+        factor = free * z / tf.sqrt(tf.where(room > 0, room, 1.0))
+        return tf.where(room > 0, tf.maximum(factor, 1.0), 1.0)
+
+    def _count_stddevs(self, step: Any, part: float) -> tf.Tensor:
+        """A part of s_k of every count in a step, float32 `[K]`."""
+        if not self.scheduled or not any(self._free):
+            return tf.constant([part * s for s in self.count_stddevs], tf.float32)
+        factor = self._raised(value_at(self.noise_multiplier, step))
+        least = tf.constant([part * s for s in self._least_stddevs], tf.float32)
+        return tf.where(self._free, factor * least, least)
 
     def noise_stddevs(self, state: Any, step: Any = 0) -> tf.Tensor:
         """The stddev of the noise on the sum of each group, float32 `[L]`.
@@ -290,8 +319,7 @@ class Mechanism:
         for (i, part), added in zip(parts.items(), drawn, strict=True):
             noised[i] = part + added
         if self.count_stddevs:
-            stddevs = [part_of_stddev * stddev for stddev in self.count_stddevs]
-            counts += count_noise * tf.constant(stddevs, tf.float32)
+            counts += count_noise * self._count_stddevs(step, part_of_stddev)
         return noised, counts
 
     @tf.autograph.experimental.do_not_convert

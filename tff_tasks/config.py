@@ -103,7 +103,8 @@ class RunConfig:
     )
     count_stddev: float | None = settings.number(
         None,
-        "Noise on the number of unclipped updates. Default: clients_per_round / 20.",
+        "Noise on the number of unclipped updates. Default: clients_per_round / 20, "
+        "or more in cohorts that are too small for it.",
         good=5.0,
         above=0,
     )
@@ -287,9 +288,10 @@ class RunConfig:
 
     def _check_noise(self):
         rule = self.clip_rule()
-        counts = rule.count_stddevs(self.clients_per_round)
+        z = self.noise_multiplier
         try:
-            accounting.split_noise_multiplier(self.noise_multiplier, counts)
+            counts = accounting.count_stddevs(rule, self.clients_per_round, z)
+            accounting.split_noise_multiplier(z, counts)
         except ValueError as error:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier:g} is too large for "

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tfdpclip import accounting, sampling
+from tfdpclip.clipping import QuantileClip
 
 _DELTA = 1e-5
 _SCHEMES = [
@@ -286,8 +287,16 @@ class TestCohort:
         )
         assert plan.epsilon <= 1.0
 
+    def test_the_count_of_a_small_trial_has_the_noise_of_the_clip_rule(self):
+        plan = accounting.cohort_for(100.0, 1e-6, 1000, 10, 1.0, 10)
+        assert (plan.clients_per_round, plan.scale) == (10, 1.0)
+        stddevs = accounting.count_stddevs(QuantileClip(), 10, 1.0)
+        assert (plan.count_stddev,) == stddevs
+        z_g = accounting.split_noise_multiplier(1.0, stddevs)
+        assert plan.gradient_noise_multiplier == z_g
+
     def test_an_infeasible_trial(self):
-        with pytest.raises(ValueError, match="at least 11 records per step"):
-            accounting.cohort_for(1.0, 1e-6, 1000, 10, 1.0, 10)
+        with pytest.raises(ValueError, match="Take 2 records per step or more"):
+            accounting.cohort_for(1.0, 1e-6, 1000, 10, 1.0, 1)
         with pytest.raises(ValueError, match="clients_per_round"):
             accounting.cohort_for(1.0, 1e-6, 50, 10, 0.1, 100)

@@ -1,11 +1,13 @@
 """Gaussian differential privacy and the noise split, against 50-digit arithmetic."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from tfdpclip import accounting
+from tfdpclip.clipping import LayerwiseClip, QuantileClip
 
 mpmath = pytest.importorskip("mpmath")
 
@@ -117,6 +119,50 @@ class TestNoiseSplit:
             assert accounting.effective_noise_multiplier(
                 parts, stddevs
             ) == pytest.approx(z, rel=1e-12)
+
+    @pytest.mark.parametrize("z", [0.01, 0.5, 1.0, 3.7])
+    @pytest.mark.parametrize("groups", [1, 4])
+    def test_defaults_take_half_of_small_batches_and_no_more(self, z, groups):
+        rule = LayerwiseClip(QuantileClip(), groups="variable")
+        rule = rule.bind([f"v{k}" for k in range(groups)])
+        for m in np.array([2.1, 5, 9.9, 10.1, 14, 14.2, 20, 100]) * z * groups**0.5:
+            stddevs = accounting.count_stddevs(rule, m, z)
+            # As ever where the sum keeps half, and else what leaves it half.
+            least = z * math.sqrt(groups / 2)
+            assert stddevs == pytest.approx((max(m / 20, least),) * groups, rel=1e-12)
+            if m / 20 >= least:
+                assert stddevs == rule.count_stddevs(m)
+            z_g = accounting.split_noise_multiplier(z, stddevs)
+            assert z <= z_g <= math.sqrt(2) * z * (1 + 1e-12)
+            again = accounting.effective_noise_multiplier(z_g, stddevs)
+            assert again == pytest.approx(z, rel=1e-12)
+
+    def test_a_chosen_count_keeps_its_noise_and_defaults_share_what_it_leaves(self):
+        chosen = QuantileClip(count_stddev=1.0)
+        rule = LayerwiseClip([chosen, QuantileClip(), 0.5], groups="variable")
+        rule = rule.bind(["a", "b", "c"])
+        # 1/4 of z^-2 is taken: the other count gets half of 3/4.
+        found = accounting.count_stddevs(rule, 8, 1.0)
+        assert found == pytest.approx((1.0, 0.5 / math.sqrt(0.375)), rel=1e-12)
+        assert accounting.count_stddevs(rule, 100, 1.0) == (1.0, 5.0)
+        precise = dataclasses.replace(rule, rule=[QuantileClip(count_stddev=0.5)] * 3)
+        precise = precise.bind(["a", "b", "c"])
+        found = accounting.count_stddevs(precise, 8, 1.0)
+        assert found == (0.5,) * 3
+        with pytest.raises(ValueError, match="too precise"):
+            accounting.split_noise_multiplier(1.0, found)
+
+    def test_no_default_is_more_than_half_of_the_records(self):
+        with pytest.raises(
+            ValueError, match="noise_multiplier 2 .* 3 records per step"
+        ):
+            accounting.count_stddevs(QuantileClip(), 2, 2.0)
+        assert accounting.count_stddevs(QuantileClip(), 3, 2.0) == (math.sqrt(2),)
+        assert accounting.count_stddevs(QuantileClip(count_stddev=9.0), 2, 2.0) == (9,)
+        assert accounting.count_stddevs(QuantileClip(), 2, 0.0) == (0.0,)
+        for z in (1e-300, 1e150, 1e300):
+            found = accounting.count_stddevs(QuantileClip(), 1.5 * z, z)
+            assert found == pytest.approx((z / math.sqrt(2),), rel=1e-12)
 
     def test_nothing_counted(self):
         assert accounting.split_noise_multiplier(1.3) == 1.3

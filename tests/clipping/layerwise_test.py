@@ -310,6 +310,7 @@ def test_a_mixed_rule_gives_each_fraction_to_the_group_that_counted():
         LayerwiseClip([QuantileClip(0.5, 1.0, 1.0), 1.0, QuantileClip(0.5, 1.0, 1.0)])
     )
     assert rule.count_stddevs(40.0) == (2.0, 2.0)
+    assert rule.default_counts == (True, True)
     state = rule.next_state(state, tf.constant([0.0, 1.0]))
     expected = [math.exp(0.5), 1.0, math.exp(-0.5)]
     np.testing.assert_allclose(rule.clip_norms(state), expected, rtol=1e-6)

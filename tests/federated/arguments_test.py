@@ -104,9 +104,12 @@ def test_unknown_public_norms_are_refused():
 
 
 def test_too_precise_a_count_says_which_cohort_would_do():
-    factory = federated.clipped_mean(1.0, 10)
+    half = dpc.QuantileClip(count_stddev=0.5)
     with pytest.raises(ValueError, match="at least 11 .*clients per round"):
-        factory.create(NESTED)
+        federated.clipped_mean(1.0, 10, half).create(NESTED)
+    with pytest.raises(ValueError, match="2 records per step or more"):
+        federated.clipped_mean(1.0, 1).create(NESTED)
+    federated.clipped_mean(1.0, 10).create(NESTED)
     exact = dpc.QuantileClip(count_stddev=0.0)
     with pytest.raises(ValueError, match="count_stddevs"):
         federated.clipped_mean(1.0, 100, exact).create(NESTED)

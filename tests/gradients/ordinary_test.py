@@ -219,3 +219,27 @@ def test_segments_of_steps_are_an_examples_own(dynamic):
         return squash(tf.transpose(h, [1, 0, 2]) @ W)
 
     check_engine(per_example, [W], SEQUENCE, dynamic=dynamic, check_isolation="always")
+
+
+def test_what_a_parameter_is_added_to_may_be_rounding_alone():
+    """The means of what was normalised before, as in MobileNetV3 with group norms.
+
+    A copy of an example in another place has other ones, and the same gradient.
+    """
+    w, beta = variable(1, 1, 64, 33), variable(33)
+
+    def moments(h):
+        mean = tf.reduce_mean(h, [1, 2], keepdims=True)
+        spread = tf.reduce_mean(tf.square(h - mean), [1, 2], keepdims=True)
+        return mean, tf.math.rsqrt(spread + 1e-3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4, 4, 64])])
+    def step(x):
+        mean, inverse = moments(x)
+        h = tf.nn.conv2d((x - mean) * inverse, w, 1, "SAME")
+        mean, inverse = moments(h)
+        loss = squash(h * inverse + (beta - mean * inverse))
+        return per_example_norms(loss, [w, beta], check_isolation="always")
+
+    for seed in range(3):
+        assert np.all(step(randoms(16, 4, 4, 64, seed=seed)) > 0)

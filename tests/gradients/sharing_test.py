@@ -155,6 +155,20 @@ def class_token(make):
     return per_example
 
 
+def repeated(x, t):
+    return tf.repeat(t, batch_of(x) if x.shape[0] is None else x.shape[0], axis=0)
+
+
+def disentangled(x, positions, query, key):
+    """Attention to relative positions, of which every example has a copy (DeBERTa)."""
+    copies = repeated(x, tf.nn.l2_normalize(positions, -1)[tf.newaxis])
+    q, k = x @ query, x @ key
+    content = tf.matmul(q, k, transpose_b=True)
+    to_position = tf.matmul(q, copies @ key, transpose_b=True)
+    from_position = tf.matmul(k, copies @ query, transpose_b=True)
+    return squash(content) + squash(to_position) + squash(tf.sin(from_position))
+
+
 def rbf(x, v):
     apart = tf.math.squared_difference(x[:, :, tf.newaxis], v)
     return squash(tf.exp(-tf.reduce_sum(apart, -1)))
@@ -276,6 +290,17 @@ CASES = {
     "class_token_tiled": (
         class_token(lambda x, t: tf.tile(t, [batch_of(x), 1, 1])),
         [(1, 1, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "class_token_repeated": (
+        class_token(repeated),
+        [(1, 1, 3), (3, 3)],
+        SEQUENCE,
+    ),
+    "relative_positions": (disentangled, [(4, 3), (3, 2), (3, 2)], SEQUENCE),
+    "relative_positions_that_are_frozen": (
+        lambda x, q, k: disentangled(x, randoms(4, 3), q, k),
+        [(3, 2), (3, 2)],
         SEQUENCE,
     ),
     "class_token_added_to_zeros": (
@@ -407,6 +432,8 @@ STATIC = [
     "class_token_tiled",
     "class_token_broadcast",
     "positions_tiled",
+    "class_token_repeated",
+    "relative_positions",
 ]
 
 
@@ -517,12 +544,6 @@ def test_what_has_no_rule_falls_back_and_warns(name):
 
 def test_an_einsum_with_an_ellipsis_has_a_rule():
     check((lambda x, v: squash(tf.einsum("...d,df->...f", x, v)), [(3, 4)], SEQUENCE))
-
-
-@pytest.mark.xfail(strict=True, reason="tf.repeat has no rule: correct, but slow")
-def test_a_repeated_class_token_has_a_rule():
-    make = class_token(lambda x, t: tf.repeat(t, batch_of(x), axis=0))
-    check((make, [(1, 1, 3), (3, 3)], SEQUENCE))
 
 
 def test_per_head_weights_meet_broadcast_data():

@@ -56,7 +56,13 @@ def test_numbers_of_other_types_are_taken():
 
 def test_a_count_that_is_too_precise_is_refused_with_what_would_work():
     with pytest.raises(ValueError, match="too precise.*above.*records per step"):
-        DPSGD(clip=QuantileClip(), noise_multiplier=1.0, expected_batch_size=10)
+        DPSGD(
+            clip=QuantileClip(count_stddev=0.5),
+            noise_multiplier=1.0,
+            expected_batch_size=10,
+        )
+    with pytest.raises(ValueError, match="no clip norm follows.* 2 records.*Automatic"):
+        DPSGD(clip=QuantileClip(), noise_multiplier=1.0, expected_batch_size=1)
     with pytest.raises(ValueError, match="count"):
         DPSGD(
             clip=QuantileClip(count_stddev=0.0),

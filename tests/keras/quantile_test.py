@@ -193,3 +193,30 @@ def test_the_default_clip_follows_a_quantile_and_can_be_watched():
     )
     assert float(optimizer.clip_norm) == pytest.approx(1.0)
     assert optimizer.count_stddevs == (64 / 20,)
+
+
+def test_batches_of_eight_train_with_the_default_and_both_noises_are_of_the_split():
+    """Andrew et al.'s B / 20 would reveal more than z = 1 allows below B = 10.
+
+    1000 steps without records. Fractions are 1/2 plus noise, clamped 5.6 of its stddevs
+    away; a mean and two standard deviations to six of their own, 2e-9 each.
+    """
+    optimizer = DPSGD(1.0, noise_multiplier=1.0, expected_batch_size=8)
+    [stddev], z_g = optimizer.count_stddevs, optimizer.gradient_noise_multiplier
+    assert z_g**-2 + (2 * stddev) ** -2 == pytest.approx(1.0, rel=1e-12)
+    assert z_g == pytest.approx(math.sqrt(2), rel=1e-12)
+    w = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        before = tf.identity(w)
+        optimizer.minimize(x * w, [w])
+        return w - before, optimizer.clip_norm
+
+    steps = [step(tf.zeros([0])) for _ in range(1000)]
+    moves, clips = np.float64(steps).T
+    assert np.std(moves) == pytest.approx(z_g / 8, rel=6 / math.sqrt(2000))
+    # Half of none is below 0.65, so that the clip norm rises, from 1.
+    fractions = 0.65 - np.diff(np.log([1.0, *clips])) / 0.2
+    assert np.mean(fractions) == pytest.approx(0.5, abs=6 * stddev / 8 / 1000**0.5)
+    assert np.std(fractions) == pytest.approx(stddev / 8, rel=6 / math.sqrt(2000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 
 import numpy as np
 import pytest
@@ -198,6 +199,14 @@ def test_a_classifier_is_trained_from_labels(data, train):
     fine_tune.main(arguments(data, *more, again, "--physical_batch_size=16"))
 
 
+@pytest.mark.slow
+def test_records_at_a_time_are_found_from_the_memory(data, capsys):
+    fine_tune.main(arguments(data, "--step_memory=64"))
+    printed = capsys.readouterr().out
+    rows = int(re.search(r"At most (\d+) records at a time", printed).group(1))
+    assert rows > 0 and (data / "out" / "MODEL_CARD.md").exists()
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -205,6 +214,10 @@ def test_a_classifier_is_trained_from_labels(data, train):
         (["--labels=a,b"], "--label_field and --labels belong together"),
         (["--public="], "--public: the small decoder knows nothing"),
         (["--width=6"], "--width: must be a multiple of 4"),
+        (
+            ["--step_memory=64", "--physical_batch_size=8"],
+            "--step_memory and --physical_batch_size",
+        ),
         (["--delta=0.1"], "records for training.*delta"),
     ],
 )
@@ -241,6 +254,31 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data):
     pairs = zip(before.get_weights(), after.get_weights(), strict=True)
     changed = [np.abs(a - b).max() > 0 for a, b in pairs]
     assert sum(changed) == 2  # Query and value of one block, with LoRA merged.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HUB, reason="keras_hub is not installed")
+def test_a_classifier_from_a_preset_in_a_directory_is_tuned_and_saved(data):
+    import keras_hub
+
+    models = keras_hub.models
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(WORDS))]
+    tokenizer = models.BertTokenizer(words, lowercase=True)
+    backbone = models.BertBackbone(len(words), 1, 2, 8, 16, max_sequence_length=32)
+    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=16)
+    task = models.BertTextClassifier(
+        backbone=backbone, num_classes=2, preprocessor=preprocessor
+    )
+    task.save_to_preset(str(data / "preset"))
+    more = "--label_field=label", "--labels=a,b", f"--preset={data / 'preset'}"
+    fine_tune.main(arguments(data, *more))
+    after = models.BertTextClassifier.from_preset(str(data / "out" / "merged"))
+    pairs = zip(task.backbone.weights, after.backbone.weights, strict=True)
+    changed = [np.abs(np.subtract(a, b)).max() > 0 for a, b in pairs]
+    assert sum(changed) == 2  # Query and value of one block, with LoRA merged.
+    assert {row["model"] for row in rows_of(data / "out", "scores")} == {
+        *("public", "private")
+    }
 
 
 @pytest.mark.slow

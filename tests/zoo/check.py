@@ -66,8 +66,12 @@ def norms_error(model, x, y) -> float:
         found = loss(y, tf.cast(model(x, training=not drops), tf.float32))
         return tf.reduce_mean(tf.reshape(found, [tf.shape(found)[0], -1]), 1)
 
+    # Batches of any size, as `fit` traces them.
     norms = tf.function(
         lambda x, y: dpc.gradients.per_example_norms(losses(x, y), variables),
+        tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), (x, y)
+        ),
         autograph=False,
     )(x, y).numpy()
     for i in range(COMPARED):

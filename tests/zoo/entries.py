@@ -160,9 +160,6 @@ def _language(family: str, backbone: dict, **options: Any) -> Entry:
     return Entry("causal language model", build, _next_tokens, **options)
 
 
-_DEBERTA = """KerasHub repeats the relative positions for every record of the batch, and
-the query's and key's weights act on the copies: these take the Jacobian. LoRA of the
-values alone, `enable_lora(4, ["value"])`, does not."""
 _NEOX = """KerasHub finds no layer for LoRA unless it is told:
 `enable_lora(4, ["query_key_value"])`."""
 _MIXTRAL = """Its experts have the records on their second axis, behind a gradient
@@ -190,9 +187,6 @@ FAMILIES = {
     "DistilBERT": _texts(_classifier("DistilBert", _HEADS)),
     "DeBERTa-v3": _texts(
         _classifier("DebertaV3", {**_HEADS, "bucket_size": 4}),
-        full="works slowly",
-        lora="works slowly",
-        advice=_DEBERTA,
     ),
     "ALBERT": _texts(_classifier("Albert", _ALBERT), {"segments": True}),
     "RoFormer-v2": _texts(
@@ -276,6 +270,7 @@ def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
     return Entry("convolutional network", build, _images(size), lora="none", **options)
 
 
+_TOO_SLOW = "Not done in 12 minutes on a share of two cores."
 _SINGLE_PIXELS = {
     "tolerance": 1e-4,
     "advice": """Norms to 1e-4, not 1e-5: at 32 pixels group normalisation of single
@@ -284,14 +279,25 @@ _SINGLE_PIXELS = {
 #: Networks of `keras.applications`, with group in place of batch normalisation.
 APPLICATIONS = {
     "MobileNetV2": _convolutions("MobileNetV2"),
-    "MobileNetV3Small": _convolutions("MobileNetV3Small"),
-    "EfficientNetV2B0": _convolutions("EfficientNetV2B0", **_SINGLE_PIXELS),
+    "MobileNetV3Small": _convolutions(
+        "MobileNetV3Small",
+        advice="""Was refused by mistake, for rounding, and is mended; norms to 1e-6,
+        steps not run since.""",
+    ),
+    "EfficientNetV2B0": _convolutions(
+        "EfficientNetV2B0",
+        full="refused",
+        tolerance=1e-4,
+        advice="""A copy of an example has another loss in another place of the batch:
+        by rounding, it seems, which group normalisation of single pixels magnifies at
+        32 pixels. Norms to 1e-4.""",
+    ),
     "ResNet50": _convolutions("ResNet50", **_SINGLE_PIXELS),
     "DenseNet121": _convolutions("DenseNet121"),
-    "NASNetMobile": _convolutions("NASNetMobile"),
+    "NASNetMobile": _convolutions("NASNetMobile", advice=_TOO_SLOW),
     "Xception": _convolutions("Xception", 71),
-    "InceptionV3": _convolutions("InceptionV3", 75),
-    "ConvNeXtTiny": _convolutions("ConvNeXtTiny"),
+    "InceptionV3": _convolutions("InceptionV3", 75, advice=_TOO_SLOW),
+    "ConvNeXtTiny": _convolutions("ConvNeXtTiny", advice=_TOO_SLOW),
     "VGG16": _convolutions("VGG16"),
 }
 

@@ -28,6 +28,7 @@ from tfdpclip.accounting.gdp import (
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.accounting.noise_split import (
+    count_stddevs,
     effective_noise_multiplier,
     group_noise_multipliers,
     split_noise_multiplier,
@@ -56,6 +57,7 @@ __all__ = [
     "TruncatedPoissonSampledDpEvent",
     "cohort_for",
     "correlated_event",
+    "count_stddevs",
     "delta",
     "effective_noise_multiplier",
     "epsilon",

@@ -7,12 +7,15 @@ together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 
 # More than any model has variables; it only keeps the result in memory.
 _MOST_GROUPS = 10**6
+#: What counts whose noise nobody chose may take of what chosen ones leave of z^-2.
+DEFAULT_SHARE = 0.5
 
 
 def split_noise_multiplier(
@@ -62,6 +65,80 @@ def split_noise_multiplier(
     if not remaining > 0:
         raise ValueError(_infeasible(z, stddevs))
     return _arguments.finite("what noise_multiplier leaves", z / math.sqrt(remaining))
+
+
+def count_stddevs(
+    rule: Any, records_per_step: float, noise_multiplier: float
+) -> tuple[float, ...]:
+    """Returns the noise on a clip rule's counts, beside a sum that has enough left.
+
+    As `rule.count_stddevs` has it, unless counts whose noise nobody chose
+    (`rule.default_counts`) would take more than half of what the chosen ones leave of
+    z^-2, as in small batches: then theirs is larger, until it is half. K counts of
+    one default so have a stddev of at least ``z * sqrt(K / 2)``, and the sum has at
+    most sqrt(2) times the noise that it would have alone.
+
+    *Formal guarantees*: none of its own. What `split_noise_multiplier` makes of these
+    numbers is accounted for as of any others.
+
+    Args:
+      rule: A `ClipRule`, bound to its variables if it has groups.
+      records_per_step: The public expected number of records in a step.
+      noise_multiplier: z, what the accountant is given. 0 means a run without privacy,
+        where the default is an exact count.
+
+    Returns:
+      The noise standard deviation of each of the K sums of indicators, in records.
+
+    Raises:
+      ValueError: If an argument is out of range, or a default would be more than half
+        of `records_per_step`: no clip norm follows such a count.
+
+    >>> from tfdpclip.clipping import QuantileClip
+    >>> count_stddevs(QuantileClip(), 100, 1.0)
+    (5.0,)
+    >>> [round(stddev, 4) for stddev in count_stddevs(QuantileClip(), 8, 1.0)]
+    [0.7071]
+    """
+    z = _arguments.non_negative("noise_multiplier", noise_multiplier)
+    records = _arguments.positive("records_per_step", records_per_step)
+    return raised(rule.count_stddevs(records, z > 0), rule.default_counts, records, z)
+
+
+def raised(
+    stddevs: Sequence[float], free: Sequence[bool], records: float, z: float
+) -> tuple[float, ...]:
+    """`count_stddevs` of a rule with these counts, all of them checked."""
+    chosen, others = count_precisions(stddevs, free)
+    room = DEFAULT_SHARE * (1 - (z * chosen) * (z * chosen))
+    # Where the chosen ones alone say too much, `split_noise_multiplier` says so.
+    if not room > 0 or z * others <= math.sqrt(room):
+        return tuple(stddevs)
+    factor = z * others / math.sqrt(room)
+    pairs = list(zip(stddevs, free, strict=True))
+    largest = max(factor * s for s, is_free in pairs if is_free)
+    if not largest <= records / 2:
+        raise ValueError(_unfollowable(z, records, largest))
+    return tuple(factor * s if is_free else s for s, is_free in pairs)
+
+
+def count_precisions(
+    stddevs: Sequence[float], free: Sequence[bool]
+) -> tuple[float, float]:
+    """What z is multiplied by to give the square root of what counts take of z^-2.
+
+    Args:
+      stddevs: `[K]`, the noise on each count.
+      free: `[K]`, whether nobody chose it.
+
+    Returns:
+      That of the chosen counts and that of the free ones. An exact count, stddev 0,
+      takes infinitely much, and is chosen.
+    """
+    parts: tuple[list[float], list[float]] = ([], [])
+    for stddev, is_free in zip(stddevs, free, strict=True):
+        parts[is_free and stddev > 0].append(0.5 / stddev if stddev else math.inf)
+    return math.hypot(*parts[0]), math.hypot(*parts[1])
 
 
 def effective_noise_multiplier(
@@ -183,7 +260,20 @@ def _infeasible(z: float, stddevs: list[float]) -> str:
     return (
         f"count_stddevs[{worst}] = {stddevs[worst]:.6g} is too precise for "
         f"noise_multiplier {z}: the noised counts alone reveal more than that allows; "
-        f"{alone}. With the default of a twentieth of the records per step, that is "
-        f"at least {cohort} records per step (or clients per round)."
+        f"{alone}. A twentieth of the records is that with at least {cohort} records "
+        "per step (or clients per round); dpc.QuantileClip() without count_stddev "
+        "takes what is enough." + see("counts-that-cost-privacy")
+    )
+
+
+def _unfollowable(z: float, records: float, stddev: float) -> str:
+    """Says that the noise that hides a count is more than a clip norm can follow."""
+    least = f"{math.ceil(2 * stddev)}" if stddev < 1e15 else f"{2 * stddev:.6g}"
+    return (
+        f"noise_multiplier {z:g} is too large for counts of {records:g} records per "
+        f"step (or clients per round): the count_stddev that leaves enough to the sum, "
+        f"{stddev:.4g}, is over half of them, and no clip norm follows that. Take "
+        f"{least} records per step or more, or a clip that counts nothing, such as "
+        "dpc.AutomaticClip(), or choose count_stddev yourself."
         + see("counts-that-cost-privacy")
     )

@@ -16,7 +16,7 @@ from tfdpclip.accounting import accountants
 from tfdpclip.accounting.calibration import epsilon as epsilon_of
 from tfdpclip.accounting.calibration import noise_multiplier
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.noise_split import split_noise_multiplier
+from tfdpclip.accounting.noise_split import count_stddevs, split_noise_multiplier
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
 from tfdpclip.correlated import (
@@ -205,8 +205,8 @@ class BudgetPlan(ShownAsText, abc.ABC):
         A rule with groups does not know yet how many; its mechanism looks then.
         """
         if not rule.has_groups:
-            counts = rule.count_stddevs(float(self._size))
-            split_noise_multiplier(self.noise_multiplier, counts)
+            z = self.noise_multiplier
+            split_noise_multiplier(z, count_stddevs(rule, float(self._size), z))
 
     def _facts_of_release(self) -> list[tuple[str, str]]:
         """What the plan's text says of correlated noise, and of the clip."""

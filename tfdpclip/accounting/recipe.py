@@ -19,7 +19,8 @@ class CohortPlan:
     Attributes:
       clients_per_round: Expected clients per round (or records per step), m.
       noise_multiplier: z, what the accountant is given.
-      count_stddev: Noise on the sum of unclipped indicators, m / 20.
+      count_stddev: Noise on the sum of unclipped indicators, m / 20, or what
+        `dpc.QuantileClip` takes in a smaller cohort.
       gradient_noise_multiplier: z_g, what the sum of updates gets.
       scale: alpha, at least 1: how many times larger than the trial everything is. 1
         where the trial itself spends no more than the target.
@@ -107,7 +108,7 @@ def cohort_for(
             f"clients_per_round must be at most the population, got {m} of "
             f"{population}."
         )
-    noise_split.split_noise_multiplier(z, [m / _COUNT_DIVISOR])  # Is it feasible?
+    noise_split.split_noise_multiplier(z, _count_stddevs(m, z))  # Is it feasible?
 
     def spent(scale: float, people: int, how: str, coarseness: float = 1.0) -> float:
         scheme = _scheme(sampling, math.ceil(scale * m - 1e-9), people)
@@ -120,13 +121,13 @@ def cohort_for(
     if spent(scale, population, accountant) > epsilon:
         scale = _least_scale(spent, epsilon, population, m, accountant)
     cohort = math.ceil(scale * m - 1e-9)
-    stddev = cohort / _COUNT_DIVISOR
+    stddevs = _count_stddevs(cohort, scale * z)
     return CohortPlan(
         clients_per_round=cohort,
         noise_multiplier=scale * z,
-        count_stddev=stddev,
+        count_stddev=stddevs[0],
         gradient_noise_multiplier=noise_split.split_noise_multiplier(
-            scale * z, [stddev]
+            scale * z, stddevs
         ),
         scale=scale,
         epsilon=spent(scale, population, accountant),
@@ -136,6 +137,11 @@ def cohort_for(
         sampling=_scheme(sampling, cohort, population),
         accountant=accountant,
     )
+
+
+def _count_stddevs(cohort: int, z: float) -> tuple[float, ...]:
+    """That of `dpc.QuantileClip`."""
+    return noise_split.raised((cohort / _COUNT_DIVISOR,), (True,), cohort, z)
 
 
 def _least_scale(spent, epsilon: float, population: int, m: int, how: str) -> float:

@@ -189,6 +189,15 @@ class ClipRule(abc.ABC):
         del records_per_step, private
         return ()
 
+    @property
+    def default_counts(self) -> tuple[bool, ...]:
+        """Whether nobody chose the noise of a count, for each of the K.
+
+        Such noise is made larger where the sum would have too little left of z:
+        `dpc.accounting.count_stddevs`.
+        """
+        return (False,) * len(self.count_stddevs(1.0))
+
     def clip_norm(self, state: Any) -> tf.Tensor:
         """The current clip norm, for reports: a float32 scalar."""
         return self.sensitivity(state)

@@ -287,5 +287,9 @@ class LayerwiseClip(GroupedRule):
         found = [rule.count_stddevs(records_per_step, private) for rule in self.rules]
         return tuple(stddev for part in found for stddev in part)
 
+    @property
+    def default_counts(self) -> tuple[bool, ...]:
+        return tuple(free for rule in self.rules for free in rule.default_counts)
+
     def _zip(self, parts, state):
         return zip(self.rules, parts, state, strict=True)

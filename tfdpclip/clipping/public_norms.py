@@ -70,6 +70,10 @@ class _PublicRule(GroupedRule):
     ) -> tuple[float, ...]:
         return self._base().count_stddevs(records_per_step, private)
 
+    @property
+    def default_counts(self) -> tuple[bool, ...]:
+        return self._base().default_counts
+
 
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

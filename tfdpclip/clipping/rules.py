@@ -112,9 +112,12 @@ class QuantileClip(ClipRule):
         Keras schedule of the step that gives it.
       initial_norm: the clip norm of the first step, above 0.
       learning_rate: the step of the update, above 0.
-      count_stddev: the noise stddev on the sum of the bits, above 0 (or exactly 0, for
-        runs without privacy); None means a twentieth of the records expected in a
-        step, the paper's rule (section 3.1).
+      count_stddev: the noise stddev on the sum of the bits, in records, above 0 (or
+        exactly 0, for runs without privacy). None means a twentieth of the records
+        expected in a step, the paper's rule (section 3.1), or more in small batches:
+        at least 0.71 times the noise multiplier, sqrt(L) times that with L groups,
+        which leaves the sum at most sqrt(2) times the noise it would have alone
+        (`dpc.accounting.count_stddevs`).
       update: "geometric" or "linear".
       normalize: whether to divide the clipped record by the current C.
       minimum_norm: C stays at it or above. Where a model fits most records their
@@ -228,6 +231,10 @@ class QuantileClip(ClipRule):
         if not private:
             return (0.0,)
         return (_arguments.positive("records_per_step", records_per_step) / 20,)
+
+    @property
+    def default_counts(self) -> tuple[bool, ...]:
+        return (self.count_stddev is None,)
 
     def clip_norm(self, state: Any) -> tf.Tensor:
         clip_norm = state[0] if isinstance(state, (tuple, list)) else state

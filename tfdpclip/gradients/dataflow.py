@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
-from tfdpclip.gradients import lists, ops, origins, places, sparse
+from tfdpclip.gradients import lists, ops, origins, places, repeats, sparse
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
@@ -194,6 +194,17 @@ class Dataflow:
         if all(f.kind != DATA for f in inputs) and origins.brings_data(op):
             return Flow(DATA, None)
         trained = any(f.trained for f in inputs)
+        if output.dtype.is_floating and all(f.kind != DATA for f in inputs):
+            behind = repeats.repeated(
+                op,
+                output,
+                self.length,
+                self.rows_per_example,
+                self.__getitem__,
+                trained,
+            )
+            if behind is not None:
+                return behind
         if all(f.kind == PUBLIC for f in inputs):
             batched = trained and self._repeats_for_batch(op, output)
             batched = batched or self._fills_a_batch(op, output)

@@ -16,6 +16,10 @@ from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.separation import Probe
 from tfdpclip.gradients.uses import first_known
 
+# A parameter's gradient at these is what comes back, whatever it is added to: which may
+# be rounding alone, as the means that a second normalisation takes off.
+_ADDED = frozenset("Add AddV2 Sub BiasAdd".split())
+
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
@@ -78,9 +82,9 @@ class Evidence:
         """What an example's gradients are made of, besides weights.
 
         At every op where variables meet the batch: the gradient that comes back to it,
-        and what else goes into it. Of the fallback's variables, whose gradients come
-        from the losses at once: what comes back to the first tensors of a known layout,
-        what goes into the ops that use them, and the norms.
+        and what else goes into it, unless it is added. Of the fallback's variables,
+        whose gradients come from the losses at once: what comes back to the first
+        tensors of a known layout, what goes into the ops that use them, and the norms.
         """
         flows = self.context.flows
         found: dict = {}
@@ -122,6 +126,8 @@ class Evidence:
         return Witness(tensor, layouts, label, flow.leads and flow.rows is not None)
 
     def _add_inputs(self, op: tf.Operation, found: dict) -> None:
+        if op in self.found.meetings and op.type in _ADDED:
+            return
         flows = self.context.flows
         sources = {source.ref() for source in flows.sources}
         for tensor in op.inputs:

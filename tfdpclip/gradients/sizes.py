@@ -51,20 +51,27 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
     return _number(None)
 
 
-def counted_rows(op: tf.Operation, flow_of: Callable[[tf.Tensor], Flow]) -> Flow | None:
+def counted_rows(
+    op: tf.Operation, flow_of: Callable[[tf.Tensor], Flow], axis: int = 0
+) -> Flow | None:
     """The flow of the tensor whose rows an op of `ops.SHAPERS` makes as many of.
 
     Args:
       op: what makes a new tensor of a shape that is computed.
       flow_of: the flow of a tensor.
+      axis: the axis on which it makes them.
 
     Returns:
       None if the graph does not tell. In `tf.zeros([tf.shape(x)[0], 3])` it is that of
       x, which may have several rows for each example.
     """
-    if op.type == "Tile" and op.inputs[0].shape[:1] != [1]:
+    if op.type == "Tile" and op.inputs[0].shape[axis : axis + 1] != [1]:
         return None
     tensor = op.inputs[1 if op.type in ("Tile", "BroadcastTo", "Range") else 0]
+    if axis:
+        if tensor.op.type != "Pack":
+            return None
+        tensor = tensor.op.inputs[axis]
     while tensor.op.type in _FIRST_OF:
         if tensor.op.type == "StridedSlice":
             bounds = [tf.get_static_value(tensor.op.inputs[i]) for i in (1, 3)]

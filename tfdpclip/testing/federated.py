@@ -186,7 +186,7 @@ def assert_aggregator_noise(
             f"value_type has {first.layout.size} coordinates, too few to test noise "
             "on. Make it 100 or more."
         )
-    counts = first.clip.rule.count_stddevs(factory.clients_per_round)
+    counts = first.count_stddevs
     # Fractions are 1/2 plus noise: 7 stddevs from where they are clamped.
     if counts and max(counts) > 0.07 * factory.clients_per_round:
         raise ValueError(

@@ -73,8 +73,8 @@ class Start:
                     "SecureSettings(bits=24) or more."
                 )
         # Small enough that no fraction is clamped.
-        counts = rounds.clip.rule.count_stddevs(rounds.factory.clients_per_round)
-        share = max(counts, default=0.0) / rounds.factory.clients_per_round
+        share = max(rounds.count_stddevs, default=0.0)
+        share /= rounds.factory.clients_per_round
         step = 0.25 / max(1.0, 4 * share)
         first = rounds.run(state, self.cohort)
         self.labels = rounds.labels(first)

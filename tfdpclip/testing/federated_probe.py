@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import accounting
+
 
 def modules() -> Any:
     """The modules of `tfdpclip.federated` that are needed here.
@@ -206,6 +208,14 @@ class Rounds:
             for named in [self._named(part)]
             for path, _ in named
         ]
+
+    @property
+    def count_stddevs(self) -> tuple[float, ...]:
+        """The noise that the counts should have, by the settings alone."""
+        factory = self.factory
+        return accounting.count_stddevs(
+            self.clip.rule, factory.clients_per_round, factory.noise_multiplier
+        )
 
     @staticmethod
     def layout_of(factory: Any, value_type: Any) -> Any:

@@ -3,13 +3,14 @@
 `make test-part`, or `python -m tests.slow_part --seconds=900`; the part of another run
 again: `--number=609`. CI does, so that no slow test goes unrun for long.
 
-A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree: how
-many commits lead to it. `PARTS` is prime, so that runs every k commits come to all parts,
-in `PARTS` of them, unless k is a multiple of it; of runs at random, 20 leave out one test
-in 22. Always run, first and for at most half of the time, are the slow tests of test files
-that the last `COMMITS` commits changed.
+A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree:
+how many commits lead to it. `PARTS` is prime, so that runs every k commits come to all
+parts, in `PARTS` of them, unless k is a multiple of it; of runs at random, 20 leave out
+one test in 22. Always run, first and for at most half of the time, are the slow tests
+of test files that the last `COMMITS` commits changed.
 
-What time does not suffice for is listed, and is no failure. A test that was begun is ended.
+What time does not suffice for is listed, and is no failure. A test that was begun is
+ended.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def git(*arguments: str, root: pathlib.Path = ROOT) -> str:
 
 
 def tree_number(root: pathlib.Path = ROOT) -> int:
-    """How many commits lead to the tree; today's number where the history is cut off."""
+    """How many commits lead to the tree; today's number where history is cut off."""
     if git("rev-parse", "--is-shallow-repository", root=root) == "false":
         return int(git("rev-list", "--count", "HEAD", root=root))
     return datetime.date.today().toordinal()
@@ -107,7 +108,8 @@ class SlowPart:
         skipped = terminalreporter.stats.get("skipped", ())
         left = [r.nodeid for r in skipped if NOT_REACHED in str(r.longrepr)]
         if left:
-            terminalreporter.section(f"not reached in {self.seconds:.0f} s: {len(left)}")
+            title = f"not reached in {self.seconds:.0f} s: {len(left)}"
+            terminalreporter.section(title)
             for name in left:
                 terminalreporter.line(name)
 
@@ -141,8 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     number = tree_number() if settings.number is None else settings.number
     changed = changed_files()
     print(
-        f"Slow tests: part {number % PARTS} of 0 to {PARTS - 1} (--number={number}), and "
-        f"all of {len(changed)} changed files; {settings.seconds:g} s.",
+        f"Slow tests: part {number % PARTS} of 0 to {PARTS - 1} (--number={number}), "
+        f"and all of {len(changed)} changed files; {settings.seconds:g} s.",
         flush=True,
     )
     arguments = [

@@ -177,6 +177,7 @@ def a_step(model):
 @pytest.mark.every_check
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
 @pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_only_the_check_runs_the_function_of_keras(layer):
     """A step has one recurrence, which keeps its gates, and one way back."""
     x, y = images(5, 4)
@@ -224,6 +225,7 @@ def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, p
 @pytest.mark.every_check
 @pytest.mark.parametrize("change", [lambda c: c + 0.01, lambda c: c * np.nan])
 @pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_a_cell_state_that_differs_is_found(monkeypatch, change):
     """The second state is no output of most layers; nor may it be lost to NaN."""
     right = recurrences.forwards

@@ -56,6 +56,7 @@ def test_a_saturated_layer_is_no_mismatch(size, activation):
     assert all(np.isfinite(part).all() for part in checked(size, activation))
 
 
+@pytest.mark.slow
 def test_nor_is_one_saturated_example():
     assert all(np.isfinite(part).all() for part in checked(1.0, far=300.0))
 

@@ -41,6 +41,7 @@ def training(plan, made=None):
 
 
 @counted
+@pytest.mark.slow
 def test_steps_stay_within_the_memory_and_use_it():
     plan, memory, made = plan_of(), 2**24, []
     found = plan.within_memory(memory, lambda plan: training(plan, made))

@@ -94,6 +94,21 @@ def _few_checks(request, monkeypatch):
     monkeypatch.setattr(engine.PerExampleGradients, "_checked", once)
 
 
+@pytest.fixture(autouse=True)
+def _ops_without_stacks(request, monkeypatch):
+    """Has TensorFlow not note for every op which lines of Python made it.
+
+    It is for messages only, and under pytest, whose stacks are deep, a fifth of what
+    tracing costs. `make test-all` has them.
+    """
+    if request.config.option.markexpr != "not slow" or "tensorflow" not in sys.modules:
+        return
+    from tensorflow.python.util import tf_stack
+
+    here = tf_stack.extract_stack()
+    monkeypatch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: here)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _traced_functions_are_freed():
     """Drops what keeps every traced function of a module's tests alive.

@@ -15,7 +15,6 @@ ended.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import hashlib
 import math
@@ -129,7 +128,10 @@ def pytest_configure(config) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs pytest on the part. Returns its status, 0 if no test is in the part."""
+    """Runs pytest on the part. Returns its status, 0 if no test is in the part.
+
+    What is unknown here is an argument of pytest.
+    """
     parser = command_line.argument_parser(__doc__, prog="python -m tests.slow_part")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="for all; no limit by default"
@@ -137,8 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--number", type=int, help="which part; by default that of the tree"
     )
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of pytest")
-    settings = parser.parse_args(argv)
+    settings, of_pytest = parser.parse_known_args(argv)
     start = time.time()
     number = tree_number() if settings.number is None else settings.number
     changed = changed_files()
@@ -151,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
         *("-m", "slow", "-n", "2", "-p", "tests.slow_part"),
         *(f"--slow-number={number}", f"--slow-changed={','.join(sorted(changed))}"),
         *(f"--slow-start={start}", f"--slow-seconds={settings.seconds}"),
-        *(settings.rest or ["tests", "tfdpclip", "driver_kit"]),
+        *of_pytest,
     ]
     # In a process of its own: this file is a program here, and a plugin there.
     status = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)

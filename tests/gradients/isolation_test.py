@@ -441,6 +441,7 @@ def test_a_transformer_and_its_lengths_pass():
         assert np.all(norms.numpy() > 0)
 
 
+@pytest.mark.slow
 def test_positions_of_a_dynamic_length_pass():
     """Also where there are as many steps as examples."""
     positions, kernel = variable(8, 3), variable(3, 4)
@@ -488,6 +489,7 @@ def test_a_batch_as_long_as_the_other_axes_passes(name):
     np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_views_of_each_example_pass():
     """A model run on both halves at once, as siamese networks do."""
     v = variable(3, 4)

@@ -142,7 +142,7 @@ def references():
 
 @pytest.mark.parametrize("examples", [0, 2])
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thinned(14)
+@pytest.mark.thinned(21)
 def test_chunks_of_any_size_give_the_same(references, name, examples):
     """Chunks of one; of two, the last one partial or larger than the batch."""
     per_example, variables, data, expected = references(name)

@@ -176,7 +176,6 @@ def a_step(model):
 @FUSED
 @pytest.mark.every_check
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
-@pytest.mark.thinned(2)
 @pytest.mark.slow
 def test_only_the_check_runs_the_function_of_keras(layer):
     """A step has one recurrence, which keeps its gates, and one way back."""
@@ -224,7 +223,6 @@ def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, p
 @FUSED
 @pytest.mark.every_check
 @pytest.mark.parametrize("change", [lambda c: c + 0.01, lambda c: c * np.nan])
-@pytest.mark.thinned(2)
 @pytest.mark.slow
 def test_a_cell_state_that_differs_is_found(monkeypatch, change):
     """The second state is no output of most layers; nor may it be lost to NaN."""
@@ -263,7 +261,7 @@ class Sorted(L.Layer):
 @pytest.mark.every_check
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_a_variable_without_a_rule_before_the_layer(layer):
     """Its Jacobian goes through the layer as Keras has it."""
     x, y = images(3, 4, batch=4)

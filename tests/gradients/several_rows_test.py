@@ -88,7 +88,7 @@ def norms_by_record(model, losses, x, y):
 @pytest.mark.every_check
 @pytest.mark.parametrize("static", [False, True], ids=["any", "static"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(7)
 def test_a_record_is_the_mean_of_its_rows(name, static):
     make, shape = MODELS[name]
     model, count = make(), 5 * EACH
@@ -190,7 +190,7 @@ def test_rows_of_two_records_may_not(name, length):
 
 @pytest.mark.every_check
 @pytest.mark.parametrize("name", ["two records", "the other order", "scan"])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_nor_where_xla_cannot_say_so(name):
     assert float(tf.linalg.global_norm(summed(MIXERS[name], compiled=True))) == 0
 

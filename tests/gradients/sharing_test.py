@@ -530,6 +530,7 @@ def test_per_head_weights_meet_broadcast_data():
     check((per_example, [(2, 3, 5)], SEQUENCE))
 
 
+@pytest.mark.slow
 def test_two_transpositions_of_one_variable_are_told_apart():
     def per_example(x, v):
         one = tf.reshape(tf.transpose(v, [1, 0, 2]), [3, 9])
@@ -565,7 +566,7 @@ def test_time_major_elementwise_parameters_have_a_rule(name, steps):
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.every_check
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_time_major_quotients_are_right_or_refused(steps):
     assert_right_or_refused((TIME_MAJOR["quotient"], [(3,)], randoms(BATCH, steps, 3)))
 
@@ -743,7 +744,6 @@ def in_three_places(kind, first):
 
 @pytest.mark.parametrize("make", [encoder_decoder, in_three_places])
 @pytest.mark.parametrize("kind", RECURRENT)
-@pytest.mark.thinned(6)
 @pytest.mark.slow
 def test_fused_recurrent_layers_share_weights_and_states(kind, make):
     first = variable(1, 3)

@@ -91,6 +91,7 @@ def test_a_model_that_magnifies_rounding_is_no_model_that_looks_at_places():
     assert tried(amplified(1.2e-7, 60.0)) == [50, 18, 0, 18]
 
 
+@pytest.mark.slow
 def test_it_would_be_if_what_it_magnifies_were_not_measured(monkeypatch):
     monkeypatch.setattr(replaced_rows, "_MOST_NOISE", 0.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):

@@ -121,6 +121,7 @@ def test_under_jit_a_mixing_layer_releases_noise_only_and_raises_at_the_end(name
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
 
 
+@pytest.mark.slow
 def test_the_error_names_the_variable_and_the_op():
     model = model_with(OnTheWayBack())
     with pytest.raises(tf.errors.InvalidArgumentError, match="dense.*MatMul"):

@@ -342,6 +342,7 @@ def test_any_keras_optimizer_is_made_private():
     assert model.optimizer.noise_multiplier > 0
 
 
+@pytest.mark.slow
 def test_the_batch_size_rule_fills_in():
     plan = plan_of(batch_size="auto", examples=50_000, epochs=8, delta=1e-6)
     advice = dpc.tuning.batch_size_advice(50_000, 8, 3.0, 1e-6, minimum_steps=80)
@@ -364,6 +365,7 @@ def test_the_table_is_of_plans_that_could_be_made():
     assert len(plan_of(batch_size=EXAMPLES).rows()) == 6
 
 
+@pytest.mark.slow
 def test_the_model_card_says_what_the_statement_says():
     plan = plan_of()
     with pytest.raises(ValueError, match="Nothing ran yet"):

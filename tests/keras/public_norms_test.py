@@ -403,7 +403,6 @@ def digits():
     ],
     ids=["layerwise", "public", "scaled", "layerwise_quantile"],
 )
-@pytest.mark.thinned(4)
 @pytest.mark.slow
 def test_layerwise_clipping_learns_digits(rule):
     """Chance is 10%; ten seconds at most. Noise: z = 1 for 128 of 1200 examples."""

@@ -297,6 +297,7 @@ def test_steps_that_nobody_saw_count_with_their_least_noise(tmp_path):
     assert budget.ledger.epsilon() >= at_least * (1 - 1e-3)
 
 
+@pytest.mark.slow
 def test_another_schedule_is_not_accounted_as_the_old_one(tmp_path):
     path = tmp_path / "ledger.json"
     drawn = batches()

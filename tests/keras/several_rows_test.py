@@ -138,7 +138,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("of", ["views", "people"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_with_every_clip(name, of):
     people = of == "people"
     plan = dpc.keras.PrivacyPlan(
@@ -263,6 +263,7 @@ def test_settings_are_kept():
     assert private().rows_per_record == 1
 
 
+@pytest.mark.slow
 def test_the_comparison_is_by_record():
     model = compiled(private(rows_per_record=4))
     report = dpc.testing.assert_exact(model, (X, Y))

@@ -168,6 +168,7 @@ def test_what_is_written_after_the_step_is_found_in_the_next(kind):
     assert int(model.optimizer.iterations) <= 2
 
 
+@pytest.mark.slow
 def test_what_a_callback_writes_is_found_too():
     model = Trainer()
     write = tf.keras.callbacks.LambdaCallback(

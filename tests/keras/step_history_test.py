@@ -281,6 +281,7 @@ class TestIdentity:
         _seen(model, batches, ledger)
         assert ledger.steps == 14 + 1 + 10
 
+    @pytest.mark.slow
     def test_a_new_optimizer_knows_the_steps_of_the_one_before(self, batches):
         model = _model()
         _unseen(model, 2)

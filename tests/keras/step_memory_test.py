@@ -77,6 +77,7 @@ def test_where_the_memory_is_enough_a_step_stays_one_batch(tmp_path):
 
 
 @counted
+@pytest.mark.slow
 def test_what_cannot_be_is_refused():
     def huge(plan):
         model = tf.keras.Sequential([tf.keras.layers.ZeroPadding1D((0, 4_500_000))])

@@ -6,11 +6,11 @@ again: `--number=609`. CI does, so that no slow test goes unrun for long.
 A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree:
 how many commits lead to it. `PARTS` is prime, so that runs every k commits come to all
 parts, in `PARTS` of them, unless k is a multiple of it; of runs at random, 20 leave out
-one test in 22. Always run, first and for at most half of the time, are the slow tests
+one test in 7. Always run, first and for at most half of the time, are the slow tests
 of test files that the last `COMMITS` commits changed.
 
 What time does not suffice for is listed, and is no failure. A test that was begun is
-ended.
+ended; those with a time limit of their own are begun first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pytest
 
 from driver_kit import command_line
 
-PARTS = 7
+PARTS = 11
 COMMITS = 5
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOT_REACHED = "the time of the slow part is over"
@@ -82,10 +82,14 @@ class SlowPart:
         self.seconds = seconds
 
     def _order(self, item) -> tuple:
-        """Files in an order of this tree's own, so that none is the last every time."""
+        """Files in an order of this tree's own, so that none is the last every time.
+
+        Before them is what may take longer than others, and so past the end.
+        """
         path = item.nodeid.split("::")[0]
         drawn = hashlib.sha256(f"{self.number} {path}".encode()).digest()
-        return path not in self.changed, drawn
+        long = item.get_closest_marker("timeout") is not None
+        return not long, path not in self.changed, drawn
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items) -> None:

@@ -380,6 +380,7 @@ def test_a_rule_is_not_asked_about_a_row_for_each_example(table):
             step(data(D))
 
 
+@pytest.mark.every_check
 def test_a_wrong_new_rule_is_found_by_the_step(table):
     _, *case = NEW["MulNoNan"]
     op_rule("MulNoNan")(lambda use: use.summed(use.gradient))

@@ -57,12 +57,13 @@ READY := $(VENV)/.package
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DELETE_ON_ERROR:
-.PHONY: help demo docs dist test test-all fuzz bench real smoke peers lint format requirements clean distclean
+.PHONY: help demo docs dist test test-all test-part fuzz bench real smoke peers lint format requirements clean distclean
 
 help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
 	@echo 'make test          lint, then the fast tests and the doctests'
 	@echo 'make test-all      lint, then every test'
+	@echo 'make test-part     another part of the slow tests for each tree, as CI does'
 	@echo 'make fuzz          random models against one backward pass per example'
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
 	@echo 'make docs          build the documentation site in build/site'
@@ -128,6 +129,10 @@ test: lint
 
 test-all: lint
 	@$(call run_tests,,$(ALL_TEST_PARTS))
+
+# `make test-part ARGS=--seconds=900`; tests/slow_part.py says which part.
+test-part: $(READY)
+	@$(PY) -m tests.slow_part $(ARGS)
 
 # `make fuzz ARGS="--models=1000 --seed=7"`; the seed is today's date unless given.
 fuzz: $(READY)

@@ -22,6 +22,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
+# Traced graphs are many Python objects: looking through all of them as often as Python
+# does by default is a tenth of what the tests cost.
+gc.set_threshold(20_000, 10, 10)
+
+
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test():
     """Makes a test draw the same data whichever tests ran before it."""
@@ -60,11 +65,11 @@ def pytest_collection_modifyitems(items) -> None:
 
 @pytest.fixture(autouse=True)
 def _few_checks(request, monkeypatch):
-    """Has the engine check one step of every third test.
+    """Has the engine check one step of every eighth test.
 
     The check of a step (`tfdpclip/gradients/verify.py`) is up to nine tenths of what
     tracing a small model costs, and many tests trace one a dozen times. Where a step is
-    checked it is the first that the test traces, and which tests are the third goes by
+    checked it is the first that the test traces, and which tests are the eighth goes by
     their names. Tests of the check are marked `every_check`, and so is what needs it;
     files on what is done with sums, on noise, schedules, budgets or files, are marked
     `unchecked`. `make test-all` checks every step of all of them.
@@ -76,7 +81,7 @@ def _few_checks(request, monkeypatch):
         return
     checked = engine.PerExampleGradients._checked
     unchecked = request.node.get_closest_marker("unchecked")
-    unchecked = unchecked or zlib.crc32(request.node.nodeid.encode()) % 3
+    unchecked = unchecked or zlib.crc32(request.node.nodeid.encode()) % 8
     # What was traced so far.
     traced = ["nothing"] if unchecked else []
 
@@ -87,6 +92,21 @@ def _few_checks(request, monkeypatch):
         return engine.tf.constant(True)
 
     monkeypatch.setattr(engine.PerExampleGradients, "_checked", once)
+
+
+@pytest.fixture(autouse=True)
+def _ops_without_stacks(request, monkeypatch):
+    """Has TensorFlow not note for every op which lines of Python made it.
+
+    It is for messages only, and under pytest, whose stacks are deep, a fifth of what
+    tracing costs. `make test-all` has them.
+    """
+    if request.config.option.markexpr != "not slow" or "tensorflow" not in sys.modules:
+        return
+    from tensorflow.python.util import tf_stack
+
+    here = tf_stack.extract_stack()
+    monkeypatch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: here)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -59,6 +59,7 @@ def test_without_noise_rounds_equal_plain_ones():
     assert not output.measurements["private"]
 
 
+@pytest.mark.slow
 def test_layerwise_and_normalised_rules_too():
     rng = np.random.default_rng(1)
     data = [nested(x) for x in updates(rng, 8, 11)]

@@ -68,6 +68,7 @@ def drawn(addresses, size=40_000, clients=4, **options):
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.thinned(3)
 def test_results_do_not_depend_on_the_workers(addresses, mode, workers, subrounds):
     expected = rounds(0.0, RULE, **MODES[mode])
     with federated.remote_context(

@@ -88,6 +88,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thinned(5)
 def test_classes_that_are_nobodys_give_exact_gradients(name):
     loss, sampler, width, count, dynamic, remove_hits = CASES[name]
     # So few classes that some of the labels are among those that are sampled.
@@ -112,6 +113,7 @@ def test_classes_that_are_nobodys_give_exact_gradients(name):
 @pytest.mark.parametrize("remove_hits", [True, False], ids=["removed", "kept"])
 @pytest.mark.parametrize("sampler", [LEARNED, of_the_batch], ids=["learned", "batch"])
 @pytest.mark.parametrize("loss", [SOFTMAX, NCE], ids=["softmax", "nce"])
+@pytest.mark.thinned(3)
 def test_classes_that_were_labels_are_refused(loss, sampler, remove_hits):
     labels = tf.cast(integers(BATCH, 1, below=CLASSES), tf.int64)
     step = step_of(

@@ -110,6 +110,7 @@ GATED = {
 
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.thinned(2)
 def test_other_examples_scale_no_gradient(name, dynamic):
     assert_refused(GATED[name], [W, U], X, dynamic=dynamic)
 
@@ -165,6 +166,7 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.thinned(5)
 def test_an_example_scales_its_own(name, dynamic):
     norms = norms_of(OWN[name], [W, U], X, dynamic=dynamic)
     for i in range(0, 24, 9):
@@ -175,6 +177,7 @@ def test_an_example_scales_its_own(name, dynamic):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
+@pytest.mark.thinned(3)
 def test_small_batches_pass(size):
     norms = norms_of(lambda x: squash(hidden(x) @ U), [W, U], X[:size])
     assert norms.shape == [size]

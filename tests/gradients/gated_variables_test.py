@@ -81,6 +81,7 @@ USED = dict.fromkeys(MIXED, [W, BIAS]) | {"beside_a_giant": [SCALE]}
 
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.thinned(3)
 def test_what_others_decide_about_a_variables_gradient_is_found(name, dynamic):
     # One check in eight sees numbers that are as odd after as before, three times.
     with pytest.raises(tf.errors.InvalidArgumentError, match="ExampleIsolationError"):
@@ -89,6 +90,7 @@ def test_what_others_decide_about_a_variables_gradient_is_found(name, dynamic):
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.thinned(2)
 def test_an_example_that_selects_for_itself_is_sound(dynamic):
     def loss(x):
         return squash(x @ W + selected(x, of_itself(x)))
@@ -101,6 +103,7 @@ def test_an_example_that_selects_for_itself_is_sound(dynamic):
         np.testing.assert_allclose(norms[i], tf.linalg.global_norm(found), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_batch_whose_sums_are_no_numbers_proves_nothing():
     """Otherwise records whose gradients are not finite would end the search."""
     kernel = tf.Variable(np.ones((3, 2), np.float32))

@@ -279,6 +279,7 @@ def test_an_example_that_is_no_number_hides_no_sum(dynamic):
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.thinned(2)
 def test_an_example_that_is_no_number_alone_is_no_fault(dynamic):
     x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
     found = norms_of(lambda x: squash(x @ W @ U), [W, U], x, dynamic=dynamic)

@@ -187,7 +187,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, INLINED))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_called_functions_match_one_example_at_a_time(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)
@@ -364,6 +364,7 @@ def test_random_numbers_of_a_generator(no_fallback):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.thinned(2)
 def test_fit_trains_a_model_of_functions(no_fallback, steps):
     x, y = images(6, batch=12)
     model = tf.keras.Sequential(

@@ -310,6 +310,7 @@ def test_a_batch_that_proves_nothing_does_not_settle_the_first_check():
         step(X)
 
 
+@pytest.mark.slow
 def test_a_second_function_of_the_same_name_is_checked_too():
     def make(mix):
         @tf.function(input_signature=[tf.TensorSpec([None, 3])])
@@ -342,7 +343,7 @@ _VARIANTS = ("lstm_unrolled_1", "gru_unrolled_1", "lstm_stacked", "gru_sequences
 
 
 @pytest.mark.parametrize("name", [n for n in ORDINARY if n not in _VARIANTS])
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(40)
 def test_ordinary_layers_pass(name):
     """For batches of several sizes, of one and of none, with an example of NaN."""
     shape, layers = ORDINARY[name]
@@ -418,7 +419,7 @@ class Dropped(L.Layer):
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(40)
 def test_random_and_odd_layers_pass(name, dynamic):
     tf.keras.utils.set_random_seed(2)
     data = randoms(8, 4, 3)
@@ -440,6 +441,7 @@ def test_a_transformer_and_its_lengths_pass():
         assert np.all(norms.numpy() > 0)
 
 
+@pytest.mark.slow
 def test_positions_of_a_dynamic_length_pass():
     """Also where there are as many steps as examples."""
     positions, kernel = variable(8, 3), variable(3, 4)
@@ -487,6 +489,7 @@ def test_a_batch_as_long_as_the_other_axes_passes(name):
     np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_views_of_each_example_pass():
     """A model run on both halves at once, as siamese networks do."""
     v = variable(3, 4)
@@ -529,6 +532,7 @@ def test_ordinary_layers_pass_when_compiled(name):
     assert np.any(flat(sums, model.trainable_variables) != 0)
 
 
+@pytest.mark.slow
 def test_large_and_tiny_examples_side_by_side_pass():
     model = head(L.Dense(6, "tanh"), L.LayerNormalization(), L.Dense(5))
     data = SEQUENCE * tf.constant([1e-6, 1.0, 1e4, 0.0, 30.0])[:, None, None]
@@ -575,6 +579,7 @@ def clipped_on_the_way_back(x):
     return tf.identity(x), lambda dy: tf.clip_by_value(dy, -1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_does_not_scale_with_the_loss_is_refused_for_that():
     def per_example(x):
         return tf.reduce_sum(tf.square(clipped_on_the_way_back(dense(x))), axis=1)
@@ -587,6 +592,7 @@ def test_a_gradient_that_does_not_scale_with_the_loss_is_refused_for_that():
     assert "\\'" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_error_does_not_speak_of_gradient_functions_where_there_are_none():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         norms_of(IN_PAIRS, [W], X)

@@ -237,7 +237,7 @@ def check_without_fallback(layers, x, y, **options):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(10)
+@pytest.mark.thinned(20)
 def test_layer_matches_one_example_at_a_time(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
@@ -247,7 +247,7 @@ def test_layer_matches_one_example_at_a_time(name):
 @pytest.mark.parametrize(
     "name", mostly_slow([n for n in LAYERS if "unrolled" in n], LAYERS)
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_layer_matches_in_a_batch_of_static_size(name):
     """In which sizes, and what is made from them alone, are constants of the graph."""
     shape, layers = LAYERS[name]
@@ -257,6 +257,7 @@ def test_layer_matches_in_a_batch_of_static_size(name):
 
 
 @pytest.mark.parametrize("layer", [L.SimpleRNN, L.LSTM, L.GRU])
+@pytest.mark.thinned(3)
 def test_large_initial_states_of_a_static_batch_are_known(layer):
     """Constants of more than a thousand entries are filled when the step runs."""
     x, y = images(3, 4, batch=12)

@@ -96,7 +96,7 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("name", VECTORS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_loss_for_each_example_works_as_it_is(name):
     loss, per_example, data = VECTORS[name]
     assert_scaled(loss, per_example, data)
@@ -143,7 +143,7 @@ HIDDEN = pytest.mark.xfail(strict=True, reason="constants hide a static batch si
 
 
 @pytest.mark.parametrize("name", list(MEANS))
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_a_mean_gives_each_example_its_own_loss(name):
     assert_scaled(MEANS[name], vector, X)
 
@@ -165,7 +165,7 @@ STEP_MEANS = {
 
 
 @pytest.mark.parametrize("name", STEP_MEANS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_mean_over_steps_gives_each_example_the_mean_of_its_own(name):
     mean = lambda x: tf.reduce_mean(entries(x), 1)  # noqa: E731
     assert_scaled(STEP_MEANS[name], mean, SEQUENCE)
@@ -200,7 +200,7 @@ def test_a_sum_over_steps_is_no_mean_over_the_batch():
 
 
 @pytest.mark.parametrize("name", [*MEANS, *SUMS])
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_the_scale_does_not_depend_on_how_many_examples_there_are(name):
     """Otherwise one more example would change everybody's gradient before the clip."""
     loss = MEANS[name] if name in MEANS else SUMS[name][0]
@@ -415,7 +415,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, KERAS))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_keras_loss_with_any_reduction(name):
     kind, options = KERAS[name]
     make = getattr(LOSSES, name)
@@ -489,7 +489,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("per_example", [False, True], ids=["scalar", "vector"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_regulariser_is_nobodys_and_comes_back_exactly_once(name, per_example):
     penalty = PENALTIES[name]
 
@@ -513,6 +513,7 @@ def test_a_regulariser_inside_the_mean_is_nobodys_either():
     np.testing.assert_allclose(shared, W.numpy().ravel(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_learned_scale_of_the_loss_belongs_to_the_examples():
     """Uncertainty weighting: exp(-s) * loss + s, for two outputs."""
     s, t = tf.Variable(0.3), tf.Variable(-0.2)
@@ -668,6 +669,7 @@ def test_data_may_be_closed_over():
             np.testing.assert_allclose(step_of(data, loss)(), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_may_be_closed_over_and_inputs_passed():
     targets = tf.constant(randoms(BATCH, 4))
 

@@ -142,7 +142,7 @@ def references():
 
 @pytest.mark.parametrize("examples", [0, 2])
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(21)
 def test_chunks_of_any_size_give_the_same(references, name, examples):
     """Chunks of one; of two, the last one partial or larger than the batch."""
     per_example, variables, data, expected = references(name)
@@ -175,6 +175,7 @@ def test_chunks_compile(references, name):
 
 
 @pytest.mark.parametrize("memory", [None, 1], ids=["default", "chunks"])
+@pytest.mark.thinned(2)
 def test_grouped_convolutions(memory):
     """Their gradient exists under XLA only, on CPUs."""
     k = variable(3, 3, 2, 6)
@@ -259,6 +260,7 @@ def largest_built(name, count, **options):
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.thinned(3)
 def test_gradients_of_a_whole_batch_are_never_built_by_default(name):
     """The check of a step, left out here, takes what an ordinary step takes.
 

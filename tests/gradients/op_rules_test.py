@@ -270,6 +270,7 @@ def modes():
 
 
 @pytest.mark.parametrize("name, dynamic, jit", modes())
+@pytest.mark.thinned(2)
 def test_a_rule_gives_the_gradient_of_each_example(name, dynamic, jit):
     check_op(name, *CASES[name], dynamic, jit)
 
@@ -296,6 +297,7 @@ RELATIVE = {
 
 @pytest.mark.parametrize("side", RELATIVE)
 @pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.thinned(4)
 def test_a_parameter_may_have_an_axis_of_size_1_for_the_batch(side, dynamic):
     check_op("BatchMatMulV2", *RELATIVE[side], dynamic, None)
 
@@ -378,6 +380,7 @@ def test_a_rule_is_not_asked_about_a_row_for_each_example(table):
             step(data(D))
 
 
+@pytest.mark.every_check
 def test_a_wrong_new_rule_is_found_by_the_step(table):
     _, *case = NEW["MulNoNan"]
     op_rule("MulNoNan")(lambda use: use.summed(use.gradient))

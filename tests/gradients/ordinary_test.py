@@ -63,13 +63,14 @@ BEFORE = {
 
 @both_shapes
 @pytest.mark.parametrize("name", BEFORE)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_ops_without_a_gradient_before_the_first_variable(name, dynamic):
     per_example, variables, data = BEFORE[name]()
     options = {"dynamic": dynamic, "check_isolation": "always"}
     check_engine(per_example, variables, data, **options)
 
 
+@pytest.mark.slow
 def test_random_contrast_before_the_first_variable():
     kernel, layer = variable(2, 2, 3, 2), L.RandomContrast(0.5)
 
@@ -140,7 +141,7 @@ VIEWS = {
 
 @both_shapes
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_views_of_the_batch(name, dynamic):
     per_example, variables, data = VIEWS[name]
     options = {"dynamic": dynamic, "check_isolation": "always"}
@@ -210,6 +211,7 @@ def test_a_number_of_entries_that_the_data_decide_is_no_batch_size(name):
 
 
 @both_shapes
+@pytest.mark.thinned(2)
 def test_segments_of_steps_are_an_examples_own(dynamic):
     """Time first, summed by public numbers of segments."""
 

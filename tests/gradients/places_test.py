@@ -150,6 +150,7 @@ SIZED = [
 
 
 @pytest.mark.parametrize("change", SIZED)
+@pytest.mark.thinned(3)
 def test_a_size_that_no_op_shows_is_found(change):
     errors = ExampleIsolationError, tf.errors.InvalidArgumentError
     with pytest.raises(errors, match="number of examples"):
@@ -169,6 +170,7 @@ def test_a_seed_that_is_made_of_the_size_is_refused():
 @pytest.mark.parametrize(
     "change", [parity, root, where_many, in_a_branch, *SIZED, with_a_seed_of_the_size]
 )
+@pytest.mark.thinned(5)
 def test_a_static_size_is_public(change):
     assert np.all(np.isfinite(norms(change, static=True)))
 
@@ -228,7 +230,7 @@ def of_a_padded_sequence(hidden, x):
         of_a_generator,
     ],
 )
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_random_numbers_and_rows_by_number_pass(change, static, jit):
     if jit and change is masks_in_a_loop:
         pytest.skip("XLA does not compile random numbers in a list of tensors")

@@ -78,6 +78,7 @@ FOLDED = {
 @pytest.mark.parametrize(
     "name", mostly_slow(["masked", "with_other_variables"], FOLDED)
 )
+@pytest.mark.thinned(2)
 def test_all_rows_of_an_example_are_one_gradient(name):
     x, y = images(3, 4, 5)
     check_without_fallback(FOLDED[name](), x, y, sizes=[len(y)])
@@ -175,6 +176,7 @@ def a_step(model):
 @FUSED
 @pytest.mark.every_check
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
+@pytest.mark.slow
 def test_only_the_check_runs_the_function_of_keras(layer):
     """A step has one recurrence, which keeps its gates, and one way back."""
     x, y = images(5, 4)
@@ -196,6 +198,7 @@ def test_only_the_check_runs_the_function_of_keras(layer):
 @pytest.mark.every_check
 @pytest.mark.parametrize("name", mostly_slow(["LSTM"], {"LSTM": L.LSTM, "GRU": L.GRU}))
 @pytest.mark.parametrize("part", ["forward", "backward"])
+@pytest.mark.thinned(2)
 def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, part):
     cell = getattr(recurrences, name)
     right = getattr(cell, part)
@@ -220,6 +223,7 @@ def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, p
 @FUSED
 @pytest.mark.every_check
 @pytest.mark.parametrize("change", [lambda c: c + 0.01, lambda c: c * np.nan])
+@pytest.mark.slow
 def test_a_cell_state_that_differs_is_found(monkeypatch, change):
     """The second state is no output of most layers; nor may it be lost to NaN."""
     right = recurrences.forwards
@@ -257,6 +261,7 @@ class Sorted(L.Layer):
 @pytest.mark.every_check
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.slow
 def test_a_variable_without_a_rule_before_the_layer(layer):
     """Its Jacobian goes through the layer as Keras has it."""
     x, y = images(3, 4, batch=4)
@@ -265,6 +270,7 @@ def test_a_variable_without_a_rule_before_the_layer(layer):
 
 @FUSED
 @pytest.mark.parametrize("layer", mostly_slow(["LSTM"], {"LSTM": 0, "GRU": 0}))
+@pytest.mark.slow
 def test_a_tape_that_saw_the_layer_is_asked_afterwards(layer):
     """It goes past the gradient function of the call, which was given outputs."""
     x, y = images(5, 4)
@@ -304,6 +310,7 @@ class OneMatrix(L.LSTM):
 
 @FUSED
 @pytest.mark.every_check
+@pytest.mark.slow
 def test_one_tensor_may_be_two_of_the_weights():
     x, y = images(5, 3)
     layer = OneMatrix(3)

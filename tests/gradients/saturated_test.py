@@ -51,25 +51,30 @@ def checked(size, activation="tanh", far=1.0, share=1.0):
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
 @pytest.mark.parametrize("size", [1.0, 10.0, 30.0, 1e3])
+@pytest.mark.thinned(8)
 def test_a_saturated_layer_is_no_mismatch(size, activation):
     assert all(np.isfinite(part).all() for part in checked(size, activation))
 
 
+@pytest.mark.slow
 def test_nor_is_one_saturated_example():
     assert all(np.isfinite(part).all() for part in checked(1.0, far=300.0))
 
 
 @pytest.mark.parametrize("size", [1.0, 3.0])
+@pytest.mark.thinned(2)
 def test_a_wrong_norm_is_found_all_the_same(size):
     with pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"):
         checked(size, share=0.97)
 
 
+@pytest.mark.slow
 def test_and_beside_a_saturated_example():
     with pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"):
         checked(1.0, far=300.0, share=0.97)
 
 
+@pytest.mark.slow
 def test_nor_is_a_saturated_layer_behind_tokens():
     """Data that cannot be nudged: the model's weights are."""
     layers = L.Input((3,)), L.Embedding(9, 6), L.Dense(5, "tanh"), L.Dense(4, "tanh")
@@ -92,6 +97,7 @@ def test_nor_is_a_saturated_layer_behind_tokens():
 
 
 @pytest.mark.parametrize("exponent", [-20, -28, -32, -36, -44])
+@pytest.mark.thinned(3)
 def test_gradients_that_underflow_are_no_mixed_examples(exponent):
     w = tf.Variable(randoms(6, 5))
 

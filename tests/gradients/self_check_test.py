@@ -168,6 +168,7 @@ def test_the_error_names_variable_and_op():
         sums_of()
 
 
+@pytest.mark.slow
 def test_compiled_code_drops_everybody_if_a_norm_is_wrong():
     """XLA cannot raise in the middle of a step."""
     assert np.any(sums_of(jit=True)[0] != 0)
@@ -359,6 +360,7 @@ def test_the_check_can_be_left_out():
     assert np.linalg.norm(wrong[1]) > 1.01 * np.linalg.norm(right[1])
 
 
+@pytest.mark.slow
 def test_the_status_is_not_shared():
     """One for each loss; see `tfdpclip.gradients.status`."""
     made = []
@@ -414,11 +416,13 @@ def test_what_one_example_does_to_the_others_is_found(name, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.thinned(2)
 def test_examples_that_are_not_finite_are_no_false_alarm(size):
     x = NOT_A_NUMBER[-size:]
     assert np.isfinite(sums_of(x=x, check_isolation="always")[0]).all()
 
 
+@pytest.mark.slow
 def test_custom_gradients_that_keep_examples_apart_pass():
     def per_example(x):
         return squash(tf.nn.silu(tf.nn.silu(x @ W) @ U))
@@ -440,6 +444,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.thinned(3)
 def test_a_group_of_rounding_alone_is_no_false_alarm(name):
     bias = variable(1)
     labels = tf.nn.softmax(X @ randoms(3, 4))
@@ -471,6 +476,7 @@ def rows_one_by_one(x):
 
 
 @pytest.mark.parametrize("per_example", [a_table_in_a_branch, rows_one_by_one])
+@pytest.mark.thinned(2)
 def test_gradients_of_rows_that_were_looked_up_are_compared(per_example):
     for total in sums_of(per_example, check_isolation="always"):
         assert np.isfinite(total).all() and np.any(total != 0)

@@ -88,6 +88,7 @@ def norms_by_record(model, losses, x, y):
 @pytest.mark.every_check
 @pytest.mark.parametrize("static", [False, True], ids=["any", "static"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.thinned(7)
 def test_a_record_is_the_mean_of_its_rows(name, static):
     make, shape = MODELS[name]
     model, count = make(), 5 * EACH
@@ -153,6 +154,7 @@ def by_place(hidden):
     ],
     ids=["mean of a record", "by view", "dropout"],
 )
+@pytest.mark.thinned(4)
 def test_rows_of_one_record_may_mix(change, compiled):
     sums = summed(change, compiled=compiled)
     assert float(tf.linalg.global_norm(sums)) > 0.1
@@ -177,6 +179,7 @@ MIXERS = {
 @pytest.mark.every_check
 @pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
 @pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.thinned(3)
 def test_rows_of_two_records_may_not(name, length):
     with pytest.raises(
         (ExampleIsolationError, tf.errors.InvalidArgumentError)
@@ -187,11 +190,13 @@ def test_rows_of_two_records_may_not(name, length):
 
 @pytest.mark.every_check
 @pytest.mark.parametrize("name", ["two records", "the other order", "scan"])
+@pytest.mark.slow
 def test_nor_where_xla_cannot_say_so(name):
     assert float(tf.linalg.global_norm(summed(MIXERS[name], compiled=True))) == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.thinned(3)
 def test_a_record_moves_the_sum_by_the_clip_at_most(rows):
     steep = tf.concat([X[:16], 1e3 * X[16:]], axis=0)
     with_it = summed(lambda h: h, steep, rows_per_record=rows)

@@ -415,7 +415,7 @@ def check(case, no_fallback=True, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_sharing_matches_one_example_at_a_time(name):
     check(CASES[name])
 
@@ -551,6 +551,7 @@ def test_per_head_weights_meet_broadcast_data():
     check((per_example, [(2, 3, 5)], SEQUENCE))
 
 
+@pytest.mark.slow
 def test_two_transpositions_of_one_variable_are_told_apart():
     def per_example(x, v):
         one = tf.reshape(tf.transpose(v, [1, 0, 2]), [3, 9])
@@ -577,7 +578,7 @@ TIME_MAJOR = {
 
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.parametrize("name", ["bias", "scale"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.every_check
 def test_time_major_elementwise_parameters_have_a_rule(name, steps):
     check((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
@@ -586,6 +587,7 @@ def test_time_major_elementwise_parameters_have_a_rule(name, steps):
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.every_check
+@pytest.mark.slow
 def test_time_major_quotients_are_right_or_refused(steps):
     assert_right_or_refused((TIME_MAJOR["quotient"], [(3,)], randoms(BATCH, steps, 3)))
 
@@ -602,6 +604,7 @@ def test_time_major_lookups_are_right_or_refused():
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("steps", [1, 2, BATCH, 2 * BATCH])
 @pytest.mark.every_check
+@pytest.mark.thinned(5)
 def test_time_major_layers_have_rules(steps, dynamic):
     first, second = L.Dense(4, "tanh"), L.Dense(3, "tanh")
     data = randoms(BATCH, steps, 3)
@@ -722,7 +725,7 @@ def test_a_static_batch_of_one(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_layers_that_share_match_one_example_at_a_time(name):
     build, data = LAYERS[name]
     tf.keras.utils.set_random_seed(1)
@@ -762,7 +765,7 @@ def in_three_places(kind, first):
 
 @pytest.mark.parametrize("make", [encoder_decoder, in_three_places])
 @pytest.mark.parametrize("kind", RECURRENT)
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_fused_recurrent_layers_share_weights_and_states(kind, make):
     first = variable(1, 3)
     per_example, layers = make(RECURRENT[kind], first)
@@ -773,6 +776,7 @@ def test_fused_recurrent_layers_share_weights_and_states(kind, make):
         check_engine(per_example, variables, SEQUENCE)
 
 
+@pytest.mark.slow
 def test_a_variable_used_per_example_and_in_a_regulariser():
     v, w = variable(3, 3), variable(3, 3, seed=2)
     regulariser = lambda: tf.nn.l2_loss(v @ w)  # noqa: E731

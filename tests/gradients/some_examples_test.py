@@ -62,6 +62,7 @@ def test_what_mixes_later_shows_among_some():
     assert tried(losses) == [50, 18, 0, 18]
 
 
+@pytest.mark.slow
 def test_labels_that_the_loss_closes_over_need_the_whole_batch():
     labels = tf.constant(np.arange(50.0, dtype=np.float32))
     found = tried(lambda x: squash(tf.tanh(x @ W)) + tf.reduce_sum(W) * labels)
@@ -90,6 +91,7 @@ def test_a_model_that_magnifies_rounding_is_no_model_that_looks_at_places():
     assert tried(amplified(1.2e-7, 60.0)) == [50, 18, 0, 18]
 
 
+@pytest.mark.slow
 def test_it_would_be_if_what_it_magnifies_were_not_measured(monkeypatch):
     monkeypatch.setattr(replaced_rows, "_MOST_NOISE", 0.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
@@ -97,6 +99,7 @@ def test_it_would_be_if_what_it_magnifies_were_not_measured(monkeypatch):
 
 
 @pytest.mark.parametrize("by_place, times", [(1e-4, 1.0), (1e-4, 300.0)])
+@pytest.mark.thinned(2)
 def test_what_depends_on_its_place_does(by_place, times):
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
         tried(amplified(by_place, times))

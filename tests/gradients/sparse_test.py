@@ -100,7 +100,7 @@ def step_of(model, hidden, rule):
     ],
     ids="product squared positive normalised dense twice sum mean sqrtn".split(),
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
     model, x = Model(), data()
     width = x.dense_shape[1]
@@ -204,6 +204,7 @@ def sparse_model():
 
 
 @pytest.mark.parametrize("how", ["arrays", "data set"])
+@pytest.mark.thinned(2)
 def test_keras_trains_on_sparse_features_as_on_dense_ones(how):
     x, y = features(), np.arange(B, dtype=np.float32)[:, np.newaxis]
     wide = tf.keras.Sequential(
@@ -231,6 +232,7 @@ def test_keras_trains_on_sparse_features_as_on_dense_ones(how):
 
 
 @pytest.mark.every_check
+@pytest.mark.slow
 def test_looked_up_bags_pass_the_check_of_their_own_step():
     """Its gradient is an op of its own, which the check computes again."""
     model = Model()

@@ -107,6 +107,7 @@ def test_what_an_earlier_batch_left_is_refused(kind):
         norms_of(loss, [W, U], X)
 
 
+@pytest.mark.slow
 def test_a_table_that_nobody_writes_to_is_read():
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([0, 1], [0.5, 2.0], tf.int32, tf.float32),
@@ -152,6 +153,7 @@ def test_what_cannot_be_computed_again_must_be_known_to_be_apart(name):
 
 
 @pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.thinned(3)
 def test_what_is_known_to_be_apart_need_not_be(name):
     found = norms_of(lambda x: squash(DRAWS[name](x @ W) @ U), [W, U], X)
     assert np.isfinite(found).all()

@@ -114,7 +114,7 @@ def losses(function, x, count):
     "name",
     mostly_slow(["matvec", "kernel first", "table", "normalisation"], list(CASES)),
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_each_example_is_clipped_by_itself(name, dynamic):
     data, make, *covered = CASES[name]
     x = data()
@@ -183,6 +183,7 @@ def test_examples_that_meet_in_between_are_refused(dynamic):
     ids=["fewer", "all the first one", "reversed"],
 )
 @pytest.mark.every_check
+@pytest.mark.thinned(3)
 def test_rows_in_another_order_are_not_taken_for_every_row(rows):
     kernel = variable(D, N)
 

@@ -292,7 +292,7 @@ QUICK = ("simple", "masked", "custom_cell", "tied_inside_and_outside", "folded_b
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, CASES))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_matches_one_example_at_a_time(name):
     per_example, variables, data = CASES[name]()
     with no_fallback():
@@ -404,6 +404,7 @@ MIXING = {
 @pytest.mark.parametrize(
     "name", mostly_slow(("less_the_mean", "in_pairs", "normalised_cell"), MIXING)
 )
+@pytest.mark.thinned(2)
 def test_mixing_inside_a_loop_is_refused(name):
     per_example, variables = MIXING[name]()
     assert_refused(per_example, variables, SEQUENCE)
@@ -572,6 +573,7 @@ def test_one_loss_asked_twice():
 
 
 @pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.thinned(2)
 def test_any_number_of_steps_in_one_trace(length):
     layer = shaken(L.SimpleRNN(3), SEQUENCE)
     variables = layer.trainable_variables
@@ -624,6 +626,7 @@ def test_matches_in_a_coarse_type(layer):
         check_engine(per_example, variables, data, tolerance=0.05)
 
 
+@pytest.mark.slow
 def test_a_compiled_loop_without_rules_is_refused_before_it_is_compiled():
     """The process would die of it."""
     w = variable(3)

@@ -80,6 +80,7 @@ def test_accumulation_is_the_same_in_every_mode(steps, jit):
 
 @pytest.mark.filterwarnings("ignore:Eager steps")
 @keras2_only("run_eagerly=True is refused, see held_loss_test.py")
+@pytest.mark.slow
 def test_accumulation_is_the_same_in_eager_code():
     model = mlp()
     optimizer = DPSGD(

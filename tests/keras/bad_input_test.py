@@ -130,6 +130,7 @@ def normalised_last():
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("loss", ["mse", "none"])
 @pytest.mark.parametrize("make", [normalised, normalised_images, normalised_last])
+@pytest.mark.thinned(3)
 def test_batch_normalisation_in_training_mode_is_refused(make, loss, jit):
     if loss == "none":
         loss = tf.keras.losses.MeanSquaredError(reduction="none")
@@ -181,6 +182,7 @@ COUPLED = {
 @pytest.mark.parametrize("signature", [8, None], ids=["static", "any"])
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.every_check
+@pytest.mark.thinned(3)
 def test_a_loss_that_combines_examples_is_refused(name, signature):
     model = linear(kernel="ones")
     optimizer = DPSGD(0.1, **SETTINGS)

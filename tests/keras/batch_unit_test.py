@@ -443,7 +443,7 @@ def every_way():
 
 
 @pytest.mark.parametrize("name, way", list(every_way()))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_moving_statistics_never_depend_on_private_data(name, way, tmp_path):
     """Two runs on other private data, from one start, with a learning rate of 0.
 
@@ -985,6 +985,7 @@ def _inside(function):
         _inside(_kept_in_a_table()),
     ],
 )
+@pytest.mark.thinned(3)
 def test_what_another_batch_left_does_not_reach_this_ones_gradient(kept):
     model = tf.keras.Sequential([L.Dense(1)])
     optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")
@@ -1013,6 +1014,7 @@ def test_nor_by_a_gradient_of_its_own():
         model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), verbose=0)
 
 
+@pytest.mark.slow
 def test_what_keeps_nothing_is_allowed_in_a_clipped_batch():
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([1], [2.0], tf.int64, tf.float32), 1.0

@@ -112,7 +112,7 @@ QUICK = [name for name in LOSSES if name not in ("huber", "log_cosh", "poisson")
 
 @pytest.mark.parametrize("static", mostly_slow([True], [True, False]))
 @pytest.mark.parametrize("name", mostly_slow(QUICK, LOSSES))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_a_loss_by_name(name, static):
     units, activation, labels = LOSSES[name]
     x = 3 * numbers(3)
@@ -122,7 +122,7 @@ def test_a_loss_by_name(name, static):
 @both_shapes
 @pytest.mark.parametrize("reduction", ["none", "sum", MEAN])
 @pytest.mark.parametrize("weighted", mostly_slow([True], [True, False]))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_reduction(reduction, weighted, static):
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     weight = np.linspace(0.2, 3, COUNT, dtype=np.float32) if weighted else None
@@ -172,6 +172,7 @@ def test_sample_weights_for_several_outputs():
     check(two_outputs(), {"a": "mse", "b": "mae"}, numbers(3), y, weight=weight)
 
 
+@pytest.mark.slow
 def test_a_weight_of_zero_for_one_output_is_not_padding():
     y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
     weight = {"a": np.array([1, 0, 0, 1, 0, 1, 1], np.float32)}
@@ -320,13 +321,14 @@ def test_sequence_losses(weighted, static):
 @both_shapes
 @pytest.mark.parametrize("binary", [True, False], ids=["0_1", "-1_1"])
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_hinge_converts_each_label_by_itself(loss, binary, static):
     y = classes(1, of=2).astype("float32")
     check(mlp(), loss, 3 * numbers(3), y if binary else 2 * y - 1, static=static)
 
 
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+@pytest.mark.thinned(2)
 def test_another_label_of_one_example_changes_nobody_elses(loss):
     """Keras would not convert any label of the batch, were one of them 5."""
     x, y = 3 * numbers(3), classes(1, of=2).astype("float32")

@@ -67,6 +67,7 @@ class Recorder(tf.keras.callbacks.Callback):
     ],
     ids=["fixed", "quantile", "normalized"],
 )
+@pytest.mark.thinned(3)
 def test_released_prefix_sums_have_the_covariance_of_the_matrix(clip):
     """Cov of the sums of normalised noise is B B^T (z s)^2, B = A C^-1."""
     noise = noise_of(correlated.SquareRootToeplitz(4))
@@ -95,6 +96,7 @@ def test_the_identity_is_independent_noise_with_its_sensitivity():
     np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fit_within_fit_is_refused():
     """Otherwise several orders of the records share one matrix."""
     model = model_of(noise=noise_of())
@@ -133,6 +135,7 @@ def test_arrays_that_are_shuffled_in_place_do_not_move_records(scheme):
     ],
     ids=lambda o: type(o["clip"]).__name__,
 )
+@pytest.mark.thinned(3)
 def test_every_clip_and_accumulation_train_and_are_counted(optimizer, options):
     matrix = correlated.BufferedToeplitz(2, STEPS, SCHEME)
     z = dpc.accounting.noise_multiplier(3.0, 1e-5, STEPS, SCHEME, matrix=matrix)
@@ -243,6 +246,7 @@ def test_what_has_no_proof_is_refused():
         model_of(z=schedule, noise=noise_of())
 
 
+@pytest.mark.slow
 def test_layers_that_are_frozen_between_steps_are_refused():
     layers = [tf.keras.Input((3,)), tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)]
     model = tf.keras.Sequential(layers)

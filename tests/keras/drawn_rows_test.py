@@ -76,6 +76,7 @@ def fit(batches, optimizer, epochs=2, **options):
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.thinned(3)
 def test_schemes_are_trained_on_what_they_drew_and_nothing_else(name, pieces):
     scheme, varies = SCHEMES[name]
     made = dict(seed=3, accumulation_steps=pieces)
@@ -132,6 +133,7 @@ def test_nobody_drawn_is_a_row_of_weight_zero():
 
 
 @pytest.mark.parametrize("executions", [1, 3])
+@pytest.mark.thinned(2)
 def test_the_weights_are_those_of_filled_batches(executions, monkeypatch):
     found = []
     for varies in (True, False):
@@ -216,6 +218,7 @@ class Interrupts(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("at", ["batch", "epoch"])
+@pytest.mark.thinned(2)
 def test_after_an_error_in_fit_batches_are_filled_again(at):
     batches = sampling.Poisson(0.1).batches(data(), steps=3)
     changed = batches.map(lambda x, y: (2 * x, y))

@@ -126,7 +126,7 @@ def trained(name, gate):
 
 
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in HARMLESS])
 def test_other_examples_scale_no_gradient_of_a_model(name, gate):
     if name == "compiled" and gate == "hashed":
@@ -137,7 +137,7 @@ def test_other_examples_scale_no_gradient_of_a_model(name, gate):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_the_same_models_without_it_train(name):
     model, before, fit = trained(name, tf.identity)
     fit()

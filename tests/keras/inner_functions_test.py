@@ -64,6 +64,7 @@ MIXED = {
 
 @pytest.mark.parametrize("how", ["function", "branch"])
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.thinned(3)
 def test_what_is_made_of_a_batch_outside_is_refused(name, how):
     with pytest.raises(PrivacyMismatchError, match="more than data"):
         fit(how, MIXED[name])
@@ -137,11 +138,13 @@ SOUND = {
 
 @pytest.mark.parametrize("how", ["function", "branch"])
 @pytest.mark.parametrize("name", SOUND)
+@pytest.mark.thinned(2)
 def test_data_as_they_came_may_be_handed_on(name, how):
     assert fit(how, SOUND[name]).ledger.steps == 2
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"steps_per_execution": 2}])
+@pytest.mark.thinned(2)
 def test_what_keras_compiles_or_repeats_is_handed_data_as_they_came(options):
     model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=20)

@@ -121,6 +121,7 @@ def test_under_jit_a_mixing_layer_releases_noise_only_and_raises_at_the_end(name
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
 
 
+@pytest.mark.slow
 def test_the_error_names_the_variable_and_the_op():
     model = model_with(OnTheWayBack())
     with pytest.raises(tf.errors.InvalidArgumentError, match="dense.*MatMul"):
@@ -136,6 +137,7 @@ class ClippedOnTheWayBack(L.Layer):
         return identity(x)
 
 
+@pytest.mark.slow
 def test_a_layer_that_clips_gradients_is_refused_for_that():
     model = model_with(ClippedOnTheWayBack())
     with pytest.raises(tf.errors.InvalidArgumentError, match="does not scale with its"):
@@ -172,6 +174,7 @@ def test_a_histogram_of_all_images_is_refused_by_name(name):
         model.fit(images.astype("float32"), Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_sampled_softmax_trains():
     table = L.Embedding(20, 4)
     table.build(None)
@@ -225,6 +228,7 @@ def test_a_first_batch_that_proves_nothing_does_not_settle_it(start, jit):
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
 
 
+@pytest.mark.slow
 def test_an_empty_first_batch_does_not_settle_it():
     model = model_with(OnTheWayBack())
     signature = [tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])]
@@ -238,6 +242,7 @@ def test_an_empty_first_batch_does_not_settle_it():
     assert_refused(lambda: step(X, Y))
 
 
+@pytest.mark.slow
 def test_a_head_that_starts_at_zero_does_not_hide_what_is_below_it():
     layers = [
         L.Dense(4),
@@ -448,6 +453,7 @@ class Unused(L.Layer):
 
 
 @pytest.mark.parametrize("kind", [OwnGate, OwnLargest, Rounded, ClippedAlone, Unused])
+@pytest.mark.thinned(3)
 def test_the_test_on_data_passes_gates_of_each_example(kind):
     check_isolation(model_with(kind()), X, Y)
 

@@ -58,6 +58,7 @@ def test_gradients_within_the_clip_are_averaged(eager):
 
 @eager_warns
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.thinned(2)
 def test_gradients_beyond_the_clip_are_scaled_to_it(eager):
     v = tf.Variable([0.0, 0.0])
 
@@ -90,6 +91,7 @@ def test_the_norm_runs_over_all_variables(eager):
         (40.0, 0.18, [0.162, 0.216, 0.054]),
     ],
 )
+@pytest.mark.thinned(2)
 def test_one_example_of_a_linear_model(clip, weight, expected):
     model = linear(bias=True)
     optimizer = DPSGD(0.01, clip=clip, noise_multiplier=0, expected_batch_size=1)

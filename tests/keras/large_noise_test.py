@@ -42,7 +42,7 @@ class _Record(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_every_step_adds_new_noise_of_the_right_size(mode):
     """Of a loss without gradients, so that nothing else moves the weights."""
     options = {

@@ -63,6 +63,7 @@ def tensor_loss(model, x, y, kind):
 @pytest.mark.parametrize("kind", ["scalar", "vector"])
 @pytest.mark.parametrize("tape", mostly_slow([True], [True, False]))
 @pytest.mark.parametrize("shape", [8, None])
+@pytest.mark.thinned(3)
 def test_a_custom_loop(jit, kind, tape, shape):
     model, optimizer = mlp(), DPSGD(1.0, **CONFIGURATION)
     expected = clipped_mean(model)
@@ -130,6 +131,7 @@ def test_run_eagerly():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("steps", mostly_slow([2], [1, 2, 3]))
+@pytest.mark.thinned(2)
 def test_steps_per_execution_and_jit_change_nothing(steps, jit):
     results = []
     for options in ({}, {"steps_per_execution": steps, "jit_compile": jit}):
@@ -249,6 +251,7 @@ def test_mixed_bfloat16(jit):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
+@pytest.mark.thinned(3)
 def test_one_coarse_example_stays_within_the_clip(policy, jit):
     """In bfloat16 the norm is of the gradient that is summed, not of a finer one."""
     tf.keras.mixed_precision.set_global_policy(policy)
@@ -295,6 +298,7 @@ def test_float64(jit, k):
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("name", mostly_slow(["LSTM"], ["LSTM", "GRU"]))
+@pytest.mark.slow
 def test_recurrent_layers_under_jit(name):
     tf.keras.utils.set_random_seed(5)
     layers = [tf.keras.Input((4, 3)), getattr(L, name)(3), L.Dense(1)]
@@ -345,6 +349,7 @@ def test_an_optimizer_that_was_built_first_can_be_traced_late(k):
     assert int(optimizer.iterations) == 2 // k
 
 
+@pytest.mark.slow
 def test_data_that_a_function_closes_over():
     model, optimizer = mlp(), DPSGD(1.0, **CONFIGURATION)
     expected = clipped_mean(model)

@@ -76,7 +76,7 @@ def every_pair():
 
 
 @pytest.mark.parametrize("kind, rule", every_pair())
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_sum_gets_noise_of_z_g_times_the_sensitivity_and_then_the_clip_moves(
     kind, rule
 ):
@@ -100,6 +100,7 @@ def test_the_sum_gets_noise_of_z_g_times_the_sensitivity_and_then_the_clip_moves
 
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("physical", [[10], [8, 2], [2, 8], [10, 0], [3, 3, 4]])
+@pytest.mark.thinned(2)
 def test_a_logical_step_draws_noise_once_however_it_is_cut_up(physical, jit):
     variables = two_variables()
     optimizer = DPRecorder(
@@ -160,6 +161,7 @@ def test_noise_does_not_depend_on_how_many_examples_came():
     "mode",
     mostly_slow(["graph", "eager"], ["graph", "jit"] + ([] if KERAS_3 else ["eager"])),
 )
+@pytest.mark.thinned(3)
 def test_every_way_of_running_adds_the_same_noise(mode, policy):
     tf.keras.mixed_precision.set_global_policy(policy)
     try:

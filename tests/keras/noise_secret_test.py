@@ -180,7 +180,7 @@ def test_a_kill_at_each_write_never_uses_noise_twice(name, first, tmp_path):
     check_kills(tmp_path, first, 4, scheme=SCHEMES[name])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize(
     "matrix",

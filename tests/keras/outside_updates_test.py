@@ -563,6 +563,7 @@ class TestUpdatesThatReadMetrics:
 
     @pytest.mark.parametrize("accumulation_steps", [1, 2])
     @pytest.mark.parametrize("how", ["optimizer", "constraint"])
+    @pytest.mark.thinned(2)
     def test_are_found(self, how, accumulation_steps):
         seen = tf.keras.metrics.Mean(name="seen")
 
@@ -595,6 +596,7 @@ class TestUpdatesThatReadMetrics:
         _fit(lambda model, tape, loss: seen.update_state(1.0), optimizer=optimizer)
 
     @pytest.mark.parametrize("accumulation_steps", [1, 2])
+    @pytest.mark.thinned(2)
     def test_may_keep_metrics_besides(self, accumulation_steps):
         seen = tf.keras.metrics.Mean(name="seen")
         layer = tf.keras.layers.Dense(

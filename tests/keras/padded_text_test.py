@@ -41,5 +41,6 @@ def test_steps_over_padding_are_found():
 
 
 @pytest.mark.parametrize("options", [{"length": 4}, {"masked": True}])
+@pytest.mark.thinned(2)
 def test_a_constant_length_and_a_mask_are_sound(options):
     trained(**options)

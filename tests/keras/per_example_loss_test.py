@@ -42,6 +42,7 @@ def test_the_error_for_a_masked_sequence_shows_this_loss():
     "weighted", mostly_slow(["example"], [None, "example", "step"])
 )
 @pytest.mark.parametrize("length", mostly_slow([None], [None, 4.0]))
+@pytest.mark.thinned(2)
 def test_masked_sequences(length, weighted, static):
     weight = None
     if weighted == "example":
@@ -70,6 +71,7 @@ def painter():
 
 
 @both_shapes
+@pytest.mark.thinned(2)
 def test_pictures_with_a_weight_for_each(static):
     weight = np.array([1, 0, 2, 1, 0, 1, 0.5], np.float32)
     x, y = 3 * numbers(4, 5, 2), numbers(4, 5, 1, seed=1)
@@ -78,6 +80,7 @@ def test_pictures_with_a_weight_for_each(static):
 
 @pytest.mark.parametrize("loss", ["mse", PerExampleLoss("mae")])
 @pytest.mark.parametrize("shape", [(4, 5, 2), (5, 2)])
+@pytest.mark.thinned(3)
 def test_pictures_from_batches(loss, shape):
     """A weight for each example meets a loss for each pixel."""
     x = np.random.default_rng(0).normal(size=(20, *shape)).astype("float32")

@@ -178,6 +178,7 @@ CHUNKS = [None, 3, 1, 0]
 @jacobian
 @pytest.mark.parametrize("chunk", mostly_slow([3], CHUNKS))
 @pytest.mark.parametrize("name", mostly_slow(["dense", "tied", "rnn"], MODELS))
+@pytest.mark.thinned(2)
 def test_the_norm_is_of_the_very_noise_that_is_added(name, chunk):
     """With a clip far below every norm, each example contributes exactly that.
 
@@ -189,6 +190,7 @@ def test_the_norm_is_of_the_very_noise_that_is_added(name, chunk):
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.thinned(2)
 def test_the_norm_is_of_the_very_noise_compiled_by_xla(chunk):
     step = Step("dense", FixedClip(1e-3), chunk=chunk, jit=True)
     for i in range(COUNT):
@@ -196,6 +198,7 @@ def test_the_norm_is_of_the_very_noise_compiled_by_xla(chunk):
 
 
 @pytest.mark.parametrize("chunk", mostly_slow([None, 3], CHUNKS))
+@pytest.mark.thinned(2)
 def test_an_example_that_is_not_clipped_contributes_its_gradient_and_the_noise(chunk):
     """Six standard errors of a mean over 7 x 30 parts: a false alarm in 2e-9."""
     plain = Step("dense", FixedClip(1e6), k=0, chunk=chunk)
@@ -280,6 +283,7 @@ def test_an_example_moves_the_sum_by_at_most_the_sensitivity(rule, name, chunk):
 
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("rule", ["flat", "layerwise"])
+@pytest.mark.thinned(2)
 def test_padding_contributes_nothing(rule, chunk):
     step = Step("dense", LAYERWISE[rule], k=5.0, chunk=chunk)
     assert np.all(step(np.zeros(COUNT)) == 0)
@@ -407,6 +411,7 @@ def test_a_coarse_type_keeps_the_bound(chunk):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.thinned(2)
 def test_an_example_that_is_not_finite_spoils_nothing(bad):
     found = []
     for present in (1.0, 0.0):
@@ -609,6 +614,7 @@ def test_the_perturbation_is_saved():
     assert DPAdam.from_config(config).perturbation == 2.5
 
 
+@pytest.mark.slow
 def test_it_learns_digits():
     """Chance is 10%."""
     from sklearn.datasets import load_digits

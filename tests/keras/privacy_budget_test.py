@@ -488,6 +488,7 @@ class TestMismatchIsRefused:
         lambda b: b.apply(lambda d: d.repeat().take(10)),
     ],
 )  # fmt: skip
+@pytest.mark.thinned(2)
 def test_transforming_records_is_fine(data):
     batches = _batches()
     budget = PrivacyBudget(math.inf, _DELTA, batches)
@@ -625,6 +626,7 @@ def test_automatic_steps_per_execution_is_refused():
         (False, 7, 3, False),
     ],
 )
+@pytest.mark.thinned(3)
 def test_executions_that_would_run_on_are_refused(
     overruns, steps, size, refused, monkeypatch
 ):

@@ -49,6 +49,7 @@ def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, **option
         ("shuffled", None, "rdp"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
     plan = plan_of(sampling=sampling, physical_batch_size=rows, accountant=accountant)
     model, history = trained(plan, epochs=plan.epochs + 2)
@@ -68,6 +69,7 @@ def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
 
 
 @pytest.mark.parametrize("noise", ["buffered", "toeplitz", "tree"])
+@pytest.mark.thinned(2)
 def test_correlated_noise_is_one_argument(noise):
     plan = plan_of(noise=noise, physical_batch_size=64)
     independent = plan_of(sampling="fixed_order")
@@ -182,6 +184,7 @@ class CtrlC(tf.keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_stage_leaves_a_true_ledger_and_a_model_to_save(tmp_path):
     path = tmp_path / "ledger.json"
     plan = plan_of(epochs=4, ledger=path)
@@ -341,6 +344,7 @@ def test_any_keras_optimizer_is_made_private():
     assert model.optimizer.noise_multiplier > 0
 
 
+@pytest.mark.slow
 def test_the_batch_size_rule_fills_in():
     plan = plan_of(batch_size="auto", examples=50_000, epochs=8, delta=1e-6)
     advice = dpc.tuning.batch_size_advice(50_000, 8, 3.0, 1e-6, minimum_steps=80)
@@ -363,6 +367,7 @@ def test_the_table_is_of_plans_that_could_be_made():
     assert len(plan_of(batch_size=EXAMPLES).rows()) == 6
 
 
+@pytest.mark.slow
 def test_the_model_card_says_what_the_statement_says():
     plan = plan_of()
     with pytest.raises(ValueError, match="Nothing ran yet"):

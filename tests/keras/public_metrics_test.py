@@ -30,6 +30,7 @@ def logged(clip, z=0.0, steps=4):
 
 @pytest.mark.parametrize("update", ["geometric", "linear"])
 @pytest.mark.parametrize(("start", "fraction"), [(0.5, 0.0), (50.0, 1.0)])
+@pytest.mark.thinned(3)
 def test_the_unclipped_fraction_is_that_of_the_epoch(update, start, fraction):
     rule = dpc.QuantileClip(0.4, start, learning_rate=0.1, update=update)
     logs, optimizer = logged(rule)

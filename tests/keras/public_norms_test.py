@@ -68,6 +68,7 @@ def by_hand(model, x, y, training=False):
 
 @pytest.mark.parametrize("batch_size", [5, 64])
 @pytest.mark.parametrize("reduction", [MEAN, "none", "sum"])
+@pytest.mark.thinned(4)
 def test_the_norms_are_means_of_per_example_norms(reduction, batch_size):
     """Batches of 5, 5 and 2: every example counts once."""
     model = dense()
@@ -171,7 +172,7 @@ def expected_clips(rule, e):
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_every_epoch_clips_by_the_norms_at_its_start(rule, k, jit):
     model = dense(private(RULES[rule](), k), jit_compile=jit)
     watch = Watch()
@@ -188,6 +189,7 @@ def test_every_epoch_clips_by_the_norms_at_its_start(rule, k, jit):
 
 
 @pytest.mark.parametrize("spe, k, changes", [(1, 1, [0, 4, 8]), (2, 1, [0, 4, 8])])
+@pytest.mark.thinned(2)
 def test_norms_can_be_taken_every_few_steps(spe, k, changes):
     model = dense(private(PublicNormClip(2.0), k), steps_per_execution=spe)
     watch = Watch()
@@ -210,6 +212,7 @@ def test_training_without_public_norms_is_refused(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.thinned(3)
 def test_norms_set_by_hand_are_used(rule):
     model = dense(private(RULES[rule]()))
     model.optimizer.build(model.trainable_variables)
@@ -400,7 +403,7 @@ def digits():
     ],
     ids=["layerwise", "public", "scaled", "layerwise_quantile"],
 )
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_layerwise_clipping_learns_digits(rule):
     """Chance is 10%; ten seconds at most. Noise: z = 1 for 128 of 1200 examples."""
     x, y = digits()

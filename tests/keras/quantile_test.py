@@ -71,6 +71,7 @@ def fit(rule, data, *, batch, kind=DPSGD, noise_multiplier=1.0, k=1, **options):
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, CASES))
+@pytest.mark.thinned(3)
 def test_the_estimate_tracks_a_log_normal_quantile(name):
     """False-alarm rate 1e-9 each: the bound is that quantile of the exact error."""
     inputs, expected = CASES[name]["inputs"], CASES[name]["expected"]
@@ -92,6 +93,7 @@ def test_the_estimate_tracks_a_log_normal_quantile(name):
 
 @pytest.mark.parametrize("initial", [0.01, 100.0])
 @pytest.mark.parametrize("target", mostly_slow([0.1, 0.9], [0.1, 0.5, 0.9]))
+@pytest.mark.thinned(3)
 def test_the_sign_of_the_update_is_right_from_below_and_from_above(initial, target):
     """A bit that means "clipped" in place of "within" would run away from 1."""
     data = np.random.default_rng(1).lognormal(0, 0.1, 100 * 200)
@@ -125,6 +127,7 @@ def by_hand(rule, batches, expected):
 @pytest.mark.parametrize("update", ["geometric", "linear"])
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.thinned(3)
 def test_the_fraction_is_of_the_whole_logical_batch(update, jit, k):
     data = np.random.default_rng(3).lognormal(0, 1, 6 * 20)
     rule = QuantileClip(0.3, 0.5, 0.2, update=update)

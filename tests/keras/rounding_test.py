@@ -44,6 +44,7 @@ USES = {"sequence": dense_sequence, "twice": dense_twice, "conv": convolution}
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
+@pytest.mark.thinned(2)
 def test_a_gradient_that_cancels_does_not_escape_the_clip(use, jit):
     """Two large parts of one record's gradient nearly cancel; what is left is clipped.
 
@@ -128,6 +129,7 @@ COARSE = {
 
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("name", mostly_slow(["dense", "embedding", "lstm"], COARSE))
+@pytest.mark.thinned(2)
 def test_the_sum_over_many_examples_is_not_rounded_to_bfloat16(name):
     """1000 equal clipped records add up to 1000 C, and one more adds C."""
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")

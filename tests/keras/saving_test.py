@@ -131,6 +131,7 @@ EVERY_FORMAT = [*FORMATS, pytest.param("model", id="tf", marks=saved_model)]
 @pytest.mark.parametrize("kind", [DPSGD, DPAdam], ids=["sgd", "adam"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.thinned(3)
 def test_a_saved_model_comes_back_private_with_its_clip_and_its_steps(
     tmp_path, name, kind
 ):
@@ -144,6 +145,7 @@ def test_a_saved_model_comes_back_private_with_its_clip_and_its_steps(
 
 @pytest.mark.parametrize("name", EVERY_FORMAT)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.thinned(3)
 def test_a_model_that_was_saved_before_training_comes_back_private(tmp_path, name):
     model = model_with(adaptive())
     model.save(str(tmp_path / name))
@@ -190,6 +192,7 @@ def test_save_weights_in_the_checkpoint_format_keeps_the_clip(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["built", "new"])
+@pytest.mark.thinned(2)
 def test_a_checkpoint_keeps_the_clip_and_the_steps(tmp_path, when):
     model = trained(adaptive())
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)

@@ -105,6 +105,7 @@ def values(schedule, steps):
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("name", mostly_slow(["stepwise", "own"], SCHEDULES))
+@pytest.mark.thinned(3)
 def test_epsilon_is_that_of_every_steps_own_noise(name, k):
     """Exact for noise that stays; within 5% of the noise, on the safe side, if not."""
     schedule = SCHEDULES[name]
@@ -228,6 +229,7 @@ def test_noise_below_nothing_is_refused():
 
 
 @pytest.mark.parametrize("spe, k", [(3, 1), (4, 1), (6, 3)])
+@pytest.mark.thinned(2)
 def test_an_execution_of_several_steps_counts_its_least_noise(spe, k):
     drawn = batches(k)
     budget = PrivacyBudget(math.inf, DELTA, drawn)
@@ -244,6 +246,7 @@ def test_an_execution_of_several_steps_counts_its_least_noise(spe, k):
 
 @pytest.mark.parametrize("spe", [1, 2])
 @pytest.mark.parametrize("name", mostly_slow(["stepwise"], ["stepwise", "own"]))
+@pytest.mark.thinned(2)
 def test_the_budget_stops_before_the_step_that_exceeds_it(name, spe):
     """The most steps that fit, found by composing one more each time."""
     schedule = SCHEDULES[name]
@@ -294,6 +297,7 @@ def test_steps_that_nobody_saw_count_with_their_least_noise(tmp_path):
     assert budget.ledger.epsilon() >= at_least * (1 - 1e-3)
 
 
+@pytest.mark.slow
 def test_another_schedule_is_not_accounted_as_the_old_one(tmp_path):
     path = tmp_path / "ledger.json"
     drawn = batches()

@@ -234,11 +234,13 @@ QUICK = ["dense", "conv", "tied"]
 
 @pytest.mark.parametrize("rule", mostly_slow(["quantile"], RULES))
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.thinned(2)
 def test_a_step_moves_by_at_most_the_sensitivity(name, rule):
     check_neighbours(name, RULES[rule])
 
 
 @pytest.mark.parametrize("rule", ["automatic", "automatic_unit", "fixed_normalize"])
+@pytest.mark.thinned(2)
 def test_a_step_moves_by_at_most_the_sensitivity_of_other_rules(rule):
     check_neighbours("dense", RULES[rule])
 
@@ -254,6 +256,7 @@ jacobian = pytest.mark.filterwarnings(
 
 
 @jacobian
+@pytest.mark.slow
 def test_a_step_through_the_fallback_moves_by_at_most_the_sensitivity():
     check_neighbours("rnn", RULES["quantile"], FINITE)
 
@@ -269,6 +272,7 @@ def test_the_fallback_refuses_a_batch_that_is_not_finite(kind):
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.thinned(2)
 def test_an_accumulated_step_moves_by_at_most_the_sensitivity(name):
     check_neighbours(name, RULES["quantile"], k=3)
 
@@ -336,6 +340,7 @@ def test_a_loss_divided_by_a_constant_does_not_depend_on_how_many_came():
     [lambda: L.Dropout(0.5), lambda: L.GaussianNoise(1.0), lambda: L.AlphaDropout(0.5)],
     ids=["dropout", "gaussian", "alpha"],
 )
+@pytest.mark.thinned(3)
 def test_a_record_stays_within_the_clip_under_random_layers(noisy):
     """The norm and the gradient must come from one draw of the mask."""
     model = tf.keras.Sequential(

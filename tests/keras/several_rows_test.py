@@ -46,6 +46,7 @@ def test_a_plan_with_views():
     assert "examples of 4 views each" in str(plan)
 
 
+@pytest.mark.slow
 def test_a_plan_for_people():
     plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=2)
     trained(plan, plan.batches((X, Y), people=IDS))
@@ -137,6 +138,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("of", ["views", "people"])
+@pytest.mark.thinned(5)
 def test_with_every_clip(name, of):
     people = of == "people"
     plan = dpc.keras.PrivacyPlan(
@@ -159,6 +161,7 @@ def test_in_parts_and_with_correlated_noise():
 
 
 @pytest.mark.every_check
+@pytest.mark.slow
 def test_compiled_by_xla():
     plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=2)
     model = compiled(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), jit_compile=True)
@@ -260,6 +263,7 @@ def test_settings_are_kept():
     assert private().rows_per_record == 1
 
 
+@pytest.mark.slow
 def test_the_comparison_is_by_record():
     model = compiled(private(rows_per_record=4))
     report = dpc.testing.assert_exact(model, (X, Y))
@@ -288,6 +292,7 @@ class Mean(L.Layer):
 
 
 @pytest.mark.parametrize("mixed, fails", [(2, False), (4, False), (8, True)])
+@pytest.mark.thinned(2)
 def test_rows_of_a_record_may_mix_in_a_test_of_isolation(mixed, fails):
     model = tf.keras.Sequential([tf.keras.Input([5]), Mean(mixed), L.Dense(2)])
     model.compile(private(rows_per_record=4), LOSS)
@@ -313,6 +318,7 @@ def test_what_looks_at_single_rows_is_refused():
         model.fit(X, Y, batch_size=20, verbose=0, callbacks=[watch])
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_of_private_ones():
     plan = dpc.keras.PrivacyPlan(3, 1e-3, examples=60, batch_size=20, epochs=2, views=2)
     model = trained(

@@ -162,6 +162,7 @@ class LargeBankAfter(BankAfter):
 
 
 @pytest.mark.parametrize("kind", [BankAfter, LargeBankAfter])
+@pytest.mark.thinned(2)
 def test_what_is_written_after_the_step_is_found_in_the_next(kind):
     model = kind()
     with pytest.raises(tf.errors.InvalidArgumentError, match="bank:0"):
@@ -169,6 +170,7 @@ def test_what_is_written_after_the_step_is_found_in_the_next(kind):
     assert int(model.optimizer.iterations) <= 2
 
 
+@pytest.mark.slow
 def test_what_a_callback_writes_is_found_too():
     model = Trainer()
     write = tf.keras.callbacks.LambdaCallback(
@@ -180,6 +182,7 @@ def test_what_a_callback_writes_is_found_too():
 
 
 @pytest.mark.parametrize("before, after", [(1.0, -1.0), (0.0, -0.0), (2.0, 4.0)])
+@pytest.mark.thinned(3)
 def test_a_sign_that_changes_is_found(before, after):
     """One bit, the first, which a sum modulo 2^32 loses if it counts evenly."""
     model = Trainer()
@@ -197,6 +200,7 @@ class Compiled(BankAfter):
     jit = True
 
 
+@pytest.mark.slow
 def test_compiled_steps_give_noise_only_and_raise_in_the_end():
     model = Compiled()
     model.train_on_batch(X[:4], Y[:4])
@@ -208,6 +212,7 @@ def test_compiled_steps_give_noise_only_and_raise_in_the_end():
 
 
 @pytest.mark.parametrize("declared", [["bank"], "variable"])
+@pytest.mark.thinned(2)
 def test_what_is_declared_public_may_change(declared):
     class Declared(BankAfter):
         def __init__(self):
@@ -227,6 +232,7 @@ def test_what_is_declared_public_may_change(declared):
     assert again.get_config()["public_variables"] == ["bank"]
 
 
+@pytest.mark.slow
 def test_between_runs_anything_may_be_assigned():
     model = Trainer()
     assert_trains(model)
@@ -268,7 +274,7 @@ class Schedule(Trainer):
 
 
 @pytest.mark.parametrize("kind", [Counter, OfTheWeights, Unread, Schedule, Trainer])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_public_state_is_none_of_that(kind):
     assert_trains(kind())
 
@@ -306,7 +312,7 @@ def adapted():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_ordinary_layers_need_no_declaration(name, jit):
     if jit and name in ("adapted", "frozen_table", "dropout"):
         pytest.skip("nothing that the others do not show")

@@ -79,6 +79,7 @@ class TestUnseenSteps:
         assert "50 steps ran before they were recorded" in text
         assert "full batch; then Poisson" in text
 
+    @pytest.mark.slow
     def test_between_two_budgeted_fits(self, batches):
         model, ledger = _model(), Ledger(_DELTA, "rdp")
         _seen(model, batches, ledger)
@@ -103,6 +104,7 @@ class TestUnseenSteps:
         assert ledger.epsilon() == _epsilon(batches, 40, (3, _Z))
 
     @pytest.mark.parametrize("count", [0, 100, pytest.param(5, marks=pytest.mark.slow)])
+    @pytest.mark.thinned(2)
     def test_are_not_hidden_by_setting_the_step_counter(self, count, batches):
         model, ledger = _model(), Ledger(_DELTA, "rdp")
         _seen(model, batches, ledger)
@@ -204,6 +206,7 @@ class TestIdentity:
             "keras",
         ],
     )
+    @pytest.mark.thinned(3)
     def test_restored_steps_are_recognised(self, how, batches, tmp_path):
         path = tmp_path / "privacy.json"
         first = _model(make=DPAdam)
@@ -278,6 +281,7 @@ class TestIdentity:
         _seen(model, batches, ledger)
         assert ledger.steps == 14 + 1 + 10
 
+    @pytest.mark.slow
     def test_a_new_optimizer_knows_the_steps_of_the_one_before(self, batches):
         model = _model()
         _unseen(model, 2)
@@ -289,6 +293,7 @@ class TestIdentity:
         assert ledger.steps == 2 + 10
         assert ledger.counted[before] == 2
 
+    @pytest.mark.slow
     def test_two_optimizers_of_one_model_know_of_each_other(self, batches):
         model = _model()
         _unseen(model, 2)

@@ -41,6 +41,7 @@ def training(plan, made=None):
 
 
 @counted
+@pytest.mark.slow
 def test_steps_stay_within_the_memory_and_use_it():
     plan, memory, made = plan_of(), 2**24, []
     found = plan.within_memory(memory, lambda plan: training(plan, made))
@@ -76,6 +77,7 @@ def test_where_the_memory_is_enough_a_step_stays_one_batch(tmp_path):
 
 
 @counted
+@pytest.mark.slow
 def test_what_cannot_be_is_refused():
     def huge(plan):
         model = tf.keras.Sequential([tf.keras.layers.ZeroPadding1D((0, 4_500_000))])

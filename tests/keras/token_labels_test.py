@@ -76,6 +76,7 @@ WEIGHTS = {"none": None, "records": ROWS[::9, None], "tokens": EACH[-COUNT:]}
         pytest.param("lstm", "records", True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thinned(3)
 def test_a_record_of_many_labels_has_one_gradient(model, weights, static):
     check(
         MODELS[model](),
@@ -88,6 +89,7 @@ def test_a_record_of_many_labels_has_one_gradient(model, weights, static):
 
 
 @pytest.mark.parametrize("reduction, weights", [("sum", "tokens"), ("none", "none")])
+@pytest.mark.thinned(2)
 def test_masks_of_tokens_without_a_divisor_of_the_batch(reduction, weights):
     scale = EXPECTED if reduction == "sum" else 1 / LENGTH
     check(
@@ -104,6 +106,7 @@ def test_masks_of_tokens_without_a_divisor_of_the_batch(reduction, weights):
     "masked, weights, length",
     [(False, "tokens", None), (True, "none", None), (False, "records", LENGTH)],
 )
+@pytest.mark.thinned(3)
 def test_ignored_labels_are_divided_by_a_records_own(masked, weights, length):
     check(
         tagger(mask_zero=masked),
@@ -200,6 +203,7 @@ def trained(data, make=tagger, loss=None, change=lambda batches: batches, **opti
         pytest.param("lstm", "records", False, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thinned(2)
 def test_language_models_are_trained_by_a_plan(make, weights, jit):
     more = {"none": (), "records": (ROWS,), "tokens": (EACH,)}[weights]
     history = trained(
@@ -272,6 +276,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.thinned(2)
 def test_every_scheme_draws_each_weight_with_its_label(name, source):
     # A weight is what its label is, so that they can be told to belong together.
     labels = np.arange(1, RECORDS * LENGTH + 1).reshape(RECORDS, LENGTH)
@@ -339,6 +344,7 @@ def test_several_outputs_have_weights_of_their_own(weights):
     trained((TOKENS, labels, *more[weights]), several, losses, jit_compile=False)
 
 
+@pytest.mark.slow
 def test_several_outputs_in_a_list_have_weights_in_a_tuple():
     labels, losses = (LABELS, TOKENS[:, 0] % 3), [crossentropy(), crossentropy()]
 

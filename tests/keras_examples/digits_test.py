@@ -167,6 +167,7 @@ def test_clip_norm_comes_near_the_true_quantile(longer):
     assert true / 3 < longer.history["clip_norm"][-1] < 3 * true
 
 
+@pytest.mark.slow
 def test_seed_repeats_the_run_and_forfeits_privacy(tmp_path):
     arguments = ("--seed=5", "--epochs=1", *QUICK)
     one, two = (Output(tmp_path / name, *arguments) for name in ("one", "two"))
@@ -324,6 +325,7 @@ def test_a_single_epoch_shows_lines_before_its_end():
     assert stream.getvalue().count(" left") == 9
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path):
     def run(*arguments):
         command = [sys.executable, "-m", "keras_examples.digits", *arguments]

@@ -201,6 +201,7 @@ def of_numbers() -> list[Any]:
 
 
 @pytest.mark.parametrize("entry, argument", of_numbers())
+@pytest.mark.thinned(4)
 @settings(derandomize=True, deadline=None, max_examples=3)
 @given(value=nasty.generated())
 def test_generated_values(entry, argument, value):

@@ -323,6 +323,7 @@ def test_an_example_that_is_no_number_is_left_out(rule, bad):
 
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.thinned(3)
 def test_a_step_on_almost_nothing_moves_by_its_noise_alone(size, zero):
     layers = [tf.keras.Input((2,)), tf.keras.layers.Dense(1, kernel_initializer="ones")]
     model = tf.keras.Sequential(layers)

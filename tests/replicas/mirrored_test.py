@@ -32,7 +32,8 @@ def run(replicas, *options):
 
 
 def test_two_replicas_do_what_one_device_does():
-    assert " passed" in run(2, "-k", QUICK)
+    # Marked so, as `conftest.py` saves what it saves in `make test`.
+    assert " passed" in run(2, "-k", QUICK, "-m", "not slow")
 
 
 @pytest.mark.slow

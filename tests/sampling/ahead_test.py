@@ -332,6 +332,7 @@ def test_workers_of_what_needs_none_are_refused(data):
 
 
 @pytest.mark.parametrize("data, more", [(slices, {}), (Files, {"workers": 4})])
+@pytest.mark.thinned(2)
 def test_threads_end_with_the_batches_that_had_them(data, more):
     def look():
         batches = sampling.Poisson(0.1).batches(data(), **more)

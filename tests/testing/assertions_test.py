@@ -24,7 +24,7 @@ RULES = {
 
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_some_record_uses_up_the_whole_sensitivity(rule, accumulation_steps):
     model = model_of(clip=RULES[rule], accumulation_steps=accumulation_steps)
     report = testing.assert_sensitivity(model, data())

@@ -26,6 +26,7 @@ def test_a_defence_alone_finds_what_the_page_says(finding, name):
 @pytest.mark.parametrize(
     "finding", [f for f in FINDINGS if f.guards], ids=lambda f: f.name.replace(" ", "_")
 )
+@pytest.mark.thinned(2)
 def test_with_its_own_guard_there_is_nothing_to_find(finding):
     assert not is_refused(finding, EVERY, guarded=True)
 

@@ -19,7 +19,7 @@ CLIPS = {"fixed": {}, "quantile": QUANTILE, "layerwise": LAYERWISE}
 
 @pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_sound_code_is_exact(name, shared):
     model = model_of(shared=shared, **CLIPS[name])
     before = [v.numpy() for v in model.variables]
@@ -34,6 +34,7 @@ def test_sound_code_is_exact(name, shared):
 @pytest.mark.parametrize(
     "options", [{"accumulation_steps": 3}, {"perturbation": 0.5}], ids=str
 )
+@pytest.mark.thinned(2)
 def test_sound_code_is_exact_with(options):
     assert assert_exact(model_of(**options), data()).worst < 1e-3
 

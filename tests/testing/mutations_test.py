@@ -18,7 +18,7 @@ def test_planted_bug_is_found(mutation):
 
 
 @pytest.mark.parametrize(("check", "options"), distinct_checks(MUTATIONS))
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_sound_code_passes(check, options):
     check(**options)
 

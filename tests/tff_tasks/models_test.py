@@ -23,6 +23,7 @@ from tff_tasks import models, objectives, registry
         ("digits", {}, 2_410, 4),
     ],
 )
+@pytest.mark.thinned(3)
 def test_parameters(name, options, parameters, tensors):
     model = registry.TASKS[name](options).build_model()
     assert model.count_params() == parameters
@@ -78,6 +79,7 @@ def test_padding_counts_in_the_loss_unless_masked():
 @pytest.mark.parametrize(
     "build", [lambda: models.character_lstm(90, 6), lambda: models.word_lstm(30, 6)]
 )
+@pytest.mark.thinned(2)
 def test_no_mask_leaves_the_network(build):
     model = build()
     ids = tf.constant([[5, 6, 7, 0, 0, 0]])

@@ -30,6 +30,7 @@ def tracked():
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.thinned(2)
 def test_estimates_settle_at_the_true_quantile(tracked, quantile):
     config, paths = tracked
     for name, mean, stddev in quantile_tracking.distributions(config):

@@ -70,6 +70,7 @@ def test_waiting_for_workers_has_the_end_that_a_flag_sets(tmp_path):
         ("", "digits: --workers must be addresses"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_wrong_workers_are_a_sentence(tmp_path, workers, message):
     with pytest.raises(SystemExit, match=message):
         command.main("digits", [f"--output_dir={tmp_path}", f"--workers={workers}"])

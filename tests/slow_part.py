@@ -1,0 +1,170 @@
+"""Runs a part of the slow tests, another one for each tree, in a given time.
+
+`make test-part`, or `python -m tests.slow_part --seconds=900`; the part of another run
+again: `--number=609`. CI does, so that no slow test goes unrun for long.
+
+A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree:
+how many commits lead to it. `PARTS` is prime, so that runs every k commits come to all
+parts, in `PARTS` of them, unless k is a multiple of it; of runs at random, 20 leave out
+one test in 7. Always run, first and for at most half of the time, are the slow tests
+of test files that the last `COMMITS` commits changed.
+
+What time does not suffice for is listed, and is no failure. A test that was begun is
+ended; those with a time limit of their own are begun first.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+
+from driver_kit import command_line
+
+PARTS = 11
+COMMITS = 5
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOT_REACHED = "the time of the slow part is over"
+
+
+def git(*arguments: str, root: pathlib.Path = ROOT) -> str:
+    """What git says, without the last line's end; "" if it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def tree_number(root: pathlib.Path = ROOT) -> int:
+    """How many commits lead to the tree; today's number where history is cut off."""
+    if git("rev-parse", "--is-shallow-repository", root=root) == "false":
+        return int(git("rev-list", "--count", "HEAD", root=root))
+    return datetime.date.today().toordinal()
+
+
+def changed_files(root: pathlib.Path = ROOT) -> set[str]:
+    """The test files that the last commits changed, or that are changed now."""
+    since = f"HEAD~{COMMITS}"
+    names = git("diff", "--name-only", "--relative", since, "--", "tests", root=root)
+    return {name for name in names.splitlines() if name.endswith("_test.py")}
+
+
+def is_in_part(name: str, number: int) -> bool:
+    """Whether the test of this id is in the part of the tree of this number."""
+    return zlib.crc32(name.encode()) % PARTS == number % PARTS
+
+
+class SlowPart:
+    """The plugin of pytest that chooses, orders and stops.
+
+    Args:
+      number: That of the tree.
+      changed: Paths of test files, below the root of pytest, all of whose tests run.
+      start: When the time began to run, as `time.time()` has it.
+      seconds: After how many of them no further test is begun.
+    """
+
+    def __init__(self, number: int, changed: set[str], start: float, seconds: float):
+        self.number = number
+        self.changed = changed
+        self.start = start
+        self.seconds = seconds
+
+    def _order(self, item) -> tuple:
+        """Files in an order of this tree's own, so that none is the last every time.
+
+        Before them is what may take longer than others, and so past the end.
+        """
+        path = item.nodeid.split("::")[0]
+        drawn = hashlib.sha256(f"{self.number} {path}".encode()).digest()
+        long = item.get_closest_marker("timeout") is not None
+        return not long, path not in self.changed, drawn
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items) -> None:
+        chosen, others = [], []
+        for item in items:
+            path = item.nodeid.split("::")[0]
+            wanted = path in self.changed or is_in_part(item.nodeid, self.number)
+            (chosen if wanted else others).append(item)
+        items[:] = sorted(chosen, key=self._order)
+        config.hook.pytest_deselected(items=others)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item) -> None:
+        share = 1.0 if is_in_part(item.nodeid, self.number) else 0.5
+        if time.time() > self.start + share * self.seconds:
+            pytest.skip(NOT_REACHED)
+
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        skipped = terminalreporter.stats.get("skipped", ())
+        left = [r.nodeid for r in skipped if NOT_REACHED in str(r.longrepr)]
+        if left:
+            title = f"not reached in {self.seconds:.0f} s: {len(left)}"
+            terminalreporter.section(title)
+            for name in left:
+                terminalreporter.line(name)
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--slow-number", type=int, help="the number of the tree")
+    parser.addoption("--slow-changed", default="", help="test files, with commas")
+    parser.addoption("--slow-start", type=float, help="seconds since 1970")
+    parser.addoption("--slow-seconds", type=float, default=math.inf)
+
+
+def pytest_configure(config) -> None:
+    option = config.getoption
+    changed = {name for name in option("--slow-changed").split(",") if name}
+    times = option("--slow-start"), option("--slow-seconds")
+    config.pluginmanager.register(SlowPart(option("--slow-number"), changed, *times))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs pytest on the part. Returns its status, 0 if no test is in the part.
+
+    What is unknown here is an argument of pytest.
+    """
+    parser = command_line.argument_parser(__doc__, prog="python -m tests.slow_part")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="for all; no limit by default"
+    )
+    parser.add_argument(
+        "--number", type=int, help="which part; by default that of the tree"
+    )
+    settings, of_pytest = parser.parse_known_args(argv)
+    start = time.time()
+    number = tree_number() if settings.number is None else settings.number
+    changed = changed_files()
+    print(
+        f"Slow tests: part {number % PARTS} of 0 to {PARTS - 1} (--number={number}), "
+        f"and all of {len(changed)} changed files; {settings.seconds:g} s.",
+        flush=True,
+    )
+    arguments = [
+        *("-m", "slow", "-n", "2", "-p", "tests.slow_part"),
+        *(f"--slow-number={number}", f"--slow-changed={','.join(sorted(changed))}"),
+        *(f"--slow-start={start}", f"--slow-seconds={settings.seconds}"),
+        *of_pytest,
+    ]
+    # In a process of its own: this file is a program here, and a plugin there.
+    status = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
+    nothing = status.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    return 0 if nothing else status.returncode
+
+
+if __name__ == "__main__":
+    # TensorFlow 2.14 reports as errors that it found no GPU libraries.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    raise SystemExit(main())

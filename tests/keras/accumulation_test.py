@@ -15,6 +15,7 @@ from tests.keras.helpers import (
 )
 from tests.stack import keras2_only
 from tfdpclip._variables import unwrapped
+from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.clipping import AutomaticClip, FixedClip, PublicNormClip, QuantileClip
 from tfdpclip.keras import PrivacyBudget
 from tfdpclip.sampling import FullBatch
@@ -250,3 +251,39 @@ def test_compute_gradients_says_that_it_cannot_accumulate():
     w = tf.Variable(1.0)
     with pytest.raises(ValueError, match="minimize"):
         optimizer.compute_gradients(w * tf.ones([2]), [w])
+
+
+def test_no_batch_is_added_twice_in_the_place_of_another():
+    """As many steps as planned, of which one has every record of a batch twice."""
+
+    class Twice(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(1)
+            self.dense.build((None, 3))
+            self.batch = tf.Variable(0, trainable=False)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, y = data[:2]
+
+            def twice():
+                for _ in range(2):
+                    loss = tf.reduce_sum((self(x) - y) ** 2, axis=1)
+                    self.optimizer.minimize(loss, self.trainable_variables)
+                return 0.0
+
+            loss = tf.cond(self.batch % 2 == 1, twice, lambda: 0.0)
+            self.batch.assign_add(1)
+            return {"loss": loss}
+
+    model = Twice()
+    x, y = np.ones([8, 3], np.float32), np.ones([8, 1], np.float32)
+    batches = FullBatch().batches((x, y), steps=1, accumulation_steps=2)
+    options = {"expected_batch_size": 8, "accumulation_steps": 2}
+    model.compile(DPSGD(0.1, clip=1.0, noise_multiplier=1.0, **options))
+    budget = PrivacyBudget(float("inf"), 1e-5, batches)
+    with pytest.raises(PrivacyMismatchError, match="more or less than once"):
+        model.fit(batches, verbose=0, callbacks=[budget])

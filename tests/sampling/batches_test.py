@@ -516,6 +516,44 @@ class TestFit:
         assert int(model.optimizer.iterations) == int(batches.cardinality()) > 0
 
 
+def test_arrays_stay_as_they_are_while_a_step_is_made_of_them():
+    """A record would be in both parts of it, if it had moved in between."""
+    x = np.arange(40, dtype=np.float32)[:, np.newaxis]
+    batches = sampling.FullBatch().batches((x, x), accumulation_steps=2, steps=2)
+    elements = iter(batches)
+    for _ in range(3):  # One step, and the first part of another.
+        next(elements)
+    x[:] = x[::-1].copy()
+    with pytest.raises(Exception, match="changed since the step began"):
+        next(elements)
+
+
+def test_between_two_steps_they_may_be_changed():
+    x = np.arange(40, dtype=np.float32)[:, np.newaxis]
+    batches = sampling.FullBatch().batches((x, x), accumulation_steps=2, steps=2)
+    elements = iter(batches)
+    for _ in range(2):
+        next(elements)
+    x[:] = x[::-1].copy()
+    assert sum(len(next(elements)[0]) for _ in range(2)) >= 40
+
+
+@pytest.mark.parametrize("scheme", ["people", "examples"])
+def test_arrays_stay_as_they_are_while_ids_say_whose_they_are(scheme):
+    x = np.arange(40, dtype=np.float32)[:, np.newaxis]
+    ids = np.repeat(np.arange(10), 4)
+    if scheme == "people":
+        batches = sampling.Poisson(0.5).batches((x, x), people=ids, per_person=2)
+    else:
+        batches = sampling.CappedPoisson(0.5, 2).batches((x, x), people=ids)
+    next(iter(batches))
+    order = np.random.default_rng(0).permutation(40)
+    x[:] = x[order]
+    ids[:] = ids[order]
+    with pytest.raises(Exception, match="changed since ids were given"):
+        next(iter(batches))
+
+
 def test_observer_sees_draws_through_transformations():
     batches = sampling.Poisson(0.1).batches(_numbered(), prefetch=0)
     other = sampling.Poisson(0.1).batches(_numbered(), prefetch=0)

@@ -164,6 +164,12 @@ def reads(
                     if _writes_data(writer, flows):
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
+                if getattr(variables.get(id(root)), PUBLIC_COPY, None) is not None:
+                    # It is put back, but only after the loss has read it.
+                    writers = writers or _writers(graph)
+                    for writer in writers.get(id(root), ([], None))[0]:
+                        if _writes_data(writer, flows):
+                            _refuse(handle.op.name, writer)
                 continue
             if id(root) in found:
                 continue

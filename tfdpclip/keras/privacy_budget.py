@@ -302,6 +302,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
             self._ledger.save()
             raise PrivacyMismatchError(self._watch.problem)
+        self._executions.check_pending(self.model.optimizer)
         if not self._run.kept:
             self._run.keep()
         if self._planned is not None and self._done >= self._planned:

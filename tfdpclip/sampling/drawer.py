@@ -96,6 +96,8 @@ class Drawer:
         self._weights = self.signature(True)[-1]
         self._shown: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
         self._during: types.FrameType | None = None
+        # A few records, as they were when ids were given, or when a step began.
+        self._marks = source.marks() if source.of_people else None
         DRAWERS.add(self)
 
     def give_way(self, successor: Drawer) -> None:
@@ -317,12 +319,30 @@ class Drawer:
                 "call of fit at a time." + see("batches-drawn-another-way")
             )
 
+    def _refuse_moved(self, piece: int) -> None:
+        """Raises if arrays were changed while their rows stood for what they were."""
+        people = self.source.of_people
+        if self.pieces == 1 and not people:
+            return
+        marks = self.source.marks()
+        if piece == 0 and not people:
+            self._marks = marks
+        if marks != self._marks:
+            since = "ids were given for their rows" if people else "the step began"
+            raise ValueError(
+                f"The arrays of these batches were changed since {since}: a record may "
+                "be in two places of a step, or under another person's id. Leave them "
+                "as they are (batches are drawn at random anyway), or change them "
+                "between two steps, or give copies." + see("batches-drawn-another-way")
+            )
+
     def _taken(self, taker: Taker, as_drawn: bool) -> tuple[np.ndarray, int, tuple]:
         """The records that an iterator gets next: which, in how many rows, and what."""
         if self.runs_ahead and not self.scheme.independent_steps:
             self._hold_order(taker)
         place_for = self._whole_step_for if self.runs_ahead else self._place_for
         step, piece = place_for(taker)
+        self._refuse_moved(piece)
         place = step * self.pieces + piece
         element = self._ahead.element(place, as_drawn, self._records_of)
         self.delivered += 1

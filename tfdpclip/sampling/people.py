@@ -63,6 +63,9 @@ class People(Source):
     def kept(self) -> Source:
         return People(self._examples.kept(), self.ids, self.rows_each)
 
+    def marks(self) -> str | None:
+        return self._examples.marks()
+
     def digest(self) -> str:
         told = sources._digest(len(self.ids), ((self.ids,),))
         return f"{told} {self._examples.digest()}"
@@ -142,6 +145,9 @@ class FewOfEach(Source):
         self.size = len(self._kept)
         self.row_spec = source.row_spec
         self.threads = source.threads
+
+    def marks(self) -> str | None:
+        return self._examples.marks()
 
     def digest(self) -> str:
         told = sources._digest(self.size, ((self._ids[self._kept], self._kept),))

@@ -26,6 +26,8 @@ PARTS = ("x", "y", "sample_weight")
 
 #: Of records that are fetched one by one, so many tell whether they are the same.
 LOOKED_AT = 100
+#: So many records in arrays, and numbers of each, tell whether somebody moved them.
+MARKS = 16
 
 
 class Source(abc.ABC):
@@ -65,6 +67,13 @@ class Source(abc.ABC):
         count = min(self.size, LOOKED_AT)
         places = np.linspace(0, self.size - 1, count).astype(np.int64)
         return _digest(self.size, self.take(places, count))
+
+    def marks(self) -> str | None:
+        """A hash of a few records at once, by which to see that they have moved.
+
+        None where to look at them takes a fetch.
+        """
+        return None
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray, rows: int) -> tuple[Structure, ...]:
@@ -171,6 +180,14 @@ class Columns(Source):
 
     def digest(self) -> str:
         return _digest(self.size, self._parts)
+
+    def marks(self) -> str:
+        places = np.linspace(0, self.size - 1, min(self.size, MARKS)).astype(np.int64)
+
+        def some(column):
+            return np.stack([np.ravel(column[place])[:MARKS] for place in places])
+
+        return _digest(self.size, tuple(_map(some, part) for part in self._parts))
 
     def take(self, indices, rows):
         def gather(column):

@@ -75,6 +75,28 @@ class Executions:
         """Counts the execution that was begun."""
         self._executed += self._physical(self._batch)
 
+    def check_pending(self, optimizer: Any) -> None:
+        """Raises if a step is not made of one batch after the other.
+
+        Args:
+          optimizer: whose sums are the batches of a step that has not ended.
+
+        Raises:
+          PrivacyMismatchError: if there are more or fewer in them than were fed: a
+            batch that is added twice has every record twice, though the next is not.
+        """
+        found = getattr(optimizer, "pending_batches", None)
+        if self._pieces == 1 or found is None:
+            return
+        fed = self._executed % self._pieces
+        if fed != found:
+            raise PrivacyMismatchError(
+                f"After {self.fed} physical batches, {fed} of them are of a step that "
+                f"has not ended, and the optimizer has added up {found}: minimize was "
+                "called more or less than once for a batch. Call it once in every "
+                "train_step."
+            )
+
     def check(self, steps: int) -> None:
         """Raises if the batches so far are not the steps that the optimizer took.
 

@@ -293,6 +293,17 @@ class TestIdentity:
         assert ledger.steps == 2 + 10
         assert ledger.counted[before] == 2
 
+    def test_a_private_model_frozen_in_another_has_its_steps_behind_it(self, batches):
+        before = _model()
+        _unseen(before, 2)
+        before.trainable = False
+        head = tf.keras.layers.Dense(1)
+        model = tf.keras.Sequential([tf.keras.Input((2,)), before, head])
+        model.compile(_model().optimizer, "mse")
+        ledger = Ledger(_DELTA, "rdp")
+        _seen(model, batches, ledger)
+        assert ledger.steps == 2 + 10
+
     @pytest.mark.slow
     def test_two_optimizers_of_one_model_know_of_each_other(self, batches):
         model = _model()

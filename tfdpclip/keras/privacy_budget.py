@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
@@ -26,7 +27,7 @@ from tfdpclip.keras.watching.executions import Executions, refuse_overrun
 from tfdpclip.keras.watching.fit_watch import OUTSIDE_UPDATES, FitWatch
 from tfdpclip.keras.watching.noise_plan import NoisePlan, private_optimizer
 from tfdpclip.keras.watching.room import Room, count_unseen
-from tfdpclip.keras.watching.step_history import history_of
+from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
@@ -198,6 +199,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self.model, self.params, pieces, self._draws.begin(self.model)
         )
         self._history = history_of(optimizer)
+        if isinstance(self._history, StepHistory):
+            # A model that was trained privately may be a frozen part of this one.
+            self._history.comes_after(all_unwrapped(self.model.weights))
         self._phase = {
             "sampling": self._draws.scheme,
             "unit": getattr(optimizer, "unit", "example"),

@@ -99,6 +99,13 @@ class StepHistory(tf.train.experimental.PythonState):
 
     def trains(self, variables: Iterable[tf.Variable]) -> None:
         """Notes what the optimizer trains, and who did before."""
+        variables = list(variables)
+        self.comes_after(variables)
+        for variable in variables:
+            setattr(variable, _TRAINER, self._optimizer())
+
+    def comes_after(self, variables: Iterable[tf.Variable]) -> None:
+        """Notes who trained these before, frozen ones among them."""
         own = self._optimizer()
         for variable in variables:
             before = getattr(variable, _TRAINER, own)
@@ -107,7 +114,6 @@ class StepHistory(tf.train.experimental.PythonState):
                 if all(other is not history for other in self._others):
                     self._others.append(history)
                 self._inherit(history.known())
-            setattr(variable, _TRAINER, own)
 
     def _inherit(self, steps: dict[str, Steps]) -> None:
         for name, part in steps.items():

@@ -3,11 +3,11 @@
 `make test-part`, or `python -m tests.slow_part --seconds=900`; the part of another run
 again: `--number=609`. CI does, so that no slow test goes unrun for long.
 
-A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree:
-how many commits lead to it. `PARTS` is prime, so that runs every k commits come to all
-parts, in `PARTS` of them, unless k is a multiple of it; of runs at random, 20 leave out
-one test in 7. Always run, first and for at most half of the time, are the slow tests
-of test files that the last `COMMITS` commits changed.
+A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree: a
+hash of the folder `tests`, so that the same tests are the same part wherever they run.
+20 trees leave out one test in 7. Always run, first and for at most half of the time,
+are the slow tests of test files that the last commit to that folder changed, unless
+they are more than `MOST` files.
 
 What time does not suffice for is listed, and is no failure. A test that was begun is
 ended; those with a time limit of their own are begun first.
@@ -30,7 +30,7 @@ import pytest
 from driver_kit import command_line
 
 PARTS = 11
-COMMITS = 5
+MOST = 12
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOT_REACHED = "the time of the slow part is over"
 
@@ -47,17 +47,18 @@ def git(*arguments: str, root: pathlib.Path = ROOT) -> str:
 
 
 def tree_number(root: pathlib.Path = ROOT) -> int:
-    """How many commits lead to the tree; today's number where history is cut off."""
-    if git("rev-parse", "--is-shallow-repository", root=root) == "false":
-        return int(git("rev-list", "--count", "HEAD", root=root))
-    return datetime.date.today().toordinal()
+    """A number of what `tests` holds in the last commit; today's without git."""
+    found = git("rev-parse", "HEAD:tests", root=root)
+    return int(found, 16) if found else datetime.date.today().toordinal()
 
 
 def changed_files(root: pathlib.Path = ROOT) -> set[str]:
-    """The test files that the last commits changed, or that are changed now."""
-    since = f"HEAD~{COMMITS}"
-    names = git("diff", "--name-only", "--relative", since, "--", "tests", root=root)
-    return {name for name in names.splitlines() if name.endswith("_test.py")}
+    """The test files of the last commit that changed `tests`: none of too many."""
+    last = git("log", "-1", "--format=%H", "--", "tests", root=root)
+    both = (f"{last}~1", last)
+    names = git("diff", "--name-only", "--relative", *both, "--", "tests", root=root)
+    found = {name for name in names.splitlines() if name.endswith("_test.py")}
+    return found if len(found) <= MOST else set()
 
 
 def is_in_part(name: str, number: int) -> bool:
@@ -146,9 +147,10 @@ def main(argv: list[str] | None = None) -> int:
     settings, of_pytest = parser.parse_known_args(argv)
     start = time.time()
     number = tree_number() if settings.number is None else settings.number
+    number %= PARTS
     changed = changed_files()
     print(
-        f"Slow tests: part {number % PARTS} of 0 to {PARTS - 1} (--number={number}), "
+        f"Slow tests: part {number} of 0 to {PARTS - 1} (--number={number}), "
         f"and all of {len(changed)} changed files; {settings.seconds:g} s.",
         flush=True,
     )

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests import slow_part
-from tests.slow_part import COMMITS, PARTS, SlowPart, changed_files, is_in_part
+from tests.slow_part import MOST, PARTS, SlowPart, changed_files, is_in_part
 from tests.source_tree import ROOT
 
 NAMES = [f"tests/{file}_test.py::test[{n}]" for file in "abc" for n in range(100)]
@@ -42,7 +42,7 @@ def chosen(number, changed=(), names=NAMES):
 
 
 @pytest.mark.parametrize("stride", [1, 5, 12, 120])
-def test_runs_every_few_commits_come_to_every_test(stride):
+def test_every_test_is_in_a_part(stride):
     seen = [name for run in range(PARTS) for name in chosen(600 + stride * run)]
     assert sorted(seen) == sorted(NAMES)
 
@@ -82,20 +82,30 @@ def git(root, *arguments):
     subprocess.run(command, cwd=root, check=True, capture_output=True)
 
 
-def test_what_the_last_commits_changed(tmp_path):
+def commit(root, names):
+    for name in names:
+        for end in ("_test.py", ".py"):
+            (root / f"tests/{name}{end}").write_text("")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--allow-empty", "-m", "one more")
+
+
+def test_what_the_last_commit_changed(tmp_path):
     git(tmp_path, "init", "--quiet")
     (tmp_path / "tests").mkdir()
-    for number in range(COMMITS + 3):
-        for end in ("_test.py", ".py"):
-            (tmp_path / f"tests/{number}{end}").write_text("")
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "--quiet", "-m", "one more")
-    assert slow_part.tree_number(tmp_path) == COMMITS + 3
-    wanted = {f"tests/{number}_test.py" for number in range(3, COMMITS + 3)}
-    assert changed_files(tmp_path) == wanted
+    commit(tmp_path, ["before"])
+    assert changed_files(tmp_path) == set()
+    commit(tmp_path, ["a", "b"])
+    # A commit to something else, as a merge is.
+    commit(tmp_path, [])
+    assert changed_files(tmp_path) == {"tests/a_test.py", "tests/b_test.py"}
+    number = slow_part.tree_number(tmp_path)
+    commit(tmp_path, range(MOST + 1))
+    assert changed_files(tmp_path) == set()
+    assert slow_part.tree_number(tmp_path) != number
 
 
-def test_without_history_the_day_decides(tmp_path):
+def test_without_git_the_day_decides(tmp_path):
     days = slow_part.datetime.date.today().toordinal()
     assert slow_part.tree_number(tmp_path) in (days, days + 1)
     assert changed_files(tmp_path) == set()

@@ -208,6 +208,12 @@ ACCOUNTING = {
         gradient_noise_multiplier=1.0,
         count_stddevs=[2.0],
     ),
+    "count_stddevs": case(
+        accounting.count_stddevs,
+        rule=clipping.QuantileClip(),
+        records_per_step=10.0,
+        noise_multiplier=1.0,
+    ),
     "split_noise_multiplier": case(
         accounting.split_noise_multiplier, noise_multiplier=1.0, count_stddevs=[5.0]
     ),

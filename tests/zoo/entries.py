@@ -279,19 +279,8 @@ _SINGLE_PIXELS = {
 #: Networks of `keras.applications`, with group in place of batch normalisation.
 APPLICATIONS = {
     "MobileNetV2": _convolutions("MobileNetV2"),
-    "MobileNetV3Small": _convolutions(
-        "MobileNetV3Small",
-        advice="""Was refused by mistake, for rounding, and is mended; norms to 1e-6,
-        steps not run since.""",
-    ),
-    "EfficientNetV2B0": _convolutions(
-        "EfficientNetV2B0",
-        full="refused",
-        tolerance=1e-4,
-        advice="""A copy of an example has another loss in another place of the batch:
-        by rounding, it seems, which group normalisation of single pixels magnifies at
-        32 pixels. Norms to 1e-4.""",
-    ),
+    "MobileNetV3Small": _convolutions("MobileNetV3Small"),
+    "EfficientNetV2B0": _convolutions("EfficientNetV2B0", **_SINGLE_PIXELS),
     "ResNet50": _convolutions("ResNet50", **_SINGLE_PIXELS),
     "DenseNet121": _convolutions("DenseNet121"),
     "NASNetMobile": _convolutions("NASNetMobile", advice=_TOO_SLOW),

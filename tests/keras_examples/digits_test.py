@@ -242,7 +242,7 @@ def test_bad_flag_is_named_with_a_good_value(argument, good):
     "arguments, named",
     [
         (["--batch_size=2000"], "flag --batch_size=2000: there are only 1437"),
-        (["--batch_size=2", "--epsilon=0.1"], "flag --batch_size=2: too small for"),
+        (["--batch_size=2", "--epsilon=0.05"], "flag --batch_size=2: too small for"),
         (["--output_dir=/dev/null/x"], "flag --output_dir=/dev/null/x"),
     ],
 )

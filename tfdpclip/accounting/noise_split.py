@@ -7,10 +7,10 @@ together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip.clipping.base import ClipRule
 
 # More than any model has variables; it only keeps the result in memory.
 _MOST_GROUPS = 10**6
@@ -68,7 +68,7 @@ def split_noise_multiplier(
 
 
 def count_stddevs(
-    rule: Any, records_per_step: float, noise_multiplier: float
+    rule: ClipRule, records_per_step: float, noise_multiplier: float
 ) -> tuple[float, ...]:
     """Returns the noise on a clip rule's counts, beside a sum that has enough left.
 
@@ -100,6 +100,11 @@ def count_stddevs(
     >>> [round(stddev, 4) for stddev in count_stddevs(QuantileClip(), 8, 1.0)]
     [0.7071]
     """
+    if not isinstance(rule, ClipRule):
+        raise ValueError(
+            "rule must be a clip rule, such as dpc.QuantileClip(), got "
+            f"{_arguments.shown(rule)}."
+        )
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     records = _arguments.positive("records_per_step", records_per_step)
     return raised(rule.count_stddevs(records, z > 0), rule.default_counts, records, z)
@@ -273,7 +278,7 @@ def _unfollowable(z: float, records: float, stddev: float) -> str:
         f"noise_multiplier {z:g} is too large for counts of {records:g} records per "
         f"step (or clients per round): the count_stddev that leaves enough to the sum, "
         f"{stddev:.4g}, is over half of them, and no clip norm follows that. Take "
-        f"{least} records per step or more, or a clip that counts nothing, such as "
+        f"records_per_step={least} or more, or a clip that counts nothing, such as "
         "dpc.AutomaticClip(), or choose count_stddev yourself."
         + see("counts-that-cost-privacy")
     )

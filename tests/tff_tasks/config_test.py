@@ -115,7 +115,7 @@ def test_unclipped_means_no_noise():
         (["--clipping=none", "--secure"], "clipping=none", "adaptive"),
         (["--log_cohorts"], "log_cohorts", "--seed"),
         # Infeasible: z < 2 sigma_b = m / 10 is needed.
-        (["--clients_per_round=2", "--noise_multiplier=0.3"], "noise_multiplier", "4"),
+        (["--clients_per_round=2", "--noise_multiplier=2"], "noise_multiplier", "3"),
         (["--cap=after"], "cap", ""),
         (["--no_such_flag=1"], "no_such_flag", ""),
         (["extra"], "Unknown argument 'extra'", "--output_dir=runs/mine"),

@@ -4,8 +4,9 @@
 again: `--number=609`. CI does, so that no slow test goes unrun for long.
 
 A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree: a
-hash of the folder `tests`, so that the same tests are the same part wherever they run.
-20 trees leave out one test in 7. Always run, first and for at most half of the time,
+hash of CHANGELOG.md. It is another after each change that is worth a word, and the same
+while such a change is mended, and after it is merged. 20 of them leave out one test in
+7. Always run, first and for at most half of the time,
 are the slow tests of test files that the last commit to that folder changed, unless
 they are more than `MOST` files.
 
@@ -47,8 +48,8 @@ def git(*arguments: str, root: pathlib.Path = ROOT) -> str:
 
 
 def tree_number(root: pathlib.Path = ROOT) -> int:
-    """A number of what `tests` holds in the last commit; today's without git."""
-    found = git("rev-parse", "HEAD:tests", root=root)
+    """A number of CHANGELOG.md in the last commit; today's without git."""
+    found = git("rev-parse", "HEAD:CHANGELOG.md", root=root)
     return int(found, 16) if found else datetime.date.today().toordinal()
 
 

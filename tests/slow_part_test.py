@@ -99,10 +99,19 @@ def test_what_the_last_commit_changed(tmp_path):
     # A commit to something else, as a merge is.
     commit(tmp_path, [])
     assert changed_files(tmp_path) == {"tests/a_test.py", "tests/b_test.py"}
-    number = slow_part.tree_number(tmp_path)
     commit(tmp_path, range(MOST + 1))
     assert changed_files(tmp_path) == set()
-    assert slow_part.tree_number(tmp_path) != number
+
+
+def test_the_part_is_another_when_something_was_worth_a_word(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "tests").mkdir()
+    numbers = []
+    for text in ("first", "first", "second"):
+        (tmp_path / "CHANGELOG.md").write_text(text)
+        commit(tmp_path, [len(numbers)])
+        numbers.append(slow_part.tree_number(tmp_path))
+    assert numbers[0] == numbers[1] != numbers[2]
 
 
 def test_without_git_the_day_decides(tmp_path):

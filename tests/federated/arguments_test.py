@@ -107,7 +107,7 @@ def test_too_precise_a_count_says_which_cohort_would_do():
     half = dpc.QuantileClip(count_stddev=0.5)
     with pytest.raises(ValueError, match="at least 11 .*clients per round"):
         federated.clipped_mean(1.0, 10, half).create(NESTED)
-    with pytest.raises(ValueError, match="records_per_step=2 or more"):
+    with pytest.raises(ValueError, match="at least 2 records"):
         federated.clipped_mean(1.0, 1).create(NESTED)
     federated.clipped_mean(1.0, 10).create(NESTED)
     exact = dpc.QuantileClip(count_stddev=0.0)

@@ -279,7 +279,7 @@ def _unfollowable(z: float, records: float, stddev: float) -> str:
         f"noise_multiplier {z:g} is too large for counts of {records:g} records per "
         f"step (or clients per round): the count_stddev that leaves enough to the sum, "
         f"{stddev:.4g}, is over half of them, and no clip norm follows that. Take "
-        f"at least {least} records (records_per_step={least}), or a clip that counts nothing, such as "
-        "dpc.AutomaticClip(), or choose count_stddev yourself."
+        f"at least {least} records (records_per_step={least}), or a clip that counts "
+        "nothing, such as dpc.AutomaticClip(), or choose count_stddev yourself."
         + see("counts-that-cost-privacy")
     )

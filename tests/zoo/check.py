@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.zoo.entries import RECORDS
+from tfdpclip._variables import all_unwrapped
 
 #: Records whose norms are compared with a backward pass of their own.
 COMPARED = 4
@@ -60,7 +61,7 @@ def norms_error(model, x, y) -> float:
     )
     x, y = tf.nest.map_structure(lambda t: tf.constant(t[:COMPARED]), (x, y))
     loss = loss_function(reduction="none")
-    variables = [getattr(v, "value", v) for v in model.trainable_variables]
+    variables = all_unwrapped(model.trainable_variables)
 
     def losses(x, y):
         found = loss(y, tf.cast(model(x, training=not drops), tf.float32))

@@ -201,7 +201,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._history = history_of(optimizer)
         if isinstance(self._history, StepHistory):
             # A model that was trained privately may be a frozen part of this one.
-            self._history.comes_after(all_unwrapped(self.model.weights))
+            self._history.comes_after(_weights_so_far(self.model))
         self._phase = {
             "sampling": self._draws.scheme,
             "unit": getattr(optimizer, "unit", "example"),
@@ -407,3 +407,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.record(self._watch.take(), save=False)
             self._ledger.release()
         self._watch = None
+
+
+def _weights_so_far(model: tf.keras.Model) -> list[tf.Variable]:
+    """The weights of a model, or of the layers of it that have some already."""
+    layers = [model] if model.built else [part for part in model.layers if part.built]
+    return all_unwrapped(weight for layer in layers for weight in layer.weights)

@@ -5,6 +5,8 @@ over the batch are made of the parts. What one example adds to the sums, roundin
 included, is held to the clip norm.
 """
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +17,15 @@ from tfdpclip.clipping import AutomaticClip, FixedClip
 from tfdpclip.gradients import clipped_sum
 
 COUNT = 256
+
+
+@pytest.fixture(autouse=True)
+def _not_where_the_process_dies(request):
+    """TensorFlow 2.14 damages its heap: docs/pitfalls.md, "dies in a first step"."""
+    name = str(getattr(request.node, "callspec", None) and request.node.callspec.id)
+    on = os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
+    if "two_uses" in name and on and tf.__version__.startswith("2.14."):
+        pytest.skip("needs TF_ENABLE_ONEDNN_OPTS=0 with TensorFlow 2.14")
 
 
 def pairs(*shape, low=3.0, high=4.0, seed=0):

@@ -656,6 +656,23 @@ def test_so_is_what_is_written_in_other_ways(how):
         model.fit(*some_data(4, 3), batch_size=2, verbose=0)
 
 
+def test_statistics_that_are_put_back_are_not_read_before_that():
+    """A layer that normalises by the running mean that it has just written."""
+
+    class Running(L.BatchNormalization):
+        def call(self, x, training=None, mask=None):
+            mean = unwrapped(self.moving_mean)
+            mean.assign(0.5 * mean + 0.5 * tf.reduce_mean(x, axis=0))
+            return x - mean
+
+    x, y = some_data(8, 3)
+    model = tf.keras.Sequential([tf.keras.Input((3,)), Running(), L.Dense(1)])
+    options = {"noise_multiplier": 1.0, "expected_batch_size": 8}
+    model.compile(DPSGD(0.1, clip=C, **options), "mse")
+    with pytest.raises(Exception, match="The loss reads the variable"):
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[PublicBatchStatistics(x)])
+
+
 def test_metrics_and_dropout_are_no_private_state():
     layers = [tf.keras.Input((3,)), L.Dense(4), L.Dropout(0.5), L.Dense(1)]
     model = tf.keras.Sequential(layers)

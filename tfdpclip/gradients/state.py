@@ -165,10 +165,11 @@ def reads(
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
                 if getattr(variables.get(id(root)), PUBLIC_COPY, None) is not None:
-                    # It is put back, but only after the loss has read it.
+                    # It is put back, but only after the loss has read it. What was
+                    # read before is what it was put back to.
                     writers = writers or _writers(graph)
                     for writer in writers.get(id(root), ([], None))[0]:
-                        if _writes_data(writer, flows):
+                        if _is_before(writer, op) and _writes_data(writer, flows):
                             _refuse(handle.op.name, writer)
                 continue
             if id(root) in found:
@@ -343,6 +344,13 @@ def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
     # Not `flows`: what is only written is not what the loss depends on.
     written = flows.of_others(values)
     return any(written[value].kind != PUBLIC for value in values)
+
+
+def _is_before(one: tf.Operation, other: tf.Operation) -> bool:
+    """Whether an op was made before another; those of graphs around were."""
+    if one.graph is not other.graph:
+        return True
+    return next(op for op in one.graph.get_operations() if op in (one, other)) is one
 
 
 def _refuse(name: str, writer: tf.Operation):

@@ -43,20 +43,27 @@ def other_updates(
     Returns:
       Each variable that is written to, and by what.
     """
+    definition = concrete.graph.as_graph_def()
+    search = Search(definition.library, identity.encode())
+    roots = _variables_within(concrete, variables)
+    search.follow(definition.node, roots, "the training step")
+    return list(search.found.values())
+
+
+def _variables_within(
+    concrete: Any, variables: Sequence[tf.Variable]
+) -> dict[str, tf.Variable]:
+    """Some variables, by what their handles are called in a traced function."""
     by_handle = {
         id(part.handle): variable
         for variable in variables
         for part in components(variable)
     }
-    roots = {
+    return {
         inside.op.name: by_handle[id(outside)]
         for outside, inside in concrete.graph.captures
         if id(outside) in by_handle
     }
-    definition = concrete.graph.as_graph_def()
-    search = Search(definition.library, identity.encode())
-    search.follow(definition.node, roots, "the training step")
-    return list(search.found.values())
 
 
 def other_step(concrete: Any, identity: str) -> str | None:
@@ -179,16 +186,7 @@ def kept_of_data(
       variables: the variables.
       identity: of the optimizer.
     """
-    by_handle = {
-        id(part.handle): variable
-        for variable in variables
-        for part in components(variable)
-    }
-    handles = {
-        inside.op.name: by_handle[id(outside)]
-        for outside, inside in concrete.graph.captures
-        if id(outside) in by_handle
-    }
+    handles = _variables_within(concrete, variables)
     return _written_with_data(concrete, handles, identity)
 
 

@@ -347,7 +347,12 @@ def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
 
 
 def _is_before(one: tf.Operation, other: tf.Operation) -> bool:
-    """Whether an op was made before another; those of graphs around were."""
+    """Whether an op was made before another; those of graphs around were.
+
+    A call that reads and writes, as of a decorated batch normalisation, is one op.
+    """
+    if one is other:
+        return False
     if one.graph is not other.graph:
         return True
     return next(op for op in one.graph.get_operations() if op in (one, other)) is one

@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         flush=True,
     )
     arguments = [
-        *("-m", "slow", "-n", "2", "-p", "tests.slow_part"),
+        *("-m", "slow", "-n", "2", "-p", "tests.slow_part", "--timeout=600"),
         *(f"--slow-number={number}", f"--slow-changed={','.join(sorted(changed))}"),
         *(f"--slow-start={start}", f"--slow-seconds={settings.seconds}"),
         *of_pytest,

@@ -32,6 +32,8 @@ from driver_kit import command_line
 
 PARTS = 11
 MOST = 12
+# In no part, as they take over five minutes: `make test-all` has them.
+LONG = ("tests/keras/step_memory_test.py::test_the_estimate_holds_for_models[True-",)
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOT_REACHED = "the time of the slow part is over"
 
@@ -99,6 +101,7 @@ class SlowPart:
         for item in items:
             path = item.nodeid.split("::")[0]
             wanted = path in self.changed or is_in_part(item.nodeid, self.number)
+            wanted &= not item.nodeid.startswith(LONG)
             (chosen if wanted else others).append(item)
         items[:] = sorted(chosen, key=self._order)
         config.hook.pytest_deselected(items=others)

@@ -168,6 +168,20 @@ def test_a_gradient_may_divide_by_lengths_and_by_means_of_an_example():
     assert np.isfinite(norms_of(loss, [W, U], X)).all()
 
 
+def test_ops_that_have_lost_their_gradient_function_may_come_before():
+    """As in a saved model that was loaded without its custom gradients."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        with tf.compat.v1.get_default_graph().gradient_override_map(
+            {"Identity": "CustomGradient-lost"}
+        ):
+            x = tf.identity(x)
+        return PerExampleGradients(squash(x @ W @ U), [W, U]).norms
+
+    assert np.isfinite(step(X)).all()
+
+
 def test_a_gradient_does_not_read_what_the_step_writes():
     seen = tf.Variable(1.0, trainable=False, name="seen")
 

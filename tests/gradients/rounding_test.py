@@ -172,7 +172,7 @@ def check(name, make=pairs, rule=None, **options):
 
 
 # Without two_uses_nearly, in which the process has died: docs/pitfalls.md,
-# "TensorFlow 2.14 dies in a first step".
+# "TensorFlow dies in a first step".
 FIRST = [
     "centred",
     "standardised",

@@ -287,3 +287,5 @@ def test_no_batch_is_added_twice_in_the_place_of_another():
     budget = PrivacyBudget(float("inf"), 1e-5, batches)
     with pytest.raises(PrivacyMismatchError, match="more or less than once"):
         model.fit(batches, verbose=0, callbacks=[budget])
+    # Whoever reads the ledger later is told.
+    assert "something ran that is not counted" in str(budget.statement)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-from tfdpclip.gradients import _copies, ops
+from tfdpclip.gradients import calls, ops
 
 # The attribute of ops that a gradient function of one's own has made.
 _OWN = "_tfdpclip_own_gradient"
@@ -95,10 +95,11 @@ def own_gradients_marked(operations: Iterable[tf.Operation]) -> Iterator[None]:
     """
     before = {}
     for op in operations:
-        calls = op.type in ops.FUNCTION_CALLS | ops.CONTROL_FLOW
-        if not calls and _copies.has_own_gradient(op):
+        if op.type in ops.FUNCTION_CALLS | ops.CONTROL_FLOW:
+            continue
+        function = calls.gradient_function(op)
+        if function is not None:
             before[op] = _tf_private.own_gradient(op)
-            function = before[op] or _tf_private.registered_gradient(op)
             _tf_private.set_own_gradient(op, _marked(function))
     try:
         yield

@@ -97,7 +97,10 @@ def gradient_function(op: tf.Operation) -> Callable | None:
         op.get_attr("_gradient_op_type")
     except ValueError:
         return None
-    return _tf_private.registered_gradient(op)
+    try:
+        return _tf_private.registered_gradient(op)
+    except LookupError:  # Of a model that was loaded without it.
+        return None
 
 
 def recomputed(op: tf.Operation) -> int:

@@ -300,13 +300,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         for text in self._watch.assumptions:
             self._ledger.assume(text)
         self._place = self._ledger.place
-        if self._watch.problem:
-            self._ledger.assume(
-                f"something ran that is not counted: {self._watch.problem}"
-            )
+        problem = self._watch.problem
+        problem = problem or self._executions.wrong_pending(self.model.optimizer)
+        if problem:
+            self._ledger.assume(f"something ran that is not counted: {problem}")
             self._ledger.save()
-            raise PrivacyMismatchError(self._watch.problem)
-        self._executions.check_pending(self.model.optimizer)
+            raise PrivacyMismatchError(problem)
         if not self._run.kept:
             self._run.keep()
         if self._planned is not None and self._done >= self._planned:

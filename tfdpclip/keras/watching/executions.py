@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 
@@ -75,27 +76,24 @@ class Executions:
         """Counts the execution that was begun."""
         self._executed += self._physical(self._batch)
 
-    def check_pending(self, optimizer: Any) -> None:
-        """Raises if a step is not made of one batch after the other.
+    def wrong_pending(self, optimizer: Any) -> str | None:
+        """In words, that a step is not made of one batch after the other.
+
+        A batch that is added twice has every record twice, though the next is not.
 
         Args:
           optimizer: whose sums are the batches of a step that has not ended.
-
-        Raises:
-          PrivacyMismatchError: if there are more or fewer in them than were fed: a
-            batch that is added twice has every record twice, though the next is not.
         """
         found = getattr(optimizer, "pending_batches", None)
-        if self._pieces == 1 or found is None:
-            return
         fed = self._executed % self._pieces
-        if fed != found:
-            raise PrivacyMismatchError(
-                f"After {self.fed} physical batches, {fed} of them are of a step that "
-                f"has not ended, and the optimizer has added up {found}: minimize was "
-                "called more or less than once for a batch. Call it once in every "
-                "train_step."
-            )
+        if self._pieces == 1 or found in (None, fed):
+            return None
+        return (
+            f"After {self.fed} physical batches, {fed} of them are of a step that has "
+            f"not ended, and the optimizer has added up {found}: minimize was called "
+            "more or less than once for a batch. Call it once in every train_step."
+            + see("rows-that-are-not-records")
+        )
 
     def check(self, steps: int) -> None:
         """Raises if the batches so far are not the steps that the optimizer took.

@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
-from tensorflow.python.eager import context, execute
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
 from tensorflow.python.framework import func_graph, op_def_registry
 from tensorflow.python.framework import ops as framework
 from tensorflow.python.ops import control_flow_util_v2, handle_data_util, while_v2
@@ -46,16 +47,17 @@ def copy_handle_data(old: tf.Tensor, new: tf.Tensor) -> None:
     handle_data_util.copy_handle_data(old, new)
 
 
-def values_of(handles: Sequence[tf.Tensor], types: Sequence[int]) -> list[tf.Tensor]:
+def values_of(handles: list[tf.Tensor], types: list[tf.DType]) -> list[tf.Tensor]:
     """What variables of one device hold now, by one op and not copied.
 
     Args:
       handles: the variables', at least one.
-      types: the enumerator of each one's type.
+      types: of each.
     """
-    attributes = ("N", len(handles), "dtypes", list(types))
-    return execute.execute(
-        b"_ReadVariablesOp", len(handles), list(handles), attributes, context.context()
+    # As the functions behind `tf.raw_ops` do it, of which this op has none: a third of
+    # the time of `execute`, twice in every step.
+    return pywrap_tfe.TFE_Py_FastPathExecute(
+        context.context(), "_ReadVariablesOp", None, handles, "dtypes", types
     )
 
 

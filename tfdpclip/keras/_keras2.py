@@ -181,6 +181,14 @@ def steps_per_execution(model: Any) -> int:
     return 1 if variable is None else whole_number(variable)
 
 
+def spare_logs(callback: Any) -> None:
+    """Says that a callback reads no logs of batches, or takes tensors as they are.
+
+    Keras would otherwise turn every metric into a number after every batch.
+    """
+    callback._supports_tf_logs = True
+
+
 def compiles_by_xla(model: Any) -> bool:
     """Whether a model's steps are compiled by XLA."""
     return bool(getattr(model, "_jit_compile", None))

@@ -134,8 +134,11 @@ class OptimizerSettings:
 
     def noise_multiplier_at(self, step: int) -> float:
         """z of step `step`, counted from 0."""
+        setting = self._noise_setting
+        if isinstance(setting, float):  # Asked before every step.
+            return setting
         with tf.init_scope():
-            return float(value_at(self._noise_setting, step))
+            return float(value_at(setting, step))
 
     @property
     def noise(self) -> CorrelatedNoise | None:

@@ -107,6 +107,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         secret: str | os.PathLike[str] | None = None,
     ):
         super().__init__()
+        _compat.spare_logs(self)
         self.epsilon = _arguments.target_epsilon(epsilon)
         self.delta = _arguments.delta(delta)
         _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)

@@ -99,6 +99,7 @@ class FitWatch:
         self._traced: set[int] = set()
         self._read: set[int] = set()
         self._eager, self._eager_before = False, 0
+        self._runs_eagerly, self._functions_eager = False, False
         # The training step that was looked at last, the `tf.function` in it, and how
         # many traces that had.
         self._seen: tuple[Any, Any, int | None] = (None, None, None)
@@ -146,11 +147,13 @@ class FitWatch:
                 "one would not be counted. Compile between two calls of fit."
                 + see("updates-by-something-else")
             )
-        if self._start not in (None, whole_number(self._optimizer.iterations)):
+        scheduled = self._start is not None
+        if scheduled and self._start != (
+            found := whole_number(self._optimizer.iterations)
+        ):
             raise PrivacyMismatchError(
                 f"The step was accounted for with the noise of step {self._start}, and "
-                "optimizer.iterations is "
-                f"{whole_number(self._optimizer.iterations)} now: a callback set it in "
+                f"optimizer.iterations is {found} now: a callback set it in "
                 "on_train_batch_begin. noise_multiplier follows a schedule of it. Set "
                 "it between two epochs (on_epoch_begin), or let the schedule restart "
                 "by itself: tf.where(step % 1000 < 100, ...)."
@@ -159,8 +162,12 @@ class FitWatch:
         if iterator is not self._iterator:
             self._check_data(iterator)
             self._iterator = iterator
-        done = self._before()
         new = function is not self._seen[0]
+        if new or self._functions_eager != tf.config.functions_run_eagerly():
+            # Asked once: Keras goes through all layers for it.
+            self._functions_eager = tf.config.functions_run_eagerly()
+            self._runs_eagerly = bool(self._model.run_eagerly)
+        done = self._before()
         try:
             several = self._several_workers
             with (
@@ -176,7 +183,7 @@ class FitWatch:
             self._ran += self._history.releases - done
             raise
         self._ran += releases - done
-        if self._drawer is not None and not self._model.run_eagerly:
+        if self._drawer is not None and not self._runs_eagerly:
             self._check_own_data(traced)
         return logs
 
@@ -278,7 +285,7 @@ class FitWatch:
             if self.problem:
                 raise PrivacyMismatchError(self.problem)
             self._weights.release()
-        self._eager = bool(self._model.run_eagerly) and self._model.built
+        self._eager = self._runs_eagerly and self._model.built
         if self._eager:
             self._new_watch()
             self._weights.updates, self._eager_before = 0, EAGER.updates

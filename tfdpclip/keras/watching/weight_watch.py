@@ -81,7 +81,7 @@ class _Values:
         for place, (_, part) in enumerate(parts):
             group = self._groups.setdefault(part.handle.device, ([], [], []))
             for known, new in zip(
-                group, (part.handle, part.dtype.as_datatype_enum, place), strict=True
+                group, (part.handle, part.dtype, place), strict=True
             ):
                 known.append(new)
 

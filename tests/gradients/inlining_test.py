@@ -33,6 +33,20 @@ class Called(L.Layer):
                 lambda x, f=self._call: f(x), autograph=False, jit_compile=jit
             )
 
+    # Both, so that Keras 3 does not trace the function to find out: what it sees then
+    # would be kept, weights that are not there yet among it.
+    def build(self, shape):
+        for layer in self.inner:
+            if not layer.built:
+                layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+        self.built = True
+
+    def compute_output_shape(self, shape):
+        for layer in self.inner:
+            shape = layer.compute_output_shape(shape)
+        return shape
+
     def _run(self, x):
         for layer in self.inner:
             x = layer(x, training=True)

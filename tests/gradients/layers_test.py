@@ -115,7 +115,7 @@ LAYERS = {
     "dense_long": ((40, 3), lambda: [L.Dense(2, "tanh")]),
     "einsum_dense": (
         (4, 6),
-        lambda: [L.EinsumDense("abc,cde->abde", (None, 2, 5), bias_axes="de")],
+        lambda: [L.EinsumDense("abc,cde->abde", (4, 2, 5), bias_axes="de")],
     ),
     "einsum_grouped": (
         (4, 6),

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from tfdpclip import accounting, sampling
+from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import DrawKey
 
 _Relation = accounting.NeighboringRelation
@@ -171,6 +172,52 @@ def test_full_batch():
     assert scheme.event(2.0, 3) == dp_accounting.SelfComposedDpEvent(
         dp_accounting.GaussianDpEvent(2.0), 3
     )
+
+
+# One of each at least. Who draws clients that come and go has `available_test.py`.
+_DRAWN = [
+    sampling.Poisson(0.1),
+    sampling.Poisson(0.1, 12, 100),
+    sampling.CappedPoisson(0.1, 2),
+    sampling.FixedSize(5, 100),
+    sampling.FixedSize(5, 100, replacement=True),
+    sampling.ShuffledEpochs(5, 100),
+    sampling.FullBatch(),
+    sampling.MinSeparation(100, 5),
+    sampling.MinSeparation(100, 5, 10, participations=100),
+    sampling.CyclicPoisson(100, 0.05, 4),
+    sampling.CyclicPoisson(100, 0.05, 4, capacity=20, order=3),
+]
+
+
+def test_every_scheme_is_among_those_that_are_drawn_from():
+    kinds = {type(scheme) for scheme in _DRAWN} | {sampling.AvailableClients}
+    assert kinds == set(schemes._SCHEMES)
+
+
+def _draw_too_often(scheme, steps):
+    """The records that are in more steps than `scheme.event(1, steps)` says."""
+    event = scheme.event(1.0, steps)
+    count, each = event.count, event.event
+    rate = getattr(each, "sampling_probability", 1.0)
+    if hasattr(each, "sample_size"):
+        rate = each.sample_size / each.source_dataset_size
+    # 11 schemes of 100 records: a false alarm in less than one of 10^6 runs.
+    most = count if rate == 1 else stats.binom.isf(1e-9, count, rate)
+    return np.flatnonzero(_draws(scheme, 100, steps).sum(axis=0) > most)
+
+
+@pytest.mark.parametrize("scheme", _DRAWN, ids=repr)
+def test_no_record_is_in_more_steps_than_the_event_says(scheme):
+    assert not len(_draw_too_often(scheme, 2000))
+
+
+def test_a_scheme_that_draws_more_than_it_says_is_found():
+    class Thrice(sampling.Poisson):
+        def _draw(self, key, population, step):
+            return sampling.Poisson(3 * self.rate)._draw(key, population, step)
+
+    assert len(_draw_too_often(Thrice(0.1), 2000)) == 100
 
 
 _SCHEMES = [

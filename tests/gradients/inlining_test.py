@@ -90,6 +90,9 @@ class Scale(L.Layer):
     def build(self, shape):
         self.scale = self.add_weight(name="scale", shape=shape[-1:], initializer="ones")
 
+    def compute_output_shape(self, shape):
+        return shape
+
     def call(self, x):
         return x * self.scale
 
@@ -217,9 +220,11 @@ def test_called_functions_match_in_a_batch_of_static_size(name):
 
 
 # XLA does not know how many steps a fused layer takes that the check differentiates
-# within a function: it says so, and nothing is trained.
+# within a function: it says so, and nothing is trained. The loop that Keras 3 has there
+# takes the Jacobian.
 UNCOMPILED = pytest.mark.xfail(
-    raises=tf.errors.InvalidArgumentError, reason="XLA needs the number of steps"
+    raises=(tf.errors.InvalidArgumentError, JacobianFallbackWarning),
+    reason="XLA needs the number of steps",
 )
 COMPILED = [n for n in INLINED if n not in ("branch", "loop", "lstm")]
 

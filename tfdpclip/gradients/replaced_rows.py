@@ -22,7 +22,9 @@ from tfdpclip.gradients.row_tables import Layout, Rows
 _TOLERANCE, _ELSEWHERE, _COARSE_ELSEWHERE = 2e-6, 1e-5, 2e-2
 # Where rows are as long as the longest of the batch, others round in another way.
 _OTHER_LENGTHS = 1e-4
-# How much of what comes of a nudge counts as rounding, at most.
+# How many times what comes of a nudge counts as rounding, and how much at most. In deep
+# networks every layer rounds, where the data alone are nudged.
+_NUDGES = 4.0
 _MOST_NOISE, _MOST_COARSE_NOISE = 1e-3, 0.1
 #: In which way examples are replaced: not at all, not but for rounding, half of them
 #: alone; numbers between are ways of their own.
@@ -223,7 +225,7 @@ class Kept:
         limit = _COARSE_ELSEWHERE if coarse else _ELSEWHERE
         limit = max(limit, _OTHER_LENGTHS) if self._padded else limit
         most = _MOST_COARSE_NOISE if coarse else _MOST_NOISE
-        limits = tf.maximum(tf.minimum(noise, most), limit)
+        limits = tf.maximum(tf.minimum(_NUDGES * noise, most), limit)
         limits = tf.gather(limits, after.table)
         share = tf.math.count_nonzero(there.weight, dtype=tf.int32)
         share = tf.maximum(share, 1) / tf.maximum(tf.size(sources), 1)

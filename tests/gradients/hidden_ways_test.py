@@ -113,7 +113,16 @@ SIZED = {
     "an axis to sum along": lambda h, n: tf.cumsum(h, axis=1 + n // 10**6),
     "which column": lambda h, n: h * tf.gather(h, n % 5, axis=1)[:, tf.newaxis],
     "a threshold": lambda h, n: tf.where(tf.fill([n, 1], n) > 69, -h, h),
+    "which columns": lambda h, n: h * first_column(h[:, n % 5 :]),
+    "where to cut": lambda h, n: h * first_column(tf.slice(h, [0, n % 5], [-1, 1])),
+    "how many": lambda h, n: h * tf.math.top_k(h, 1 + n % 3)[0][:, -1:],
+    "how far to pad": lambda h, n: h * first_column(tf.pad(h, [[0, 0], [n % 2, 0]])),
+    "a range": lambda h, n: h * tf.cast(tf.random.uniform([], n, n + 1, n.dtype), h.dtype),
 }
+
+
+def first_column(rows):
+    return rows[:, :1]
 
 
 @pytest.mark.parametrize("name", SIZED)
@@ -124,6 +133,20 @@ def test_how_many_examples_there_are_decides_nothing(name):
 
     with pytest.raises(ExampleIsolationError, match="number of examples"):
         norms_of(loss, [W, U], X)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [lambda h, n: h[:n], lambda h, n: tf.transpose(tf.transpose(h)[:, :n])],
+    ids=["first", "second"],
+)
+def test_the_rows_that_there_are_may_be_taken(cut):
+    def loss(x):
+        h = x @ W
+        return squash(cut(h, tf.shape(h)[0]) @ U)
+
+    plain = norms_of(lambda x: squash(x @ W @ U), [W, U], X)
+    np.testing.assert_allclose(norms_of(loss, [W, U], X), plain, rtol=1e-6)
 
 
 def turned(h, factor):

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients import ExampleIsolationError, per_example_norms
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    per_example_norms,
+)
 
 pytestmark = pytest.mark.every_check
 
@@ -71,6 +75,33 @@ def in_a_branch(hidden, x):
 def test_a_loss_that_depends_on_the_size_is_refused(change):
     with pytest.raises(ExampleIsolationError, match="number of examples"):
         norms(change, static=False)
+
+
+@pytest.mark.parametrize(
+    "divisor, stands",
+    [
+        (lambda n: tf.maximum(n, 1), True),
+        (lambda n: tf.maximum(0.5, tf.cast(n, tf.float32)), True),
+        (lambda n: tf.maximum(n, 30), False),
+        (lambda n: tf.minimum(n, 30), False),
+    ],
+    ids=["1 or more", "a half or more", "30 or more", "30 or less"],
+)
+def test_a_mean_is_over_all_examples(divisor, stands):
+    """From 30 on, one more would not change the others' share, or before."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def mean(x):
+        total = tf.reduce_sum(tf.tanh(x @ W))
+        loss = total / tf.cast(divisor(tf.shape(x)[0]), tf.float32)
+        return per_example_norms(loss, [W])
+
+    if stands:
+        plain = norms(lambda hidden, x: tf.sqrt(hidden + 1), static=False)
+        np.testing.assert_allclose(mean(X), plain, rtol=1e-6)
+        return
+    with pytest.raises(LossStructureError, match="other than by a power"):
+        mean(X)
 
 
 GENERATOR = tf.random.Generator.from_seed(1)

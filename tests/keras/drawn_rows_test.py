@@ -191,6 +191,16 @@ def test_metrics_count_examples_alone():
     assert history["accuracy"] == pytest.approx(history["weighed"])
 
 
+def test_metrics_that_count_draws_of_nobody_are_warned_of():
+    optimizer = private(1.0, z=1.0)
+    batches = sampling.Poisson(1 / RECORDS).batches(data(), steps=2)
+    budget = dpc.keras.PrivacyBudget(np.inf, 1e-3, batches)
+    with pytest.warns(UserWarning, match=r"\(accuracy\).* nobody, about 36.8% of all"):
+        compiled(optimizer, metrics=["accuracy"]).fit(
+            batches, verbose=0, callbacks=[budget]
+        )
+
+
 def test_functions_of_batches_that_lose_rows_are_found():
     batches = sampling.Poisson(0.1).batches(data())
     batches = batches.map_batches(lambda x, y: (tf.boolean_mask(x, x[:, 0] > 0), y))

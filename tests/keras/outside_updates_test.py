@@ -42,6 +42,7 @@ def _fit(
     layers=None,
     budget_options=None,
     accumulation_steps=1,
+    reduction=None,
     **options,
 ):
     """Fits with a training step that does `after(model, tape, loss)` as well."""
@@ -59,7 +60,7 @@ def _fit(
     model = Model(layers or [tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     optimizer = optimizer or _private(accumulation_steps=accumulation_steps)
     # Eager code has no graph in which to take a mean apart.
-    reduction = "none" if options.get("run_eagerly") else MEAN
+    reduction = reduction or ("none" if options.get("run_eagerly") else MEAN)
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     model.compile(optimizer, loss, **options)
     batches = sampling.Poisson(0.1).batches(
@@ -291,6 +292,15 @@ class TestInTheTrainingStep:
         with pytest.raises(PrivacyMismatchError, match="(kernel|bias):0 was updated"):
             _fit(after, **options)
 
+    @pytest.mark.parametrize("model_says", [None, False])
+    def test_is_found_where_all_functions_run_eagerly(self, model_says):
+        tf.config.run_functions_eagerly(True)
+        try:
+            with pytest.raises(PrivacyMismatchError, match="kernel:0 was updated"):
+                _fit(_assign, run_eagerly=model_says, reduction="none")
+        finally:
+            tf.config.run_functions_eagerly(False)
+
     def test_the_statement_says_it(self):
         budgets = []
 
@@ -496,6 +506,24 @@ class TestBetweenSteps:
         with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
             _fit(optimizer=optimizer, callbacks=[_Between(_momentum)])
         assert optimizer.iterations.numpy() == 3
+
+    def test_beside_steps_of_ones_own_the_statement_says_that_nobody_saw(self):
+        optimizer = _private()
+        x, y = _data()
+
+        @tf.function
+        def step(model):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x[:9]) - y[:9]) ** 2, axis=1)
+            optimizer.minimize(loss, model.trainable_variables, tape)
+
+        def write_and_step(model):
+            _one_number(model)
+            step(model)
+
+        _, budget = _fit(optimizer=optimizer, callbacks=[_Between(write_and_step)])
+        assert "took steps of its own that are counted" in str(budget.statement)
+        assert "1 steps ran before they were recorded" in str(budget.statement)
 
     def test_putting_back_what_was_there_is_fine(self):
         def swap(model):

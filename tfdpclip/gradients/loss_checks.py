@@ -65,6 +65,11 @@ _BY_TYPE = {
 }
 # What the seeds of random numbers are called among an op's inputs.
 _SEEDS = ("seed", "key", "counter")
+# And those that say of which size the numbers are.
+_RANGES = frozenset(
+    """alpha counts lam logits maxval maxvals means minval minvals probs rate stddevs
+    stdevs""".split()
+)
 BY_BATCH = (
     "The term {name!r} of the loss is no example's own, and is scaled with the number "
     "of examples that happen to be in a batch: it would tell that number, without "
@@ -79,7 +84,7 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
     """
     _refuse_means_of_padding(tensor)
     for op in ancestors([tensor]):
-        _refuse_sized_seed(op, flows)
+        _refuse_sized_draw(op, flows)
         sizes = [
             t
             for t in op.inputs
@@ -90,11 +95,29 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
         ]
         chosen = _chosen_by(op)
         sizes += [op.inputs[i] for i in chosen if _is_counted(op.inputs[i], flows)]
+        _refuse_cut(op, flows)
         if sizes and any(
             flows[t].kind == DATA and (t.dtype.is_floating or chosen)
             for t in (*op.inputs, *op.outputs)
         ):
             _refuse_size(sizes[0], op)
+
+
+def _refuse_cut(op: tf.Operation, flows: Dataflow) -> None:
+    """Raises if how many examples there are says what is taken of each."""
+    flow = flows[op.inputs[0]] if op.type in ops.CUTS else None
+    if flow is None or flow.kind != DATA or flow.axes is None:
+        return
+    if op.type == "StridedSlice" and (
+        op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask")
+    ):
+        return  # Which place is of which axis is not said.
+    for number in ops.CUTS[op.type]:
+        places = op.inputs[number]
+        dims = flows[places].dims or ()
+        apart = [p for axis, p in enumerate(dims) if axis not in flow.axes]
+        if any(power != 0 for power in apart) and _is_sized(places, flows):
+            _refuse_size(places, op)
 
 
 def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
@@ -163,15 +186,16 @@ def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
             )
 
 
-def _refuse_sized_seed(op: tf.Operation, flows: Dataflow) -> None:
-    """Raises if random numbers are drawn from a seed that is made of the size.
+def _refuse_sized_draw(op: tf.Operation, flows: Dataflow) -> None:
+    """Raises if random numbers are drawn by a seed, or of a range, made of the size.
 
     With an example more, all of them would be others.
     """
-    if not op.type.startswith(ops.SEEDED_DRAWS):
+    seeded = op.type.startswith(ops.SEEDED_DRAWS)
+    if not seeded and op.type not in ops.RANDOM:
         return
     for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=True):
-        if argument.name in _SEEDS and _is_sized(tensor, flows):
+        if seeded and argument.name in _SEEDS and _is_sized(tensor, flows):
             raise ExampleIsolationError(
                 f"The seed of random numbers, {tensor.name!r} at {op.name!r} (a "
                 f"{op.type}), is computed with the number of examples in the batch: "
@@ -179,6 +203,8 @@ def _refuse_sized_seed(op: tf.Operation, flows: Dataflow) -> None:
                 "others, and so their gradients. Take it from a variable or a constant."
                 + see("mixed-examples")
             )
+        if argument.name in _RANGES and _is_counted(tensor, flows):
+            _refuse_size(tensor, op)
 
 
 def _is_sized(tensor: tf.Tensor, flows: Dataflow) -> bool:

@@ -34,7 +34,14 @@ CHOOSERS = {
     "Fill": (1,),
     "BroadcastTo": (0,),
     "Tile": (0,),
+    "Pad": (1,),
+    "PadV2": (1,),
+    "MirrorPad": (1,),
+    "TopKV2": (1,),
 }
+
+#: Which of their inputs are places along each axis.
+CUTS = {"StridedSlice": (1, 2), "Slice": (1, 2)}
 
 # Where values come from.
 

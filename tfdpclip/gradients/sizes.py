@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients import ops
@@ -35,7 +36,8 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         return _vector(tuple(f.power for f in inputs))
     if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
         return _number(None if None in first.dims else sum(first.dims))
-    if op.type in ("Maximum", "Minimum") and len(known) == 1:
+    if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op):
+        # So that nothing is divided by 0: of a batch of nobody, it is no other number.
         return _number(known[0].power)
     powers = [f.power if f.dims is None else None for f in inputs]
     if None in powers:
@@ -86,6 +88,12 @@ def counted_rows(
 
 #: Whose first number is that of their first input.
 _FIRST_OF = ops.SAME_NUMBERS | {"StridedSlice", "Pack", "ConcatV2", "ExpandDims"}
+
+
+def _is_one_at_most(op: tf.Operation) -> bool:
+    """Whether one of an op's inputs is known, and 1 or less."""
+    known = [tf.get_static_value(tensor) for tensor in op.inputs]
+    return any(value is not None and np.all(value <= 1) for value in known)
 
 
 def _number(power: int | None) -> Flow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
 import types
 import warnings
 from typing import Any
@@ -13,10 +14,14 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.loss_shapes import refuse_misfit
+from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
+
+# Where a step is expected to have fewer, one of a thousand has nobody.
+_FEW = 7
 
 # Of correlated noise.
 _MORE_DRAWN = (
@@ -103,12 +108,11 @@ class DrawCheck:
             and during is not None
             and getattr(self._optimizer, "unit", "example") not in ("batch", "group")
             and not _compat.compiles_by_xla(model)
-            and not model.run_eagerly
+            and not runs_eagerly(model)
             and not _compat.has_own_function(model)
         )
         self.drawer.take_as_drawn(as_drawn, during)
-        if not as_drawn or self.drawer.source.leaves_over:
-            self._warn_of_filled_rows(model)
+        self._warn_of_filled_rows(model, as_drawn)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
         # What was summed was of other weights than a checkpoint has put back.
@@ -120,27 +124,31 @@ class DrawCheck:
         self.drawer.align()
         return 0
 
-    def _warn_of_filled_rows(self, model: Any) -> None:
-        """Warns of metrics that count the rows that fill batches up."""
+    def _warn_of_filled_rows(self, model: Any, as_drawn: bool) -> None:
+        """Warns of metrics that count rows that are no examples."""
         found = [m for m in _compat.unweighted_metrics(model) if m is not None]
         rows = self.drawer.rows * self.drawer.pieces
         # With unit="batch" there is none.
         expected = self._optimizer.expected_batch_size
-        leaves_over = self.drawer.source.leaves_over
-        if found and expected is not None and (rows > expected or leaves_over):
-            names = ", ".join(str(getattr(m, "name", m)) for m in found)
-            warnings.warn(
-                f"metrics of compile ({names}) count the rows of weight 0 that fill up "
-                f"{self._filled(rows, expected)}. Write "
-                "model.compile(..., weighted_metrics=[...])."
-                + see("metrics-and-validation"),
-                stacklevel=2,
-            )
-
-    def _filled(self, rows: int, expected: float) -> str:
+        if not found or expected is None:
+            return
         if self.drawer.source.leaves_over:
-            return "what people with few examples have"
-        return f"every step: of {rows} rows, {expected:g} are examples on average"
+            what = "fill up what people with few examples have"
+        elif as_drawn and expected < _FEW:
+            empty = math.exp(-expected)
+            what = f"stand for draws of nobody, about {empty:.1%} of all steps"
+        elif not as_drawn and rows > expected:
+            what = f"fill up every step: of {rows} rows, {expected:g} are examples on "
+            what += "average"
+        else:
+            return
+        names = ", ".join(str(getattr(m, "name", m)) for m in found)
+        warnings.warn(
+            f"metrics of compile ({names}) count the rows of weight 0 that {what}. "
+            "Write model.compile(..., weighted_metrics=[...])."
+            + see("metrics-and-validation"),
+            stacklevel=2,
+        )
 
     def end(self) -> None:
         """After the last execution: whoever iterates now may be compiled by XLA."""

@@ -11,6 +11,14 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
 
 
+def runs_eagerly(model: tf.keras.Model) -> bool:
+    """Whether a model's training step runs as it is written, with no graph to look at.
+
+    TensorFlow can be told to run all functions so, whatever the model was told.
+    """
+    return bool(model.run_eagerly) or tf.config.functions_run_eagerly()
+
+
 class Executions:
     """Counts the executions of one call of `fit`, in physical batches.
 

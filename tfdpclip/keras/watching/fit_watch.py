@@ -20,6 +20,7 @@ from tfdpclip.gradients._copies import calls_python
 from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import private_state
+from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
     kept_of_data,
@@ -40,6 +41,10 @@ UNSEEN_DATA = (
 UNSEEN_UPDATES = (
     "nothing but the optimizer updated the weights: the optimizer is not tfdpclip's, "
     "or the model's training function is its own"
+)
+UNSEEN_WRITES = (
+    "nothing but the optimizer updated the weights between two steps of fit, where it "
+    "took steps of its own that are counted as full batches"
 )
 OUTSIDE_UPDATES = (
     "what updated the weights beside the optimizer depends on released values or "
@@ -135,9 +140,14 @@ class FitWatch:
         self._model.__dict__["train_function"] = function
 
     def forget_values(self) -> None:
-        """The optimizer itself ran between two executions."""
+        """The optimizer itself ran between two executions.
+
+        Or somebody says so: what else wrote to the weights since, nobody can tell.
+        """
         if self._weights is not None:
-            self._weights.release()
+            if self._check_updates and self._weights.look() is not None:
+                self._assume(UNSEEN_WRITES)
+            self._weights = None
 
     def run(self, function: Callable, iterator: Any) -> Any:
         """Runs one execution."""
@@ -166,7 +176,7 @@ class FitWatch:
         if new or self._functions_eager != tf.config.functions_run_eagerly():
             # Asked once: Keras goes through all layers for it.
             self._functions_eager = tf.config.functions_run_eagerly()
-            self._runs_eagerly = bool(self._model.run_eagerly)
+            self._runs_eagerly = runs_eagerly(self._model)
         done = self._before()
         try:
             several = self._several_workers

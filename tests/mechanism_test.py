@@ -114,8 +114,8 @@ def test_one_record_is_within_noise_multiplier_z(rule):
     """Its parts and bits, each over the stddev of its noise, have norm 1/z at most.
 
     That is the whole guarantee: sum_h (S_h / sigma_h)^2 = z_g^-2 and z_g^-2 +
-    sum_k (2 s_k)^-2 = z^-2. A large record comes close, or one at the clip norm, so that
-    no noise is wasted.
+    sum_k (2 s_k)^-2 = z^-2. A large record comes close, or one at the clip norm: no
+    noise is wasted.
     """
     found, state = made(rule)
     rng = np.random.default_rng(0)

@@ -117,7 +117,9 @@ SIZED = {
     "where to cut": lambda h, n: h * first_column(tf.slice(h, [0, n % 5], [-1, 1])),
     "how many": lambda h, n: h * tf.math.top_k(h, 1 + n % 3)[0][:, -1:],
     "how far to pad": lambda h, n: h * first_column(tf.pad(h, [[0, 0], [n % 2, 0]])),
-    "a range": lambda h, n: h * tf.cast(tf.random.uniform([], n, n + 1, n.dtype), h.dtype),
+    "a range": lambda h, n: (
+        h * tf.cast(tf.random.uniform([], n, n + 1, n.dtype), h.dtype)
+    ),
 }
 
 

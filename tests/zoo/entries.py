@@ -270,7 +270,9 @@ def _convolutions(name: str, size: int = 32, **options: Any) -> Entry:
     return Entry("convolutional network", build, _images(size), lora="none", **options)
 
 
-_TOO_LARGE = "Took 17 GB and was not done after 50 minutes on a share of two slow cores."
+_TOO_LARGE = (
+    "Took 17 GB and was not done after 50 minutes on a share of two slow cores."
+)
 _SINGLE_PIXELS = {
     "tolerance": 1e-4,
     "advice": """Norms to 1e-4, not 1e-5: at 32 pixels group normalisation of single
@@ -278,9 +280,8 @@ _SINGLE_PIXELS = {
 }
 _LAST_DIGITS = {
     "tolerance": 1e-2,
-    "advice": """Norms to 3e-3: at 75 pixels the last digit of one pixel moves a record's
-    norm by as much, as group normalisation of single pixels and rectifiers magnify it.
-    """,
+    "advice": """Norms to 3e-3: at 75 pixels the last digit of one pixel moves a norm by
+    as much, as group normalisation of single pixels and rectifiers magnify it.""",
 }
 #: Networks of `keras.applications`, with group in place of batch normalisation.
 APPLICATIONS = {
@@ -291,8 +292,9 @@ APPLICATIONS = {
     "DenseNet121": _convolutions("DenseNet121"),
     "NASNetMobile": _convolutions(
         "NASNetMobile",
-        advice="""One run of two was refused: at 32 pixels rounding moved the gradient of a
-        record that was copied by more than nudged data did. Take larger images.""",
+        advice="""At 32 pixels rounding refused one run of two, before a copied record
+        was allowed four times what nudged data move. If it does, take larger images.
+        """,
     ),
     "Xception": _convolutions("Xception", 71),
     "InceptionV3": _convolutions("InceptionV3", 75, **_LAST_DIGITS),

@@ -80,9 +80,7 @@ class _Values:
         self._groups: dict[str, tuple[list, list, list]] = {}
         for place, (_, part) in enumerate(parts):
             group = self._groups.setdefault(part.handle.device, ([], [], []))
-            for known, new in zip(
-                group, (part.handle, part.dtype, place), strict=True
-            ):
+            for known, new in zip(group, (part.handle, part.dtype, place), strict=True):
                 known.append(new)
 
     def read(self) -> list[tf.Tensor]:

@@ -181,6 +181,8 @@ class Separation:
             for probe, gradient in zip(self.probes, gradients, strict=True)
         ]
         pairs = self._each(given)
+        if not pairs:  # Of whole numbers that no rule covers: one table of no rows.
+            return Rows([row_tables.nothing_yet([])], [Layout()], batch_size)
         parts = row_tables.tables(pairs, seed)
         return Rows(parts, [layout for _, layout in pairs], batch_size)
 

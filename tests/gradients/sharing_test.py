@@ -472,8 +472,9 @@ EINSUMS = {
 @pytest.mark.parametrize("equation", EINSUMS)
 @pytest.mark.thinned(3)
 def test_any_einsum_of_data_and_a_parameter_has_a_rule(equation):
-    # On some processors a tanh near 1, of a sum of many products, is off by 1.5e-5.
-    check((einsum(equation), [EINSUMS[equation]], SEQUENCE), tolerance=5e-5)
+    # On some processors a tanh near 1, of a sum of 18 products, is off by 1.5e-5.
+    tolerance = 5e-5 if equation == "btd,td->b" else 1e-5
+    check((einsum(equation), [EINSUMS[equation]], SEQUENCE), tolerance=tolerance)
 
 
 def opaque(x, v):

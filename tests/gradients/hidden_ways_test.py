@@ -115,6 +115,10 @@ SIZED = {
     "a threshold": lambda h, n: tf.where(tf.fill([n, 1], n) > 69, -h, h),
     "which columns": lambda h, n: h * first_column(h[:, n % 5 :]),
     "where to cut": lambda h, n: h * first_column(tf.slice(h, [0, n % 5], [-1, 1])),
+    "where, by a vector": lambda h, n: (
+        h * first_column(tf.slice(h, tf.constant([0, 1]) * (n % 5), [-1, 1]))
+    ),
+    "where, from the end": lambda h, n: h * h[..., n % 5, tf.newaxis],
     "how many": lambda h, n: h * tf.math.top_k(h, 1 + n % 3)[0][:, -1:],
     "how far to pad": lambda h, n: h * first_column(tf.pad(h, [[0, 0], [n % 2, 0]])),
     "a range": lambda h, n: (
@@ -139,8 +143,14 @@ def test_how_many_examples_there_are_decides_nothing(name):
 
 @pytest.mark.parametrize(
     "cut",
-    [lambda h, n: h[:n], lambda h, n: tf.transpose(tf.transpose(h)[:, :n])],
-    ids=["first", "second"],
+    [
+        lambda h, n: h[:n],
+        lambda h, n: tf.transpose(tf.transpose(h)[:, :n]),
+        lambda h, n: h[:n, tf.newaxis, ...][:, 0],
+        lambda h, n: tf.slice(h, [0, 0], tf.shape(h) - [0, 0]),
+        lambda h, n: tf.slice(h, [0, 0], tf.concat([[n], [h.shape[1]]], 0)),
+    ],
+    ids=["first", "second", "new axis", "difference", "joined"],
 )
 def test_the_rows_that_there_are_may_be_taken(cut):
     def loss(x):

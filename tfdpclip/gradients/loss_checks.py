@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -108,16 +109,35 @@ def _refuse_cut(op: tf.Operation, flows: Dataflow) -> None:
     flow = flows[op.inputs[0]] if op.type in ops.CUTS else None
     if flow is None or flow.kind != DATA or flow.axes is None:
         return
-    if op.type == "StridedSlice" and (
-        op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask")
-    ):
-        return  # Which place is of which axis is not said.
     for number in ops.CUTS[op.type]:
         places = op.inputs[number]
-        dims = flows[places].dims or ()
-        apart = [p for axis, p in enumerate(dims) if axis not in flow.axes]
-        if any(power != 0 for power in apart) and _is_sized(places, flows):
+        if not _is_counted(places, flows):
+            continue
+        dims = flows[places].dims
+        if dims is None:
             _refuse_size(places, op)
+        for power, axis in zip(dims, _axes_cut(op, len(dims)), strict=True):
+            if power != 0 and axis not in flow.axes:
+                _refuse_size(places, op)
+
+
+def _axes_cut(op: tf.Operation, count: int) -> list[int | None]:
+    """Of which axis each of the places is that an op cuts at; None for a new one."""
+    if op.type != "StridedSlice":
+        return list(range(count))
+    new, ellipsis = op.get_attr("new_axis_mask"), op.get_attr("ellipsis_mask")
+    axes: list[int | None] = []
+    axis = 0
+    for place in range(count):
+        rest = sum(not new >> later & 1 for later in range(place + 1, count))
+        if ellipsis >> place & 1:
+            axis = op.inputs[0].shape.rank - rest
+        if new >> place & 1 or ellipsis >> place & 1:
+            axes.append(None)
+            continue
+        axes.append(axis)
+        axis += 1
+    return axes
 
 
 def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
@@ -137,7 +157,7 @@ def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
             _refuse_size(size, op)
 
 
-def _refuse_size(size: tf.Tensor, op: tf.Operation):
+def _refuse_size(size: tf.Tensor, op: tf.Operation) -> NoReturn:
     raise ExampleIsolationError(
         "An example's loss, or its gradient, is computed with the number of examples "
         f"in the batch, {size.name!r}, at {op.name!r} (a {op.type}): one example more "

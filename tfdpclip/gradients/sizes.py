@@ -39,6 +39,9 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
     if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op):
         # So that nothing is divided by 0: of a batch of nobody, it is no other number.
         return _number(known[0].power)
+    made = _made_of_vectors(op, output, inputs)
+    if made is not None:
+        return _vector(made)
     powers = [f.power if f.dims is None else None for f in inputs]
     if None in powers:
         return _number(None)
@@ -88,6 +91,30 @@ def counted_rows(
 
 #: Whose first number is that of their first input.
 _FIRST_OF = ops.SAME_NUMBERS | {"StridedSlice", "Pack", "ConcatV2", "ExpandDims"}
+
+
+def _made_of_vectors(op, output, inputs) -> tuple | None:
+    """The powers of a vector's entries: 0 where no size is in them, else unknown."""
+    length = output.shape[0] if output.shape.rank == 1 else None
+    if length is None:
+        return None
+
+    def entries(flow: Flow, count: int) -> tuple:
+        if flow.kind == PUBLIC:
+            return (0,) * count
+        known = flow.dims is not None and len(flow.dims) == count
+        return flow.dims if known and flow.dims is not None else (None,) * count
+
+    if op.type == "ConcatV2":
+        lengths = [t.shape[0] if t.shape.rank == 1 else None for t in op.inputs[:-1]]
+        if None in lengths:
+            return None
+        pairs = zip(inputs[:-1], lengths, strict=True)
+        return tuple(power for pair in pairs for power in entries(*pair))
+    if op.type not in ops.ELEMENTWISE:
+        return None
+    columns = zip(*(entries(flow, length) for flow in inputs), strict=True)
+    return tuple(0 if set(powers) == {0} else None for powers in columns)
 
 
 def _is_one_at_most(op: tf.Operation) -> bool:

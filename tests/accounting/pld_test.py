@@ -113,7 +113,9 @@ class TestTruncatedPoisson:
         assert spent[0] == pytest.approx(
             accounting.epsilon(*arguments, sampling.Poisson(0.1), 1e-5), rel=1e-9
         )
-        assert spent == sorted(spent)
+        # The discretisation rounds: the last digits depend on the processor.
+        for less, more in itertools.pairwise(spent):
+            assert less <= more * (1 + 1e-9)
         always = accounting.epsilon(0.5, 50, sampling.Poisson(0.1), 1e-5)
         assert spent[-1] <= always * (1 + 1e-6)
 

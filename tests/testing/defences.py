@@ -60,7 +60,11 @@ def _all_equal(self, *args):
 
 # What to put in the place of each defence to leave it out.
 DEFENCES: dict[str, list[tuple]] = {
-    "graph analysis": [(loss_checks, "check_uncoupled", _nothing)],
+    "graph analysis": [
+        (loss_checks, "check_uncoupled", _nothing),
+        (loss_checks, "check_sizes", _nothing),
+        (loss_checks, "check_sizes_in", _nothing),
+    ],
     "gradients separate": [(separation.Separation, "separate", _all_separate)],
     "replaced examples": [(Kept, "next", _all_stay)],
     "sums and norms": [(verify.SelfCheck, "_differences", _all_equal)],

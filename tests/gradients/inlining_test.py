@@ -172,6 +172,18 @@ INLINED = {
     ),
     "grouped_conv2d_four": ((7, 6, 8), lambda: [L.Conv2D(8, 3, groups=4)]),
     "grouped_conv2d_each": ((7, 6, 4), lambda: [L.Conv2D(4, 3, groups=4)]),
+    "grouped_conv2d_each_strided": (
+        (9, 8, 4),
+        lambda: [L.Conv2D(8, 3, 2, "same", groups=4, activation="tanh")],
+    ),
+    "grouped_conv2d_each_dilated": (
+        (9, 8, 4),
+        lambda: [L.Conv2D(8, 3, groups=4, dilation_rate=2, activation="tanh")],
+    ),
+    "grouped_conv2d_each_oblong": (
+        (9, 8, 4),
+        lambda: [L.Conv2D(8, 3, (1, 2), groups=4, activation="tanh")],
+    ),
     "grouped_conv3d": ((4, 5, 4, 4), lambda: [convolution(L.Conv3D, padding="same")]),
     "grouped_twice": (
         (7, 6, 4),
@@ -198,6 +210,7 @@ QUICK = [
     "recomputed",
     "function_recomputed",
     "grouped_conv1d_causal",
+    "grouped_conv2d_each_strided",
     "grouped_conv2d_strided_same",
     "grouped_conv3d",
 ]
@@ -217,6 +230,24 @@ def test_called_functions_match_in_a_batch_of_static_size(name):
     shape, layers = INLINED[name]
     x, y = images(*shape)
     check_exactly(layers, x, y, dynamic=False, sizes=[len(y)])
+
+
+def test_as_many_ops_for_many_channels_as_for_few():
+    """ConvNeXt's have up to 768 groups: with an op for each, it took an hour to trace."""
+
+    def ops_of(channels):
+        layer = L.Conv2D(channels, 3, groups=channels)
+        x = tf.zeros([2, 5, 5, channels])
+        layer(x)
+
+        @tf.function
+        def step(x):
+            losses = tf.reduce_sum(tf.square(layer(x)), [1, 2, 3])
+            return per_example_norms(losses, layer.trainable_variables)
+
+        return len(step.get_concrete_function(x).graph.get_operations())
+
+    assert ops_of(24) == ops_of(6)
 
 
 # XLA does not know how many steps a fused layer takes that the check differentiates

@@ -299,7 +299,10 @@ def test_matches_one_example_at_a_time(name):
         check_engine(per_example, variables, data)
 
 
-@pytest.mark.parametrize("name", mostly_slow(("pieces_of_a_variable",), CASES))
+STATIC = ("by_hand", "pieces_of_a_variable")
+
+
+@pytest.mark.parametrize("name", mostly_slow(STATIC, CASES))
 def test_matches_in_a_batch_of_static_size(name):
     per_example, variables, data = CASES[name]()
     with no_fallback():

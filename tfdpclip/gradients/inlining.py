@@ -317,6 +317,13 @@ def _by_groups(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         strides = [strides[0], *strides[2:], strides[1]]
         dilations = [dilations[0], *dilations[2:], dilations[1]]
     groups = calls.convolution_groups(op)
+    if groups == x.shape[-1] > 1 and _is_depthwise(op.type, strides, dilations):
+        # An op for each of hundreds of channels would take minutes to trace.
+        kernel = tf.reshape(kernel, [*kernel.shape[:2], groups, -1])
+        z = tf.raw_ops.DepthwiseConv2dNative(
+            input=x, filter=kernel, strides=strides, dilations=dilations, **settings
+        )
+        return tf.transpose(z, [0, 3, 1, 2]) if first else z
     convolve = tf.raw_ops.Conv2D if op.type == "Conv2D" else tf.raw_ops.Conv3D
     parts = [
         convolve(
@@ -328,3 +335,8 @@ def _by_groups(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     ]
     z = tf.concat(parts, axis=-1) if groups > 1 else parts[0]
     return tf.transpose(z, [0, rank - 1, *range(1, rank - 1)]) if first else z
+
+
+def _is_depthwise(kind: str, strides: list[int], dilations: list[int]) -> bool:
+    """Whether TensorFlow's depthwise convolution can do it, on a CPU."""
+    return kind == "Conv2D" and strides[1] == strides[2] and set(dilations) == {1}

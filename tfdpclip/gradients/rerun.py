@@ -193,6 +193,8 @@ class Rerun:
         if any(self._flows[t].minor for t in self._random):
             return None
         given, wanted = [*self._sources, *self._random], self._wanted()
+        if any(t.shape[0] is not None for t in self._sources):
+            return None  # the losses' own length was lost on the way, in a loop, say
         if self._sums is not None:
             given.append(self._sums.seed)
         affected, steps = {t.ref() for t in given}, []

@@ -237,6 +237,11 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
+def run_after(op: tf.Operation, others: Sequence[tf.Operation]) -> None:
+    """Lets an op that has been made already wait for others."""
+    op._add_control_inputs(others)
+
+
 # Gradients.
 
 

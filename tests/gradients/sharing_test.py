@@ -447,7 +447,8 @@ def einsum(equation):
     def per_example(x, v):
         if equation.startswith("t"):
             x = last_axes_first(x)
-        out = tf.tanh(tf.einsum(equation, x, v))
+        # Near 1, a tanh's last digit is much of its gradient.
+        out = tf.tanh(0.2 * tf.einsum(equation, x, v))
         batch = equation.split("->")[1].index("b")
         return tf.reduce_sum(out, [i for i in range(out.shape.rank) if i != batch])
 
@@ -472,9 +473,7 @@ EINSUMS = {
 @pytest.mark.parametrize("equation", EINSUMS)
 @pytest.mark.thinned(3)
 def test_any_einsum_of_data_and_a_parameter_has_a_rule(equation):
-    # On some processors a tanh near 1, of a sum of 18 products, is off by 1.5e-5.
-    tolerance = 5e-5 if equation == "btd,td->b" else 1e-5
-    check((einsum(equation), [EINSUMS[equation]], SEQUENCE), tolerance=tolerance)
+    check((einsum(equation), [EINSUMS[equation]], SEQUENCE))
 
 
 def opaque(x, v):

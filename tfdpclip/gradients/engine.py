@@ -174,6 +174,8 @@ class PerExampleGradients(RecordGradients):
             # Outside of the check, which takes them, too.
             finite = tf.math.is_finite(self.norms)
             self._finite_parts = self._saved(finite, tf.reduce_all(finite))
+        # Where a check begins, if it may wait for the step's sums.
+        self._gate: tf.Tensor | None = None
         self.status = CheckStatus(check_isolation, recheck_rate)
         # What one trace checks, the graph keeps alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
@@ -275,16 +277,18 @@ class PerExampleGradients(RecordGradients):
             for total, part, connected in zip(sums, added, self.connected, strict=True)
         ]
 
-    def _sums(self, columns, finite):
+    def _sums(self, columns, finite, only: Sequence[int] | None = None):
+        only = range(len(self.variables)) if only is None else only
         everything = tf.reduce_all(finite)
         parts = self._finite_parts
         saved = iter(self._saved(finite, everything) if parts is None else parts)
         sums: list = [None] * len(self.variables)
         for i, measured in self._measured.items():
             kept = [next(saved) for _ in measured.saved]
-            sums[i] = measured.weighted_sum(columns[i], kept)
+            if i in only:
+                sums[i] = measured.weighted_sum(columns[i], kept)
         slow = self._found.slow
-        if slow is not None:
+        if slow is not None and not set(only).isdisjoint(self._found.slow_variables):
             own = [columns[i] for i in self._found.slow_variables]
             found = tf.cond(
                 everything,
@@ -324,24 +328,47 @@ class PerExampleGradients(RecordGradients):
             return without()
         return tf.cond(everything, lambda: tensors, without)
 
-    def unperturbed_sums(self, weights: tf.Tensor) -> list[tf.Tensor]:
+    def unperturbed_sums(
+        self, weights: tf.Tensor, only: Sequence[int] | None = None
+    ) -> list[tf.Tensor]:
         """sum_i weights_i g_i for each variable, as a step makes it of finite examples.
 
         For the self-check, which compares it with ordinary backward passes.
 
         Args:
           weights: `[B]`.
+          only: the numbers of the variables that are asked for; zeros for others.
         """
         finite = tf.math.is_finite(self.norms)
-        return self._sums([weights] * len(self.variables), finite)
+        return self._sums([weights] * len(self.variables), finite, only)
+
+    def made_of_more(self, times: int) -> list[int]:
+        """The variables whose sums are made of more numbers than so many sums have.
+
+        Of the fallback's, nothing is known, and all count.
+        """
+        found = (
+            set(self._found.slow_variables) if self._found.slow is not None else set()
+        )
+        for i, measured in self._measured.items():
+            sizes = [
+                math.inf
+                if None in (rows, *tensor.shape[1:])
+                else rows * math.prod(tensor.shape[1:])
+                for tensor, rows in zip(measured.saved, measured.rows, strict=True)
+            ]
+            own = times * math.prod(self.variables[i].shape)
+            if sum(sizes) * self._budget.batch_size > own:
+                found.add(i)
+        return sorted(found)
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
-        """`values` with 0 for padding, and 0 for all if isolation failed.
+        """`values` with 0 for padding; and 0 for all if isolation failed, or `settled`.
 
         Args:
           values: `[B]` or `[B, L]`.
         """
-        kept = self.isolated
+        kept = self.isolated if self._gate is None else tf.constant(True)
         present = self.parts.present
         if self.perturbation is not None:
             # Padding that has no gradient would be clipped noise, of norm C.
@@ -350,6 +377,23 @@ class PerExampleGradients(RecordGradients):
             kept = tf.logical_and(kept, present)
             kept = kept if values.shape.rank == 1 else kept[:, tf.newaxis]
         return tf.where(kept, values, tf.zeros_like(values))
+
+    def settled(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums of masked weights; zeros if isolation failed.
+
+        The check is made after them, when what they are made of is gone: by far the
+        most memory that a step holds.
+        """
+        sums = list(sums)
+        if self._gate is None:
+            return sums
+        if all(part.graph is self._gate.graph for part in sums):
+            _tf_private.run_after(self._gate.op, [part.op for part in sums])
+
+        def nothing():
+            return [tf.zeros_like(part) for part in sums]
+
+        return tf.cond(self.isolated, lambda: sums, nothing)
 
     def shared_gradients(self) -> list[tf.Tensor | None]:
         """The gradients of the terms that depend on no example."""
@@ -366,15 +410,24 @@ class PerExampleGradients(RecordGradients):
             return tf.constant(True)
         check = SelfCheck(self, groups)
         due = self.status.due(self.parts.batch_size)
-        called = (lambda branch: branch) if in_xla() else _copies.called
+        compiled = in_xla()
+        called = (lambda branch: branch) if compiled else _copies.called
         claimed = []
         if number := len(self.evidence.claims):
             true = tf.fill([number], True)
             claimed = [tf.cond(due, called(check.claimed), lambda: true)]
         check.prepare()
+        before: list[tf.Tensor] = []
+        if not compiled:
+            few = self.status.few_do
+            before = tf.cond(due, called(lambda: check.before(few())), check.nothing)
+            # What is asked of the step comes ahead of its sums, and they of the check.
+            self._gate = due = tf.identity(due)
 
         def run():
-            ok, conclusive, message = check.run(claimed, self.status.few_do())
+            few = self.status.few_do()
+            found = before or check.before(few)
+            ok, conclusive, message = check.run(claimed, few, found)
             passed = self.status.settle(ok, conclusive)
             if message is None:
                 return passed

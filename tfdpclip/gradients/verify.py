@@ -58,6 +58,8 @@ _FEW = 8
 # together: a gradient that is zero but for rounding (the bias of attention's keys, for
 # one) agrees with nothing.
 _ROUNDING, _COARSE_ROUNDING = 1e-5, 1e-2
+# Under how many weightings sums are compared.
+_SUMS = 3
 # And how many times what a nudge of data and weights by a few units in the last place
 # makes of a gradient: see `ReplacedExamples.test`.
 _NUDGES = 4.0
@@ -80,6 +82,8 @@ class SelfCheck:
         self._members = tf.one_hot(self._columns, width, axis=0)
         self.probes = separation.all_probes(self._evidence.probes(), engine.flows)
         self._separation = separation.Separation(self.probes, engine.flows)
+        # Whose sums are made before the check: those made of more than they are.
+        self._ahead: list[int] = [] if in_xla() else engine.made_of_more(_SUMS)
 
     def prepare(self) -> None:
         """Finds what `run` computes again; to be called after `claimed`.
@@ -151,6 +155,50 @@ class SelfCheck:
             single = tf.where(few, some, single)[: tf.where(few, 1, 2)]
         return tf.concat([tf.stack(rows), single], axis=0)
 
+    def before(self, few: tf.Tensor) -> list[tf.Tensor]:
+        """What a check asks of the step's own gradients: for `run`, and before it.
+
+        What they are made of, some of the forward pass and all that came back, of the
+        whole batch, can then be gone before the check makes passes of its own.
+
+        Args:
+          few: see `run`.
+
+        Returns:
+          The weightings; `[V, B]`, the summed squares of what may cancel within an
+          example; and of each of the variables `_ahead`, the sums that are compared,
+          `[3, n]` for its n entries.
+        """
+        seeds = self.seeds(few)
+        terms = tf.stack(self._evidence.parts_by_variable())
+        if not self._ahead:
+            return [seeds, terms]
+        numbers = tf.minimum(self._uncounted + tf.range(_SUMS), tf.shape(seeds)[0] - 1)
+
+        def sums(number):
+            found = self._engine.unperturbed_sums(seeds[number], self._ahead)
+            return [
+                tf.cast(tf.reshape(found[i], [-1]), tf.float32) for i in self._ahead
+            ]
+
+        sizes = [self._engine.variables[i].shape.num_elements() for i in self._ahead]
+        specs = [tf.TensorSpec([size], tf.float32) for size in sizes]
+        found = tf.map_fn(
+            sums, numbers, fn_output_signature=specs, parallel_iterations=1
+        )
+        return [seeds, terms, *found]
+
+    def nothing(self) -> list[tf.Tensor]:
+        """What stands for what `before` makes in a step that is not checked."""
+        variables = self._engine.variables
+        sizes = [variables[i].shape.num_elements() for i in self._ahead]
+        count = self._engine.flows.batch_size or 0
+        return [
+            tf.zeros([0, count]),
+            tf.zeros([len(variables), count]),
+            *(tf.zeros([0, size]) for size in sizes),
+        ]
+
     def compare(self, seeds: tf.Tensor) -> Comparison:
         """Compares under each of some weightings, by backward passes of their own.
 
@@ -158,7 +206,11 @@ class SelfCheck:
           seeds: `[N, B]`, with the weightings of many examples that `seeds` makes
             before those of one each.
         """
-        engine, weightings = self._engine, self._weightings(seeds)
+        terms = tf.stack(self._evidence.parts_by_variable())
+        return self._compared(self._weightings(seeds, terms))
+
+    def _compared(self, weightings: Weightings) -> Comparison:
+        engine, seeds = self._engine, weightings.weights
         unseen = engine.flows.without_gradient()
         tensors = [p.tensor for p in self.probes]
 
@@ -184,14 +236,21 @@ class SelfCheck:
         )
         return _comparison(found)
 
-    def _weightings(self, seeds: tf.Tensor) -> Weightings:
-        """How the engine is compared with backward passes under some weightings."""
+    def _weightings(
+        self, seeds: tf.Tensor, terms: tf.Tensor, ahead: Sequence[tf.Tensor] = ()
+    ) -> Weightings:
+        """How the engine is compared with backward passes under some weightings.
+
+        Args:
+          seeds: the weights, `[N, B]`.
+          terms: see `before`.
+          ahead: sums that are made already; without them, all are made on the way.
+        """
         engine = self._engine
         usable = tf.math.is_finite(engine.loss)
         hidden = [LOST_SQUARE * v.shape.num_elements() for v in engine.variables]
         squares = tf.stack(self._evidence.squares_by_variable())
         squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
-        terms = tf.stack(self._evidence.parts_by_variable())
         width = self._members.shape[0]
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
@@ -206,7 +265,8 @@ class SelfCheck:
             separate, two = self._separation.separate(
                 plain, rows, at_probes, seed, usable
             )
-            off = self._differences(seed, truth, i, squares, terms, decisive)
+            own = self._own_sums(seed, i, ahead)
+            off = self._differences(seed, own, truth, i, squares, terms, decisive)
             new = dataclasses.replace(off, good=separate, telling=two)
             # Of a single example, nothing is learnt about others.
             several = tf.equal(i, 1)
@@ -240,22 +300,41 @@ class SelfCheck:
         """How many weightings of many examples `seeds` begins with."""
         return 3 if self._evidence.coarse else 2
 
-    def _differences(self, seed, truth, number, squares, terms, decisive) -> Comparison:
+    @property
+    def _uncounted(self) -> int:
+        """How many weightings come before those under which sums are compared.
+
+        The first is for comparing gradients only, and in coarse types the second.
+        """
+        return self.wholes - 1
+
+    def _own_sums(self, seed, number, ahead: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The engine's sums under one weighting, of their variables' shapes or flat."""
+        if not ahead:
+            return self._engine.unperturbed_sums(seed)
+        rest = [i for i in range(len(self._columns)) if i not in self._ahead]
+        sums = self._engine.unperturbed_sums(seed, rest)
+        row = tf.maximum(number - self._uncounted, 0)
+        for i, found in zip(self._ahead, ahead, strict=True):
+            sums[i] = found[row]
+        return sums
+
+    def _differences(
+        self, seed, own, truth, number, squares, terms, decisive
+    ) -> Comparison:
         """How far the engine is off under one weighting.
 
         Args:
           seed: the weights, `[B]`.
+          own: the engine's sums.
           truth: the gradients of the weighted losses, None for none.
           number: which of the weightings this is.
           squares: `[V, B]`, of the norms.
           terms: `[V, B]`, the summed squares of what may cancel within an example.
           decisive: `[B, L]`, the norms that decide about the clip.
         """
-        engine = self._engine
         single = number >= self.wholes
-        # The first is for comparing gradients only, and in coarse types the second.
-        counts = number >= self.wholes - 1
-        own = engine.unperturbed_sums(seed)
+        counts = number >= self._uncounted
         scales, bounds, rounded = self._scales(seed, squares, terms)
         found = tf.stack(
             [
@@ -351,7 +430,10 @@ class SelfCheck:
         ]
 
     def run(
-        self, claimed: Sequence[tf.Tensor], few: tf.Tensor | None = None
+        self,
+        claimed: Sequence[tf.Tensor],
+        few: tf.Tensor,
+        before: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Checks the step, in the current graph.
 
@@ -359,6 +441,7 @@ class SelfCheck:
           claimed: what `claimed` found, if there are any claims.
           few: whether one single example is to be looked at, not two, and some are to
             be replaced of a few, a boolean scalar.
+          before: what `before` made.
 
         Returns:
           Two boolean scalars, whether all is well and whether the batch could show
@@ -367,15 +450,17 @@ class SelfCheck:
         """
         engine, messages = self._engine, self._apart()
         count = engine.parts.batch_size
-        seeds, unmoved = self.seeds(few), []
+        seeds, terms, *ahead = before
+        seeds.set_shape([None, engine.flows.batch_size])
+        weightings, unmoved = self._weightings(seeds, terms, ahead), []
         noise = tf.zeros([len(engine.variables)])
         if self.replaced is None:
-            found = self.compare(seeds)
+            found = self._compared(weightings)
             tells = tf.constant(engine.flows.batch_size != 1)
         else:
-            sizes = tf.sqrt(tf.add_n(self._evidence.parts_by_variable()))
+            sizes = tf.sqrt(tf.reduce_sum(terms, axis=0))
             moved, tells, noise, state = self.replaced.test(
-                *(count, sizes, self._finite(), few, self._weightings(seeds))
+                *(count, sizes, self._finite(), few, weightings)
             )
             found, unmoved = _comparison(state), [moved]
             messages += self.replaced.messages

@@ -8,11 +8,8 @@ import signal
 import sys
 import zlib
 
-# These must be set before the import of TensorFlow and of matplotlib.
+# Both must be set before the import of TensorFlow and of matplotlib.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# TensorFlow has oneDNN on by default on some processors only. Whether it counts
-# memory, and what its kernels say of wrong shapes, would depend on where tests run.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import psutil

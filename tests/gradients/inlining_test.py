@@ -233,7 +233,7 @@ def test_called_functions_match_in_a_batch_of_static_size(name):
 
 
 def test_as_many_ops_for_many_channels_as_for_few():
-    """ConvNeXt's have up to 768 groups: with an op for each, it took an hour to trace."""
+    """ConvNeXt has up to 768 groups, and took an hour with an op for each."""
 
     def ops_of(channels):
         layer = L.Conv2D(channels, 3, groups=channels)

@@ -87,6 +87,7 @@ class Finding:
       found: the defences that find it alone.
       guards: what is there against this one alone, as patches that take it away.
       steps: what happens before each step: functions; one step where there is none.
+      loud: what TensorFlow itself says of it, on processors where it has other kernels.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Finding:
     found: frozenset
     guards: tuple = ()
     steps: tuple = (_nothing,)
+    loud: str = ""
 
 
 def random(*shape):
@@ -270,6 +272,7 @@ FINDINGS = (
         grouped,
         frozenset({"replaced examples", "sums and norms"}),
         guards=((inlining, "inline_calls", lambda loss: loss),),
+        loud="filter_size does not have enough elements",  # without oneDNN
     ),
     Finding(
         "another dropout mask in a recomputed backward pass",
@@ -309,6 +312,10 @@ FINDINGS = (
 )
 
 
+class LoudError(Exception):
+    """TensorFlow's own kernel refused a finding: no defence is needed here."""
+
+
 def is_refused(finding: Finding, defences: frozenset, guarded: bool = False) -> bool:
     """Whether some defences refuse a finding, or its own guard prevents it."""
     with contextlib.ExitStack() as stack:
@@ -332,7 +339,9 @@ def is_refused(finding: Finding, defences: frozenset, guarded: bool = False) -> 
             for before in finding.steps:
                 before(per_example)
                 step(data)
-        except (ValueError, tf.errors.InvalidArgumentError):
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            if finding.loud and finding.loud in str(error):
+                raise LoudError(str(error)) from error
             return True
     return False
 

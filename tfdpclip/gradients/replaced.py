@@ -37,7 +37,8 @@ from tfdpclip.gradients.comparison import fields
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.replaced_rows import AS_IT_WAS, HALF, NUDGED, Kept, State, There
 from tfdpclip.gradients.replaced_sums import Sums
-from tfdpclip.gradients.rerun import Rerun, Witness
+from tfdpclip.gradients.rerun import Again, Rerun, Witness
+from tfdpclip.gradients.separation import Separation
 
 # Outliers are as much larger than examples, and small copies as much smaller; one of
 # so many examples stays among outliers.
@@ -86,10 +87,13 @@ class Weightings:
       weights: `[N, B]`.
       start: tensors, before the first.
       shapes: theirs, as far as they stay.
-      take: makes those after the next, of its number, the weights, the gradients at
-        other tensors, those of the variables, and those before.
+      take: makes those after the next, of its number, the weights, the tables of the
+        gradients at other tensors, whether there are such gradients, those of the
+        variables, and those before.
       doubted: whether they may be what rounding makes, a boolean scalar, of those.
       scales: what gradients under given weights are looked at relative to, `[V]`.
+      separation: of those other tensors.
+      seed: of the random weights of all tables.
     """
 
     weights: tf.Tensor
@@ -98,6 +102,8 @@ class Weightings:
     take: Callable[..., Sequence[tf.Tensor]]
     doubted: Callable[[Sequence[tf.Tensor]], tf.Tensor]
     scales: Callable[[tf.Tensor], tf.Tensor]
+    separation: Separation
+    seed: tf.Tensor
 
 
 class ReplacedExamples:
@@ -184,7 +190,8 @@ class ReplacedExamples:
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
         moves = whole & (not rerun.fixed)
-        seed = chance.run_seed()
+        seed = weightings.seed
+        there = [gradient is not None for gradient in summed.others]
         weights = self._weights(rows, factors, size)
         halves = rerun.resizes and not summed.counted
         last = len(_ORDER) - 1
@@ -208,13 +215,13 @@ class ReplacedExamples:
                 there = tuple(vector[:length] for vector in there)
             return there
 
-        def again(theirs):
+        def once_more(theirs):
             """How often a batch under given weights is computed once more."""
             return tf.where(weightings.doubted(theirs), 2 * before_them, 0)
 
         def body(i, *state):
             theirs, own = state[:number], state[number:]
-            weighing, first = i < before_them, before_them + again(theirs)
+            weighing, first = i < before_them, before_them + once_more(theirs)
             doubting, step = ~weighing & (i < first), tf.maximum(i - first, 0)
             odd = tf.equal((i - before_them) % 2, 1)
             kind = tf.where(odd, NUDGED, AS_IT_WAS)
@@ -226,14 +233,27 @@ class ReplacedExamples:
             )
             nudged = tf.equal(kind, NUDGED) & ~weighing
             nudge = tf.where(nudged, _COARSE_NUDGE if rerun.coarse else _NUDGE, 0.0)
-            tensors, sums, others = rerun.tensors(
+            again = rerun.tensors(
                 *(place, source, factor, nudge, weight, batch_size),
                 shake=tf.where(doubting, nudge, 0.0),
             )
+            # Not in a branch, for which all of what they are made of would be kept.
+            kept = [
+                self._kept.tables(number, tensor, seed)
+                for number, tensor in enumerate(again.witnesses)
+            ]
+            probed = self._probed(again, kept, weightings)
 
             def take():
-                by_variable = summed.by_variable(sums)
-                found = weightings.take(i, weight, others(), by_variable, theirs)
+                by_variable, rest = summed.by_variable(again.sums), again.rest()
+                parts = [
+                    weightings.separation.tables(number, rest.get(number), seed)
+                    if tables is None
+                    else tables
+                    for number, tables in enumerate(probed)
+                ]
+                parts = [table for tables in parts for table in tables]
+                found = weightings.take(i, weight, parts, there, by_variable, theirs)
                 return [*found, *own]
 
             def compare():
@@ -242,10 +262,11 @@ class ReplacedExamples:
                 scales = tf.cond(
                     doubting, lambda: weightings.scales(weight), lambda: nobodys
                 )
-                there = There(
+                made = There(
                     *(kind, source, factor, weight, lengths, plain, moves, scales)
                 )
-                new = self._kept.next(State(*own), there, tensors, sums, seed)
+                parts = [table for tables in kept for table in tables]
+                new = self._kept.next(State(*own), made, parts, again.sums, seed)
                 return [*theirs, *fields(new)]
 
             return i + 1, *tf.cond(weighing, take, compare)
@@ -254,7 +275,7 @@ class ReplacedExamples:
         start, shapes = self._kept.start()
         nobodys = tf.fill([summed.variables], float("inf"))
         _, *found = tf.while_loop(
-            lambda i, *state: i < before_them + again(state[:number]) + count,
+            lambda i, *state: i < before_them + once_more(state[:number]) + count,
             body,
             (tf.constant(0), *weightings.start, *start),
             shape_invariants=(tf.TensorShape([]), *weightings.shapes, *shapes),
@@ -267,15 +288,35 @@ class ReplacedExamples:
 
             def alone():
                 vectors = (part, rows[AS_IT_WAS], factors[AS_IT_WAS], weights[-1])
-                *there, weight = (vector[:half] for vector in vectors)
-                sums = rerun.tensors(*there, tf.constant(0.0), weight, batch_size)[1]
-                sums = summed.tables(sums, seed)
-                weighed = tf.abs(weight) * tf.gather(sizes, there[0])
+                *given, weight = (vector[:half] for vector in vectors)
+                again = rerun.tensors(*given, tf.constant(0.0), weight, batch_size)
+                sums = summed.tables(again.sums, seed)
+                weighed = tf.abs(weight) * tf.gather(sizes, given[0])
                 return summed.alike(own.sums, sums, rerun.coarse, weighed, True)
 
             halved &= tf.cond(any_half, alone, lambda: tf.ones_like(halved))
         found = tf.concat([own.kept, own.placed, own.alike, halved], axis=0)
         return found, own.telling & (batch_size > 1), own.moved, theirs
+
+    def _probed(
+        self, again: Again, kept: Sequence[list[tf.Tensor]], weightings: Weightings
+    ) -> list[list[tf.Tensor] | None]:
+        """The tables of each probe whose gradient is there; None where it is not."""
+        made = {}
+        for witness, tables in zip(self._rerun.witnesses, kept, strict=True):
+            made[(witness.tensor.ref(), tuple(witness.layouts))] = tables
+        found: list[list[tf.Tensor] | None] = []
+        separation = weightings.separation
+        for number, gradient in enumerate(self._sums.others):
+            if number not in again.others:
+                found.append(None)
+                continue
+            key = (gradient.ref(), tuple(separation.layouts[number]))
+            if key not in made:
+                tensor = again.others[number]
+                made[key] = separation.tables(number, tensor, weightings.seed)
+            found.append(made[key])
+        return found
 
     def _weights(self, rows, factors, size) -> tf.Tensor:
         """`[6, N]`: 1, or of random sign and size for those that stay, or a half."""

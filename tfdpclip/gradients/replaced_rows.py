@@ -15,7 +15,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import row_tables
 from tfdpclip.gradients.replaced_sums import Sums, another_size
 from tfdpclip.gradients.rerun import Rerun
-from tfdpclip.gradients.row_tables import Layout, Rows
+from tfdpclip.gradients.row_tables import Rows
 
 # Relative to each row. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
@@ -136,7 +136,7 @@ class Kept:
     def start(self) -> tuple[list[tf.Tensor], list[tf.TensorShape]]:
         """What a loop starts with, in the place of a `State`, and its shapes."""
         nothing = row_tables.nothing_yet(
-            self._each([w.tensor for w in self._witnesses])
+            [(w.tensor, layout) for w in self._witnesses for layout in w.layouts]
         )
         every = tf.fill([len(self._witnesses)], True)
         well = tf.fill([len(self._sums.labels)], True)
@@ -149,19 +149,22 @@ class Kept:
         shapes[-2] = row_tables.any_length(nothing)
         return start, shapes
 
-    def next(self, before: State, there: There, tensors, sums, seed) -> State:
+    def tables(self, number: int, tensor: tf.Tensor, seed) -> list[tf.Tensor]:
+        """What is kept of a witness, in each of its layouts."""
+        layouts = self._witnesses[number].layouts
+        return row_tables.tables([(tensor, layout) for layout in layouts], seed)
+
+    def next(self, before: State, there: There, parts, sums, seed) -> State:
         """What is known after the batch was computed once more.
 
         Args:
           before: what was known.
           there: what it was made of.
-          tensors: the witnesses.
+          parts: the tables of all witnesses.
           sums: the gradients of variables.
           seed: of the products that are kept of rows.
         """
-        pairs = self._each(tensors)
-        layouts = [layout for _, layout in pairs]
-        parts = row_tables.tables(pairs, seed)
+        layouts = [layout for witness in self._witnesses for layout in witness.layouts]
         after = Rows(parts, layouts, tf.size(there.source))
         sums = self._sums.tables(sums, seed)
         # By the very code that computes the others: compiled another way, the same
@@ -199,13 +202,6 @@ class Kept:
             rows,
             known_sums,
         )
-
-    def _each(self, tensors) -> list[tuple[tf.Tensor, Layout]]:
-        return [
-            (tensor, layout)
-            for tensor, witness in zip(tensors, self._witnesses, strict=True)
-            for layout in witness.layouts
-        ]
 
     def _compare(self, before, after: Rows, there: There, noise):
         """Compares what was computed with some examples and with others.

@@ -54,6 +54,23 @@ def obstacle(losses: tf.Tensor, flows: Dataflow) -> str | None:
     return Rerun(losses, flows, [], None).obstacle
 
 
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """What a batch gives that is computed once more.
+
+    Attributes:
+      witnesses: what else depends on the examples.
+      sums: the gradients of variables, under the weights that were given.
+      others: those at other tensors that are there anyway, by number.
+      rest: adds the rest of those to the graph that is current then.
+    """
+
+    witnesses: list[tf.Tensor]
+    sums: list[tf.Tensor]
+    others: dict[int, tf.Tensor]
+    rest: Callable[[], dict[int, tf.Tensor]]
+
+
 class Rerun:
     """The tensors of a loss, for batches made of rows of the step's own.
 
@@ -291,7 +308,7 @@ class Rerun:
         weights: tf.Tensor,
         batch_size: tf.Tensor,
         shake: tf.Tensor | None = None,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], Callable[[], list[tf.Tensor | None]]]:
+    ) -> Again:
         """Adds it all to the current graph, of a batch made of rows of the step's.
 
         Args:
@@ -306,8 +323,7 @@ class Rerun:
             data cannot be nudged, the model's first weights larger.
 
         Returns:
-          The witnesses; the gradients of variables under these weights; and what adds
-          those at other tensors, None for none, to the graph that is current then.
+          What was computed again.
         """
         known: dict = {}
         if self._sums is not None:
@@ -352,7 +368,7 @@ class Rerun:
                 known[old.ref()] = moved
         if shake is not None:
             known.update(self._shaken(shake))
-        sums, others = self._of_sums()
+        sums, _ = self._of_sums()
         witnesses = [w.tensor for w in self.witnesses]
         first = set(ancestors([*witnesses, *sums]))
 
@@ -367,13 +383,19 @@ class Rerun:
                     known.setdefault(old.ref(), new)
             return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
 
-        def add_others() -> list[tf.Tensor | None]:
-            found = iter(add([op for op in self._steps if op not in first], others))
-            every = [] if self._sums is None else self._sums.others
-            return [None if t is None else next(found) for t in every]
-
-        found = add([op for op in self._steps if op in first], [*witnesses, *sums])
-        return found[: len(witnesses)], found[len(witnesses) :], add_others
+        late = [op for op in self._steps if op not in first]
+        on_the_way, later = {}, {}
+        for number, t in enumerate([] if self._sums is None else self._sums.others):
+            if t is not None:
+                (later if t.op in late else on_the_way)[number] = t
+        wanted = [*witnesses, *sums, *on_the_way.values()]
+        found = iter(add([op for op in self._steps if op in first], wanted))
+        return Again(
+            [next(found) for _ in witnesses],
+            [next(found) for _ in sums],
+            dict(zip(on_the_way, found, strict=True)),
+            lambda: dict(zip(later, add(late, later.values()), strict=True)),
+        )
 
     def _shaken(self, shake: tf.Tensor) -> dict:
         """The first weights, by reference, a little larger where `shake` is not 0.

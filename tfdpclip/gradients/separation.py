@@ -144,53 +144,50 @@ class Separation:
 
     def __init__(self, probes: Sequence[Probe], flows: Dataflow):
         self.probes = list(probes)
-        self._layouts = [probe.layouts(flows) for probe in self.probes]
+        self.layouts = [probe.layouts(flows) for probe in self.probes]
 
     def nothing_yet(self) -> tf.Tensor:
         """What a loop starts with in the place of `tables`, joined."""
         # Not the output itself: oneDNN's convolutions give one that somebody takes
         # a wrong shape where the batch is empty.
         return row_tables.nothing_yet(
-            self._each([p.tensor if p.like is None else p.like for p in self.probes])
+            [
+                (probe.tensor if probe.like is None else probe.like, layout)
+                for probe, layouts in zip(self.probes, self.layouts, strict=True)
+                for layout in layouts
+            ]
         )
 
-    def _each(self, tensors) -> list[tuple[tf.Tensor, Layout]]:
-        return [
-            (tensor, layout)
-            for tensor, layouts in zip(tensors, self._layouts, strict=True)
-            for layout in layouts
-        ]
-
-    def rows(
-        self,
-        gradients: Sequence[tf.Tensor | None],
-        seed: tf.Tensor,
-        batch_size: tf.Tensor,
-    ) -> Rows:
-        """The rows of the gradients of some losses at the probes.
+    def tables(
+        self, number: int, gradient: tf.Tensor | None, seed: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """What is kept of the gradient of some losses at a probe, in each layout.
 
         Args:
-          gradients: None for a probe that the losses do not depend on.
+          number: that of the probe.
+          gradient: None if the losses do not depend on it.
           seed: int64 `[2]`, of the random weights.
-          batch_size: B.
         """
-        given = [
-            tf.zeros_like(probe.tensor if probe.like is None else probe.like)
-            if gradient is None
-            else tf.ensure_shape(gradient, probe.tensor.shape)
-            for probe, gradient in zip(self.probes, gradients, strict=True)
-        ]
-        pairs = self._each(given)
-        if not pairs:  # Of whole numbers that no rule covers: one table of no rows.
+        probe = self.probes[number]
+        if gradient is None:
+            given = tf.zeros_like(probe.tensor if probe.like is None else probe.like)
+        else:
+            given = tf.ensure_shape(gradient, probe.tensor.shape)
+        pairs = [(given, layout) for layout in self.layouts[number]]
+        return row_tables.tables(pairs, seed)
+
+    def rows(self, parts: Sequence[tf.Tensor], batch_size: tf.Tensor) -> Rows:
+        """The rows of the tables of all probes, of a batch of so many examples."""
+        if not parts:  # Of whole numbers that no rule covers: one table of no rows.
             return Rows([row_tables.nothing_yet([])], [Layout()], batch_size)
-        parts = row_tables.tables(pairs, seed)
-        return Rows(parts, [layout for _, layout in pairs], batch_size)
+        every = [layout for layouts in self.layouts for layout in layouts]
+        return Rows(parts, every, batch_size)
 
     def separate(
         self,
         plain: tf.Tensor,
         rows: Rows,
-        gradients: Sequence[tf.Tensor | None],
+        there: Sequence[bool],
         scales: tf.Tensor,
         usable: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -199,7 +196,7 @@ class Separation:
         Args:
           plain: the tables of the gradients of the summed losses, joined.
           rows: those of the losses that were scaled.
-          gradients: those gradients.
+          there: whether there is a gradient at each probe.
           scales: `[B]`.
           usable: `[B]`, which examples' losses are finite: no other gradient is worth
             comparing.
@@ -217,18 +214,18 @@ class Separation:
         shows = tf.math.is_finite(error) & tf.math.is_finite(size)
         shows &= tf.gather(usable, rows.example)
         error, size = (tf.where(shows, part, 0.0) for part in (error, size))
-        reached = tf.math.count_nonzero(rows.by_example(size) > 0, axis=1)
+        count = tf.math.count_nonzero(rows.by_example(size) > 0, axis=1)
         largest = rows.largest(size)
         limit = _TOLERANCE * largest + row_tables.LOST
         good = rows.whole & (rows.largest(error) <= limit)
         # Of nothing but what rounds to 0, nothing is learnt.
-        shown = (reached >= 2) & (_TOLERANCE * largest > row_tables.LOST)
+        shown = (count >= 2) & (_TOLERANCE * largest > row_tables.LOST)
         telling = shown | ~rows.whole
         several = tf.math.count_nonzero(scales) > 1
         found, place = [], 0
-        for gradient, layouts in zip(gradients, self._layouts, strict=True):
+        for reached, layouts in zip(there, self.layouts, strict=True):
             end = place + len(layouts)
-            if gradient is None:
+            if not reached:
                 found.append((tf.constant(True), tf.constant(True)))
             elif not layouts:
                 found.append((tf.constant(False), tf.constant(True)))

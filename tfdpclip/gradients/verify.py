@@ -212,7 +212,7 @@ class SelfCheck:
     def _compared(self, weightings: Weightings) -> Comparison:
         engine, seeds = self._engine, weightings.weights
         unseen = engine.flows.without_gradient()
-        tensors = [p.tensor for p in self.probes]
+        tensors, separation = [p.tensor for p in self.probes], self._separation
 
         def body(i, *state):
             seed = seeds[i]
@@ -223,7 +223,13 @@ class SelfCheck:
                     tf.cast(seed, engine.loss.dtype),
                 )
             at_probes, truth = found[: len(tensors)], found[len(tensors) :]
-            return i + 1, *weightings.take(i, seed, at_probes, truth, state)
+            there = [gradient is not None for gradient in at_probes]
+            parts = [
+                table
+                for number, gradient in enumerate(at_probes)
+                for table in separation.tables(number, gradient, weightings.seed)
+            ]
+            return i + 1, *weightings.take(i, seed, parts, there, truth, state)
 
         number = tf.shape(seeds)[0]
         _, *found = tf.while_loop(
@@ -254,17 +260,15 @@ class SelfCheck:
         width = self._members.shape[0]
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, width])
-        weights, count = chance.run_seed(), engine.parts.batch_size
+        count = engine.parts.batch_size
 
-        def take(i, seed, at_probes, truth, state):
+        def take(i, seed, parts, there, truth, state):
             plain, *worst = state
-            rows = self._separation.rows(at_probes, weights, count)
+            rows = self._separation.rows(parts, count)
             # By the very code that computes the others: compiled another way, the same
             # sums are rounded another way.
             plain = row_tables.noted(tf.equal(i, 0), plain, rows.joined)
-            separate, two = self._separation.separate(
-                plain, rows, at_probes, seed, usable
-            )
+            separate, two = self._separation.separate(plain, rows, there, seed, usable)
             own = self._own_sums(seed, i, ahead)
             off = self._differences(seed, own, truth, i, squares, terms, decisive)
             new = dataclasses.replace(off, good=separate, telling=two)
@@ -289,6 +293,8 @@ class SelfCheck:
             take,
             doubted,
             lambda seed: self._scales(seed, squares, terms)[0],
+            self._separation,
+            chance.run_seed(),
         )
 
     @property

@@ -211,15 +211,18 @@ class VariableGradient:
         ((use, form), *others) = self.parts
         return bool(others) or not use.path.isometric or form.has_several_terms
 
-    def part_squares(self) -> tf.Tensor:
+    def part_squares(self, count: tf.Tensor | None = None) -> tf.Tensor:
         """`[B]`: the squares of the terms that are added up, whatever cancels.
 
         An ordinary gradient is rounded relative to these. What transforms the variable
         is taken for a multiple of a rotation: the one with the same Frobenius norm.
+
+        Args:
+          count: of how many examples, the first; all by default.
         """
         total = []
         for use, form in self.parts:
-            square = tf.cast(form.part_squares(), tf.float32)
+            square = tf.cast(_part_squares(form, count), tf.float32)
             if not use.path.isometric:
                 square *= tf.cast(self._mean_square(use), tf.float32)
             total.append(square)
@@ -305,11 +308,16 @@ def _sum_forms(forms: Sequence[Form]) -> Form:
     if isinstance(first, (Outer, Lookup)):
         return first.joined(list(forms[1:]))
     flat = [tf.reshape(form.values, [form.batch_size, -1]) for form in forms]
-    return Explicit(
-        tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape]),
-        first.shape,
-        lambda: tf.add_n([form.part_squares() for form in forms]),
-    )
+    values = tf.reshape(tf.add_n(flat), [first.batch_size, *first.shape])
+
+    def parts(count):
+        return tf.add_n([_part_squares(form, count) for form in forms])
+
+    return Explicit(values, first.shape, parts)
+
+
+def _part_squares(form: Form, count: tf.Tensor | None) -> tf.Tensor:
+    return form.part_squares() if count is None else form.first_part_squares(count)
 
 
 def _is_renamed(use: Use) -> bool:

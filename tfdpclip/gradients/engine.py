@@ -417,17 +417,18 @@ class PerExampleGradients(RecordGradients):
             true = tf.fill([number], True)
             claimed = [tf.cond(due, called(check.claimed), lambda: true)]
         check.prepare()
-        before: list[tf.Tensor] = []
+        made: tuple | None = None
         if not compiled:
             few = self.status.few_do
-            before = tf.cond(due, called(lambda: check.before(few())), check.nothing)
-            # What is asked of the step comes ahead of its sums, and they of the check.
+            terms = check.terms(tf.where(due, self.parts.batch_size, 0))
             self._gate = due = tf.identity(due)
+            before = tf.cond(due, called(lambda: check.before(few())), check.nothing)
+            made = terms, before
 
         def run():
             few = self.status.few_do()
-            found = before or check.before(few)
-            ok, conclusive, message = check.run(claimed, few, found)
+            found = made or (check.terms(), check.before(few))
+            ok, conclusive, message = check.run(claimed, few, *found)
             passed = self.status.settle(ok, conclusive)
             if message is None:
                 return passed

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.flow import DATA
+from tfdpclip.gradients.forms import first_rows
 from tfdpclip.gradients.meetings import FoundGradients
 from tfdpclip.gradients.rerun import Witness
 from tfdpclip.gradients.row_tables import Layout, layout_of
@@ -70,12 +71,16 @@ class Evidence:
         nothing = tf.zeros([self.context.batch_size], tf.float32)
         return [nothing if square is None else square for square in squares]
 
-    def parts_by_variable(self) -> list[tf.Tensor]:
-        """What each variable's gradient is the sum of, squared and added up, `[B]`."""
-        squares = self.squares_by_variable()
+    def parts_by_variable(self, count: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """What each variable's gradient is the sum of, squared and added up, `[B]`.
+
+        Args:
+          count: of how many examples, the first; all by default.
+        """
+        squares = [first_rows(s, count) for s in self.squares_by_variable()]
         for i, gradient in self.found.by_form.items():
             if gradient.has_several_terms:
-                squares[i] = gradient.part_squares()
+                squares[i] = gradient.part_squares(count)
         return squares
 
     def witnesses(self) -> list[Witness]:

@@ -76,6 +76,10 @@ class Form(abc.ABC):
     def part_squares(self) -> tf.Tensor:
         """`[B]`: the squares of the terms that are added up, whatever cancels."""
 
+    def first_part_squares(self, count: tf.Tensor) -> tf.Tensor:
+        """The same for the first examples, `[count]`."""
+        return self.part(tf.constant(0), count).part_squares()
+
     @abc.abstractmethod
     def saved(self) -> list[tf.Tensor]:
         """What `weighted_sum` reads: zeros in an example's rows make its gradient 0."""
@@ -251,6 +255,11 @@ def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
     return out
 
 
+def first_rows(tensor: tf.Tensor, count: tf.Tensor | None) -> tf.Tensor:
+    """So many rows of a tensor, or all."""
+    return tensor if count is None else cut_rows(tensor, 0, count)
+
+
 class Explicit(Form):
     """Gradients that are cheap enough to build: biases, scales, small parameters.
 
@@ -266,7 +275,7 @@ class Explicit(Form):
         self,
         values: tf.Tensor,
         shape: list[int],
-        parts: Callable[[], tf.Tensor] | None = None,
+        parts: Callable[[tf.Tensor | None], tf.Tensor] | None = None,
     ):
         self.values = values
         self.shape = list(shape)
@@ -297,7 +306,12 @@ class Explicit(Form):
         return self._parts is not None
 
     def part_squares(self):
-        return sum_squares(self.values) if self._parts is None else self._parts()
+        return sum_squares(self.values) if self._parts is None else self._parts(None)
+
+    def first_part_squares(self, count):
+        if self._parts is None:
+            return super().first_part_squares(count)
+        return self._parts(count)
 
     def saved(self):
         return [self.values]

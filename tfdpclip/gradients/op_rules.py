@@ -14,7 +14,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.convolution import Convolution
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.forms import Explicit, sum_squares
+from tfdpclip.gradients.forms import Explicit, first_rows, sum_squares
 from tfdpclip.gradients.geometry import Geometry
 from tfdpclip.gradients.lookup import Lookup
 from tfdpclip.gradients.row_lookup import row_lookup
@@ -49,10 +49,9 @@ def _explicit(use, values, shape, context):
     if several:
         reduced = tf.reduce_sum(by_example(reduced, context, use.output), axis=1)
 
-    def parts():
-        return sum_squares(
-            by_example(values, context, use.output) if several else values
-        )
+    def parts(count):
+        each = by_example(values, context, use.output) if several else values
+        return sum_squares(first_rows(each, count))
 
     return Explicit(
         tf.reshape(reduced, [context.batch_size, *shape]),
@@ -127,8 +126,8 @@ def _elementwise(use, dz, shape, context):
         by_row = by_example(gradient, context, use.output)
         gradient = tf.reduce_sum(by_row, axis=1)
 
-        def parts():
-            return sum_squares(by_row)
+        def parts(count):
+            return sum_squares(first_rows(by_row, count))
 
     return Explicit(tf.reshape(gradient, [context.batch_size, *shape]), shape, parts)
 

@@ -18,7 +18,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients import recurrences
 from tfdpclip.gradients.calls import replaced
-from tfdpclip.gradients.forms import Explicit, Form, sum_squares
+from tfdpclip.gradients.forms import Explicit, Form, first_rows, sum_squares
 from tfdpclip.gradients.fused import FusedCall, ReplacedCall, read_call
 from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
@@ -255,9 +255,11 @@ class _Unrolled:
         steps = [self._by_example(gates, width) for gates in used]
         sums = [tf.reduce_sum(gates, axis=1) for gates in steps]
         values = sums[0] if len(shape) == 1 else tf.stack(sums, axis=1)
-        return Explicit(
-            values, shape, lambda: tf.add_n([sum_squares(gates) for gates in steps])
-        )
+
+        def parts(count):
+            return tf.add_n([sum_squares(first_rows(gates, count)) for gates in steps])
+
+        return Explicit(values, shape, parts)
 
     def _outer(self, x, z, shape):
         x, z = self._by_example(x, shape[0]), self._by_example(z, shape[1])

@@ -20,6 +20,7 @@ from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.forms import (
     Explicit,
     Form,
+    first_rows,
     merge_steps,
     rows_per_example,
     sum_squares,
@@ -199,7 +200,11 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
                     "Sum over what was broadcast: return use.summed(values)."
                 )
             by = by_example(rows, context, use.output)
-            return Explicit(tf.reduce_sum(by, axis=1), shape, lambda: sum_squares(by))
+
+            def parts(count):
+                return sum_squares(first_rows(by, count))
+
+            return Explicit(tf.reduce_sum(by, axis=1), shape, parts)
 
         rule_for(*kinds)(row_by_row)
         return rule

@@ -165,14 +165,12 @@ class SelfCheck:
           few: see `run`.
 
         Returns:
-          The weightings; `[V, B]`, the summed squares of what may cancel within an
-          example; and of each of the variables `_ahead`, the sums that are compared,
-          `[3, n]` for its n entries.
+          The weightings; and of each of the variables `_ahead`, the sums that are
+          compared, `[3, n]` for its n entries.
         """
         seeds = self.seeds(few)
-        terms = tf.stack(self._evidence.parts_by_variable())
         if not self._ahead:
-            return [seeds, terms]
+            return [seeds]
         numbers = tf.minimum(self._uncounted + tf.range(_SUMS), tf.shape(seeds)[0] - 1)
 
         def sums(number):
@@ -186,18 +184,23 @@ class SelfCheck:
         found = tf.map_fn(
             sums, numbers, fn_output_signature=specs, parallel_iterations=1
         )
-        return [seeds, terms, *found]
+        return [seeds, *found]
 
     def nothing(self) -> list[tf.Tensor]:
         """What stands for what `before` makes in a step that is not checked."""
-        variables = self._engine.variables
+        variables, count = self._engine.variables, self._engine.flows.batch_size or 0
         sizes = [variables[i].shape.num_elements() for i in self._ahead]
-        count = self._engine.flows.batch_size or 0
-        return [
-            tf.zeros([0, count]),
-            tf.zeros([len(variables), count]),
-            *(tf.zeros([0, size]) for size in sizes),
-        ]
+        return [tf.zeros([0, size]) for size in (count, *sizes)]
+
+    def terms(self, count: tf.Tensor | None = None) -> tf.Tensor:
+        """`[V, B]`, the summed squares of what may cancel within an example.
+
+        Args:
+          count: of how many examples. By 0 for a step that is not checked, they can be
+            made as the backward pass goes, outside of any branch, which would hold all
+            that they are made of.
+        """
+        return tf.stack(self._evidence.parts_by_variable(count))
 
     def compare(self, seeds: tf.Tensor) -> Comparison:
         """Compares under each of some weightings, by backward passes of their own.
@@ -206,8 +209,7 @@ class SelfCheck:
           seeds: `[N, B]`, with the weightings of many examples that `seeds` makes
             before those of one each.
         """
-        terms = tf.stack(self._evidence.parts_by_variable())
-        return self._compared(self._weightings(seeds, terms))
+        return self._compared(self._weightings(seeds, self.terms()))
 
     def _compared(self, weightings: Weightings) -> Comparison:
         engine, seeds = self._engine, weightings.weights
@@ -249,7 +251,7 @@ class SelfCheck:
 
         Args:
           seeds: the weights, `[N, B]`.
-          terms: see `before`.
+          terms: what `terms` made.
           ahead: sums that are made already; without them, all are made on the way.
         """
         engine = self._engine
@@ -439,6 +441,7 @@ class SelfCheck:
         self,
         claimed: Sequence[tf.Tensor],
         few: tf.Tensor,
+        terms: tf.Tensor,
         before: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Checks the step, in the current graph.
@@ -447,6 +450,7 @@ class SelfCheck:
           claimed: what `claimed` found, if there are any claims.
           few: whether one single example is to be looked at, not two, and some are to
             be replaced of a few, a boolean scalar.
+          terms: what `terms` made.
           before: what `before` made.
 
         Returns:
@@ -456,7 +460,7 @@ class SelfCheck:
         """
         engine, messages = self._engine, self._apart()
         count = engine.parts.batch_size
-        seeds, terms, *ahead = before
+        seeds, *ahead = before
         seeds.set_shape([None, engine.flows.batch_size])
         weightings, unmoved = self._weightings(seeds, terms, ahead), []
         noise = tf.zeros([len(engine.variables)])

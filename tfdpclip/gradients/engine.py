@@ -38,6 +38,10 @@ DEFAULT_MEMORY = 64 * 2**20
 _ASSUMED_BATCH = 256
 
 
+# Bytes of a batch above which a check does not hold what gradients are made of.
+_MUCH = 2**25
+
+
 class PerExampleGradients(RecordGradients):
     """The per-example gradients of a loss that was computed in a graph.
 
@@ -342,6 +346,17 @@ class PerExampleGradients(RecordGradients):
         finite = tf.math.is_finite(self.norms)
         return self._sums([weights] * len(self.variables), finite, only)
 
+    def _holds_much(self) -> bool:
+        """Whether what comes out of all meetings is worth some more ops."""
+        total = 0.0
+        for meeting in self._found.meetings.values():
+            for tensor in meeting.outputs:
+                dims = tensor.shape[1:]
+                if dims.rank is None or None in dims:
+                    return True
+                total += math.prod(dims) * tensor.dtype.size
+        return total * self._budget.batch_size > _MUCH
+
     def made_of_more(self, times: int) -> list[int]:
         """The variables whose sums are made of more numbers than so many sums have.
 
@@ -417,18 +432,23 @@ class PerExampleGradients(RecordGradients):
             true = tf.fill([number], True)
             claimed = [tf.cond(due, called(check.claimed), lambda: true)]
         check.prepare()
-        made: tuple | None = None
+        made: list[tf.Tensor] = []
         if not compiled:
             few = self.status.few_do
-            terms = check.terms(tf.where(due, self.parts.batch_size, 0))
+            size = self.parts.batch_size
+            early = check.terms(tf.where(due, size, 0)) if self._holds_much() else None
+
+            def before():
+                terms = check.terms() if early is None else early
+                return [terms, *check.before(few())]
+
             self._gate = due = tf.identity(due)
-            before = tf.cond(due, called(lambda: check.before(few())), check.nothing)
-            made = terms, before
+            made = tf.cond(due, called(before), check.nothing)
 
         def run():
             few = self.status.few_do()
-            found = made or (check.terms(), check.before(few))
-            ok, conclusive, message = check.run(claimed, few, *found)
+            found = made or [check.terms(), *check.before(few)]
+            ok, conclusive, message = check.run(claimed, few, found)
             passed = self.status.settle(ok, conclusive)
             if message is None:
                 return passed

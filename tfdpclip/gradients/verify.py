@@ -187,18 +187,19 @@ class SelfCheck:
         return [seeds, *found]
 
     def nothing(self) -> list[tf.Tensor]:
-        """What stands for what `before` makes in a step that is not checked."""
+        """What stands for what `run` takes in a step that is not checked."""
         variables, count = self._engine.variables, self._engine.flows.batch_size or 0
         sizes = [variables[i].shape.num_elements() for i in self._ahead]
-        return [tf.zeros([0, size]) for size in (count, *sizes)]
+        terms = tf.zeros([len(variables), count])
+        return [terms, *(tf.zeros([0, size]) for size in (count, *sizes))]
 
     def terms(self, count: tf.Tensor | None = None) -> tf.Tensor:
         """`[V, B]`, the summed squares of what may cancel within an example.
 
         Args:
-          count: of how many examples. By 0 for a step that is not checked, they can be
-            made as the backward pass goes, outside of any branch, which would hold all
-            that they are made of.
+          count: of how many examples; all by default. With 0 for a step that is not
+            checked, they can be made as the backward pass goes, outside of any branch,
+            which would hold all that they are made of.
         """
         return tf.stack(self._evidence.parts_by_variable(count))
 
@@ -441,7 +442,6 @@ class SelfCheck:
         self,
         claimed: Sequence[tf.Tensor],
         few: tf.Tensor,
-        terms: tf.Tensor,
         before: Sequence[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Checks the step, in the current graph.
@@ -450,8 +450,7 @@ class SelfCheck:
           claimed: what `claimed` found, if there are any claims.
           few: whether one single example is to be looked at, not two, and some are to
             be replaced of a few, a boolean scalar.
-          terms: what `terms` made.
-          before: what `before` made.
+          before: what `terms` made, and what `before` did.
 
         Returns:
           Two boolean scalars, whether all is well and whether the batch could show
@@ -460,7 +459,7 @@ class SelfCheck:
         """
         engine, messages = self._engine, self._apart()
         count = engine.parts.batch_size
-        seeds, *ahead = before
+        terms, seeds, *ahead = before
         seeds.set_shape([None, engine.flows.batch_size])
         weightings, unmoved = self._weightings(seeds, terms, ahead), []
         noise = tf.zeros([len(engine.variables)])

@@ -38,6 +38,7 @@ from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.replaced_rows import AS_IT_WAS, HALF, NUDGED, Kept, State, There
 from tfdpclip.gradients.replaced_sums import Sums
 from tfdpclip.gradients.rerun import Again, Rerun, Witness
+from tfdpclip.gradients.row_tables import Weights
 from tfdpclip.gradients.separation import Separation
 
 # Outliers are as much larger than examples, and small copies as much smaller; one of
@@ -93,7 +94,7 @@ class Weightings:
       doubted: whether they may be what rounding makes, a boolean scalar, of those.
       scales: what gradients under given weights are looked at relative to, `[V]`.
       separation: of those other tensors.
-      seed: of the random weights of all tables.
+      drawn: the random weights of all tables.
     """
 
     weights: tf.Tensor
@@ -103,7 +104,7 @@ class Weightings:
     doubted: Callable[[Sequence[tf.Tensor]], tf.Tensor]
     scales: Callable[[tf.Tensor], tf.Tensor]
     separation: Separation
-    seed: tf.Tensor
+    drawn: Weights
 
 
 class ReplacedExamples:
@@ -190,7 +191,7 @@ class ReplacedExamples:
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
         moves = whole & (not rerun.fixed)
-        seed = weightings.seed
+        drawn = weightings.drawn
         there = [gradient is not None for gradient in summed.others]
         weights = self._weights(rows, factors, size)
         halves = rerun.resizes and not summed.counted
@@ -239,7 +240,7 @@ class ReplacedExamples:
             )
             # Not in a branch, for which all of what they are made of would be kept.
             kept = [
-                self._kept.tables(number, tensor, seed)
+                self._kept.tables(number, tensor, drawn)
                 for number, tensor in enumerate(again.witnesses)
             ]
             probed = self._probed(again, kept, weightings)
@@ -247,7 +248,7 @@ class ReplacedExamples:
             def take():
                 by_variable, rest = summed.by_variable(again.sums), again.rest()
                 parts = [
-                    weightings.separation.tables(number, rest.get(number), seed)
+                    weightings.separation.tables(number, rest.get(number), drawn)
                     if tables is None
                     else tables
                     for number, tables in enumerate(probed)
@@ -266,7 +267,7 @@ class ReplacedExamples:
                     *(kind, source, factor, weight, lengths, plain, moves, scales)
                 )
                 parts = [table for tables in kept for table in tables]
-                new = self._kept.next(State(*own), made, parts, again.sums, seed)
+                new = self._kept.next(State(*own), made, parts, again.sums, drawn)
                 return [*theirs, *fields(new)]
 
             return i + 1, *tf.cond(weighing, take, compare)
@@ -290,7 +291,7 @@ class ReplacedExamples:
                 vectors = (part, rows[AS_IT_WAS], factors[AS_IT_WAS], weights[-1])
                 *given, weight = (vector[:half] for vector in vectors)
                 again = rerun.tensors(*given, tf.constant(0.0), weight, batch_size)
-                sums = summed.tables(again.sums, seed)
+                sums = summed.tables(again.sums, drawn)
                 weighed = tf.abs(weight) * tf.gather(sizes, given[0])
                 return summed.alike(own.sums, sums, rerun.coarse, weighed, True)
 
@@ -314,7 +315,7 @@ class ReplacedExamples:
             key = (gradient.ref(), tuple(separation.layouts[number]))
             if key not in made:
                 tensor = again.others[number]
-                made[key] = separation.tables(number, tensor, weightings.seed)
+                made[key] = separation.tables(number, tensor, weightings.drawn)
             found.append(made[key])
         return found
 

@@ -149,12 +149,12 @@ class Kept:
         shapes[-2] = row_tables.any_length(nothing)
         return start, shapes
 
-    def tables(self, number: int, tensor: tf.Tensor, seed) -> list[tf.Tensor]:
+    def tables(self, number: int, tensor: tf.Tensor, drawn) -> list[tf.Tensor]:
         """What is kept of a witness, in each of its layouts."""
         layouts = self._witnesses[number].layouts
-        return row_tables.tables([(tensor, layout) for layout in layouts], seed)
+        return row_tables.tables([(tensor, layout) for layout in layouts], drawn)
 
-    def next(self, before: State, there: There, parts, sums, seed) -> State:
+    def next(self, before: State, there: There, parts, sums, drawn) -> State:
         """What is known after the batch was computed once more.
 
         Args:
@@ -162,11 +162,11 @@ class Kept:
           there: what it was made of.
           parts: the tables of all witnesses.
           sums: the gradients of variables.
-          seed: of the products that are kept of rows.
+          drawn: the random weights of tables.
         """
         layouts = [layout for witness in self._witnesses for layout in witness.layouts]
         after = Rows(parts, layouts, tf.size(there.source))
-        sums = self._sums.tables(sums, seed)
+        sums = self._sums.tables(sums, drawn)
         # By the very code that computes the others: compiled another way, the same
         # sums are rounded another way.
         as_it_was = tf.equal(there.kind, AS_IT_WAS)

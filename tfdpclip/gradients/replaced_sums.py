@@ -19,7 +19,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import row_tables
 from tfdpclip.gradients.backward import Backward, own_gradients
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.row_tables import WIDTH, Layout
+from tfdpclip.gradients.row_tables import WIDTH, Layout, Weights
 
 # How far a variable's sum may be off, relative to its size, and to that of all
 # variables together: rounding, where parts of an example cancel.
@@ -103,12 +103,12 @@ class Sums:
         found = iter(tensors)
         return [next(found) if there else None for there in self._connected]
 
-    def tables(self, tensors: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+    def tables(self, tensors: Sequence[tf.Tensor], drawn: Weights) -> tf.Tensor:
         """What is kept of gradients, joined: see `row_tables.py`."""
         return tf.concat(
             [
                 tf.zeros([0, WIDTH]),
-                *row_tables.tables([(_rows_of(t), Layout()) for t in tensors], seed),
+                *row_tables.tables([(_rows_of(t), Layout()) for t in tensors], drawn),
             ],
             axis=0,
         )

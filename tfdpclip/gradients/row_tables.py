@@ -49,14 +49,46 @@ def layout_of(flow: Flow) -> Layout:
     return Layout(axis, flow.leads and flow.minor)
 
 
+class Weights:
+    """The random weights of all tables of a check: the same for rows as long.
+
+    Those of a known length are drawn once, in the graph that this is made in, and not
+    in each pass of a loop: of wide rows of few examples, they are most of a table.
+
+    Args:
+      seed: int64 `[2]`.
+    """
+
+    def __init__(self, seed: tf.Tensor):
+        self._seed, self._drawn = seed, {}
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def of(self, rows: tf.Tensor) -> tf.Tensor:
+        """`[width, 4]`, for rows `[N, ...]`."""
+        width = rows.shape[1:].num_elements()
+        if width is None:
+            count = tf.maximum(tf.shape(rows)[0], 1)
+            return _weights(tf.size(rows) // count, self._seed)
+        if width not in self._drawn:
+            with self._graph.as_default(), tf.control_dependencies(None):
+                self._drawn[width] = _weights(width, self._seed)
+        return self._drawn[width]
+
+
+def _weights(width: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    drawn = philox.uniform(tf.stack([width, _PRODUCTS]), seed)
+    # Of either sign, from 1 to 2.
+    return tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
+
+
 def tables(
-    pairs: Sequence[tuple[tf.Tensor, Layout]], seed: tf.Tensor
+    pairs: Sequence[tuple[tf.Tensor, Layout]], weights: Weights
 ) -> list[tf.Tensor]:
     """The table of each tensor in its layout, `[N, WIDTH]`.
 
     Args:
       pairs: tensors, of any numbers, and layouts.
-      seed: int64 `[2]`, of the random weights.
+      weights: the random weights.
     """
     make = _table_in_xla if in_xla() else _table
     found = []
@@ -65,7 +97,7 @@ def tables(
         if axis:
             others = [i for i in range(tensor.shape.rank) if i != axis]
             tensor = tf.transpose(tensor, [axis, *others])
-        table = make(tf.cast(tensor, tf.float32), seed)
+        table = make(tf.cast(tensor, tf.float32), weights.of(tensor))
         table.set_shape([None, WIDTH])
         found.append(table)
     return found
@@ -175,14 +207,10 @@ class Rows:
         return tf.gather(means, self.table)
 
 
-def _table_of(tensor, seed, *, xla):
+def _table_of(tensor, weights, *, xla):
     """The table of a tensor along axis 0."""
-    count = tf.shape(tensor)[0]
-    width = tf.size(tensor) // tf.maximum(count, 1)
-    rows = tf.reshape(tensor, tf.stack([count, width]))
-    drawn = philox.uniform(tf.stack([width, _PRODUCTS]), seed)
-    # Of either sign, from 1 to 2.
-    weights = tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
+    width = tf.shape(weights)[0]
+    rows = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], width]))
     # No array of the tensor's own size, and no number that is squared alone: those
     # below 1e-19 would be lost, and those above 1e19 infinite.
     largest = tf.maximum(tf.reduce_max(rows, 1), -tf.reduce_min(rows, 1))
@@ -201,7 +229,7 @@ def _table_of(tensor, seed, *, xla):
 _table, _table_in_xla = (
     tf.function(
         functools.partial(_table_of, xla=xla),
-        input_signature=[tf.TensorSpec(None), tf.TensorSpec([2], tf.int64)],
+        input_signature=[tf.TensorSpec(None), tf.TensorSpec([None, _PRODUCTS])],
         autograph=False,
     )
     for xla in (False, True)

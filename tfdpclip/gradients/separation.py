@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.gradients import calls, chance, ops, row_tables
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.row_tables import Layout, Rows, layout_of
+from tfdpclip.gradients.row_tables import Layout, Rows, Weights, layout_of
 
 # Relative to the longest row of the gradient. Isolated examples give 0 or, where the
 # two gradients are computed in different orders, about 1e-7.
@@ -159,14 +159,14 @@ class Separation:
         )
 
     def tables(
-        self, number: int, gradient: tf.Tensor | None, seed: tf.Tensor
+        self, number: int, gradient: tf.Tensor | None, weights: Weights
     ) -> list[tf.Tensor]:
         """What is kept of the gradient of some losses at a probe, in each layout.
 
         Args:
           number: that of the probe.
           gradient: None if the losses do not depend on it.
-          seed: int64 `[2]`, of the random weights.
+          weights: the random weights.
         """
         probe = self.probes[number]
         if gradient is None:
@@ -174,7 +174,7 @@ class Separation:
         else:
             given = tf.ensure_shape(gradient, probe.tensor.shape)
         pairs = [(given, layout) for layout in self.layouts[number]]
-        return row_tables.tables(pairs, seed)
+        return row_tables.tables(pairs, weights)
 
     def rows(self, parts: Sequence[tf.Tensor], batch_size: tf.Tensor) -> Rows:
         """The rows of the tables of all probes, of a batch of so many examples."""

@@ -230,7 +230,7 @@ class SelfCheck:
             parts = [
                 table
                 for number, gradient in enumerate(at_probes)
-                for table in separation.tables(number, gradient, weightings.seed)
+                for table in separation.tables(number, gradient, weightings.drawn)
             ]
             return i + 1, *weightings.take(i, seed, parts, there, truth, state)
 
@@ -297,7 +297,7 @@ class SelfCheck:
             doubted,
             lambda seed: self._scales(seed, squares, terms)[0],
             self._separation,
-            chance.run_seed(),
+            row_tables.Weights(chance.run_seed()),
         )
 
     @property

@@ -58,8 +58,8 @@ class PerExampleGradients(RecordGradients):
     * The guarantee per example holds if the examples are isolated and the norms and
       sums are those of the loss. `check_isolation` tests both on the batch itself,
       against ordinary backward passes and another forward pass with other examples in
-      the place of some. If the test fails, the step raises, or, where XLA drops
-      assertions, gives every example weight 0.
+      the place of some. If the test fails, the step raises, and sums that went through
+      `settled` are 0; where XLA drops assertions, masked weights are.
 
     Args:
       loss: a scalar or `[B]` or `[B, ...]` tensor of a graph.

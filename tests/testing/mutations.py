@@ -601,7 +601,7 @@ MUTATIONS = [
         "sums a hundredth too large",
         PerExampleGradients,
         "_sums",
-        lambda self, columns, finite: _sums(self, [1.01 * c for c in columns], finite),
+        lambda self, columns, *rest: _sums(self, [1.01 * c for c in columns], *rest),
         exact,
     ),
     Mutation(

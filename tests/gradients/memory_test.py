@@ -24,6 +24,7 @@ from tests.gradients.sharing_test import (
     traced,
     variable,
 )
+from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import PerExampleGradients
 
 pytestmark = pytest.mark.filterwarnings(
@@ -347,3 +348,62 @@ def test_the_peak_of_a_step_stays_far_below_the_batchs_gradients():
     for check, grown, whole in lines:
         assert int(whole) > 280  # megabytes
         assert int(grown) < (230 if check == "never" else 400), lines
+
+
+def _check_of(gradients):
+    """The op that a step's check is."""
+    op = gradients.isolated.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    assert op.type in ("If", "StatelessIf")
+    return op
+
+
+WIDE = {
+    "kept": (64, 8),  # gradients are kept
+    "parts": (8, 300),  # sums are made of inputs and gradients
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_check_holds_nothing_that_gradients_are_made_of(name):
+    steps, width = WIDE[name]
+    w, u = variable(width, width), variable(width, width)
+    found = {}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, steps, width])])
+    def step(x):
+        losses = squash(tf.tanh(x @ w) @ u)
+        gradients = PerExampleGradients(losses, [w, u], nominal_batch_size=4096)
+        found["check"] = _check_of(gradients)
+        return gradients.clipped_sum(FixedClip(0.1), ())
+
+    sums = step(randoms(6, steps, width))
+    # Of each example a few numbers, and the data.
+    shapes = [t.shape for t in found["check"].inputs if t.dtype != tf.resource]
+    by_example = [s for s in shapes if s.rank and s[0] is None and s[1:].rank]
+    entries = sorted(math.prod(s[1:]) for s in by_example if None not in s[1:])
+    assert entries == sorted([width * width, width * width, steps * width])
+    # It begins when the sums are made.
+    gate = found["check"].inputs[0].op
+    assert gate.type == "Identity" and len(gate.control_inputs) == 2
+    assert all(np.any(total) for total in sums)
+
+
+def test_sums_of_weights_that_ask_whether_examples_are_isolated():
+    """Which cannot be made before the check."""
+    w = variable(3, 5)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        gradients = PerExampleGradients(squash(x @ w), [w])
+        ones = tf.ones_like(gradients.norms)
+        weights = tf.where(gradients.isolated, ones, 0.0)
+        own = gradients.settled(gradients.weighted_sum(weights))
+        again = gradients.settled(gradients.weighted_sum(ones + 0 * own[0][0, 0]))
+        return own[0], again[0], gradients.settled(gradients.weighted_sum(ones))[0]
+
+    found = step(randoms(6, 3))
+    assert np.any(found[0])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])

@@ -17,7 +17,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, loss_checks, state
 from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
-from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.evidence import Evidence
 from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
@@ -402,7 +402,9 @@ class PerExampleGradients(RecordGradients):
         sums = list(sums)
         if self._gate is None:
             return sums
-        if all(part.graph is self._gate.graph for part in sums):
+        here = all(part.graph is self._gate.graph for part in sums)
+        # What was made of `isolated` cannot come before it.
+        if here and self._gate.op not in ancestors(sums):
             _tf_private.run_after(self._gate.op, [part.op for part in sums])
 
         def nothing():

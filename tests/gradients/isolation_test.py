@@ -541,7 +541,8 @@ def test_large_and_tiny_examples_side_by_side_pass():
     assert np.all(np.isfinite(norms)) and np.all(norms.numpy() > 0)
 
 
-def test_weights_of_the_comparison_have_no_blind_rows():
+@pytest.mark.parametrize("width", [8, None])
+def test_weights_of_the_comparison_have_no_blind_rows(width):
     """(a, -a) has a product 0 with half of all random signs; so have other patterns.
 
     All four products below 1 / 200 of the length: 2e-9 of draws of one row, so that
@@ -555,10 +556,16 @@ def test_weights_of_the_comparison_have_no_blind_rows():
     patterns[4, :3] = 2, -1, -1
     patterns[5] = np.arange(8)
     patterns /= np.linalg.norm(patterns, axis=1, keepdims=True)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, width])])
+    def table_of(rows):
+        weights = row_tables.Weights(chance.run_seed())
+        return row_tables.tables([(rows, row_tables.Layout())], weights)[0]
+
     for _ in range(200):
-        table = row_tables.tables([(patterns, row_tables.Layout())], chance.run_seed())
-        np.testing.assert_allclose(table[0][:, -1], 1, rtol=1e-6)
-        assert np.abs(table[0][:, :-1]).max(1).min() > 1 / 200
+        table = table_of(patterns)
+        np.testing.assert_allclose(table[:, -1], 1, rtol=1e-6)
+        assert np.abs(table[:, :-1]).max(1).min() > 1 / 200
 
 
 def test_a_little_mixing_of_two_logits_is_refused_each_time():

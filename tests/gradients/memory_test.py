@@ -365,6 +365,7 @@ WIDE = {
 }
 
 
+@pytest.mark.every_check
 @pytest.mark.parametrize("name", WIDE)
 def test_a_check_holds_nothing_that_gradients_are_made_of(name):
     steps, width = WIDE[name]
@@ -390,6 +391,7 @@ def test_a_check_holds_nothing_that_gradients_are_made_of(name):
     assert all(np.any(total) for total in sums)
 
 
+@pytest.mark.every_check
 def test_sums_of_weights_that_ask_whether_examples_are_isolated():
     """Which cannot be made before the check."""
     w = variable(3, 5)

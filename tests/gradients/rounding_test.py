@@ -196,8 +196,10 @@ def test_the_same_in_chunks(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_equal_examples_whose_rounding_errors_add_up(name):
-    check(name, equal_pairs)
-    check(name, equal_pairs, memory=1)
+    # Losses that are rounding alone are others in other places of a batch on processors
+    # without AVX-512, which a check refuses.
+    for options in ({}, {"memory": 1}):
+        check(name, equal_pairs, check_isolation="never", **options)
 
 
 @pytest.mark.parametrize("rule", [AutomaticClip(0.01), FixedClip(1.0, normalize=True)])

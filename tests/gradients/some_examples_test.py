@@ -103,3 +103,31 @@ def test_it_would_be_if_what_it_magnifies_were_not_measured(monkeypatch):
 def test_what_depends_on_its_place_does(by_place, times):
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
         tried(amplified(by_place, times))
+
+
+@pytest.mark.parametrize("length", [None, 6])
+def test_only_a_batch_of_static_size_is_never_taken_in_part(length):
+    """Whatever else has a length that is static, such as a mask that all share."""
+    w, found = variable(3, 5), []
+    plain = rerun.Rerun._resized_steps
+
+    def noted(self):
+        found.append(plain(self))
+        return found[-1]
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([1, 3], tf.bool), tf.TensorSpec([length, 3])]
+    )
+    def step(mask, x):
+        _, hidden = tf.while_loop(  # which hides the length
+            lambda i, _: i < 1,
+            lambda i, h: (i + 1, tf.tanh(h)),
+            (0, tf.where(mask, x, 0.0) @ w),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, 5])),
+        )
+        return per_example_norms(squash(hidden), [w])
+
+    with mock.patch.object(rerun.Rerun, "_resized_steps", noted):
+        norms = step([[True, False, True]], randoms(6, 3))
+    assert norms.shape == [6]
+    assert {steps is None for steps in found} == {length is not None}

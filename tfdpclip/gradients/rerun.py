@@ -210,7 +210,7 @@ class Rerun:
         if any(self._flows[t].minor for t in self._random):
             return None
         given, wanted = [*self._sources, *self._random], self._wanted()
-        if any(t.shape[0] is not None for t in self._sources):
+        if all(t.shape[0] is not None for t in self._sources):
             return None  # the losses' own length was lost on the way, in a loop, say
         if self._sums is not None:
             given.append(self._sums.seed)
@@ -383,7 +383,7 @@ class Rerun:
                     known.setdefault(old.ref(), new)
             return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
 
-        late = [op for op in self._steps if op not in first]
+        late = dict.fromkeys(op for op in self._steps if op not in first)
         on_the_way, later = {}, {}
         for number, t in enumerate([] if self._sums is None else self._sums.others):
             if t is not None:

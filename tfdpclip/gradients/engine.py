@@ -58,8 +58,8 @@ class PerExampleGradients(RecordGradients):
     * The guarantee per example holds if the examples are isolated and the norms and
       sums are those of the loss. `check_isolation` tests both on the batch itself,
       against ordinary backward passes and another forward pass with other examples in
-      the place of some. If the test fails, the step raises, and sums that went through
-      `settled` are 0; where XLA drops assertions, masked weights are.
+      the place of some. If the test fails, the step raises, and all sums are 0; where
+      XLA drops assertions, masked weights are.
 
     Args:
       loss: a scalar or `[B]` or `[B, ...]` tensor of a graph.
@@ -259,7 +259,34 @@ class PerExampleGradients(RecordGradients):
     ) -> list[tf.Tensor]:
         """sum_i weights_i g_i for each variable.
 
-        Examples whose norm is not finite contribute zeros, whatever their weight.
+        Examples whose norm is not finite contribute zeros, whatever their weight. If
+        isolation failed, the sums are 0 (under XLA, those of weights that went through
+        `mask`).
+
+        The check is made after the sums, when what they are made of is gone: by far the
+        most memory that a step holds.
+
+        Args:
+          weights: `[B]`, or `[B, L]` with a column for each group.
+          assignment: the column of each variable.
+        """
+        sums = self.perturbed_sums(weights, assignment)
+        if self._gate is None:
+            return sums
+        here = all(part.graph is self._gate.graph for part in sums)
+        # What was made of `isolated` cannot come before it.
+        if here and self._gate.op not in ancestors(sums):
+            _tf_private.run_after(self._gate.op, [part.op for part in sums])
+
+        def nothing():
+            return [tf.zeros_like(part) for part in sums]
+
+        return tf.cond(self.isolated, lambda: sums, nothing)
+
+    def perturbed_sums(
+        self, weights: tf.Tensor, assignment: Sequence[int] | None = None
+    ) -> list[tf.Tensor]:
+        """`weighted_sum`, for the self-check: whatever came of it.
 
         Args:
           weights: `[B]`, or `[B, L]` with a column for each group.
@@ -378,7 +405,7 @@ class PerExampleGradients(RecordGradients):
         return sorted(found)
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
-        """`values` with 0 for padding; and 0 for all if isolation failed, or `settled`.
+        """`values` with 0 for padding; under XLA, 0 for all if isolation failed.
 
         Args:
           values: `[B]` or `[B, L]`.
@@ -392,25 +419,6 @@ class PerExampleGradients(RecordGradients):
             kept = tf.logical_and(kept, present)
             kept = kept if values.shape.rank == 1 else kept[:, tf.newaxis]
         return tf.where(kept, values, tf.zeros_like(values))
-
-    def settled(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums of masked weights; zeros if isolation failed.
-
-        The check is made after them, when what they are made of is gone: by far the
-        most memory that a step holds.
-        """
-        sums = list(sums)
-        if self._gate is None:
-            return sums
-        here = all(part.graph is self._gate.graph for part in sums)
-        # What was made of `isolated` cannot come before it.
-        if here and self._gate.op not in ancestors(sums):
-            _tf_private.run_after(self._gate.op, [part.op for part in sums])
-
-        def nothing():
-            return [tf.zeros_like(part) for part in sums]
-
-        return tf.cond(self.isolated, lambda: sums, nothing)
 
     def shared_gradients(self) -> list[tf.Tensor | None]:
         """The gradients of the terms that depend on no example."""

@@ -65,10 +65,6 @@ class RecordGradients(abc.ABC):
         """`values`, `[B]` or `[B, L]`, with 0 for all if isolation failed."""
         return tf.where(self.isolated, values, tf.zeros_like(values))
 
-    def settled(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Weighted sums of masked weights, to be used; zeros if isolation failed."""
-        return list(sums)
-
     def record_norms(self, assignment: Sequence[int] | None = None) -> tf.Tensor:
         """The norms that decide the clip, perturbation included.
 
@@ -125,7 +121,7 @@ class RecordGradients(abc.ABC):
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
         weights = self.mask(rule.weights(norms, state))
-        return self.settled(self.weighted_sum(weights, rule.assignment))
+        return self.weighted_sum(weights, rule.assignment)
 
 
 # The square of a float32 below 1.1e-19 is lost, so each entry hides up to this much.

@@ -401,7 +401,7 @@ class SelfCheck:
         norms = tf.reduce_max(theirs, axis=0) + 1e-30
         if engine.perturbation is not None:
             # The perturbed gradient is what is clipped.
-            found = [flat(part, None)[0] for part in engine.weighted_sum(seed)]
+            found = [flat(part, None)[0] for part in engine.perturbed_sums(seed)]
             scales = tf.stack([tf.reduce_max(tf.abs(f)) for f in found]) + 1e-30
             pairs = zip(found, tf.unstack(scales, num=len(found)), strict=True)
             lengths = tf.stack([beside(f, f, scale)[1] for f, scale in pairs])

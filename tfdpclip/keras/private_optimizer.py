@@ -208,7 +208,7 @@ class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
         weights, bits = mechanism.clip(norms, state, records.present)
         # Not the sums: the weights are few.
         weights = records.mask(weights / mechanism.records)
-        sums = records.settled(records.weighted_sum(weights, rule.assignment))
+        sums = records.weighted_sum(weights, rule.assignment)
         for part, variable in zip(sums, records.variables, strict=True):
             part.set_shape(variable.shape)
         bits = tf.where(records.isolated, bits, 0.0)

@@ -328,10 +328,10 @@ class PerExampleGradients(RecordGradients):
             )
             for i, total in zip(self._found.slow_variables, found, strict=True):
                 sums[i] = total
-        return [
-            tf.zeros(v.shape, v.dtype) if total is None else total
-            for v, total in zip(self.variables, sums, strict=True)
-        ]
+        for i in only:
+            if sums[i] is None:
+                sums[i] = tf.zeros(self.variables[i].shape, self.variables[i].dtype)
+        return sums
 
     def _saved(self, finite, everything) -> list[tf.Tensor]:
         """What the sums are made of, with zeros for examples that are not finite."""
@@ -361,14 +361,14 @@ class PerExampleGradients(RecordGradients):
 
     def unperturbed_sums(
         self, weights: tf.Tensor, only: Sequence[int] | None = None
-    ) -> list[tf.Tensor]:
+    ) -> list[tf.Tensor | None]:
         """sum_i weights_i g_i for each variable, as a step makes it of finite examples.
 
         For the self-check, which compares it with ordinary backward passes.
 
         Args:
           weights: `[B]`.
-          only: the numbers of the variables that are asked for; zeros for others.
+          only: the numbers of the variables that are asked for; None for others.
         """
         finite = tf.math.is_finite(self.norms)
         return self._sums([weights] * len(self.variables), finite, only)

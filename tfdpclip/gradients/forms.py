@@ -227,17 +227,18 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     shape = tensor.shape[1:].as_list()
     if None in shape or 0 in shape:
         return tf.tensordot(weights, tensor, 1)
-    if len(shape) == 1:
-        # Not a matrix product: of an empty batch, TensorFlow's own gradients can have
-        # another width, which nothing corrects, as the static shape hides it.
-        return tf.tensordot(weights, tensor, 1)
-    flat = tf.reshape(tensor, [-1, math.prod(shape)])
     rows = tf.reshape(weights, [1, -1])
+    if len(shape) == 1:
+        # Not given the static shape: of an empty batch, TensorFlow's own gradients can
+        # have another width, which nothing corrects, as the static shape hides it.
+        return tf.squeeze(tf.matmul(rows, tensor), axis=0)
+    flat = tf.reshape(tensor, [-1, math.prod(shape)])
     if in_xla() and on_cpus():
         # Of one row alone the XLA of TensorFlow 2.14 writes a loop of its own, which
         # takes eight times as long as the matrix product of two.
         rows = tf.concat([rows, tf.zeros_like(rows)], axis=0)
-    return tf.reshape(tf.matmul(rows, flat)[0], shape)
+        return tf.reshape(tf.matmul(rows, flat)[0], shape)
+    return tf.reshape(tf.matmul(rows, flat), shape)
 
 
 def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
@@ -247,17 +248,18 @@ def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
-    rank = tensor.shape.rank
-    begin = tf.concat([[start], [0] * (rank - 1)], 0) if rank > 1 else [start]
-    sizes = tf.concat([[size], [-1] * (rank - 1)], 0) if rank > 1 else [size]
-    out = tf.slice(tensor, begin, sizes)
+    if in_xla():  # Where ends that are not known are no slice; a size is.
+        others = [0] * (tensor.shape.rank - 1)
+        out = tf.slice(tensor, [start, *others], [size, *(-1 for _ in others)])
+    else:
+        out = tensor[start : start + size]
     out.set_shape([None, *tensor.shape[1:]])
     return out
 
 
 def first_rows(tensor: tf.Tensor, count: tf.Tensor | None) -> tf.Tensor:
     """So many rows of a tensor, or all."""
-    return tensor if count is None else cut_rows(tensor, 0, count)
+    return tensor if count is None else tensor[:count]
 
 
 class Explicit(Form):

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdpclip._devices import in_xla
-from tfdpclip.gradients import chance
+from tfdpclip.gradients import chance, row_tables
 from tfdpclip.gradients.comparison import fields
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.replaced_rows import AS_IT_WAS, HALF, NUDGED, Kept, State, There
@@ -89,8 +89,8 @@ class Weightings:
       start: tensors, before the first.
       shapes: theirs, as far as they stay.
       take: makes those after the next, of its number, the weights, the tables of the
-        gradients at other tensors, whether there are such gradients, those of the
-        variables, and those before.
+        gradients at other tensors, in which order, whether there are such gradients,
+        those of the variables, and those before.
       doubted: whether they may be what rounding makes, a boolean scalar, of those.
       scales: what gradients under given weights are looked at relative to, `[V]`.
       separation: of those other tensors.
@@ -239,22 +239,31 @@ class ReplacedExamples:
                 shake=tf.where(doubting, nudge, 0.0),
             )
             # Not in a branch, for which all of what they are made of would be kept.
-            kept = [
+            parts = [
                 self._kept.tables(number, tensor, drawn)
                 for number, tensor in enumerate(again.witnesses)
             ]
-            probed = self._probed(again, kept, weightings)
+            kept = row_tables.join([part for made in parts for part in made])
+            probed = self._probed(again, parts, weightings)
+            early = row_tables.join([part for made in probed.values() for part in made])
+            late = [n for n in range(len(summed.others)) if n not in probed]
 
             def take():
                 by_variable, rest = summed.by_variable(again.sums), again.rest()
-                parts = [
-                    weightings.separation.tables(number, rest.get(number), drawn)
-                    if tables is None
-                    else tables
-                    for number, tables in enumerate(probed)
+                made = [
+                    part
+                    for number in late
+                    for part in weightings.separation.tables(
+                        number, rest.get(number), drawn
+                    )
                 ]
-                parts = [table for tables in parts for table in tables]
-                found = weightings.take(i, weight, parts, there, by_variable, theirs)
+                tables = (
+                    row_tables.both(early, row_tables.join(made)) if made else early
+                )
+                order = [*probed, *late]
+                found = weightings.take(
+                    *(i, weight, tables, order, there, by_variable, theirs)
+                )
                 return [*found, *own]
 
             def compare():
@@ -266,8 +275,7 @@ class ReplacedExamples:
                 made = There(
                     *(kind, source, factor, weight, lengths, plain, moves, scales)
                 )
-                parts = [table for tables in kept for table in tables]
-                new = self._kept.next(State(*own), made, parts, again.sums, drawn)
+                new = self._kept.next(State(*own), made, kept, again.sums, drawn)
                 return [*theirs, *fields(new)]
 
             return i + 1, *tf.cond(weighing, take, compare)
@@ -300,23 +308,19 @@ class ReplacedExamples:
         return found, own.telling & (batch_size > 1), own.moved, theirs
 
     def _probed(
-        self, again: Again, kept: Sequence[list[tf.Tensor]], weightings: Weightings
-    ) -> list[list[tf.Tensor] | None]:
-        """The tables of each probe whose gradient is there; None where it is not."""
+        self, again: Again, parts: Sequence[list], weightings: Weightings
+    ) -> dict[int, list]:
+        """What tables are made of, of each probe whose gradient is there."""
         made = {}
-        for witness, tables in zip(self._rerun.witnesses, kept, strict=True):
-            made[(witness.tensor.ref(), tuple(witness.layouts))] = tables
-        found: list[list[tf.Tensor] | None] = []
-        separation = weightings.separation
-        for number, gradient in enumerate(self._sums.others):
-            if number not in again.others:
-                found.append(None)
-                continue
+        for witness, its in zip(self._rerun.witnesses, parts, strict=True):
+            made[(witness.tensor.ref(), tuple(witness.layouts))] = its
+        found, separation = {}, weightings.separation
+        for number, tensor in again.others.items():
+            gradient = self._sums.others[number]
             key = (gradient.ref(), tuple(separation.layouts[number]))
             if key not in made:
-                tensor = again.others[number]
                 made[key] = separation.tables(number, tensor, weightings.drawn)
-            found.append(made[key])
+            found[number] = made[key]
         return found
 
     def _weights(self, rows, factors, size) -> tf.Tensor:

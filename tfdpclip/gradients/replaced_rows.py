@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
@@ -15,7 +16,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import row_tables
 from tfdpclip.gradients.replaced_sums import Sums, another_size
 from tfdpclip.gradients.rerun import Rerun
-from tfdpclip.gradients.row_tables import Rows
+from tfdpclip.gradients.row_tables import Rows, Tables, Weights, any_of
 
 # Relative to each row. On CPUs a row of a product comes out the same, to the bit,
 # whatever is in the other rows; elsewhere sums may be added up in any order.
@@ -149,23 +150,25 @@ class Kept:
         shapes[-2] = row_tables.any_length(nothing)
         return start, shapes
 
-    def tables(self, number: int, tensor: tf.Tensor, drawn) -> list[tf.Tensor]:
-        """What is kept of a witness, in each of its layouts."""
+    def tables(self, number: int, tensor: tf.Tensor, drawn: Weights) -> list:
+        """What is kept of a witness, in each of its layouts: see `row_tables.join`."""
         layouts = self._witnesses[number].layouts
         return row_tables.tables([(tensor, layout) for layout in layouts], drawn)
 
-    def next(self, before: State, there: There, parts, sums, drawn) -> State:
+    def next(
+        self, before: State, there: There, tables: Tables, sums, drawn: Weights
+    ) -> State:
         """What is known after the batch was computed once more.
 
         Args:
           before: what was known.
           there: what it was made of.
-          parts: the tables of all witnesses.
+          tables: of all witnesses.
           sums: the gradients of variables.
           drawn: the random weights of tables.
         """
         layouts = [layout for witness in self._witnesses for layout in witness.layouts]
-        after = Rows(parts, layouts, tf.size(there.source))
+        after = Rows(tables, layouts, tf.size(there.source))
         sums = self._sums.tables(sums, drawn)
         # By the very code that computes the others: compiled another way, the same
         # sums are rounded another way.
@@ -238,19 +241,13 @@ class Kept:
         placed = after.every(alike | stays | ~copied) | ~after.whole
         # The losses are the first `[B]` rows.
         changed = tf.reduce_any((~stayed & ~stays)[: tf.size(sources)])
-        witnesses, place = [], 0
-        for witness in self._witnesses:
-            end = place + len(witness.layouts)
-            if end - place == 1:
-                witnesses.append((kept[place], placed[place]))
-            else:
-                # Where examples are is not known: somewhere they must stay.
-                whole = after.whole[place:end]
-                some = tf.reduce_any(kept[place:end] & whole) | ~tf.reduce_any(whole)
-                witnesses.append((some, tf.constant(True)))
-            place = end
-        by_witness = [tf.stack(found) for found in zip(*witnesses, strict=True)]
-        return (*by_witness, changed)
+        # Where it is not known where examples are, somewhere they must stay.
+        counts = [len(witness.layouts) for witness in self._witnesses]
+        owners = np.repeat(np.arange(len(counts)), counts)
+        stay = any_of(kept & after.whole, owners, len(counts))
+        stay |= ~any_of(after.whole, owners, len(counts))
+        placed = any_of(placed, owners, len(counts)) | (np.array(counts) != 1)
+        return stay, placed, changed
 
     def _difference(
         self,

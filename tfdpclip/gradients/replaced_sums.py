@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip._devices import on_cpus
@@ -19,7 +20,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import row_tables
 from tfdpclip.gradients.backward import Backward, own_gradients
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.row_tables import WIDTH, Layout, Weights
+from tfdpclip.gradients.row_tables import Layout, Weights
 
 # How far a variable's sum may be off, relative to its size, and to that of all
 # variables together: rounding, where parts of an example cancel.
@@ -105,13 +106,8 @@ class Sums:
 
     def tables(self, tensors: Sequence[tf.Tensor], drawn: Weights) -> tf.Tensor:
         """What is kept of gradients, joined: see `row_tables.py`."""
-        return tf.concat(
-            [
-                tf.zeros([0, WIDTH]),
-                *row_tables.tables([(_rows_of(t), Layout()) for t in tensors], drawn),
-            ],
-            axis=0,
-        )
+        pairs = [(_rows_of(tensor), Layout()) for tensor in tensors]
+        return row_tables.join(row_tables.tables(pairs, drawn)).joined
 
     def alike(
         self,
@@ -153,11 +149,10 @@ class Sums:
     def moved(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
         """`[V]`, float32: by how much each variable's gradient is another."""
         error = tf.cast(self._error(before, after), tf.float32)
-        place, found = 0, []
-        for there in self._connected:
-            found.append(error[place] if there else tf.zeros([]))
-            place += there
-        return tf.stack(found)
+        if all(self._connected):
+            return error
+        places = np.flatnonzero(self._connected)[:, np.newaxis]
+        return tf.scatter_nd(places, error, [len(self._connected)])
 
     def _error(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
         return self._root(tf.reduce_max(tf.abs(after - before)[:, :-1], axis=1))
@@ -178,7 +173,7 @@ class Sums:
     def _by_variable(self, values: tf.Tensor) -> tf.Tensor:
         """The sums of the rows' values, for each variable."""
         lengths = self._lengths
-        owners = tf.repeat(tf.range(len(lengths)), lengths)
+        owners = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         return tf.math.unsorted_segment_sum(values, owners, len(lengths))
 
 

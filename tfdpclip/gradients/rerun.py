@@ -373,15 +373,16 @@ class Rerun:
         first = set(ancestors([*witnesses, *sums]))
 
         def add(steps, wanted) -> list[tf.Tensor]:
+            constants: dict = {}
             for op in steps:
                 inputs = [known.get(t.ref(), t) for t in op.inputs]
-                outputs = _copies.emit_again(op, inputs)
+                outputs = _copies.emit_again(op, inputs, constants)
                 if shake is not None and op.type in _SATURATING:
                     # Of which a gradient is 1 less that, near 1.
                     outputs = [t * tf.cast(1 - shake, t.dtype) for t in outputs]
                 for old, new in zip(op.outputs, outputs, strict=True):
                     known.setdefault(old.ref(), new)
-            return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
+            return [_of_shape(known.get(t.ref(), t), t.shape) for t in wanted]
 
         late = dict.fromkeys(op for op in self._steps if op not in first)
         on_the_way, later = {}, {}
@@ -430,6 +431,14 @@ class Rerun:
         """
         moved = tf.where(tf.equal(each, self._each), tf.gather(part, rows), part)
         return _rows_of(moved, each)
+
+
+def _of_shape(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """The tensor, which must have the shape if it is not known to have it."""
+    if shape.rank is not None and tensor.shape.rank == shape.rank:
+        if tensor.shape.as_list() == shape.as_list():
+            return tensor
+    return tf.ensure_shape(tensor, shape)
 
 
 def _is_weight(tensor: tf.Tensor) -> bool:

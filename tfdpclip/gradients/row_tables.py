@@ -13,9 +13,9 @@ first step of a model waits for.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip._devices import in_xla
@@ -25,6 +25,8 @@ from tfdpclip.noise import philox
 _PRODUCTS = 4
 #: What a product may lack where numbers are too small for float32.
 LOST = 1e-33
+# Above which a norm is sure to have lost nothing.
+_SURE = 1e-15
 #: The columns of a table: products, then the row's norm.
 WIDTH = _PRODUCTS + 1
 
@@ -64,11 +66,10 @@ class Weights:
         self._graph = tf.compat.v1.get_default_graph()
 
     def of(self, rows: tf.Tensor) -> tf.Tensor:
-        """`[width, 4]`, for rows `[N, ...]`."""
-        width = rows.shape[1:].num_elements()
+        """`[width, 4]`, for rows `[N, width]`."""
+        width = rows.shape[1]
         if width is None:
-            count = tf.maximum(tf.shape(rows)[0], 1)
-            return _weights(tf.size(rows) // count, self._seed)
+            return _weights(tf.shape(rows)[1], self._seed)
         if width not in self._drawn:
             with self._graph.as_default(), tf.control_dependencies(None):
                 self._drawn[width] = _weights(width, self._seed)
@@ -81,26 +82,76 @@ def _weights(width: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.where(drawn < 0.5, 1 + 2 * drawn, -2 * drawn)
 
 
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The tables of several tensors, one after the other.
+
+    Attributes:
+      joined: `[M, WIDTH]`.
+      lengths: `[T]`, int32, how many rows are of each.
+    """
+
+    joined: tf.Tensor
+    lengths: tf.Tensor
+
+
 def tables(
     pairs: Sequence[tuple[tf.Tensor, Layout]], weights: Weights
-) -> list[tf.Tensor]:
-    """The table of each tensor in its layout, `[N, WIDTH]`.
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """What `join` makes a table of, for each tensor in its layout.
 
     Args:
       pairs: tensors, of any numbers, and layouts.
       weights: the random weights.
+
+    Returns:
+      Of each, the products, `[N, 4]`, and the norms, `[N, 1]`.
     """
-    make = _table_in_xla if in_xla() else _table
     found = []
     for tensor, layout in pairs:
         axis = layout.axis
         if axis:
             others = [i for i in range(tensor.shape.rank) if i != axis]
             tensor = tf.transpose(tensor, [axis, *others])
-        table = make(tf.cast(tensor, tf.float32), weights.of(tensor))
-        table.set_shape([None, WIDTH])
-        found.append(table)
+        rows = _as_rows(tf.cast(tensor, tf.float32))
+        if in_xla():  # Which fuses the two, and has no op for the norm.
+            norms = tf.sqrt(tf.reduce_sum(tf.square(rows), 1, keepdims=True))
+        else:
+            norms = tf.math.reduce_euclidean_norm(rows, 1, keepdims=True)
+        found.append((tf.matmul(rows, weights.of(rows)), norms))
     return found
+
+
+def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """`[N, width]`, for a tensor `[N, ...]`."""
+    width = tensor.shape[1:].num_elements()
+    if width:
+        return tensor if tensor.shape.rank == 2 else tf.reshape(tensor, [-1, width])
+    shape = tf.shape(tensor)
+    return tf.reshape(tensor, tf.stack([shape[0], tf.reduce_prod(shape[1:])]))
+
+
+def join(parts: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> Tables:
+    """The tables of what `tables` made."""
+    if not parts:
+        return Tables(tf.zeros([0, WIDTH]), tf.zeros([0], tf.int32))
+    products, norms = (tf.concat(column, axis=0) for column in zip(*parts, strict=True))
+    # Squares of numbers below 1e-19 are lost, and those above 1e19 are infinite;
+    # products are then as good a size.
+    largest = tf.reduce_max(tf.abs(products), axis=1, keepdims=True)
+    sure = tf.math.is_finite(norms) & (norms > _SURE)
+    joined = tf.concat([products, tf.where(sure, norms, largest)], axis=1)
+    joined.set_shape([None, WIDTH])
+    lengths = tf.stack(tf.shape_n([products for products, _ in parts]))[:, 0]
+    return Tables(joined, lengths)
+
+
+def both(first: Tables, second: Tables) -> Tables:
+    """Some tables, and others after them."""
+    return Tables(
+        tf.concat([first.joined, second.joined], axis=0),
+        tf.concat([first.lengths, second.lengths], axis=0),
+    )
 
 
 def nothing_yet(pairs: Sequence[tuple[tf.Tensor, Layout]]) -> tf.Tensor:
@@ -125,16 +176,14 @@ def noted(when: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
     """`new` where a boolean scalar is true, and else what was noted before."""
     if in_xla():
         return tf.where(when, new, old)
-    taken = tf.where(when, tf.shape(new)[0], 0)
-    kept = tf.where(when, 0, tf.shape(old)[0])
-    return tf.concat([old[:kept], new[:taken]], axis=0)
+    return tf.cond(when, lambda: new, lambda: old)
 
 
 class Rows:
     """To which table, and to which example, each row of joined tables belongs.
 
     Args:
-      parts: the tables.
+      tables: the tables.
       layouts: of what they are made of.
       batch_size: B.
 
@@ -146,14 +195,13 @@ class Rows:
 
     def __init__(
         self,
-        parts: Sequence[tf.Tensor],
+        tables: Tables,
         layouts: Sequence[Layout],
         batch_size: tf.Tensor,
     ):
-        self._count = len(parts)
+        self._count = len(layouts)
         self._batch_size = batch_size
-        self.joined = tf.concat(parts, axis=0)
-        lengths = tf.stack(tf.shape_n(parts))[:, 0]
+        self.joined, lengths = tables.joined, tables.lengths
         starts = tf.cumsum(lengths, exclusive=True)
         each = lengths // tf.maximum(batch_size, 1)
         self.whole = tf.equal(each * batch_size, lengths)
@@ -163,7 +211,8 @@ class Rows:
             tf.ones_like(lengths), starts + lengths, tf.size(place) + 1
         )
         self.table = tf.cumsum(ends)[: tf.size(place)]
-        self._minor = tf.gather([layout.minor for layout in layouts], self.table)
+        minor = tf.constant([layout.minor for layout in layouts], tf.bool)
+        self._minor = tf.gather(minor, self.table)
         self._each = tf.maximum(tf.gather(each, self.table), 1)
         self._start = tf.gather(starts, self.table)
         place -= self._start
@@ -207,30 +256,15 @@ class Rows:
         return tf.gather(means, self.table)
 
 
-def _table_of(tensor, weights, *, xla):
-    """The table of a tensor along axis 0."""
-    width = tf.shape(weights)[0]
-    rows = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], width]))
-    # No array of the tensor's own size, and no number that is squared alone: those
-    # below 1e-19 would be lost, and those above 1e19 infinite.
-    largest = tf.maximum(tf.reduce_max(rows, 1), -tf.reduce_min(rows, 1))
-    largest = tf.maximum(largest, 0)  # of an empty row
-    if xla:  # Which fuses the two, and has no op for the norm.
-        norms = tf.sqrt(tf.reduce_sum(tf.square(rows), 1))
-    else:
-        norms = tf.math.reduce_euclidean_norm(rows, 1)
-    most = largest * tf.sqrt(tf.cast(width, tf.float32))
-    norms = tf.where(tf.math.is_finite(norms), tf.maximum(norms, largest), most)
-    return tf.concat([tf.matmul(rows, weights), norms[:, tf.newaxis]], axis=1)
+def any_of(values: tf.Tensor, owners: np.ndarray, count: int) -> tf.Tensor:
+    """Whether any of the values of each owner is true, `[count]`.
 
-
-# Functions of their own: a model with a hundred tensors calls them a hundred times, and
-# traces them once.
-_table, _table_in_xla = (
-    tf.function(
-        functools.partial(_table_of, xla=xla),
-        input_signature=[tf.TensorSpec(None), tf.TensorSpec([None, _PRODUCTS])],
-        autograph=False,
-    )
-    for xla in (False, True)
-)
+    Args:
+      values: boolean, `[T]`.
+      owners: `[T]`, whose each is.
+      count: of how many owners.
+    """
+    if np.array_equal(owners, np.arange(count)):
+        return values
+    found = tf.math.unsorted_segment_max(tf.cast(values, tf.int32), owners, count)
+    return found > 0

@@ -11,12 +11,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients import calls, chance, ops, row_tables
 from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.row_tables import Layout, Rows, Weights, layout_of
+from tfdpclip.gradients.row_tables import (
+    Layout,
+    Rows,
+    Tables,
+    Weights,
+    any_of,
+    layout_of,
+)
 
 # Relative to the longest row of the gradient. Isolated examples give 0 or, where the
 # two gradients are computed in different orders, about 1e-7.
@@ -160,7 +168,7 @@ class Separation:
 
     def tables(
         self, number: int, gradient: tf.Tensor | None, weights: Weights
-    ) -> list[tf.Tensor]:
+    ) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """What is kept of the gradient of some losses at a probe, in each layout.
 
         Args:
@@ -176,17 +184,16 @@ class Separation:
         pairs = [(given, layout) for layout in self.layouts[number]]
         return row_tables.tables(pairs, weights)
 
-    def rows(self, parts: Sequence[tf.Tensor], batch_size: tf.Tensor) -> Rows:
+    def rows(self, tables: Tables, order: Sequence[int], batch_size: tf.Tensor) -> Rows:
         """The rows of the tables of all probes, of a batch of so many examples."""
-        if not parts:  # Of whole numbers that no rule covers: one table of no rows.
-            return Rows([row_tables.nothing_yet([])], [Layout()], batch_size)
-        every = [layout for layouts in self.layouts for layout in layouts]
-        return Rows(parts, every, batch_size)
+        every = [layout for number in order for layout in self.layouts[number]]
+        return Rows(tables, every, batch_size)
 
     def separate(
         self,
         plain: tf.Tensor,
         rows: Rows,
+        order: Sequence[int],
         there: Sequence[bool],
         scales: tf.Tensor,
         usable: tf.Tensor,
@@ -196,6 +203,7 @@ class Separation:
         Args:
           plain: the tables of the gradients of the summed losses, joined.
           rows: those of the losses that were scaled.
+          order: of which probe after which they are.
           there: whether there is a gradient at each probe.
           scales: `[B]`.
           usable: `[B]`, which examples' losses are finite: no other gradient is worth
@@ -222,27 +230,12 @@ class Separation:
         shown = (count >= 2) & (_TOLERANCE * largest > row_tables.LOST)
         telling = shown | ~rows.whole
         several = tf.math.count_nonzero(scales) > 1
-        found, place = [], 0
-        for reached, layouts in zip(there, self.layouts, strict=True):
-            end = place + len(layouts)
-            if not reached:
-                found.append((tf.constant(True), tf.constant(True)))
-            elif not layouts:
-                found.append((tf.constant(False), tf.constant(True)))
-            elif len(layouts) == 1:
-                found.append((good[place], telling[place]))
-            else:
-                own = good[place:end], telling[place:end], rows.whole[place:end]
-                found.append(_somewhere(*own, several))
-            place = end
-        goods, tells = zip(*found, strict=True)
-        return tf.stack(goods), tf.stack(tells)
-
-
-def _somewhere(good, telling, whole, several):
-    """Whether the gradient separates along one of the axes, and whether that tells."""
-    sure = tf.reduce_any(good & telling)
-    mixed = tf.reduce_any(~good & whole)
-    # Where one example alone has a gradient, any axis may seem to do.
-    separates = sure | (tf.reduce_any(good) & ~(several & mixed))
-    return separates, sure | ~separates
+        # Of several layouts, the gradient must separate along one, and tell.
+        owners = np.repeat(order, [len(self.layouts[number]) for number in order])
+        count = len(self.probes)
+        sure = any_of(good & telling, owners, count)
+        mixed = any_of(~good & rows.whole, owners, count)
+        # Where one example alone has a gradient, any axis may seem to do.
+        separates = sure | (any_of(good, owners, count) & ~(several & mixed))
+        nothing = ~np.array(there, bool)
+        return separates | nothing, sure | ~separates | nothing

@@ -165,8 +165,8 @@ class SelfCheck:
           few: see `run`.
 
         Returns:
-          The weightings; and of each of the variables `_ahead`, the sums that are
-          compared, `[3, n]` for its n entries.
+          The weightings; and, if there are variables `_ahead`, the sums of theirs that
+          are compared, one after the other, `[3, n]` for n entries of all of them.
         """
         seeds = self.seeds(few)
         if not self._ahead:
@@ -175,23 +175,24 @@ class SelfCheck:
 
         def sums(number):
             found = self._engine.unperturbed_sums(seeds[number], self._ahead)
-            return [
-                tf.cast(tf.reshape(found[i], [-1]), tf.float32) for i in self._ahead
-            ]
+            flat = [tf.reshape(found[i], [-1]) for i in self._ahead]
+            return tf.concat([tf.cast(part, tf.float32) for part in flat], axis=0)
 
-        sizes = [self._engine.variables[i].shape.num_elements() for i in self._ahead]
-        specs = [tf.TensorSpec([size], tf.float32) for size in sizes]
+        spec = tf.TensorSpec([sum(self._sizes_ahead)], tf.float32)
         found = tf.map_fn(
-            sums, numbers, fn_output_signature=specs, parallel_iterations=1
+            sums, numbers, fn_output_signature=spec, parallel_iterations=1
         )
-        return [seeds, *found]
+        return [seeds, found]
+
+    @property
+    def _sizes_ahead(self) -> list[int]:
+        return [self._engine.variables[i].shape.num_elements() for i in self._ahead]
 
     def nothing(self) -> list[tf.Tensor]:
         """What stands for what `run` takes in a step that is not checked."""
         variables, count = self._engine.variables, self._engine.flows.batch_size or 0
-        sizes = [variables[i].shape.num_elements() for i in self._ahead]
-        terms = tf.zeros([len(variables), count])
-        return [terms, *(tf.zeros([0, size]) for size in (count, *sizes))]
+        ahead = [tf.zeros([0, sum(self._sizes_ahead)])] if self._ahead else []
+        return [tf.zeros([len(variables), count]), tf.zeros([0, count]), *ahead]
 
     def terms(self, count: tf.Tensor | None = None) -> tf.Tensor:
         """`[V, B]`, the summed squares of what may cancel within an example.
@@ -227,12 +228,17 @@ class SelfCheck:
                 )
             at_probes, truth = found[: len(tensors)], found[len(tensors) :]
             there = [gradient is not None for gradient in at_probes]
-            parts = [
-                table
-                for number, gradient in enumerate(at_probes)
-                for table in separation.tables(number, gradient, weightings.drawn)
-            ]
-            return i + 1, *weightings.take(i, seed, parts, there, truth, state)
+            every = range(len(at_probes))
+            tables = row_tables.join(
+                [
+                    part
+                    for number in every
+                    for part in separation.tables(
+                        number, at_probes[number], weightings.drawn
+                    )
+                ]
+            )
+            return i + 1, *weightings.take(i, seed, tables, every, there, truth, state)
 
         number = tf.shape(seeds)[0]
         _, *found = tf.while_loop(
@@ -246,14 +252,14 @@ class SelfCheck:
         return _comparison(found)
 
     def _weightings(
-        self, seeds: tf.Tensor, terms: tf.Tensor, ahead: Sequence[tf.Tensor] = ()
+        self, seeds: tf.Tensor, terms: tf.Tensor, ahead: tf.Tensor | None = None
     ) -> Weightings:
         """How the engine is compared with backward passes under some weightings.
 
         Args:
           seeds: the weights, `[N, B]`.
           terms: what `terms` made.
-          ahead: sums that are made already; without them, all are made on the way.
+          ahead: sums that `before` made; without them, all are made on the way.
         """
         engine = self._engine
         usable = tf.math.is_finite(engine.loss)
@@ -265,13 +271,15 @@ class SelfCheck:
         decisive = tf.reshape(decisive, [-1, width])
         count = engine.parts.batch_size
 
-        def take(i, seed, parts, there, truth, state):
+        def take(i, seed, tables, order, there, truth, state):
             plain, *worst = state
-            rows = self._separation.rows(parts, count)
+            rows = self._separation.rows(tables, order, count)
             # By the very code that computes the others: compiled another way, the same
             # sums are rounded another way.
             plain = row_tables.noted(tf.equal(i, 0), plain, rows.joined)
-            separate, two = self._separation.separate(plain, rows, there, seed, usable)
+            separate, two = self._separation.separate(
+                *(plain, rows, order, there, seed, usable)
+            )
             own = self._own_sums(seed, i, ahead)
             off = self._differences(seed, own, truth, i, squares, terms, decisive)
             new = dataclasses.replace(off, good=separate, telling=two)
@@ -317,15 +325,17 @@ class SelfCheck:
         """
         return self.wholes - 1
 
-    def _own_sums(self, seed, number, ahead: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _own_sums(self, seed, number, ahead: tf.Tensor | None) -> list[tf.Tensor]:
         """The engine's sums under one weighting, of their variables' shapes or flat."""
-        if not ahead:
+        if ahead is None:
             return self._engine.unperturbed_sums(seed)
         rest = [i for i in range(len(self._columns)) if i not in self._ahead]
         sums = self._engine.unperturbed_sums(seed, rest)
-        row = tf.maximum(number - self._uncounted, 0)
-        for i, found in zip(self._ahead, ahead, strict=True):
-            sums[i] = found[row]
+        found = tf.split(
+            ahead[tf.maximum(number - self._uncounted, 0)], self._sizes_ahead
+        )
+        for i, own in zip(self._ahead, found, strict=True):
+            sums[i] = own
         return sums
 
     def _differences(
@@ -459,7 +469,8 @@ class SelfCheck:
         """
         engine, messages = self._engine, self._apart()
         count = engine.parts.batch_size
-        terms, seeds, *ahead = before
+        terms, seeds, *made = before
+        ahead = made[0] if made else None
         seeds.set_shape([None, engine.flows.batch_size])
         weightings, unmoved = self._weightings(seeds, terms, ahead), []
         noise = tf.zeros([len(engine.variables)])

@@ -89,7 +89,7 @@ class TestOneStep:
         (leaf,) = events.leaves(event)
         pld = _pld._single(leaf, 1e-3)
         both = np.maximum(remove(epsilons), add(epsilons))
-        found = np.array(pld.get_delta_for_epsilon(list(epsilons)))
+        found = np.array([pld.delta(epsilon) for epsilon in epsilons])
         assert np.all(found >= both * (1 - 1e-9))
         np.testing.assert_allclose(found, both, rtol=1e-3)
 
@@ -166,14 +166,14 @@ class TestAgainstOthers:
     def test_one_example_each_by_the_mixture_is_poisson(self):
         # The general way, which `leaves` goes around for k = 1.
         event = CappedPoisson(0.05, 1).event(1.0, 1).event
-        mixed = _pld._single(event, 1e-3).self_compose(20)
+        mixed = _pld._single(event, 1e-3).composed(20)
         plain = _pld._single(
             dp_accounting.PoissonSampledDpEvent(0.05, event.event), 1e-3
-        ).self_compose(20)
+        ).composed(20)
         epsilons = list(np.linspace(0, 4, 9))
         np.testing.assert_allclose(
-            mixed.get_delta_for_epsilon(epsilons),
-            plain.get_delta_for_epsilon(epsilons),
+            [mixed.delta(epsilon) for epsilon in epsilons],
+            [plain.delta(epsilon) for epsilon in epsilons],
             rtol=1e-9,
             atol=1e-14,  # Of the Fourier transforms.
         )
@@ -232,7 +232,8 @@ def test_the_cut_is_bounded_in_full():
     scheme = CappedPoisson(rate, 2, capacity, 6)
     (leaf,) = events.leaves(scheme.event(z, 1))
     epsilons = np.array([0.0, 0.3, 1.0, 2.0, 4.0])
-    bounds = _pld._single(leaf, 1e-3).get_delta_for_epsilon(list(epsilons))
+    single = _pld._single(leaf, 1e-3)
+    bounds = [single.delta(epsilon) for epsilon in epsilons]
     uncut = np.maximum(*(f(epsilons) for f in _profiles.mixture(1 / z, rate, 2)[:2]))
     exceeded = 0.0
     for others in ((-1, -1), (-1, -1, -1, -1), (-1, 0, 0, 1)):

@@ -10,11 +10,12 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import integrate, stats
 
 from tfdpclip import accounting, sampling
-from tfdpclip.accounting import _pld
+from tfdpclip.accounting import _losses, _pld
 from tfdpclip.sampling import events
 
 _Z = 1.2  # Noise standard deviation; records are in [-1, 1].
@@ -61,7 +62,7 @@ def _one_step(scheme, unit_sensitivity=None):
 def _assert_bounds(distribution, pairs):
     """The distribution bounds every pair both ways; returns how tight it gets."""
     tightest = {}
-    bounds = distribution.get_delta_for_epsilon(list(_EPSILONS))
+    bounds = [distribution.delta(epsilon) for epsilon in _EPSILONS]
     for p, q in pairs:
         for epsilon, bound in zip(_EPSILONS, bounds, strict=True):
             for one, other in ((p, q), (q, p)):
@@ -95,7 +96,7 @@ class TestTruncatedPoisson:
         q = _density(_poisson_sums([-1, -1, -1], 0.6, 2))
         ideal = _one_step(sampling.Poisson(0.6))
         exact = max(_hockey_stick(p, q, 1.0), _hockey_stick(q, p, 1.0))
-        assert exact > 1.05 * ideal.get_delta_for_epsilon(1.0)
+        assert exact > 1.05 * ideal.delta(1.0)
 
     def test_is_exact_without_overflow(self):
         p = _density(_poisson_sums([0, 0, 0, 1], 0.3, 4))
@@ -199,13 +200,13 @@ class TestPoisson:
         event = dp_accounting.PoissonSampledDpEvent(
             rate, dp_accounting.GaussianDpEvent(z)
         )
-        ours = _pld._single(event, cell).self_compose(30)
+        ours = _pld._single(event, cell).composed(30)
         theirs = pld_lib.from_gaussian_mechanism(
             z, sampling_prob=rate, value_discretization_interval=cell
         ).self_compose(30)
         epsilons = np.linspace(0, theirs.get_epsilon_for_delta(1e-10), 20)
         np.testing.assert_allclose(
-            ours.get_delta_for_epsilon(epsilons),
+            [ours.delta(epsilon) for epsilon in epsilons],
             theirs.get_delta_for_epsilon(epsilons),
             rtol=1e-5,
             atol=1e-14,
@@ -244,6 +245,53 @@ class TestPoisson:
         assert sampled == accounting.epsilon(2.0, 5, sampling.FullBatch(), 1e-5)
         nearly = accounting.epsilon(2.0, 5, sampling.Poisson(1 - 1e-9), 1e-5)
         assert nearly == pytest.approx(sampled, rel=1e-4)
+
+
+class TestLosses:
+    """Of any masses, beside those of `dp_accounting`."""
+
+    CASES = {
+        "usual": (1e-3, -300, 900, 1e-9),
+        "none below 0": (1e-2, 3, 50, 0.0),
+        "none above 0": (1e-2, -50, 40, 0.0),
+        "so large that e to minus them is 0": (5.0, 100, 300, 0.0),
+        "infinite ones": (1e-3, -100, 200, 0.2),
+        "one alone": (1e-3, 5, 1, 0.1),
+    }
+
+    @staticmethod
+    def both(width, lowest, count, infinite, seed=0):
+        masses = np.random.default_rng(seed).exponential(size=count) ** 3
+        masses *= (1 - infinite) / masses.sum()
+        ours = _losses.Losses(width, lowest, masses, infinite)
+        return ours, pld_pmf.DensePLDPmf(width, lowest, masses, infinite, True)
+
+    @pytest.mark.parametrize("count", [1, 2, 37])
+    @pytest.mark.parametrize("name", CASES)
+    def test_agree_with_dp_accounting(self, name, count):
+        width, lowest, *_ = case = self.CASES[name]
+        ours, theirs = self.both(*case)
+        more = self.both(width, lowest, 20, 0.0, seed=1)
+        for one, other in (
+            (ours, theirs),
+            (ours.composed(count), theirs.self_compose(count)),
+            (ours.joined(more[0]), theirs.compose(more[1])),
+        ):
+            for epsilon in (0.0, 0.03, 0.4, 5.0, 600.0):
+                expected = other.get_delta_for_epsilon(epsilon)
+                assert one.delta(epsilon) == pytest.approx(
+                    expected, rel=1e-9, abs=1e-14
+                )
+            for delta in (1e-10, 1e-5, 0.1, 0.25, 0.9):
+                expected = other.get_epsilon_for_delta(delta)
+                assert one.epsilon(delta) == pytest.approx(expected, rel=1e-6)
+
+    def test_epsilon_is_the_least_of_its_delta(self):
+        ours, _ = self.both(*self.CASES["usual"])
+        for delta in (1e-6, 1e-3, 0.1):
+            epsilon = ours.epsilon(delta)
+            assert ours.delta(epsilon) == pytest.approx(delta, rel=1e-9)
+            assert ours.delta(epsilon * (1 - 1e-6)) > delta
 
 
 class TestRounding:

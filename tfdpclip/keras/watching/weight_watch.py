@@ -120,7 +120,7 @@ class WeightWatch:
         counters = [] if counter is None else [counter]
         self._values = _Values([*self.variables, *counters])
         self._owners = [v for v in self._values.owners if v is not counter]
-        self._held: list[tf.Tensor] | None = None
+        self._held: list[np.ndarray] | None = None
 
     def hold(self) -> None:
         """Remembers the values, which must not outlast the next update."""
@@ -139,8 +139,9 @@ class WeightWatch:
             self.changed = next(changed, None)
         return self.changed
 
-    def _read(self) -> list[tf.Tensor]:
-        values = self._values.read()
+    def _read(self) -> list[np.ndarray]:
+        # Not numpy(), which copies.
+        values = [np.asarray(value) for value in self._values.read()]
         watched = len(self._owners)
         if len(values) > watched:
             self.count = int(values[watched])
@@ -153,9 +154,8 @@ class WeightWatch:
         self.release()
 
 
-def _differ(old: tf.Tensor, new: tf.Tensor) -> bool:
-    # Not numpy(), which copies.
-    before, after = np.asarray(old), np.asarray(new)
-    where = [array.__array_interface__["data"][0] for array in (before, after)]
+def _differ(before: np.ndarray, after: np.ndarray) -> bool:
+    if np.may_share_memory(before, after):
+        return False
     # Another place may hold the same: weights that were swapped and put back.
-    return where[0] != where[1] and before.tobytes() != after.tobytes()
+    return before.tobytes() != after.tobytes()

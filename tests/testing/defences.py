@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from driver_kit import command_line
 from tests.fuzz.channels import CHANNELS, through
 from tfdpclip.gradients import (
     _copies,
@@ -387,5 +388,6 @@ tests.testing.defences`, held by `tests/testing/defences_test.py`, cell by cell.
 """
 
 if __name__ == "__main__":
+    command_line.argument_parser(__doc__).parse_args()
     PAGE.write_text(page())
     print(f"{PAGE.name} is written.")

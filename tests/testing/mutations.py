@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
+from driver_kit import command_line
 from tests.testing import gated as gates
 from tests.testing import planting
 from tests.testing.planting import Mutation
@@ -813,4 +814,5 @@ MUTATIONS = [
 
 
 if __name__ == "__main__":
+    command_line.argument_parser(__doc__).parse_args()
     planting.write_page()

@@ -337,15 +337,17 @@ class ReplacedExamples:
         """Which example is in each row, `[6, N]`, and how many times as large."""
         order = chance.shuffled(tf.range(size))
         own = tf.range(size)
+        # Of nobody, there is no first one, and none is asked for.
+        first = tf.reduce_sum(order[:1])
         half = size // 2
         rest = size - half  # the larger one of an odd number
         most = tf.maximum(size - tf.maximum(size // _STAYING, 1), 0)
         rows, factors = [own], [tf.ones_like(own, tf.float32)]
         for gone, donors, factor in (
             (order[:half], order[half : 2 * half], 1.0),
-            (order[half:], tf.repeat(order[:1], rest), 1 / _FAR),
+            (order[half:], tf.fill([rest], first), 1 / _FAR),
             (order[:most], tf.roll(order, 1, axis=0)[:most], _FAR),
-            (order[1:], tf.repeat(order[:1], tf.maximum(size - 1, 0)), 1.0),
+            (order[1:], tf.fill([tf.maximum(size - 1, 0)], first), 1.0),
         ):
             places, times = gone[:, tf.newaxis], tf.fill(tf.shape(gone), factor)
             rows.append(tf.tensor_scatter_nd_update(own, places, donors))

@@ -351,7 +351,7 @@ class Rerun:
                 moved = tf.gather(source, tf.where(whole, padded, own))
             if source.ref() in scaled:
                 count = tf.shape(moved)[0]
-                times = tf.repeat(factors, self._each)
+                times = factors if self._each == 1 else tf.repeat(factors, self._each)
                 times = tf.concat([times, tf.ones([count])], axis=0)[:count]
                 times = tf.where(whole, times, 1.0)
                 shape = [-1, *([1] * (source.shape.rank - 1))]

@@ -201,7 +201,8 @@ class Rows:
     ):
         self._count = len(layouts)
         self._batch_size = batch_size
-        self.joined, lengths = tables.joined, tables.lengths
+        self.joined = tables.joined
+        self._lengths = lengths = tables.lengths
         starts = tf.cumsum(lengths, exclusive=True)
         each = lengths // tf.maximum(batch_size, 1)
         self.whole = tf.equal(each * batch_size, lengths)
@@ -252,7 +253,8 @@ class Rows:
 
     def mean(self, values: tf.Tensor) -> tf.Tensor:
         """The mean of the rows' values of the table that a row is of, `[M]`."""
-        means = tf.math.unsorted_segment_mean(values, self.table, self._count)
+        sums = tf.math.unsorted_segment_sum(values, self.table, self._count)
+        means = sums / tf.cast(tf.maximum(self._lengths, 1), sums.dtype)
         return tf.gather(means, self.table)
 
 

@@ -384,7 +384,7 @@ def test_a_check_holds_nothing_that_gradients_are_made_of(name):
     shapes = [t.shape for t in found["check"].inputs if t.dtype != tf.resource]
     by_example = [s for s in shapes if s.rank and s[0] is None and s[1:].rank]
     entries = sorted(math.prod(s[1:]) for s in by_example if None not in s[1:])
-    assert entries == [steps * width]
+    assert entries == sorted([2 * width * width, steps * width])
     # It begins when the sums are made.
     gate = found["check"].inputs[0].op
     assert gate.type == "Identity" and len(gate.control_inputs) == 2

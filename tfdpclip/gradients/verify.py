@@ -165,32 +165,24 @@ class SelfCheck:
           few: see `run`.
 
         Returns:
-          The weightings; and, if there are variables `_ahead`, three times the sums of
-          theirs that are compared, one after the other, `[n]` for n entries of all.
+          The weightings; and, if there are variables `_ahead`, the sums of theirs that
+          are compared, one after the other, `[3, n]` for n entries of all of them.
         """
         seeds = self.seeds(few)
         if not self._ahead:
             return [seeds]
-        last = tf.shape(seeds)[0] - 1
+        numbers = tf.minimum(self._uncounted + tf.range(_SUMS), tf.shape(seeds)[0] - 1)
 
-        def body(i, _, *made):
-            number = tf.minimum(self._uncounted + i, last)
+        def sums(number):
             found = self._engine.unperturbed_sums(seeds[number], self._ahead)
-            flat = [tf.reshape(found[k], [-1]) for k in self._ahead]
-            new = tf.concat([tf.cast(part, tf.float32) for part in flat], axis=0)
-            return i + 1, *made, new
+            flat = [tf.reshape(found[i], [-1]) for i in self._ahead]
+            return tf.concat([tf.cast(part, tf.float32) for part in flat], axis=0)
 
-        # Each moves up, and none is copied, as they would be to be stacked.
-        unknown = [tf.TensorShape([None])] * _SUMS
-        _, *found = tf.while_loop(
-            lambda i, *_: i < _SUMS,
-            body,
-            (tf.constant(0), *(tf.zeros([0]) for _ in range(_SUMS))),
-            shape_invariants=(tf.TensorShape([]), *unknown),
-            maximum_iterations=_SUMS,
-            parallel_iterations=1,
+        spec = tf.TensorSpec([sum(self._sizes_ahead)], tf.float32)
+        found = tf.map_fn(
+            sums, numbers, fn_output_signature=spec, parallel_iterations=1
         )
-        return [seeds, *found]
+        return [seeds, found]
 
     @property
     def _sizes_ahead(self) -> list[int]:
@@ -199,7 +191,7 @@ class SelfCheck:
     def nothing(self) -> list[tf.Tensor]:
         """What stands for what `run` takes in a step that is not checked."""
         variables, count = self._engine.variables, self._engine.flows.batch_size or 0
-        ahead = [tf.zeros([0])] * (_SUMS if self._ahead else 0)
+        ahead = [tf.zeros([0, sum(self._sizes_ahead)])] if self._ahead else []
         return [tf.zeros([len(variables), count]), tf.zeros([0, count]), *ahead]
 
     def terms(self, count: tf.Tensor | None = None) -> tf.Tensor:
@@ -260,7 +252,7 @@ class SelfCheck:
         return _comparison(found)
 
     def _weightings(
-        self, seeds: tf.Tensor, terms: tf.Tensor, ahead: Sequence[tf.Tensor] = ()
+        self, seeds: tf.Tensor, terms: tf.Tensor, ahead: tf.Tensor | None = None
     ) -> Weightings:
         """How the engine is compared with backward passes under some weightings.
 
@@ -333,16 +325,15 @@ class SelfCheck:
         """
         return self.wholes - 1
 
-    def _own_sums(self, seed, number, ahead: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _own_sums(self, seed, number, ahead: tf.Tensor | None) -> list[tf.Tensor]:
         """The engine's sums under one weighting, of their variables' shapes or flat."""
-        if not ahead:
+        if ahead is None:
             return self._engine.unperturbed_sums(seed)
         rest = [i for i in range(len(self._columns)) if i not in self._ahead]
         sums = self._engine.unperturbed_sums(seed, rest)
-        row = tf.clip_by_value(number - self._uncounted, 0, _SUMS - 1)
-        flat = tf.switch_case(row, [lambda own=own: own for own in ahead])
-        sizes = self._sizes_ahead
-        found = tf.split(tf.ensure_shape(flat, [sum(sizes)]), sizes)
+        found = tf.split(
+            ahead[tf.maximum(number - self._uncounted, 0)], self._sizes_ahead
+        )
         for i, own in zip(self._ahead, found, strict=True):
             sums[i] = own
         return sums
@@ -478,7 +469,8 @@ class SelfCheck:
         """
         engine, messages = self._engine, self._apart()
         count = engine.parts.batch_size
-        terms, seeds, *ahead = before
+        terms, seeds, *made = before
+        ahead = made[0] if made else None
         seeds.set_shape([None, engine.flows.batch_size])
         weightings, unmoved = self._weightings(seeds, terms, ahead), []
         noise = tf.zeros([len(engine.variables)])

@@ -205,7 +205,8 @@ def test_equal_examples_whose_rounding_errors_add_up(name):
 @pytest.mark.parametrize("rule", [AutomaticClip(0.01), FixedClip(1.0, normalize=True)])
 @pytest.mark.parametrize("name", mostly_slow(["low_rank"], CASES))
 def test_rules_that_scale_up_are_held_as_well(name, rule):
-    check(name, rule=rule)
+    # See above: of sums, which the check of a step is not asked about.
+    check(name, rule=rule, check_isolation="never")
 
 
 @pytest.mark.slow

@@ -293,6 +293,27 @@ class TestLosses:
             assert ours.delta(epsilon) == pytest.approx(delta, rel=1e-9)
             assert ours.delta(epsilon * (1 - 1e-6)) > delta
 
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @pytest.mark.parametrize("place", [0, 1, -1])
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    def test_masses_that_are_no_numbers_are_no_privacy(self, bad, place):
+        masses = np.full(4, 0.25)
+        masses[place] = bad
+        for lowest in (-20, 1):  # Of losses below and above 0.
+            one = _losses.Losses(0.1, lowest, masses, 0.0)
+            for losses in (one, one.composed(3), one.joined(one)):
+                assert losses.epsilon(0.1) == math.inf
+                assert losses.delta(0.0) == 1.0
+        unknown = _losses.Losses(0.1, 1, np.full(4, 0.25), bad)
+        assert unknown.epsilon(0.1) == math.inf
+        assert unknown.delta(0.0) == 1.0
+
+    @pytest.mark.parametrize("count", [0, -1])
+    def test_of_nothing_there_is_no_composition(self, count):
+        ours, _ = self.both(*self.CASES["usual"])
+        with pytest.raises(ValueError, match="count must be at least 1"):
+            ours.composed(count)
+
 
 class TestRounding:
     """Unsampled Gaussians, composed numerically, against the closed form."""

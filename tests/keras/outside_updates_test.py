@@ -18,6 +18,7 @@ from tfdpclip.keras import (
     PrivateStateWarning,
     privatize,
 )
+from tfdpclip.keras.watching.weight_watch import WeightWatch
 
 pytestmark = pytest.mark.unchecked
 
@@ -548,6 +549,21 @@ class TestBetweenSteps:
         )
         _, budget = _fit(callbacks=[stop], epochs=5)
         assert budget.ledger.steps < 50
+
+
+@pytest.mark.parametrize(
+    "rows, shape", [((1, 9), [8, 16]), ((0, 9), None), ((0, 7), None)]
+)
+def test_weights_that_overlap_what_was_there_are_others(rows, shape):
+    """Parts of one tensor share its memory, and a variable takes them as they are."""
+    whole = tf.random.normal([9, 16])
+    variable = tf.Variable(tf.zeros([8, 16]), shape=tf.TensorShape(shape))
+    variable.assign(whole[:8])
+    watch = WeightWatch([variable])
+    watch.hold()
+    assert watch.look() is None
+    variable.assign(whole[rows[0] : rows[1]])
+    assert watch.look() is variable
 
 
 def test_the_training_function_is_put_back():

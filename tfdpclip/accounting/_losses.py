@@ -36,7 +36,11 @@ class Losses:
     infinite: float
 
     def composed(self, count: int) -> Losses:
-        """Of so many independent losses, added up; never better than that."""
+        """Of so many independent losses, at least one, added up; never better."""
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count}.")
+        if not self._known():
+            return dataclasses.replace(self, infinite=math.inf)
         lower, upper = _range_of(self.masses, count)
         length = upper - lower + 1
         size = fft.next_fast_len(max(length, len(self.masses)), real=True)
@@ -56,15 +60,23 @@ class Losses:
         )
 
     def delta(self, epsilon: float) -> float:
-        """The sum of (1 - e^(epsilon - loss)) over all losses above epsilon."""
+        """The sum of (1 - e^(epsilon - loss)) over all losses above epsilon.
+
+        1 if a mass is no number.
+        """
+        if not self._known():
+            return 1.0
         losses = self._losses()
         above = losses > epsilon
         shares = -np.expm1(epsilon - losses[above])
         return float(self.infinite + np.sum(shares * self.masses[above]))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon, at least 0, whose `delta` is no more than this one."""
-        if self.infinite > delta:
+        """The least epsilon, at least 0, whose `delta` is no more than this one.
+
+        Infinite if there is none, or if a mass is no number.
+        """
+        if self.infinite > delta or not self._known():
             return math.inf
         losses = self._losses()
         # Those that are not positive tell nothing of an epsilon that is at least 0.
@@ -86,6 +98,9 @@ class Losses:
         if not upper[place] > lower[place] + delta:
             return 0.0
         return math.log((upper[place] - delta) / lower[place])
+
+    def _known(self) -> bool:
+        return math.isfinite(self.infinite) and bool(np.all(np.isfinite(self.masses)))
 
     def _losses(self) -> np.ndarray:
         return (self.lowest + np.arange(len(self.masses))) * self.width
@@ -127,14 +142,11 @@ def _log_finite(infinite: float) -> float:
 
 def _power(values: np.ndarray, count: int) -> np.ndarray:
     """`values` to the power of `count`, by squaring."""
-    result = None
-    while count:
-        if count % 2:
-            result = values if result is None else result * values
-        count //= 2
-        if count:
-            values = values * values
-    return values if result is None else result
+    if count == 1:
+        return values
+    half = _power(values, count // 2)
+    half = half * half
+    return half * values if count % 2 else half
 
 
 def _range_of(masses: np.ndarray, count: int) -> tuple[int, int]:

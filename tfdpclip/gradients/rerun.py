@@ -382,7 +382,7 @@ class Rerun:
                     outputs = [t * tf.cast(1 - shake, t.dtype) for t in outputs]
                 for old, new in zip(op.outputs, outputs, strict=True):
                     known.setdefault(old.ref(), new)
-            return [_of_shape(known.get(t.ref(), t), t.shape) for t in wanted]
+            return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
 
         late = dict.fromkeys(op for op in self._steps if op not in first)
         on_the_way, later = {}, {}
@@ -431,14 +431,6 @@ class Rerun:
         """
         moved = tf.where(tf.equal(each, self._each), tf.gather(part, rows), part)
         return _rows_of(moved, each)
-
-
-def _of_shape(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """The tensor, which must have the shape if it is not known to have it."""
-    if shape.rank is not None and tensor.shape.rank == shape.rank:
-        if tensor.shape.as_list() == shape.as_list():
-            return tensor
-    return tf.ensure_shape(tensor, shape)
 
 
 def _is_weight(tensor: tf.Tensor) -> bool:

@@ -96,6 +96,7 @@ class TestDraws:
         assert _steps(resumed) == expected[6:]
         assert resumed.seed == 3
 
+    @pytest.mark.slow
     def test_frequencies_reach_the_batches(self):
         batches = sampling.Poisson(0.25).batches(_numbered(), steps=1000)
         counts = np.bincount(sum(_steps(batches), []), minlength=_RECORDS)
@@ -573,6 +574,20 @@ def test_data_are_let_go():
     del batches
     gc.collect()
     assert drawer() is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda batches: batches,
+        lambda batches: batches.map(lambda x, y: (x + 1, y)).repeat().prefetch(2),
+        lambda batches: batches.with_options(tf.data.Options()).take(2),
+    ],
+)
+def test_no_thread_tunes_an_iterator_whose_end_would_wait_for_it(changed):
+    data = np.ones((8, 3), np.float32), np.arange(8)
+    batches = changed(sampling.Poisson(0.5).batches(data))
+    assert batches.options().autotune.enabled is False
 
 
 def test_a_mapped_data_set_keeps_its_batches():

@@ -63,6 +63,9 @@ def _options() -> tf.data.Options:
     # A function without randomness would run on elements to come.
     options.experimental_optimization.map_parallelization = False
     options.experimental_distribute.auto_shard_policy = REFUSED
+    # There is nothing to tune, and whoever lets go of an iterator waits for the thread
+    # that does: up to half a minute, the longer the iterator was there.
+    options.autotune.enabled = False
     return options
 
 

@@ -106,7 +106,8 @@ dist: $(VENV)/.docs
 
 # TensorFlow never frees what XLA compiled, and this suite compiles hundreds of steps.
 # So the tests run in parts, each in processes of its own; the last part is whatever the
-# others leave. (What is traced only, `tests/conftest.py` frees.)
+# others leave. (What is traced only, `tests/conftest.py` frees.) A file's tests are one
+# process's, so that what they share is made once.
 TEST_PARTS = 'tests/keras tests/clipping tests/testing' 'tests/gradients' $(OTHER_TESTS)
 ALL_TEST_PARTS = 'tests/keras/[a-d]*_test.py' \
     'tests/keras/e*_test.py -k adam' 'tests/keras/e*_test.py -k not(adam)' \
@@ -119,7 +120,7 @@ OTHER_TESTS = 'tests tfdpclip driver_kit --ignore=tests/keras --ignore=tests/cli
 define run_tests
 failed=; \
 for part in $(if $(ARGS),'',$(2)); do \
-  $(PY) -m pytest -n 2 $(1) $$part $(ARGS) || failed=yes; \
+  $(PY) -m pytest -n 2 --dist loadfile $(1) $$part $(ARGS) || failed=yes; \
 done; \
 [ -z "$$failed" ]
 endef

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -24,7 +25,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Traced graphs are many Python objects: looking through all of them as often as Python
 # does by default is a tenth of what the tests cost.
-gc.set_threshold(20_000, 10, 10)
+gc.set_threshold(100_000, 10, 10)
+
+# After so many modules all objects are looked through, not only those since the last.
+_ALL_OBJECTS_EVERY = 20
+_modules = itertools.count(1)
 
 
 # With oneDNN, which is on by default on some processors only, TensorFlow has kernels
@@ -124,13 +129,37 @@ def _ops_without_stacks(request, monkeypatch):
     monkeypatch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: here)
 
 
+def pytest_collection_finish() -> None:
+    if "tensorflow" in sys.modules:
+        _tune_no_iterator()
+    gc.collect()
+    gc.freeze()
+
+
+def _tune_no_iterator() -> None:
+    """Has data sets run without the thread that tunes them.
+
+    Whoever lets go of an iterator waits for it, and it sleeps the longer the iterator
+    has been there: garbage that had a few of them took 20 seconds to collect.
+    """
+    from tensorflow.python.data.ops import dataset_ops
+
+    def untuned(self):
+        options = dataset_ops.options_lib.Options()
+        options.autotune.enabled = False
+        return dataset_ops._OptionsDataset(self, options)
+
+    dataset_ops.DatasetV2._apply_debug_options = untuned
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _traced_functions_are_freed():
     """Drops what keeps every traced function of a module's tests alive.
 
     TensorFlow registers the gradient function of each call of a `tf.custom_gradient`
     by name and for good, and with it the graph that the call is in: without this, two
-    processes of this suite grow to 24 GiB.
+    processes of this suite grow to 24 GiB. What is alive after it stays for long, as a
+    rule: to look through all of that after each module took up to three seconds.
     """
     yield
     if "tensorflow" in sys.modules:
@@ -139,7 +168,10 @@ def _traced_functions_are_freed():
         registered = ops.gradient_registry._registry
         for name in [n for n in registered if n.startswith("CustomGradient-")]:
             del registered[name]
+        if next(_modules) % _ALL_OBJECTS_EVERY == 0:
+            gc.unfreeze()
         gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -65,6 +65,7 @@ def failing(error: Exception, after: int = 0):
     return lambda: step
 
 
+@pytest.mark.slow
 def test_command_writes_table_report_and_figure_and_resumes(tmp_path, monkeypatch):
     arguments = [*TINY, "--modes=quantile", "--peers=", f"--output_dir={tmp_path}"]
     step_time.main(arguments)
@@ -409,6 +410,7 @@ def test_federated_rounds_run(tmp_path):
     assert {row["status"] for row in rows} == {"ok"}
 
 
+@pytest.mark.slow
 def test_federated_tasks_are_timed_on_the_batches_of_a_round():
     options = {"examples": 7}
     spec = timing.Spec("digits", 4, ("plain", "local", "evaluation"), options)
@@ -544,6 +546,7 @@ def test_a_kernel_takes_the_longest_of_three_times():
         assert device.seconds(roofline.Kernel("Op", *kernel)) == seconds
 
 
+@pytest.mark.slow
 def test_a_gpu_is_estimated(capsys):
     roofline.main(["--cells=mlp:16"])
     names, _, row = capsys.readouterr().out.strip().splitlines()
@@ -555,6 +558,7 @@ def test_a_gpu_is_estimated(capsys):
     assert "is a loop" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     arguments = [
         *("--models=mlp", "--batch_sizes=16", "--examples=64", "--epochs=2"),
@@ -577,6 +581,7 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
         whole_fit.main(["--models=none"])
 
 
+@pytest.mark.slow
 def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, capsys):
     arguments = [
         *("--data=synthetic", "--libraries=tfdpclip", "--epochs=1", "--turns=1"),
@@ -593,6 +598,7 @@ def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, caps
         to_accuracy.main(["--libraries=none"])
 
 
+@pytest.mark.slow
 def test_records_from_disk_are_counted_and_not_rows(tmp_path, capsys):
     paths = records.write_files(tmp_path, 12, 8)
     for variant in records.VARIANTS:

@@ -115,6 +115,7 @@ def test_dependencies_are_the_imports(library):
     assert set(found) == declared, found
 
 
+@pytest.mark.slow
 def test_tests_depend_on_all_that_they_import():
     known = source_tree.find_modules()
     for target in TARGETS.values():
@@ -162,6 +163,7 @@ def f(name):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", source_tree.PACKAGES)
 def test_what_is_imported_is_there(package):
     found = []
@@ -192,7 +194,7 @@ for name, module in list(sys.modules.items()):
 
 
 @pytest.mark.parametrize("library", source_tree.INSTALLED)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_what_a_library_depends_on_suffices(library, tmp_path):
     if library in ("tfdpclip", "tff_tasks") and not stack.FEDERATED:
         pytest.skip("all of it is imported, and TensorFlow Federated is not there")
@@ -222,6 +224,7 @@ def test_what_a_library_depends_on_suffices(library, tmp_path):
     assert done.returncode == 0, output.read_text()[-3000:]
 
 
+@pytest.mark.slow
 def test_bazel_reads_build(tmp_path):
     bazel = shutil.which("bazel")
     if bazel is None:

@@ -147,6 +147,7 @@ def test_growth_over_23_rounds():
     assert float(state) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("update", ["geometric", "linear"])
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -7.0, 7.0, 1e30])
 def test_a_state_stays_finite_and_positive_for_ever(update, fraction):
@@ -330,6 +331,7 @@ def test_a_rule_is_frozen_and_hashable(rule):
         setattr(rule, name, 3.0)
 
 
+@pytest.mark.thinned(4)
 @all_rules
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_rule_gives_the_same_inside_a_compiled_function(rule, jit):

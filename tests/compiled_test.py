@@ -87,6 +87,7 @@ def copied(written, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 @needs_jax
 def test_a_step_runs_without_tensorflow_and_does_what_tensorflow_does(written):
     folder, manifest = written
@@ -108,6 +109,7 @@ def test_a_step_runs_without_tensorflow_and_does_what_tensorflow_does(written):
     assert any("StateVar" in name or "state" in name.lower() for name in names)
 
 
+@pytest.mark.slow
 def test_arguments_are_shared_and_results_say_what_they_update(written):
     _, manifest = written
     plain, private, _ = manifest["steps"]
@@ -190,6 +192,7 @@ def test_what_was_changed_or_broken_is_said(copied, change, message):
         run_steps.read(copied)
 
 
+@pytest.mark.slow
 @needs_jax
 def test_a_result_that_is_not_tensorflows_is_found(copied):
     manifest = manifest_of(copied)

@@ -87,6 +87,7 @@ def test_the_source_distribution_has_the_package_and_nothing_else(sdist):
     assert set(paths) - made == installed_modules() | BESIDE_MODULES
 
 
+@pytest.mark.slow
 def test_the_source_distribution_suffices_for_the_wheel(wheel):
     assert wheel.name == f"tfdpclip-{VERSION}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -110,6 +110,7 @@ def help_texts(tmp_path_factory) -> dict[str, tuple[object, str]]:
     return json.loads(output.read_text())
 
 
+@pytest.mark.slow
 def test_every_program_was_asked(help_texts):
     assert len(PROGRAMS) > 30
     assert len(help_texts) == len(ASKED) * len(command_line.HELP)

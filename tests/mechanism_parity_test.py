@@ -133,6 +133,7 @@ def by_engine(settings):
     return kept([-w for w in engine.weights], engine._clip_state)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PARITY)
 def test_keras_federated_and_the_local_engine_release_the_same(name):
     """The same records and the same noise: the same numbers, and the right ones."""

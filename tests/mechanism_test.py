@@ -67,6 +67,7 @@ def oracle(prefix):
 # The noise.
 
 
+@pytest.mark.thinned(2)
 @oracle("001/thm1/z")
 def test_the_sum_gets_what_theorem_1_leaves_of_z(case):
     inputs = case["inputs"]
@@ -109,6 +110,7 @@ def test_every_rule_has_an_entry():
     assert rules == {type(rule) for rule in RULES.values()}
 
 
+@pytest.mark.thinned(4)
 @every_rule
 def test_one_record_is_within_noise_multiplier_z(rule):
     """Its parts and bits, each over the stddev of its noise, have norm 1/z at most.
@@ -190,6 +192,7 @@ def test_a_step_is_clip_sum_noise_divide_adapt():
         state = release.next_state
 
 
+@pytest.mark.thinned(2)
 @every_rule
 def test_the_noise_is_scaled_by_the_clip_that_was_applied(rule):
     found, state = made(rule)
@@ -228,6 +231,7 @@ def test_fractions_are_clamped():
         assert release.fractions.numpy().tolist() == [fraction]
 
 
+@pytest.mark.thinned(2)
 @every_rule
 def test_dividing_weights_is_dividing_sums(rule):
     found, state = made(rule)
@@ -244,6 +248,7 @@ def test_dividing_weights_is_dividing_sums(rule):
     np.testing.assert_allclose(after.stddevs, before.stddevs)
 
 
+@pytest.mark.thinned(4)
 @every_rule
 def test_it_is_the_same_inside_a_function(rule):
     found, state = made(rule)
@@ -273,6 +278,7 @@ def test_noise_comes_from_the_source_with_the_stated_stddev():
 # No noise, and noise that follows a schedule.
 
 
+@pytest.mark.thinned(2)
 @every_rule
 def test_without_noise_nothing_is_added(rule):
     found, state = made(rule, z=0.0)
@@ -411,6 +417,7 @@ def test_what_has_no_sum_gets_no_noise():
 # Where it stands.
 
 
+@pytest.mark.slow
 def test_it_knows_neither_keras_nor_federated():
     tree = ast.parse(inspect.getsource(mechanism))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

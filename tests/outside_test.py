@@ -26,6 +26,7 @@ def private(kind=dpc.keras.DPAdam, **options):
     return kind(0.1, **options)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"use_ema": True}])
 def test_the_first_step_is_traced_once(options):
     """A function that sees a variable made in its first trace is traced again."""
@@ -43,6 +44,7 @@ def test_the_first_step_is_traced_once(options):
     assert int(model.optimizer.iterations) == 4 / options.get("accumulation_steps", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"accumulation_steps": 2}, {"use_ema": True}])
 def test_a_model_that_makes_its_variables_in_the_first_step_trains(options):
     model = model_of(private(**options), lazy=True)
@@ -51,6 +53,7 @@ def test_a_model_that_makes_its_variables_in_the_first_step_trains(options):
     assert all(np.all(np.isfinite(v)) for v in model.get_weights())
 
 
+@pytest.mark.slow
 def test_a_strategy_of_one_device_trains():
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         model = model_of(private(dpc.keras.DPSGD, momentum=0.9))

@@ -179,6 +179,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_every_import_is_declared(setup_arguments):
     extras = setup_arguments["extras_require"].values()
     declared = {
@@ -253,6 +254,7 @@ def newer_than_3_10(text: str) -> list[str]:
     return sorted(set(names) & set(NEWER_THAN_3_10))
 
 
+@pytest.mark.slow
 def test_code_is_that_of_the_oldest_python():
     for path in source_tree.find_modules().values():
         assert not newer_than_3_10((ROOT / path).read_text()), path
@@ -281,6 +283,7 @@ def test_every_module_is_in_an_installed_package(setup_arguments):
             )
 
 
+@pytest.mark.slow
 def test_wheel_has_the_packages_and_nothing_else(tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
     copy_repository(source)
@@ -486,6 +489,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("pythons, environment, name", CHOICES)
 @pytest.mark.parametrize("goal", ["demo", "test"])
 def test_make_takes_the_stack_of_the_python_that_is_there(

@@ -64,9 +64,7 @@ def passes():
 
 
 def rows():
-    plan = dpc.keras.PrivacyPlan(
-        3, 1e-5, examples=100, batch_size=50, epochs=2, accountant="rdp"
-    )
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, examples=100, batch_size=50, epochs=2)
     return plan.rows()
 
 

@@ -19,7 +19,12 @@ INDEX = ROOT / "docs" / "tutorials" / "index.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Each is trained from top to bottom. `make docs` lists them in their index.
 TUTORIALS = sorted({*(ROOT / "docs" / "tutorials").glob("*.md")} - {INDEX})
-SLOW = {"federated_plays", "fine_tuning"}
+# Of these `make test` has none: CI runs them with its part of the slow tests, always.
+SLOW = {
+    *("audit", "choose", "clipping", "correlated_noise", "data", "federated"),
+    *("federated_plays", "fine_tuning", "mnist", "plan", "search_cost", "testing"),
+    *("transfer",),
+}
 # What must be set before TensorFlow is imported, as the page says: TensorFlow counts
 # memory with oneDNN only, which is its default on some processors.
 OWN_PROCESS = {"plan": {"TF_ENABLE_ONEDNN_OPTS": "1"}}

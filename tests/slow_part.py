@@ -7,8 +7,8 @@ A test is in the part if a hash of its id is, modulo `PARTS`, the number of the 
 hash of CHANGELOG.md. It is another after each change that is worth a word, and the same
 while such a change is mended, and after it is merged. 20 of them leave out one test in
 7. Always run, first and for at most half of the time,
-are the slow tests of test files that the last commit to that folder changed, unless
-they are more than `MOST` files.
+are what the documentation shows (`ALWAYS`) and the slow tests of test files that the
+last commit to that folder changed, unless they are more than `MOST` files.
 
 What time does not suffice for is listed, and is no failure. A test that was begun is
 ended; those with a time limit of their own are begun first.
@@ -32,6 +32,7 @@ from driver_kit import command_line
 
 PARTS = 11
 MOST = 12
+ALWAYS = {"tests/readme_test.py"}
 # In no part, as they take over five minutes: `make test-all` has them.
 LONG = ("tests/keras/step_memory_test.py::test_the_estimate_holds_for_models[True-",)
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -56,12 +57,12 @@ def tree_number(root: pathlib.Path = ROOT) -> int:
 
 
 def changed_files(root: pathlib.Path = ROOT) -> set[str]:
-    """The test files of the last commit that changed `tests`: none of too many."""
+    """`ALWAYS`, and test files of the last commit that changed any, if not too many."""
     last = git("log", "-1", "--format=%H", "--", "tests", root=root)
     both = (f"{last}~1", last)
     names = git("diff", "--name-only", "--relative", *both, "--", "tests", root=root)
     found = {name for name in names.splitlines() if name.endswith("_test.py")}
-    return found if len(found) <= MOST else set()
+    return ALWAYS | (found if len(found) <= MOST else set())
 
 
 def is_in_part(name: str, number: int) -> bool:
@@ -155,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     changed = changed_files()
     print(
         f"Slow tests: part {number} of 0 to {PARTS - 1} (--number={number}), "
-        f"and all of {len(changed)} changed files; {settings.seconds:g} s.",
+        f"and all of {len(changed)} files; {settings.seconds:g} s.",
         flush=True,
     )
     arguments = [

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests import slow_part
-from tests.slow_part import MOST, PARTS, SlowPart, changed_files, is_in_part
+from tests.slow_part import ALWAYS, MOST, PARTS, SlowPart, changed_files, is_in_part
 from tests.source_tree import ROOT
 
 NAMES = [f"tests/{file}_test.py::test[{n}]" for file in "abc" for n in range(100)]
@@ -94,13 +94,18 @@ def test_what_the_last_commit_changed(tmp_path):
     git(tmp_path, "init", "--quiet")
     (tmp_path / "tests").mkdir()
     commit(tmp_path, ["before"])
-    assert changed_files(tmp_path) == set()
+    assert changed_files(tmp_path) == ALWAYS
     commit(tmp_path, ["a", "b"])
     # A commit to something else, as a merge is.
     commit(tmp_path, [])
-    assert changed_files(tmp_path) == {"tests/a_test.py", "tests/b_test.py"}
+    both = {"tests/a_test.py", "tests/b_test.py"}
+    assert changed_files(tmp_path) == ALWAYS | both
     commit(tmp_path, range(MOST + 1))
-    assert changed_files(tmp_path) == set()
+    assert changed_files(tmp_path) == ALWAYS
+
+
+def test_what_is_always_run_is_there():
+    assert all((ROOT / path).exists() for path in ALWAYS)
 
 
 def test_the_part_is_another_when_something_was_worth_a_word(tmp_path):
@@ -117,7 +122,7 @@ def test_the_part_is_another_when_something_was_worth_a_word(tmp_path):
 def test_without_git_the_day_decides(tmp_path):
     days = slow_part.datetime.date.today().toordinal()
     assert slow_part.tree_number(tmp_path) in (days, days + 1)
-    assert changed_files(tmp_path) == set()
+    assert changed_files(tmp_path) == ALWAYS
 
 
 def run(tmp_path, seconds, *arguments):
@@ -135,11 +140,13 @@ def run(tmp_path, seconds, *arguments):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_slow_test_that_fails_is_a_failure(tmp_path):
     status, said = run(tmp_path, 300.0)
     assert status == pytest.ExitCode.TESTS_FAILED, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "two"])
 def test_what_was_not_reached_is_said_and_is_no_failure(tmp_path, processes):
     status, said = run(tmp_path, 0.0, *processes)

@@ -24,6 +24,7 @@ _SCHEMES = [
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=repr)
 class TestRoundTrips:
+    @pytest.mark.thinned(2)
     def test_noise(self, scheme):
         for target in (0.5, 4.0):
             z = accounting.noise_multiplier(target, _DELTA, 200, scheme)
@@ -129,6 +130,7 @@ class TestExtremes:
         # RDP cannot say less than log(1 / delta) / (the largest order - 1), about.
         assert 0 <= spent < (1e-3 if accountant == "pld" else 4e-3)
 
+    @pytest.mark.slow
     def test_huge_numbers_of_steps(self):
         scheme = sampling.Poisson(0.001)
         spent = accounting.epsilon(1.0, 10**8, scheme, _DELTA)
@@ -245,6 +247,7 @@ class TestCohort:
             > 2.0
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["pld", "rdp"])
     @pytest.mark.parametrize("how_drawn", ["poisson", "fixed_size"])
     def test_never_shrinks_a_trial(self, how, how_drawn):
@@ -262,12 +265,14 @@ class TestCohort:
             less = sampling.Poisson(40 / 10**5)
         assert accounting.epsilon(1.2, 200, less, 1e-5, how) < 8
 
+    @pytest.mark.slow
     def test_a_trial_of_the_whole_population(self):
         plan = accounting.cohort_for(50.0, 1e-3, 100, 1, 2.0, 100)
         assert plan.scale == 1.0 and plan.clients_per_round == 100
         with pytest.raises(ValueError, match="too small.*population of about"):
             accounting.cohort_for(0.5, 1e-3, 100, 10, 2.0, 100, accountant="rdp")
 
+    @pytest.mark.slow
     def test_table_1_comes_from_this_recipe(self):
         # EMNIST-CR: m = 513, z = 0.513 after a trial with m = 100, z = 0.1.
         delta = 1e6**-1.1
@@ -278,6 +283,7 @@ class TestCohort:
         assert plan.clients_per_round == pytest.approx(513, abs=2)
         assert plan.noise_multiplier == pytest.approx(0.513, abs=2e-3)
 
+    @pytest.mark.slow
     def test_a_population_too_small_says_what_would_do(self):
         with pytest.raises(ValueError, match="too small.*population of about") as info:
             accounting.cohort_for(1.0, 1e-6, 5000, 200, 0.1, 50, accountant="rdp")

@@ -57,6 +57,7 @@ def _epsilon(scheme, z, steps, delta=1e-6, **options):
 
 
 class TestOneStep:
+    @pytest.mark.thinned(3)
     @pytest.mark.parametrize("k, rate, z", _CASES)
     def test_profiles_are_the_integrals(self, k, rate, z):
         remove, add, _ = _profiles.mixture(1 / z, rate, k)
@@ -65,6 +66,7 @@ class TestOneStep:
         expected = [_integrated(k, rate, z, epsilon) for epsilon in epsilons]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-13)
 
+    @pytest.mark.thinned(14)
     @pytest.mark.parametrize("capacity", [None, 10, 14, 25])
     @pytest.mark.parametrize("k, rate, z", _CASES)
     def test_epsilon_is_at_most_a_percent_above(self, k, rate, z, capacity):
@@ -138,6 +140,7 @@ def _composed(k, rate, z, steps, width=5e-4):
         yield (np.arange(len(total)) + start) * width, np.maximum(total, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, 5])
 @pytest.mark.parametrize(
     "k, rate, z", [(1, 0.1, 1.0), (2, 0.02, 0.9), (8, 0.05, 2.0), (8, 0.4, 6.0)]
@@ -184,6 +187,7 @@ class TestAgainstOthers:
         nearly = _epsilon(CappedPoisson(1 - 1e-9, 4), 8.0, 5)
         assert nearly == pytest.approx(certain, rel=1e-3)
 
+    @pytest.mark.slow
     def test_more_examples_of_a_person_cost_more(self):
         spent = [_epsilon(CappedPoisson(0.01, k), 1.5, 100) for k in (1, 2, 3, 8, 30)]
         assert spent == sorted(spent)
@@ -192,6 +196,7 @@ class TestAgainstOthers:
         any_of_8 = Poisson(1 - 0.99**8)
         assert spent[3] < accounting.epsilon(1.5 / 8, 100, any_of_8, 1e-6)
 
+    @pytest.mark.slow
     def test_less_room_costs_more(self):
         spent = [
             _epsilon(CappedPoisson(0.1, 4, c, 100), 2.0, 20)
@@ -205,6 +210,7 @@ class TestAgainstOthers:
         always = _epsilon(CappedPoisson(0.1, 4), 1.0, 20)
         assert spent[-1] == pytest.approx(always, rel=1e-6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("k", [20, 300])
     def test_many_examples_of_a_person(self, k):
         # Those who hardly ever enter are cut off, on the safe side.

@@ -76,6 +76,7 @@ _PEOPLE = ("people", "--epsilon=3", "--steps=50", "--people=1000",
            "--population=20000", "--delta=1e-6")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_people(capsys):
     text = _run(capsys, *_PEOPLE, "--per_person=1,4,40", "--batch_size=100")
     rows = _rows(text)
@@ -116,12 +117,14 @@ def test_people_is_said_of_people_only(capsys):
     assert "person" not in text
 
 
+@pytest.mark.slow
 def test_people_have_a_plot(capsys, tmp_path):
     path = tmp_path / "epsilon.png"
     _run(capsys, *_PEOPLE, "--per_person=4", "--batch_size=100", f"--png={path}")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_papers_convention_is_labelled(capsys):
     arguments = ("epsilon", "--noise_multiplier=0.669", "--steps=4000",
                  "--batch_size=2231", "--population=1000000", "--accountant=rdp",
@@ -134,6 +137,7 @@ def test_the_papers_convention_is_labelled(capsys):
     assert "strict" not in strict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed_size", "with_replacement", "shuffled"])
 def test_every_scheme_can_be_asked_for(kind, capsys):
     text = _run(

@@ -154,6 +154,7 @@ class TestAgainstTheDefinition:
                 worst = max(worst, math.sqrt(squared))
         assert worst == pytest.approx(1 / z)
 
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize("turns", [False, True])
     @pytest.mark.parametrize(
         "matrix", [correlated.SquareRootToeplitz(3), _BUFFERED, _BANDED]

@@ -83,6 +83,7 @@ def _fixed_size_rdp(inputs, sensitivity):
     )
 
 
+@pytest.mark.thinned(4)
 @_cases("001/table1/")
 def test_table_1_in_the_papers_convention(case):
     epsilon = _fixed_size_rdp(case["inputs"], 1.0)
@@ -90,6 +91,7 @@ def test_table_1_in_the_papers_convention(case):
     assert f"{epsilon:.1f}" == "5.0"
 
 
+@pytest.mark.thinned(3)
 @_cases("001/table1_strict/")
 def test_table_1_in_the_strict_reading(case):
     # The case states the halved multiplier; the library halves it itself.
@@ -299,7 +301,7 @@ def _integrated_rdp(rate, z, order):
 
 @pytest.mark.parametrize("rate", [0.004, 0.05, 0.5])
 @pytest.mark.parametrize("z", [0.55, 1.0, 3.0])
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_no_order_has_less_than_the_divergence(rate, z):
     # Orders between integers have an alternating series. dp-accounting 0.6.0 adds its
     # terms up without their signs: a bound, looser the lower the order.
@@ -331,6 +333,7 @@ def test_calibration_of_one_gaussian(case):
     _check(case, noise_multiplier=z)
 
 
+@pytest.mark.thinned(4)
 @_cases("acct/calibration/")
 def test_calibration(case):
     inputs = case["inputs"]

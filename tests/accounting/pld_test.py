@@ -192,6 +192,7 @@ class TestFixedSize:
 
 
 class TestPoisson:
+    @pytest.mark.thinned(4)
     @pytest.mark.parametrize(
         "z, rate, cell",
         [(1.3, 0.005, 1e-4), (0.5, 0.3, 1e-3), (5.0, 0.01, 1e-5), (0.3, 0.9, 1e-3)],
@@ -338,6 +339,7 @@ class TestRounding:
         assert 0 < far < 1e-20
 
 
+@pytest.mark.slow
 def test_mixed_events_compose():
     gaussian = dp_accounting.GaussianDpEvent(4.0)
     mixed = dp_accounting.ComposedDpEvent(

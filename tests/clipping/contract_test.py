@@ -104,6 +104,7 @@ def test_every_rule_of_the_library_has_a_public_name():
         assert name in dpc.__all__ and getattr(dpc, name) is getattr(dpc.clipping, name)
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("rule", cases())
 def test_a_rule_of_the_library_keeps_the_contract(rule):
     report = assert_clip_rule(rule, names=NAMES)
@@ -307,6 +308,7 @@ def broken(base, method, replacement, module="tests.broken"):
     return register_rule(_frozen(kind))()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [_Base, _Counting])
 def test_the_rules_that_are_broken_below_are_sound(base):
     kind = type("BrokenRule", (base,), {"__module__": "tests.broken"})
@@ -315,6 +317,7 @@ def test_the_rules_that_are_broken_below_are_sound(base):
     assert assert_clip_rule(rule).ratio > 0.999
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_a_rule_without_its_bound_is_refused_by_the_assertion(name):
     *how, said = UNBOUNDED[name]
@@ -405,6 +408,7 @@ def test_no_list_of_rules_decides_what_a_rule_can_do():
                 assert not lists_rules(line), (path, line)
 
 
+@pytest.mark.slow
 def test_the_module_is_public():
     program = "import tfdpclip as dpc; print(dpc.clipping.as_rule(0.5))"
     done = subprocess.run(
@@ -502,6 +506,7 @@ def test_a_rule_that_is_no_pure_function_is_refused_by_the_assertion(name):
         assert_clip_rule(broken(*IMPURE[name]))
 
 
+@pytest.mark.slow
 def test_a_claim_to_be_elementwise_is_tried():
     def weights(self, norms, state):
         # Of `[B, L]`, the clip of the first group for all.
@@ -528,6 +533,7 @@ def test_a_wrong_threshold_is_refused():
         assert_clip_rule(rule)
 
 
+@pytest.mark.slow
 def test_a_rule_that_cannot_be_loaded_is_refused():
     @_frozen
     class Unregistered(_Base):

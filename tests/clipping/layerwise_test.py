@@ -95,6 +95,7 @@ def loads(rule, state, norms):
     return np.linalg.norm(parts / scales, axis=1)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_every_record_stays_in_the_unit_ball_of_the_noise_scales(rule):
     rule = rule.bind(NAMES)
@@ -110,6 +111,7 @@ def test_every_record_stays_in_the_unit_ball_of_the_noise_scales(rule):
         state = rule.next_state(state, tf.constant(fractions))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_indicators_are_halves_and_only_of_records_that_are_there(rule):
     rule = rule.bind(NAMES)
@@ -128,6 +130,7 @@ def test_indicators_are_halves_and_only_of_records_that_are_there(rule):
         assert np.any(found == 0.5)
 
 
+@pytest.mark.thinned(20)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_rule_comes_back_from_json(rule):
     for one in (rule, rule.bind(NAMES)):
@@ -148,6 +151,7 @@ def test_a_rule_is_not_equal_to_one_with_another_setting(rule):
     assert all(rule != other for other in others)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("allocation", ["per_layer", "joint"])
 def test_one_rule_for_all_groups_is_the_same_as_one_for_each(name, allocation):
@@ -354,6 +358,7 @@ class Leaves(schedules.LearningRateSchedule):
         return {"value": self.value}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 def test_a_schedule_that_leaves_the_range_still_clips(value):
     schedule = Leaves(value)
@@ -439,6 +444,7 @@ def test_a_number_of_groups_takes_norms_by_layer():
     np.testing.assert_allclose(sorted(clips), [0.1, 1.0], rtol=1e-6)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [1e-38, 1e-30, 1e-22, 3e-20, 1e-19, 1e15, 1e25])
 def test_scaled_norms_whose_squares_are_no_float32_are_bounded(size):
     # In float32 the norm of (3e-20, 3e-20) is 0, or that of one of them.

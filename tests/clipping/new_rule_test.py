@@ -45,6 +45,7 @@ class PowerClip(dpc.ClipRule):
         return tf.constant(self.norm, tf.float32)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract():
     for power in (1.0, 2.0, 3.5):
         assert dpc.testing.assert_clip_rule(PowerClip(0.5, power)).ratio > 0.999
@@ -69,7 +70,7 @@ def test_without_its_bound_it_is_refused_everywhere():
     ],
     ids=["flat", "layerwise", "public", "scaled"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_step_has_its_sensitivity(rule):
     report = dpc.testing.assert_sensitivity(model_of(clip=rule), data())
     assert 0.5 * report.limit < report.distance <= 1.02 * report.limit

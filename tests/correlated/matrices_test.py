@@ -200,6 +200,7 @@ class TestTree:
 
 
 class TestBuffered:
+    @pytest.mark.thinned(6)
     @pytest.mark.parametrize("buffers", [1, 2, 5, 8])
     @pytest.mark.parametrize("participation", [_ONCE, correlated.MinSeparation(50)])
     def test_is_of_the_kind_whose_sensitivity_is_exact(self, buffers, participation):
@@ -248,6 +249,7 @@ class TestBuffered:
         error = correlated.noise_error(matrix, steps, _ONCE)
         assert error.max <= factor * (1 + math.log(steps) / math.pi)
 
+    @pytest.mark.slow
     def test_it_is_what_jax_privacy_finds(self):
         """Known answer of its test for two buffers and 100,000 steps."""
         matrix = correlated.BufferedToeplitz(2, 100_000, _ONCE, error="last")

@@ -57,6 +57,7 @@ def _falling(rng, length):
     return column
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", _PATTERNS, ids=str)
 @pytest.mark.parametrize("steps", [1, 5, 10])
 def test_is_exact_where_coefficients_do_not_rise(participation, steps):

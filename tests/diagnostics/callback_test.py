@@ -27,6 +27,7 @@ def trained(callbacks, clip=None, epochs=2, optimizer=None, seed=3):
     return model
 
 
+@pytest.mark.slow
 def test_rows_files_and_pictures(tmp_path):
     data = images(64)
     watch = GradientDiagnostics(
@@ -70,6 +71,7 @@ def test_rows_files_and_pictures(tmp_path):
     } <= tags
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without():
     """Also the dropout masks: measuring draws no random numbers."""
     plain = trained([], 1.0)
@@ -78,6 +80,7 @@ def test_training_is_the_same_with_and_without():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_every_few_steps_and_training_on():
     watch = GradientDiagnostics(images(32), every=3, public=True)
     model = trained([watch], 1.0)
@@ -87,6 +90,7 @@ def test_every_few_steps_and_training_on():
     assert [r["step"] for r in watch.rows] == [0, 3, 6, 9, 12]
 
 
+@pytest.mark.slow
 def test_public_data_are_not_marked(tmp_path):
     watch = GradientDiagnostics(
         images(32), public=True, csv_path=tmp_path / "r.csv", log_dir=tmp_path
@@ -107,7 +111,7 @@ def test_public_data_are_not_marked(tmp_path):
     [(FixedClip(0.5), 0.5), (AutomaticClip(), None), (LayerwiseClip(0.3), None)],
     ids=["fixed", "automatic", "layerwise"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_clip_rules(clip, flat, tmp_path):
     watch = GradientDiagnostics(images(32), picture_dir=tmp_path)
     trained([watch], clip, epochs=1)
@@ -130,6 +134,7 @@ def test_an_ordinary_optimizer(tmp_path):
     assert not (tmp_path / "signal.png").exists()
 
 
+@pytest.mark.slow
 def test_data_sets():
     x, y = images(40)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)

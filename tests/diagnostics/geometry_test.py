@@ -161,6 +161,7 @@ def test_many_points_are_thinned_out():
     assert symmetry_score(points, 9, most=50).count == 50
 
 
+@pytest.mark.slow
 def test_summary_and_picture(tmp_path):
     found = gradient_geometry(skewed(), projections=5)
     row = found.summary(1.0, permutations=99)

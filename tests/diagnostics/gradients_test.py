@@ -27,6 +27,7 @@ def alone(model, x, y, variables=None):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 def test_norms_and_gradients(compiled):
     model, (x, y) = network(), images(21)
@@ -54,6 +55,7 @@ def test_norms_and_gradients(compiled):
     assert "21 gradient norms" in str(found) and "not be released" in str(found)
 
 
+@pytest.mark.slow
 def test_some_variables_and_groups():
     model, (x, y) = network(), images(10)
     head = model.get_layer("head").trainable_variables
@@ -69,6 +71,7 @@ def test_some_variables_and_groups():
     np.testing.assert_allclose(found.norms, closed, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_real_norms():
     """Digits after 100 steps of descent: known least, median and greatest norms."""
     x, y = digits()
@@ -83,6 +86,7 @@ def test_real_norms():
     assert regression(100)[0].shape == (65, 10)
 
 
+@pytest.mark.slow
 def test_kinds_of_data():
     model, (x, y) = network(), images(20)
     model.compile("sgd", LOSS)
@@ -103,6 +107,7 @@ def test_kinds_of_data():
     np.testing.assert_allclose(found.norms, whole, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_targets_that_are_no_classes():
     model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     x = np.ones((4, 2), "float32")
@@ -123,6 +128,7 @@ def test_a_perfectly_fitted_example_counts():
     assert len(found) == 3 and (found.norms[1:] == 0).all() and found.norms[0] > 0
 
 
+@pytest.mark.slow
 def test_measuring_leaves_everything_as_it_was():
     model, (x, y) = network(), images(16)
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
@@ -168,6 +174,7 @@ def test_weights_of_the_moment_are_used():
     assert not np.allclose(before, after, rtol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clip",
     [FixedClip(0.5), QuantileClip(initial_norm=0.5), LayerwiseClip(0.4)],

@@ -283,6 +283,7 @@ def test_damaged_files_of_sweeps_are_refused(tmp_path):
 # Checkpoints of Keras: TensorFlow reads them. The ledger must not believe them.
 
 
+@pytest.mark.slow
 def test_damaged_keras_backups_cannot_lower_what_was_spent(tmp_path):
     x = np.ones((64, 2), np.float32)
     batches = sampling.Poisson(0.25).batches((x, x[:, :1]))

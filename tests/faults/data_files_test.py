@@ -66,6 +66,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", IMAGES)
 def test_damaged_images_are_refused_or_images(kind, tmp_path):
     write, name = IMAGES[kind]
@@ -171,6 +172,7 @@ def hostile(trap) -> dict[str, bytes]:
     }  # fmt: skip
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", hostile("x"))
 def test_hostile_pickles_do_nothing(kind, tmp_path):
     image_files.cifar10_pickles(tmp_path)
@@ -328,6 +330,7 @@ def read_all(path):
         file.close()
 
 
+@pytest.mark.slow
 def test_damaged_sqlite_files_are_refused_or_read(tmp_path):
     path = sqlite_file(tmp_path / "x.sqlite")
     for found in check_each_damage(path, lambda: read_all(path), DataFileError, 300):

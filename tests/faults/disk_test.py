@@ -52,6 +52,7 @@ def everything(directory):
     }
 
 
+@pytest.mark.thinned(2)
 @KINDS
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 def test_an_error_at_any_call_keeps_what_was_there(kind, code, tmp_path):
@@ -86,6 +87,7 @@ def ledger_in(directory, steps=3):
     return ledger
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "forever"])
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 def test_no_step_runs_that_the_ledger_cannot_hold(code, forever, tmp_path):
@@ -285,6 +287,7 @@ def test_a_federated_run_continues_when_there_is_room_again(tmp_path):
     assert Ledger.load(directory / "privacy.json").steps == 5
 
 
+@pytest.mark.slow
 def test_a_federated_run_whose_directory_vanishes_stops(tmp_path):
     directory = tmp_path / "run"
     with failing_in_round(2, lambda: shutil.rmtree(directory)):
@@ -308,6 +311,7 @@ def test_a_run_without_its_ledger_is_not_continued(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_its_settings_is_not_continued(tmp_path):
     program.run(federated(tmp_path, rounds=1, seed=1))
     (tmp_path / reports.CONFIG).unlink()

@@ -292,6 +292,7 @@ def check_killed_runs(zygote, kind, root: pathlib.Path, kills: int, seed: int) -
 KINDS = pytest.mark.parametrize("kind", [KerasRun, CorrelatedRun, FederatedRun])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -15,6 +15,7 @@ from tfdpclip.keras import PrivacyBudget
 DELTA = 1e-5
 
 
+@pytest.mark.slow
 def test_a_ledger_with_any_bit_changed_is_refused(tmp_path):
     """Or says the same: white space may be another."""
     ledger = ledger_in(tmp_path)

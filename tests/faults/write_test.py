@@ -221,6 +221,7 @@ class Books:
                 self.ran += 1
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("loop", ["plain", "ahead", "rounds", "shuffled"])
 def test_a_ledger_killed_at_any_call_counts_what_ran(loop, tmp_path):
     at = 0

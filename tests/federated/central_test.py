@@ -31,7 +31,7 @@ SECURE = federated.SecureSettings(bits=32)
     ],
     ids=["plain", "secure32", "secure24", "inner sum", "inner mean", "rotation"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_twenty_noiseless_rounds_equal_gaussian_adaptive(options):
     rng = np.random.default_rng(1)
     clients = 8
@@ -54,6 +54,7 @@ def test_twenty_noiseless_rounds_equal_gaussian_adaptive(options):
         )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("update", ["geometric", "linear"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_follows_algorithm_1(update, normalize):
@@ -86,6 +87,7 @@ def test_follows_algorithm_1(update, normalize):
         assert output.measurements["round"] == round_num
 
 
+@pytest.mark.slow
 def test_other_rules_give_their_weights():
     data = [np.float32([3, 4]), np.float32([0.3, 0.4])]
     for clip, factors in [
@@ -107,6 +109,7 @@ def test_other_rules_give_their_weights():
             assert not output.measurements["private"]
 
 
+@pytest.mark.slow
 def test_groups_clip_and_count_on_their_own():
     rule = dpc.clipping.LayerwiseClip(
         [dpc.QuantileClip(initial_norm=1.0), dpc.QuantileClip(initial_norm=0.1)],
@@ -140,6 +143,7 @@ def test_groups_clip_and_count_on_their_own():
         assert fractions == {"out": 1.0, ".*": 0.0}
 
 
+@pytest.mark.slow
 def test_scaled_and_public_rules_equal_the_rule_by_hand():
     rng = np.random.default_rng(3)
     value_type = tff.to_type([(np.float32, [3]), (np.float32, [4])])
@@ -229,6 +233,7 @@ def test_large_and_small_tensors_come_back_in_their_places(layerwise):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_round_without_clients_is_noise_alone():
     for secure in (False, True):
         process = federated.clipped_mean(1.0, 100, secure=secure).create(NESTED)

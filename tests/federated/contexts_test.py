@@ -42,7 +42,7 @@ def answer():
     [("pass", False, 0), ("pass", True, 0), ("raise SystemExit(3)", False, 3)],
     ids=["ends", "ends in the background", "gives up"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_script_behind_a_pipe_ends(then, ignore, code):
     # A shell's background jobs ignore interrupts, and so would their workers.
     before = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignore else None
@@ -59,6 +59,7 @@ def test_a_script_behind_a_pipe_ends(then, ignore, code):
     assert "shape (3,)" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_worker_ends_with_the_context_and_no_other_process_does():
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
     others = workers()
@@ -105,6 +106,7 @@ def test_the_context_before_is_back_and_the_signal_too():
     assert stack.current is before
 
 
+@pytest.mark.slow
 def test_secure_sums_run_on_demand_only():
     factory = dpc.federated.clipped_mean(0.0, 2, 1.0, secure=True)
     value_type, updates = tff.TensorType(np.float32, [2]), [np.ones(2, np.float32)] * 2

@@ -43,6 +43,7 @@ def rounds_of(process, rounds, values=()):
 
 
 # Each has its own way of summing, and of making noise.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("matrix", "options"),
     [
@@ -70,6 +71,7 @@ def test_the_covariance_is_that_of_the_matrix_while_the_clip_moves(matrix, optio
     assert_covariance(sums @ rows, sums @ expected @ sums.T)
 
 
+@pytest.mark.slow
 def test_counts_and_sums_go_through_the_matrix_to_the_digit():
     """The same draws, without a matrix and with one: exactly what the stream makes."""
     rule = dpc.LayerwiseClip(

@@ -97,7 +97,7 @@ AGGREGATORS = {
     "kind",
     [pytest.param("plain", marks=pytest.mark.slow), "secure", "distributed"],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_digits_train(kind, digits):
     clients, images, labels = digits
     cohorts = FixedSize(COHORT, CLIENTS).cohorts(list(range(CLIENTS)), seed=1)
@@ -118,6 +118,7 @@ def test_digits_train(kind, digits):
     assert measured["clip_norm"] != 0.5
 
 
+@pytest.mark.slow
 def test_a_whole_process_has_nothing_but_secure_sums_and_compiles():
     aggregator = federated.clipped_mean(0.5, COHORT, secure=True)
     process = fed_avg(aggregator, secure_metrics=True)
@@ -127,6 +128,7 @@ def test_a_whole_process_has_nothing_but_secure_sums_and_compiles():
     assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 
+@pytest.mark.slow
 def test_a_whole_process_with_distributed_noise_has_nothing_but_secure_sums():
     aggregator = federated.clipped_mean(
         0.5, COHORT, secure=True, noise="distributed", minimum_clients=20
@@ -137,6 +139,7 @@ def test_a_whole_process_with_distributed_noise_has_nothing_but_secure_sums():
     assert form.securely_aggregates_tensors
 
 
+@pytest.mark.slow
 def test_groups_of_a_model_by_the_names_of_its_variables():
     names = [v.name for v in network().trainable_variables]
     rule = dpc.clipping.LayerwiseClip()

@@ -128,6 +128,7 @@ def test_what_is_drawn_by_rejection_is_what_is_left_over(stddev, table):
     _chi_square(counts, rest[order])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stddev", [0.5, 1.0, 3.7, 31.9, 128.1, 12345.6, 1e8])
 @pytest.mark.parametrize("count", [8_000, 1_000_000])
 def test_samples_are_discrete_gaussian(stddev, count):

@@ -39,6 +39,7 @@ def _plan(size=100, counts=1, z=1.0, bits=24, clients=50, minimum=40):
     )
 
 
+@pytest.mark.slow
 def test_without_noise_rounds_equal_plain_ones():
     rng = np.random.default_rng(0)
     plain = federated.clipped_mean(0.0, 8).create(NESTED)
@@ -84,6 +85,7 @@ def test_layerwise_and_normalised_rules_too():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients,minimum", [(10, 10), (10, 6), (7, 6)])
 def test_noise_has_the_stddev_of_theory(clients, minimum):
     size = 40_000
@@ -104,6 +106,7 @@ def test_noise_has_the_stddev_of_theory(clients, minimum):
     assert output.measurements["count_noise_stddev"] == pytest.approx(3.0, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_counts_have_the_stddev_of_theory():
     # 40 groups of one coordinate each: 40 noised counts at once.
     rule = dpc.clipping.LayerwiseClip(dpc.QuantileClip(), groups="variable")
@@ -142,6 +145,7 @@ def test_too_few_clients_fail_the_round():
         process.next(state, data * 5)
 
 
+@pytest.mark.slow
 def test_noise_is_new_for_every_client_call_and_restored_state(tmp_path):
     size = 20_000
     process = _factory(1.0, 2, clip=0.1).create(vector_type(size))
@@ -174,6 +178,7 @@ def test_nothing_but_secure_sums_leaves_a_client():
     tff.test.assert_not_contains_unsecure_aggregation(process.next)
 
 
+@pytest.mark.slow
 def test_bad_updates_contribute_nothing_but_noise():
     process = _factory(0.0, 4, clip=dpc.QuantileClip(initial_norm=0.5), bits=32)
     process = process.create(NESTED)
@@ -261,6 +266,7 @@ def test_the_quick_look_at_a_norm_never_sees_it_too_small(dimension):
         assert exact <= found <= exact * (1 + 4e-6)
 
 
+@pytest.mark.slow
 def test_rounding_is_right_on_average():
     vector = tf.constant([0.25, -1.75, 3.0])
     rng = np.random.default_rng(3)
@@ -276,6 +282,7 @@ def test_rounding_is_right_on_average():
     )
 
 
+@pytest.mark.slow
 def test_sums_do_not_leave_the_modulus():
     # All clients agree, which makes the sum as long as it can be.
     for bits, size in [(14, 40), (16, 1000)]:
@@ -290,6 +297,7 @@ def test_sums_do_not_leave_the_modulus():
         assert np.max(np.abs(error)) < 7 * stddev
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits,dtype", [(24, "int32"), (30, "int32"), (31, "int64")])
 def test_sums_that_wrap_around_are_right(bits, dtype):
     # 300 clients' integers of 24 bits do not fit into 32 bits.

@@ -58,6 +58,7 @@ def _each(function, seeds):
     return run(tf.constant(seeds, tf.int64)).numpy()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("seed", SCANNED)
 def test_going_through_few_seeds_does_not_find_a_clients_share(seed):
     """An attacker's scan: 4096 seeds that folding to 32 bits could have given."""
@@ -83,6 +84,7 @@ def test_parents_that_folding_takes_for_one_have_other_children(pair):
         assert np.any(drawn[0] != drawn[1])
 
 
+@pytest.mark.slow
 def test_fresh_seeds_are_126_uniform_bits():
     count = 4096
     seeds = tf.function(
@@ -96,6 +98,7 @@ def test_fresh_seeds_are_126_uniform_bits():
     assert_random_words(seeds.numpy(), bits=63)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("purpose", [0, 1, 2**32 - 1])
 def test_derived_seeds_are_128_uniform_bits(purpose):
     parents = np.random.default_rng().integers(-(2**63), 2**63, [4096, 2])
@@ -148,6 +151,7 @@ def test_a_serialised_computation_derives_the_same():
         assert opened(known, 5) == tuple(w % 2**64 for w in parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["server", "distributed"])
 def test_rounds_from_entropy_that_folding_takes_for_one_differ(noise, monkeypatch):
     """End to end: all a round draws comes from one of two colliding seeds."""

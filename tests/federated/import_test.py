@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 _WITHOUT = """
 import sys
 sys.modules["tensorflow_federated"] = None
@@ -22,6 +24,7 @@ def _run(code):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_library_alone_does_not_import_it():
     printed = _run(
         "import sys, tfdpclip, tfdpclip.keras, tfdpclip.accounting, tfdpclip.sampling\n"
@@ -30,6 +33,7 @@ def test_the_library_alone_does_not_import_it():
     assert printed.strip() == "False"
 
 
+@pytest.mark.slow
 def test_without_it_one_sentence_says_why_and_what_to_install():
     (line,) = _run(_WITHOUT).splitlines()
     assert "Python 3.11 and TensorFlow 2.14 only" in line

@@ -45,6 +45,7 @@ def test_noise_has_the_stddev_of_theorem_1(secure):
         assert abs(np.mean(leaf)) * 100 < 5 * expected / math.sqrt(SIZE)
 
 
+@pytest.mark.slow
 def test_counts_have_the_stddev_they_were_given():
     # 200 groups of one coordinate: 200 noised counts in every round. Nobody takes part,
     # so that fractions are 1/2 plus noise of 0.05, ten stddevs from where they clamp.
@@ -62,6 +63,7 @@ def test_counts_have_the_stddev_they_were_given():
     assert abs(np.mean(fractions) - 0.5) < 5 * 0.05 / math.sqrt(2400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_groups_get_the_noise_of_their_allocation(secure):
     for allocation, expected in [
@@ -95,6 +97,7 @@ def test_normalised_noise_does_not_scale_with_the_clip():
     assert output.measurements["clip_norm"] == pytest.approx(7.0)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"secure": True}, {"inner": tff.aggregators.SumFactory()}],
@@ -113,6 +116,7 @@ def test_no_two_draws_are_alike(options):
     assert len(set(fractions)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_two_calls_in_one_computation_are_not_merged(secure):
     # The compiler merges calls that it takes for equal.

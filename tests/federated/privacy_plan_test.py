@@ -19,7 +19,7 @@ def plan_of(**changes):
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_rounds_fit_the_budget_and_use_it(sampling, accountant):
     plan = plan_of(sampling=sampling, accountant=accountant)
     aggregator = plan.aggregator(secure=True)

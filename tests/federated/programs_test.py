@@ -51,6 +51,7 @@ def asynchronous():
         yield
 
 
+@pytest.mark.slow
 def test_a_training_program_runs_resumes_and_is_counted(asynchronous, tmp_path):
     ledger = tmp_path / "privacy.json"
     process = _process()

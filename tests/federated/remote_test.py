@@ -68,7 +68,7 @@ def drawn(addresses, size=40_000, clients=4, **options):
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_workers(addresses, mode, workers, subrounds):
     expected = rounds(0.0, RULE, **MODES[mode])
     with federated.remote_context(
@@ -209,6 +209,7 @@ def test_an_error_of_a_client_is_raised_and_the_next_call_works(addresses):
         assert total([1, 2, 3]) == 6
 
 
+@pytest.mark.slow
 def test_the_context_ends_and_workers_stay(addresses):
     before = tff.framework.get_context_stack().current
     children = {c.pid for c in psutil.Process().children(recursive=True)}

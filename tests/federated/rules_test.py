@@ -18,7 +18,7 @@ CASES |= {"a new rule": PowerClip(0.5), "in groups": dpc.LayerwiseClip(PowerClip
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_no_client_moves_a_round_by_more_than_allowed(name):
     aggregator = dpc.federated.clipped_mean(
         noise_multiplier=0.5, clients_per_round=12, clip=CASES[name]

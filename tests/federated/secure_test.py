@@ -77,6 +77,7 @@ def test_secure_sums_compile_to_map_reduce_form():
     assert form.securely_aggregates_tensors
 
 
+@pytest.mark.slow
 def test_a_context_without_secure_sums_is_refused_with_the_fix():
     with federated.local_context():
         factory = federated.clipped_mean(1.0, 100, secure=True)
@@ -88,6 +89,7 @@ def test_a_context_without_secure_sums_is_refused_with_the_fix():
         federated.clipped_mean(1.0, 100).create(NESTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulated", [False, True])
 def test_contexts_of_programs_are_tried_out(simulated):
     """Wherever it is asked, in a running program too."""
@@ -128,6 +130,7 @@ def test_contexts_that_compute_nothing_are_refused():
         tff.federated_computation(traced)
 
 
+@pytest.mark.slow
 def test_plain_and_secure_rounds_agree():
     rng = np.random.default_rng(1)
     data = [nested(x) for x in updates(rng, 10, 11)]
@@ -138,6 +141,7 @@ def test_plain_and_secure_rounds_agree():
     np.testing.assert_allclose(*results, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_counts_of_a_mean_of_bits_are_exact():
     # A rule whose one count is the mean of three groups' bits: thirds.
     rule = dpc.clipping.PublicNormClip(
@@ -199,6 +203,7 @@ def test_too_few_bits_for_so_many_coordinates_are_refused_with_the_fix():
     federated.clipped_mean(1.0, 100, secure=enough).create(vector_type(1_000_000))
 
 
+@pytest.mark.slow
 def test_measurements_are_public_or_noised():
     names = {
         "round",

@@ -97,7 +97,7 @@ def processes():
 @pytest.mark.parametrize(
     "way", ["plain", "secure", "secure 8 bits", "inner", "distributed"]
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(16)
 def test_one_client_moves_sums_by_no_more_than_the_guarantee(processes, rule, way):
     clip, bound = RULES[rule]
     process = processes(clip, way)
@@ -127,6 +127,7 @@ def test_one_client_moves_sums_by_no_more_than_the_guarantee(processes, rule, wa
         assert abs(counted) == pytest.approx(expected, abs=1e-4), kind
 
 
+@pytest.mark.slow
 def test_a_record_with_a_nan_in_one_group_is_absent_from_all():
     rule = dpc.clipping.LayerwiseClip(dpc.QuantileClip(initial_norm=0.7))
     rng = np.random.default_rng(7)
@@ -208,6 +209,7 @@ def _encoding(rule, sizes, bits):
     return clip, SecureEncoding(clip, federated.SecureSettings(bits=bits))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("bits", [8, 12, 16, 24, 32])
 @pytest.mark.parametrize("sizes", [[1], [7], [5, 3000]])
 def test_rounded_records_keep_the_norm_exactly(bits, sizes):

@@ -56,6 +56,7 @@ def test_models_of_the_day(worker):
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "regression",
     [
@@ -77,10 +78,12 @@ def test_regression(regression, worker):
 # The fuzzer itself.
 
 
+@pytest.mark.slow
 def test_a_sound_model_is_exact():
     assert check(DENSE).kind == outcomes.EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["small norms", "wrong sums"])
 def test_a_wrong_rule_is_found(bug):
     with planted(bug):
@@ -102,7 +105,7 @@ def is_seen(specs):
 
 
 @pytest.mark.parametrize("how", STATISTICS)
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 def test_the_truth_sees_a_statistic_that_scales_gradients(how):
     node = Node("mix_gradient", {"how": how})
     assert is_seen(between(node, seed) for seed in range(8))
@@ -117,7 +120,7 @@ def test_the_truth_sees_gradients_scaled_in_any_form(form):
 
 @pytest.mark.parametrize("how", CHANNELS)
 @pytest.mark.parametrize("form", ["forwards", "damped", "backwards"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_the_truth_sees_what_is_kept_elsewhere_and_it_is_refused(how, form):
     spec = between(Node("mix_elsewhere", {"how": how, "form": form}))
     assert is_seen([spec])
@@ -126,7 +129,7 @@ def test_the_truth_sees_what_is_kept_elsewhere_and_it_is_refused(how, form):
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("how", ["gather", "max"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_the_truth_sees_statistics_beside_draws_and_they_are_refused(how, draw):
     seen = []
     for seed in range(8):
@@ -153,13 +156,13 @@ def test_the_truth_sees_a_loss_that_drops_gradients(reduction):
 
 
 @pytest.mark.parametrize("how", GATES)
-@pytest.mark.thinned(10)
+@pytest.mark.slow
 def test_a_gate_of_each_example_is_exact(how):
     assert check(between(Node("gate_gradient", {"how": how}))).kind == outcomes.EXACT
 
 
 @pytest.mark.parametrize("reduction", losses.OWN)
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_a_loss_that_drops_gradients_by_itself_is_exact(reduction):
     spec = Spec(body=(Node("dense"),), loss={"reduction": reduction})
     assert check(spec).kind == outcomes.EXACT
@@ -171,7 +174,7 @@ def records(name, how, **mode):
 
 
 @pytest.mark.parametrize("how", WITHIN)
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_rows_of_one_record_may_meet(how):
     for dynamic in (False, True):
         found = check(records("within_record", how, dynamic=dynamic))
@@ -179,7 +182,7 @@ def test_rows_of_one_record_may_meet(how):
 
 
 @pytest.mark.parametrize("how", ACROSS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_rows_of_two_records_may_not_meet(how):
     for dynamic in (False, True):
         found = check(records("mix_records", how, dynamic=dynamic))

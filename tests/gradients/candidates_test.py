@@ -88,7 +88,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(5)
+@pytest.mark.slow
 def test_classes_that_are_nobodys_give_exact_gradients(name):
     loss, sampler, width, count, dynamic, remove_hits = CASES[name]
     # So few classes that some of the labels are among those that are sampled.

@@ -126,6 +126,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_batch_is_followed(name):
     make, shape, axes, rows = KNOWN[name]
@@ -294,6 +295,7 @@ def _as_float(tensor):
     return tf.cast(tensor, tf.float32)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("batch", [None, 12])
 @pytest.mark.parametrize("name", COUPLED_NUMBERS)
 def test_combined_numbers_are_flagged(name, batch):
@@ -358,6 +360,7 @@ APART = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("batch", [None, 12])
 @pytest.mark.parametrize("name", APART)
 def test_examples_that_stay_apart_are_known_to(name, batch):

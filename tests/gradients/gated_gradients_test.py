@@ -110,7 +110,7 @@ GATED = {
 
 @pytest.mark.parametrize("name", GATED)
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 def test_other_examples_scale_no_gradient(name, dynamic):
     assert_refused(GATED[name], [W, U], X, dynamic=dynamic)
 
@@ -166,7 +166,7 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(15)
 def test_an_example_scales_its_own(name, dynamic):
     norms = norms_of(OWN[name], [W, U], X, dynamic=dynamic)
     for i in range(0, 24, 9):
@@ -177,12 +177,13 @@ def test_an_example_scales_its_own(name, dynamic):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_small_batches_pass(size):
     norms = norms_of(lambda x: squash(hidden(x) @ U), [W, U], X[:size])
     assert norms.shape == [size]
 
 
+@pytest.mark.slow
 def test_data_that_become_integers_are_not_scaled():
     """Ids that come as floats end where the table does."""
 
@@ -193,6 +194,7 @@ def test_data_that_become_integers_are_not_scaled():
     assert norms_of(loss, [TABLE, U], tf.cast(IDS, tf.float32)).shape == [24]
 
 
+@pytest.mark.slow
 def test_ops_that_fail_for_some_numbers_are_not_given_outliers():
     def loss(x):
         checked = tf.debugging.check_numerics(tf.exp(30 * x), "too large")

@@ -81,7 +81,7 @@ USED = dict.fromkeys(MIXED, [W, BIAS]) | {"beside_a_giant": [SCALE]}
 
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_what_others_decide_about_a_variables_gradient_is_found(name, dynamic):
     # One check in eight sees numbers that are as odd after as before, three times.
     with pytest.raises(tf.errors.InvalidArgumentError, match="ExampleIsolationError"):

@@ -68,6 +68,7 @@ def test_what_comes_first_does_not_say_how_many_examples_there_are(shape):
         step(tf.zeros(shape, tf.int32), X)
 
 
+@pytest.mark.slow
 def test_a_mask_that_all_share_may_come_first():
     @tf.function(
         input_signature=[tf.TensorSpec([1, 3], tf.bool), tf.TensorSpec([None, 3])]
@@ -141,6 +142,7 @@ def test_how_many_examples_there_are_decides_nothing(name):
         norms_of(loss, [W, U], X)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "cut",
     [
@@ -188,6 +190,7 @@ def test_nor_in_a_gradient_on_steps_that_are_not_checked(name):
         norms_of(loss, [W, U], X, when="never")
 
 
+@pytest.mark.slow
 def test_a_gradient_may_divide_by_lengths_and_by_means_of_an_example():
     @tf.recompute_grad
     def centred(h):
@@ -203,6 +206,7 @@ def test_a_gradient_may_divide_by_lengths_and_by_means_of_an_example():
     assert np.isfinite(norms_of(loss, [W, U], X)).all()
 
 
+@pytest.mark.slow
 def test_ops_that_have_lost_their_gradient_function_may_come_before():
     """As in a saved model that was loaded without its custom gradients."""
 
@@ -229,6 +233,7 @@ def test_a_gradient_does_not_read_what_the_step_writes():
         norms_of(loss, [W, U], X)
 
 
+@pytest.mark.slow
 def test_what_a_gradient_reads_is_known_to_be_read():
     scale, found = tf.Variable(1.0, trainable=False, name="scale"), []
 
@@ -267,6 +272,7 @@ def test_what_another_private_optimizer_trains_is_not_written_by_the_step():
         norms_of(loss, [W, U], X)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_term_that_is_nobodys_takes_no_data():
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def step(x):
@@ -284,6 +290,7 @@ def test_the_gradient_of_a_term_that_is_nobodys_takes_no_data():
         step(X)
 
 
+@pytest.mark.slow
 def test_nor_does_it_read_what_the_step_writes_in_a_function_of_its_own():
     seen = tf.Variable(1.0, trainable=False, name="seen")
 
@@ -320,6 +327,7 @@ def of_variable(w, x):
     return identity(tf.convert_to_tensor(w))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_example_that_is_no_number_hides_no_sum(dynamic):
     x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
@@ -328,13 +336,14 @@ def test_an_example_that_is_no_number_hides_no_sum(dynamic):
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_an_example_that_is_no_number_alone_is_no_fault(dynamic):
     x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
     found = norms_of(lambda x: squash(x @ W @ U), [W, U], x, dynamic=dynamic)
     assert np.isfinite(found).sum() == 23
 
 
+@pytest.mark.slow
 def test_a_group_of_small_gradients_is_compared_by_its_own_size():
     v = variable(3, 5)
 
@@ -361,6 +370,7 @@ def sharpened(h):
     return identity(h)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.parametrize("memory", [1, 2**26])
 def test_a_jacobian_that_does_not_fit_is_summed_as_it_was_measured(memory):

@@ -313,6 +313,7 @@ def test_a_recomputed_function_has_one_dropout_mask(no_fallback):
     np.testing.assert_allclose(total, tf.reduce_sum(h, axis=0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_assignments_happen_once(no_fallback):
     w, count = tf.Variable(tf.ones([6])), tf.Variable(0.0, trainable=False)
 
@@ -365,6 +366,7 @@ def test_a_function_that_reads_what_it_assigned_is_refused():
         step(x)
 
 
+@pytest.mark.slow
 def test_an_iterator_moves_on_once():
     """A copy of the op would draw a batch of its own."""
     w = tf.Variable(tf.ones([6]))
@@ -415,7 +417,7 @@ def test_random_numbers_of_a_generator(no_fallback):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_fit_trains_a_model_of_functions(no_fallback, steps):
     x, y = images(6, batch=12)
     # What draws in Keras 3 counts in a variable: within a function that is refused, or,

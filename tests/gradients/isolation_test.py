@@ -167,6 +167,7 @@ def test_mixing_by_chance_is_refused_from_the_graph(name):
         norms_of(lambda x: squash(BY_CHANCE[name](dense(x))), [W], X, when="never")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", GRADIENT_ONLY)
 def test_whose_gradient_counts_may_not_depend_on_others(name, dynamic):
@@ -199,6 +200,7 @@ def of_scalars(name):
     return lambda x: tf.reduce_mean(MIXING[name](x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["rolled", "less_the_mean", "in_batch_negatives", "in_pairs", "mixed_up"]
 )
@@ -287,11 +289,13 @@ def test_permuted_ids_are_refused():
     assert_refused(permuted, [table], integers(4))
 
 
+@pytest.mark.slow
 def test_the_error_names_the_variable_and_the_op():
     with pytest.raises(tf.errors.InvalidArgumentError, match="Variable.*MatMul"):
         norms_of(IN_PAIRS, [W], X)
 
 
+@pytest.mark.slow
 def test_first_checks_once_and_never_does_not():
     assert_refused(IN_PAIRS, [W], X, when="first")
     assert norms_of(IN_PAIRS, [W], X, when="never").shape == [4]
@@ -299,6 +303,7 @@ def test_first_checks_once_and_never_does_not():
         norms_of(IN_PAIRS, [W], X, when="sometimes")
 
 
+@pytest.mark.slow
 def test_a_batch_that_proves_nothing_does_not_settle_the_first_check():
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def step(x):
@@ -325,6 +330,7 @@ def test_a_second_function_of_the_same_name_is_checked_too():
         make(True)(X)
 
 
+@pytest.mark.slow
 def test_compiled_code_drops_everybody_where_it_cannot_raise():
     @tf.function(jit_compile=True)
     def step(x):
@@ -343,7 +349,7 @@ _VARIANTS = ("lstm_unrolled_1", "gru_unrolled_1", "lstm_stacked", "gru_sequences
 
 
 @pytest.mark.parametrize("name", [n for n in ORDINARY if n not in _VARIANTS])
-@pytest.mark.thinned(40)
+@pytest.mark.slow
 def test_ordinary_layers_pass(name):
     """For batches of several sizes, of one and of none, with an example of NaN."""
     shape, layers = ORDINARY[name]
@@ -419,7 +425,7 @@ class Dropped(L.Layer):
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.thinned(40)
+@pytest.mark.slow
 def test_random_and_odd_layers_pass(name, dynamic):
     tf.keras.utils.set_random_seed(2)
     data = randoms(8, 4, 3)
@@ -541,6 +547,7 @@ def test_large_and_tiny_examples_side_by_side_pass():
     assert np.all(np.isfinite(norms)) and np.all(norms.numpy() > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [8, None])
 def test_weights_of_the_comparison_have_no_blind_rows(width):
     """(a, -a) has a product 0 with half of all random signs; so have other patterns.

@@ -237,7 +237,7 @@ def check_without_fallback(layers, x, y, **options):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(80)
 def test_layer_matches_one_example_at_a_time(name):
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)

@@ -143,7 +143,7 @@ HIDDEN = pytest.mark.xfail(strict=True, reason="constants hide a static batch si
 
 
 @pytest.mark.parametrize("name", list(MEANS))
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_a_mean_gives_each_example_its_own_loss(name):
     assert_scaled(MEANS[name], vector, X)
 
@@ -415,7 +415,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, KERAS))
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_a_keras_loss_with_any_reduction(name):
     kind, options = KERAS[name]
     make = getattr(LOSSES, name)
@@ -551,6 +551,7 @@ def tf_size(x):
     return tf.cast(tf.shape(x)[0], tf.float32)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", STOPPED)
 def test_what_is_stopped_has_a_gradient_for_what_multiplies_it(name):
     scale = tf.Variable(1.5)
@@ -568,6 +569,7 @@ def test_what_is_stopped_has_a_gradient_for_what_multiplies_it(name):
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_half_the_sum_of_squares_of_an_activation_is_per_example():
     """As tf.keras.regularizers.L2 gives for an activity regulariser."""
 
@@ -699,6 +701,7 @@ def test_a_mixed_batch_that_is_closed_over_is_still_refused():
         )()
 
 
+@pytest.mark.slow
 def test_inside_loops_branches_and_functions():
     expected = reference_norms(vector, X)
 
@@ -721,6 +724,7 @@ def test_inside_loops_branches_and_functions():
         np.testing.assert_allclose(step(X[:2]), expected[:2], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_batches_from_an_iterator_inside_the_function():
     dataset = tf.data.Dataset.from_tensor_slices((X, X[:, 0])).batch(2)
 

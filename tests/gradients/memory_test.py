@@ -176,7 +176,7 @@ def test_chunks_compile(references, name):
 
 
 @pytest.mark.parametrize("memory", [None, 1], ids=["default", "chunks"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_grouped_convolutions(memory):
     """Their gradient exists under XLA only, on CPUs."""
     k = variable(3, 3, 2, 6)
@@ -365,6 +365,7 @@ WIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.every_check
 @pytest.mark.parametrize("name", WIDE)
 def test_a_check_holds_nothing_that_gradients_are_made_of(name):
@@ -391,6 +392,7 @@ def test_a_check_holds_nothing_that_gradients_are_made_of(name):
     assert all(np.any(total) for total in sums)
 
 
+@pytest.mark.slow
 @pytest.mark.every_check
 def test_sums_of_weights_that_ask_whether_examples_are_isolated():
     """Which cannot be made before the check."""

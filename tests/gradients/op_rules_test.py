@@ -270,7 +270,7 @@ def modes():
 
 
 @pytest.mark.parametrize("name, dynamic, jit", modes())
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 def test_a_rule_gives_the_gradient_of_each_example(name, dynamic, jit):
     check_op(name, *CASES[name], dynamic, jit)
 
@@ -355,7 +355,7 @@ NEW = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_new_rule_takes_the_place_of_the_jacobian(name, dynamic, table):
     rule, *case = NEW[name]
     with pytest.raises(JacobianFallbackWarning):
@@ -364,6 +364,7 @@ def test_a_new_rule_takes_the_place_of_the_jacobian(name, dynamic, table):
     check_op(name, *case, dynamic, None)
 
 
+@pytest.mark.slow
 @pytest.mark.every_check
 def test_a_rule_is_not_asked_about_a_row_for_each_example(table):
     """The variable takes the Jacobian, and the step finds that places matter."""
@@ -380,6 +381,7 @@ def test_a_rule_is_not_asked_about_a_row_for_each_example(table):
             step(data(D))
 
 
+@pytest.mark.slow
 @pytest.mark.every_check
 def test_a_wrong_new_rule_is_found_by_the_step(table):
     _, *case = NEW["MulNoNan"]

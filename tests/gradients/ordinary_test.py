@@ -141,7 +141,7 @@ VIEWS = {
 
 @both_shapes
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_views_of_the_batch(name, dynamic):
     per_example, variables, data = VIEWS[name]
     options = {"dynamic": dynamic, "check_isolation": "always"}
@@ -211,7 +211,7 @@ def test_a_number_of_entries_that_the_data_decide_is_no_batch_size(name):
 
 
 @both_shapes
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_segments_of_steps_are_an_examples_own(dynamic):
     """Time first, summed by public numbers of segments."""
 
@@ -223,6 +223,7 @@ def test_segments_of_steps_are_an_examples_own(dynamic):
     check_engine(per_example, [W], SEQUENCE, dynamic=dynamic, check_isolation="always")
 
 
+@pytest.mark.slow
 def test_what_a_parameter_is_added_to_may_be_rounding_alone():
     """The means of what was normalised before, as in MobileNetV3 with group norms.
 

@@ -49,7 +49,7 @@ def by_place_behind_a_mask(hidden, x):
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("change", [by_place, every_other, by_place_behind_a_mask])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_loss_that_depends_on_the_place_is_refused(change, static):
     with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
         norms(change, static)
@@ -77,6 +77,7 @@ def test_a_loss_that_depends_on_the_size_is_refused(change):
         norms(change, static=False)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "divisor, stands",
     [
@@ -181,7 +182,7 @@ SIZED = [
 
 
 @pytest.mark.parametrize("change", SIZED)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_size_that_no_op_shows_is_found(change):
     errors = ExampleIsolationError, tf.errors.InvalidArgumentError
     with pytest.raises(errors, match="number of examples"):
@@ -201,7 +202,7 @@ def test_a_seed_that_is_made_of_the_size_is_refused():
 @pytest.mark.parametrize(
     "change", [parity, root, where_many, in_a_branch, *SIZED, with_a_seed_of_the_size]
 )
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(15)
 def test_a_static_size_is_public(change):
     assert np.all(np.isfinite(norms(change, static=True)))
 
@@ -261,7 +262,7 @@ def of_a_padded_sequence(hidden, x):
         of_a_generator,
     ],
 )
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_random_numbers_and_rows_by_number_pass(change, static, jit):
     if jit and change is masks_in_a_loop:
         pytest.skip("XLA does not compile random numbers in a list of tensors")

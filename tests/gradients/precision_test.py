@@ -117,7 +117,7 @@ def check_doubles(name, **options):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(18)
 def test_double_precision_matches_one_example_at_a_time(name):
     check_doubles(name)
 
@@ -297,7 +297,7 @@ def clipped(per_example, variables, data, rule):
 
 @pytest.mark.parametrize("rule", [FixedClip(1.0), AutomaticClip(0.01)], ids=str)
 @pytest.mark.parametrize("gap", [1e-2, 1e-3, 1e-4, 1e-6, 0.0])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_terms_that_cancel_never_let_an_example_through(gap, rule):
     """The Gram form of a nearly vanishing sum of large terms."""
     v = tf.Variable(tf.zeros([8, 64]))
@@ -348,7 +348,7 @@ MODELS = {
 
 @pytest.mark.parametrize("nasty", NASTY)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_an_example_that_is_not_finite_is_dropped_and_nobody_else_moves(name, nasty):
     per_example, shapes, data = MODELS[name]
     variables = [variable(*shape) for shape in shapes]
@@ -380,6 +380,7 @@ def test_a_batch_of_nothing_but_nan_gives_zeros():
         assert np.all(np.isfinite(flat(sums, [v, w])))
 
 
+@pytest.mark.slow
 def test_a_fallback_that_cannot_keep_nan_apart_fails():
     v = variable(3, 3)
     step = traced(lambda x: squash(opaque(x, v)), [v], [X])
@@ -427,6 +428,7 @@ def test_double_precision_weights_reach_double_precision():
     np.testing.assert_allclose(flat(sums, [v]), expected.sum(0), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_fallback_is_as_exact_as_the_rules():
     """The two ways to the same gradients agree."""
     v = variable(3, 3)

@@ -145,6 +145,7 @@ def test_terms_of_the_trained_variables_and_numbers_are(name):
         np.testing.assert_allclose(shared, flat(gradient, [W, S]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [["anchor"], ["anchor:0"], [ANCHOR]])
 def test_what_is_declared_is(declared):
     def loss(x):

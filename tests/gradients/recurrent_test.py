@@ -78,7 +78,7 @@ FOLDED = {
 @pytest.mark.parametrize(
     "name", mostly_slow(["masked", "with_other_variables"], FOLDED)
 )
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_all_rows_of_an_example_are_one_gradient(name):
     x, y = images(3, 4, 5)
     check_without_fallback(FOLDED[name](), x, y, sizes=[len(y)])
@@ -198,7 +198,7 @@ def test_only_the_check_runs_the_function_of_keras(layer):
 @pytest.mark.every_check
 @pytest.mark.parametrize("name", mostly_slow(["LSTM"], {"LSTM": L.LSTM, "GRU": L.GRU}))
 @pytest.mark.parametrize("part", ["forward", "backward"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, part):
     cell = getattr(recurrences, name)
     right = getattr(cell, part)

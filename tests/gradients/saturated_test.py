@@ -51,7 +51,7 @@ def checked(size, activation="tanh", far=1.0, share=1.0):
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
 @pytest.mark.parametrize("size", [1.0, 10.0, 30.0, 1e3])
-@pytest.mark.thinned(8)
+@pytest.mark.slow
 def test_a_saturated_layer_is_no_mismatch(size, activation):
     assert all(np.isfinite(part).all() for part in checked(size, activation))
 
@@ -97,7 +97,7 @@ def test_nor_is_a_saturated_layer_behind_tokens():
 
 
 @pytest.mark.parametrize("exponent", [-20, -28, -32, -36, -44])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_gradients_that_underflow_are_no_mixed_examples(exponent):
     w = tf.Variable(randoms(6, 5))
 

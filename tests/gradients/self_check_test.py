@@ -159,6 +159,7 @@ def test_a_wrong_engine_is_found_by_the_step_itself(name):
         sums_of(**options)
 
 
+@pytest.mark.slow
 def test_the_error_names_variable_and_op():
     bug = PLANTED["norms_too_small"][2]
     with (
@@ -179,6 +180,7 @@ def test_compiled_code_drops_everybody_if_a_norm_is_wrong():
         np.testing.assert_array_equal(part, tf.zeros_like(part))
 
 
+@pytest.mark.slow
 def test_what_failed_once_fails_ever_after():
     """Also where only some batches show it."""
     gate = tf.Variable(1.0)
@@ -195,6 +197,7 @@ def test_what_failed_once_fails_ever_after():
         step(X)
 
 
+@pytest.mark.slow
 def test_mixing_that_begins_later_is_found():
     """A gate that opens; the steps 2, 4, 8, ... look again."""
     gate = tf.Variable(0.0)
@@ -214,6 +217,7 @@ def test_mixing_that_begins_later_is_found():
         step(X)
 
 
+@pytest.mark.slow
 def test_later_steps_are_tested_at_the_rate_that_was_asked_for():
     """False alarms: none; misses: (1/2)^20 = 1e-6."""
     gate = tf.Variable(0.0)
@@ -238,6 +242,7 @@ def test_later_steps_are_tested_at_the_rate_that_was_asked_for():
         steps(0.5)
 
 
+@pytest.mark.slow
 def test_every_loss_of_a_step_is_tested():
     """A second loss, and another one in each branch of the Python code."""
 
@@ -253,6 +258,7 @@ def test_every_loss_of_a_step_is_tested():
         step(X, True)
 
 
+@pytest.mark.slow
 def test_another_trace_is_tested_though_the_first_one_passed():
     @tf.function
     def step(x):
@@ -312,6 +318,7 @@ def test_statistics_behind_stopped_gradients_are_found():
         sums_of(per_example)
 
 
+@pytest.mark.slow
 def test_random_numbers_of_a_second_backward_pass_are_seen():
     """Norms and sums are of one pass; where they cannot be, that is an error."""
 
@@ -408,7 +415,7 @@ RARE = {
 
 @pytest.mark.parametrize("size", [6, 5], ids=["even", "odd"])
 @pytest.mark.parametrize("name", RARE)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_what_one_example_does_to_the_others_is_found(name, size):
     per_example, x = RARE[name]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
@@ -416,7 +423,7 @@ def test_what_one_example_does_to_the_others_is_found(name, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_examples_that_are_not_finite_are_no_false_alarm(size):
     x = NOT_A_NUMBER[-size:]
     assert np.isfinite(sums_of(x=x, check_isolation="always")[0]).all()
@@ -444,7 +451,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_group_of_rounding_alone_is_no_false_alarm(name):
     bias = variable(1)
     labels = tf.nn.softmax(X @ randoms(3, 4))
@@ -476,7 +483,7 @@ def rows_one_by_one(x):
 
 
 @pytest.mark.parametrize("per_example", [a_table_in_a_branch, rows_one_by_one])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_gradients_of_rows_that_were_looked_up_are_compared(per_example):
     for total in sums_of(per_example, check_isolation="always"):
         assert np.isfinite(total).all() and np.any(total != 0)

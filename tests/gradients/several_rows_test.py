@@ -88,7 +88,7 @@ def norms_by_record(model, losses, x, y):
 @pytest.mark.every_check
 @pytest.mark.parametrize("static", [False, True], ids=["any", "static"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(7)
+@pytest.mark.slow
 def test_a_record_is_the_mean_of_its_rows(name, static):
     make, shape = MODELS[name]
     model, count = make(), 5 * EACH
@@ -154,7 +154,7 @@ def by_place(hidden):
     ],
     ids=["mean of a record", "by view", "dropout"],
 )
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_rows_of_one_record_may_mix(change, compiled):
     sums = summed(change, compiled=compiled)
     assert float(tf.linalg.global_norm(sums)) > 0.1
@@ -179,7 +179,7 @@ MIXERS = {
 @pytest.mark.every_check
 @pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
 @pytest.mark.parametrize("name", MIXERS)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_rows_of_two_records_may_not(name, length):
     with pytest.raises(
         (ExampleIsolationError, tf.errors.InvalidArgumentError)

@@ -438,7 +438,7 @@ STATIC = [
 
 
 @pytest.mark.parametrize("name", STATIC)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_sharing_matches_with_a_static_batch_size(name):
     check(CASES[name], dynamic=False)
 
@@ -537,12 +537,13 @@ FALLBACKS = {
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_what_has_no_rule_falls_back_and_warns(name):
     with pytest.warns(JacobianFallbackWarning, match="Jacobian"):
         check(FALLBACKS[name], no_fallback=False)
 
 
+@pytest.mark.slow
 def test_an_einsum_with_an_ellipsis_has_a_rule():
     check((lambda x, v: squash(tf.einsum("...d,df->...f", x, v)), [(3, 4)], SEQUENCE))
 
@@ -579,7 +580,7 @@ TIME_MAJOR = {
 
 @pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
 @pytest.mark.parametrize("name", ["bias", "scale"])
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 @pytest.mark.every_check
 def test_time_major_elementwise_parameters_have_a_rule(name, steps):
     check((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
@@ -593,6 +594,7 @@ def test_time_major_quotients_are_right_or_refused(steps):
     assert_right_or_refused((TIME_MAJOR["quotient"], [(3,)], randoms(BATCH, steps, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.every_check
 def test_time_major_lookups_are_right_or_refused():
@@ -605,7 +607,7 @@ def test_time_major_lookups_are_right_or_refused():
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("steps", [1, 2, BATCH, 2 * BATCH])
 @pytest.mark.every_check
-@pytest.mark.thinned(5)
+@pytest.mark.slow
 def test_time_major_layers_have_rules(steps, dynamic):
     first, second = L.Dense(4, "tanh"), L.Dense(3, "tanh")
     data = randoms(BATCH, steps, 3)
@@ -623,6 +625,7 @@ def test_time_major_layers_have_rules(steps, dynamic):
         check_engine(per_example, variables, data, dynamic=dynamic)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.every_check
 def test_a_parameter_before_the_batch_axis_is_right_or_refused():
@@ -726,7 +729,7 @@ def test_a_static_batch_of_one(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_layers_that_share_match_one_example_at_a_time(name):
     build, data = LAYERS[name]
     tf.keras.utils.set_random_seed(1)

@@ -39,6 +39,7 @@ def tried(losses, x=X, steps=4, before=lambda i: None):
     return found
 
 
+@pytest.mark.slow
 def test_the_first_check_replaces_all_and_later_ones_some():
     assert tried(lambda x: squash(x @ W)) == [50, 18, 0, 18]
     assert tried(lambda x: squash(x @ W), X[:17]) == [17, 17, 0, 17]
@@ -49,6 +50,7 @@ def test_an_empty_batch_is_not_checked():
     assert tried(lambda x: squash(x @ W), X[:0]) == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_what_mixes_later_shows_among_some():
     gate = tf.Variable(0.0)
 
@@ -69,6 +71,7 @@ def test_labels_that_the_loss_closes_over_need_the_whole_batch():
     assert found == [50, 50, 0, 50]
 
 
+@pytest.mark.slow
 def test_random_numbers_go_with_their_examples():
     def losses(x):
         return squash((x * tf.random.uniform([tf.shape(x)[0], 3])) @ W)
@@ -105,6 +108,7 @@ def test_what_depends_on_its_place_does(by_place, times):
         tried(amplified(by_place, times))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [None, 6])
 def test_only_a_batch_of_static_size_is_never_taken_in_part(length):
     """Whatever else has a length that is static, such as a mask that all share."""

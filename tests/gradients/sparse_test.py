@@ -161,6 +161,7 @@ MIXERS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", MIXERS)
 def test_entries_that_meet_other_examples_are_refused(name):
     """From the graph: nothing has to happen in the batch at hand."""
@@ -204,7 +205,7 @@ def sparse_model():
 
 
 @pytest.mark.parametrize("how", ["arrays", "data set"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_keras_trains_on_sparse_features_as_on_dense_ones(how):
     x, y = features(), np.arange(B, dtype=np.float32)[:, np.newaxis]
     wide = tf.keras.Sequential(

@@ -186,6 +186,7 @@ def test_nor_does_one_in_a_loop():
         norms_of(loss, [W, U], X)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_from_a_seed_is_computed_again():
     def loss(x):
         h = x @ W

@@ -183,7 +183,7 @@ def test_examples_that_meet_in_between_are_refused(dynamic):
     ids=["fewer", "all the first one", "reversed"],
 )
 @pytest.mark.every_check
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_rows_in_another_order_are_not_taken_for_every_row(rows):
     kernel = variable(D, N)
 

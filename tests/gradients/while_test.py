@@ -533,6 +533,7 @@ def test_a_fallback_next_to_a_recorded_loop():
         check_engine(both, [*layer.trainable_variables, *variables], SEQUENCE)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_in_the_loop_is_the_same_in_norms_and_sums():
     w = variable(3, 3)
 

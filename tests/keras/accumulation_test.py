@@ -57,6 +57,7 @@ def assert_same(found, expected):
     assert found[1] == pytest.approx(expected[1], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", mostly_slow(["quantile"], RULES))
 @pytest.mark.parametrize("k", mostly_slow([3], [2, 3, 12]))
 def test_accumulation_is_one_large_batch(rule, k):
@@ -64,6 +65,7 @@ def test_accumulation_is_one_large_batch(rule, k):
     assert_same(train(k, rule), train(1, rule))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", mostly_slow(["adam"], [n for n in OPTIMIZERS if n not in ("sgd", "nadam")])
 )
@@ -72,6 +74,7 @@ def test_accumulation_is_one_large_batch_for_every_optimizer(name):
     assert_same(train(3, rule, kind=kind), train(1, rule, kind=kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", mostly_slow([2], [1, 2, 3]))
 @pytest.mark.parametrize("jit", mostly_slow([True], [False, True]))
 def test_accumulation_is_the_same_in_every_mode(steps, jit):
@@ -99,7 +102,7 @@ def test_accumulation_is_the_same_in_eager_code():
 
 
 @pytest.mark.parametrize("cuts", [(10, 2), (2, 10), (0, 12)])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_physical_batches_need_not_be_equal(cuts):
     model = mlp()
     optimizer = DPSGD(
@@ -145,6 +148,7 @@ def test_nothing_moves_before_the_logical_step_is_full():
             assert float(optimizer.clip_norm) == pytest.approx(0.4)
 
 
+@pytest.mark.slow
 def test_a_logical_step_may_span_two_calls_of_fit():
     model = mlp()
     optimizer = DPSGD(
@@ -215,6 +219,7 @@ def test_public_norms_that_move_within_a_step_bound_all_of_it():
         assert float(optimizer.seen[0][0]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_summed_before_a_checkpoint_was_restored_is_dropped(tmp_path):
     """It is of other weights, and clipped to another norm, than those put back."""
     model, optimizer = (
@@ -253,6 +258,7 @@ def test_compute_gradients_says_that_it_cannot_accumulate():
         optimizer.compute_gradients(w * tf.ones([2]), [w])
 
 
+@pytest.mark.slow
 def test_no_batch_is_added_twice_in_the_place_of_another():
     """As many steps as planned, of which one has every record of a batch twice."""
 

@@ -141,6 +141,7 @@ def test_batch_normalisation_in_training_mode_is_refused(make, loss, jit):
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
 
 
+@pytest.mark.slow
 def test_a_masked_mean_over_the_batch_is_refused():
     layers = [L.Embedding(5, 3, mask_zero=True), L.LSTM(2, return_sequences=True)]
     model = tf.keras.Sequential([tf.keras.Input((4,)), *layers, L.Dense(1)])

@@ -127,7 +127,7 @@ def neighbours(kind):
 @pytest.mark.parametrize(
     "rule", mostly_slow(["fixed", "layerwise_quantile", "scaled"], RULES)
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_one_example_moves_a_step_by_at_most_twice_the_noise_scale(rule, k):
     steps = Steps(RULES[rule], k)
     rest = [some_data(5, 3, seed=i) for i in range(1, k)]
@@ -144,6 +144,7 @@ def test_one_example_moves_a_step_by_at_most_twice_the_noise_scale(rule, k):
     assert worst > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_sensitivity_holds_compiled_by_xla(jit):
     steps = Steps(RULES["layerwise"], 1, jit)
@@ -153,6 +154,7 @@ def test_the_sensitivity_holds_compiled_by_xla(jit):
         assert moved <= 2 * SLACK
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rule", ["fixed", "layerwise", "automatic"])
 def test_a_batch_with_an_example_that_is_not_a_number_is_dropped(rule):
     steps = Steps(RULES[rule], 1)
@@ -192,6 +194,7 @@ def test_a_huge_clip_without_noise_is_plain_training(reduction, k):
     np.testing.assert_allclose(flat(optimizer.seen), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_fit_is_the_base_optimizers_own_where_nothing_is_clipped():
     results = []
     for optimizer in (
@@ -443,7 +446,7 @@ def every_way():
 
 
 @pytest.mark.parametrize("name, way", list(every_way()))
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_moving_statistics_never_depend_on_private_data(name, way, tmp_path):
     """Two runs on other private data, from one start, with a learning rate of 0.
 
@@ -479,6 +482,7 @@ def test_moving_statistics_never_depend_on_private_data(name, way, tmp_path):
     tf.nest.map_structure(np.testing.assert_array_equal, *found)
 
 
+@pytest.mark.slow
 def test_statistics_follow_the_weights_before_every_evaluation():
     public, private = some_data(64, 3, seed=5)[0], some_data(32, 3, seed=6)
     model = bn_sequential()
@@ -535,7 +539,7 @@ def test_training_without_public_statistics_is_refused_and_leaves_none():
 
 @pytest.mark.parametrize("name", ["nested", "subclassed", "decorated"])
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}], ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_hidden_normalisation_is_refused_as_well(name, options):
     model = MODELS[name]()
     # Keras 3 builds where nothing is written, and a tf.function keeps that trace.
@@ -608,7 +612,7 @@ class Keeps(L.Layer):
 
 @pytest.mark.parametrize("read", [False, True])
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_another_layers_state_is_warned_about(read, options):
     model = tf.keras.Sequential([tf.keras.Input((3,)), Keeps(read), L.Dense(1)])
     optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")
@@ -634,6 +638,7 @@ WRITES = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("how", WRITES)
 def test_so_is_what_is_written_in_other_ways(how):
     class Written(L.Layer):
@@ -673,6 +678,7 @@ def test_statistics_that_are_put_back_are_not_read_before_that():
         model.fit(x, y, batch_size=8, verbose=0, callbacks=[PublicBatchStatistics(x)])
 
 
+@pytest.mark.slow
 def test_metrics_and_dropout_are_no_private_state():
     layers = [tf.keras.Input((3,)), L.Dense(4), L.Dropout(0.5), L.Dense(1)]
     model = tf.keras.Sequential(layers)
@@ -776,6 +782,7 @@ def test_independent_groups_are_for_group_clipping_only():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme",
     [sampling.FixedSize(12, 60), sampling.ShuffledEpochs(12, 60)],
@@ -892,6 +899,7 @@ def test_independent_groups_never_repeat_a_step():
     assert len({row.tobytes() for row in first}) == 20
 
 
+@pytest.mark.slow
 def test_group_sizes_stay_below_the_capacity_of_their_rows():
     batches = numbered(200, 0.3, 4)
     found = groups_of(batches, 300)
@@ -911,7 +919,7 @@ def digits():
 
 
 @pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_batch_clipping_learns_digits_with_batch_normalisation(k):
     """Chance is 10%; the noise on a mean of 64 examples is that of z = 0.2."""
     x, y = digits()
@@ -1002,7 +1010,7 @@ def _inside(function):
         _inside(_kept_in_a_table()),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_what_another_batch_left_does_not_reach_this_ones_gradient(kept):
     model = tf.keras.Sequential([L.Dense(1)])
     optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")

@@ -132,6 +132,7 @@ def test_every_reduction(reduction, weighted, static):
     check(mlp(), loss, x, y, weight=weight, scale=scale, static=static)
 
 
+@pytest.mark.slow
 @both_shapes
 def test_class_weights(static):
     y = classes()
@@ -158,7 +159,7 @@ def two_outputs():
 
 @both_shapes
 @pytest.mark.parametrize("loss_weights", [None, {"a": 0.3, "b": 2.0}])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_several_outputs(loss_weights, static):
     y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
     loss = {"a": "mse", "b": "mae"}
@@ -211,6 +212,7 @@ def test_weight_decay_is_added_once_and_is_not_clipped(static, jit):
     check(model, "mse", x, y, regulariser=regulariser, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_weight_decay_is_the_same_however_long_a_logical_step_takes(scale):
     for k in (1, 3):
@@ -246,6 +248,7 @@ def test_an_activity_regulariser_belongs_to_each_example(penalty, static):
     check(model, "mse", numbers(3), numbers(1, seed=1), static=static)
 
 
+@pytest.mark.slow
 def test_padding_is_padding_for_an_activity_regulariser_as_well():
     """Its term has no weights: the weights of the loss tell what is padding."""
     moved = []
@@ -305,6 +308,7 @@ def sequence_model(units=1, activation=None):
     return tf.keras.Sequential([tf.keras.Input((4,), dtype="int32"), *layers, head])
 
 
+@pytest.mark.slow
 @both_shapes
 @pytest.mark.parametrize("weighted", mostly_slow(["step"], [None, "example", "step"]))
 def test_sequence_losses(weighted, static):
@@ -360,6 +364,7 @@ def test_shared_and_frozen_layers():
     check(tf.keras.Sequential(layers), "mse", 2 * numbers(3), numbers(1, seed=1))
 
 
+@pytest.mark.slow
 def test_frozen_batch_normalisation():
     norm = L.BatchNormalization(trainable=False)
     layers = [tf.keras.Input((3,)), L.Dense(4, "tanh"), norm, L.Dense(1)]

@@ -67,7 +67,7 @@ class Recorder(tf.keras.callbacks.Callback):
     ],
     ids=["fixed", "quantile", "normalized"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_released_prefix_sums_have_the_covariance_of_the_matrix(clip):
     """Cov of the sums of normalised noise is B B^T (z s)^2, B = A C^-1."""
     noise = noise_of(correlated.SquareRootToeplitz(4))
@@ -84,6 +84,7 @@ def test_released_prefix_sums_have_the_covariance_of_the_matrix(clip):
         assert len(set(seen.stddevs)) > STEPS // 2
 
 
+@pytest.mark.slow
 def test_the_identity_is_independent_noise_with_its_sensitivity():
     """The same draws: one Gaussian of z for the run, so that each step has s(C) z."""
     noise, weights = noise_of(correlated.Independent()), []
@@ -151,6 +152,7 @@ def test_every_clip_and_accumulation_train_and_are_counted(optimizer, options):
     assert not any("noise_stddev" in name for name in model.history.history)
 
 
+@pytest.mark.slow
 def test_kept_noise_is_in_no_file(tmp_path):
     model = model_of(50, noise=noise_of())
     fitted(model, epochs=1)
@@ -183,6 +185,7 @@ def test_every_fit_is_a_matrix_of_its_own():
     assert budget.ledger.epsilon() == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_begins_another_matrix(tmp_path):
     model, path = model_of(noise=noise_of()), tmp_path / "ledger.json"
     batches = SCHEME.batches((X, Y))
@@ -204,6 +207,7 @@ def test_steps_without_the_ledger_cannot_be_counted_afterwards():
         fitted(model, 1, batches)
 
 
+@pytest.mark.slow
 def test_they_are_worth_nothing_in_a_ledger_of_independent_noise():
     model, batches = model_of(noise=noise_of()), SCHEME.batches((X, Y))
     model.fit(batches, verbose=0)

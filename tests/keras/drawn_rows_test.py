@@ -76,7 +76,7 @@ def fit(batches, optimizer, epochs=2, **options):
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_schemes_are_trained_on_what_they_drew_and_nothing_else(name, pieces):
     scheme, varies = SCHEMES[name]
     made = dict(seed=3, accumulation_steps=pieces)
@@ -94,6 +94,7 @@ def test_schemes_are_trained_on_what_they_drew_and_nothing_else(name, pieces):
         np.testing.assert_array_equal(ours[0], other[0])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("change", ["plain", "map", "map_batches", "repeat", "take"])
 def test_elements_are_those_of_filled_batches_without_what_fills_them(change):
     changes = {
@@ -133,7 +134,7 @@ def test_nobody_drawn_is_a_row_of_weight_zero():
 
 
 @pytest.mark.parametrize("executions", [1, 3])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_weights_are_those_of_filled_batches(executions, monkeypatch):
     found = []
     for varies in (True, False):
@@ -150,6 +151,7 @@ def test_the_weights_are_those_of_filled_batches(executions, monkeypatch):
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_trace_has_all_numbers_of_rows():
     model, *_ = fit(sampling.Poisson(0.1).batches(data()), private(), epochs=3)
     function = _compat.step_function_of(model.train_function)
@@ -174,6 +176,7 @@ def test_what_is_gathered_ahead_stays_filled():
     assert batches.element_spec[-1].shape[0] == batches.physical_batch_size
 
 
+@pytest.mark.slow
 def test_metrics_count_examples_alone():
     plan = dpc.keras.PrivacyPlan(
         epsilon=9, delta=1e-3, examples=RECORDS, batch_size=20, epochs=1
@@ -191,6 +194,7 @@ def test_metrics_count_examples_alone():
     assert history["accuracy"] == pytest.approx(history["weighed"])
 
 
+@pytest.mark.slow
 def test_metrics_that_count_draws_of_nobody_are_warned_of():
     optimizer = private(1.0, z=1.0)
     batches = sampling.Poisson(1 / RECORDS).batches(data(), steps=2)
@@ -228,7 +232,7 @@ class Interrupts(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("at", ["batch", "epoch"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_after_an_error_in_fit_batches_are_filled_again(at):
     batches = sampling.Poisson(0.1).batches(data(), steps=3)
     changed = batches.map(lambda x, y: (2 * x, y))
@@ -245,6 +249,7 @@ def test_after_an_error_in_fit_batches_are_filled_again(at):
         assert elements == [batches.physical_batch_size] * 3
 
 
+@pytest.mark.slow
 def test_where_a_size_would_be_static_batches_are_filled():
     """A loss that is divided by it would change with every record."""
     sizes = []
@@ -271,6 +276,7 @@ def test_where_a_size_would_be_static_batches_are_filled():
     assert set(sizes) == {batches.physical_batch_size}
 
 
+@pytest.mark.slow
 @keras2_only("run_eagerly=True is refused, see held_loss_test.py")
 @pytest.mark.filterwarnings("ignore")
 def test_eager_steps_get_filled_batches():

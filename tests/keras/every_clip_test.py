@@ -319,6 +319,7 @@ def check_accountant(optimizer):
     assert joint == pytest.approx(1.0, rel=1e-5)
 
 
+@pytest.mark.thinned(6)
 @every_combination
 def test_a_step_is_a_gaussian_mechanism_of_the_accountants_z(
     clip, rule, normalize, kind, k, jit
@@ -344,7 +345,7 @@ def test_a_step_is_a_gaussian_mechanism_of_the_accountants_z(
 @pytest.mark.parametrize(
     "clip, rule, normalize, kind, k, jit", list(combinations(both=False))
 )
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_file_as_if_it_had_not_stopped(
     clip, rule, normalize, kind, k, jit, tmp_path
 ):
@@ -421,7 +422,7 @@ def released(form, rule, unit, jit, x):
     ],
     ids=str,
 )
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_a_record_too_small_to_measure_is_not_scaled_up(rule, form, unit, jit):
     """The squares of all entries but one underflow, so the norm is measured as 1%."""
     names = ["one/w"]

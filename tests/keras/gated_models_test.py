@@ -137,7 +137,7 @@ def test_other_examples_scale_no_gradient_of_a_model(name, gate):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(9)
+@pytest.mark.slow
 def test_the_same_models_without_it_train(name):
     model, before, fit = trained(name, tf.identity)
     fit()

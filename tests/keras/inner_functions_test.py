@@ -118,6 +118,7 @@ class Remembering(Inner):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["a variable", "a metric", "a metric chooses", "a pass"]
 )
@@ -126,6 +127,7 @@ def test_what_the_step_remembers_is_more_than_data(how):
         fit(how, None, Remembering)
 
 
+@pytest.mark.slow
 def test_a_count_of_steps_may_choose():
     assert fit("a count chooses", None, Remembering).ledger.steps == 2
 

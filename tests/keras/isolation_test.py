@@ -112,6 +112,7 @@ def test_a_mixing_layer_is_refused_and_nothing_moves(kind, reduction, when):
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["OnTheWayBack", "Attend"], MIXING))
 def test_under_jit_a_mixing_layer_releases_noise_only_and_raises_at_the_end(name):
     """Compiled code cannot raise in the middle of a step."""
@@ -210,7 +211,7 @@ def test_never_is_never():
 
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("start", ["padding", "one", "one_real"])
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_a_first_batch_that_proves_nothing_does_not_settle_it(start, jit):
     model = model_with(OnTheWayBack(), jit_compile=jit)
     weight = np.ones(8, np.float32)
@@ -260,6 +261,7 @@ def test_a_head_that_starts_at_zero_does_not_hide_what_is_below_it():
     assert_refused(three_steps)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_traced_again_is_checked_again():
     class Changing(tf.keras.Model):
         mixes = False
@@ -304,7 +306,7 @@ ISOLATED = {
 @pytest.mark.parametrize(
     "name", mostly_slow(["dropout", "group_norm", "attention"], ISOLATED)
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_model_that_keeps_examples_apart_passes(name):
     model = model_with(ISOLATED[name](), settings={"check_isolation": "always"})
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
@@ -384,7 +386,7 @@ def hardest(labels, outputs):
 @pytest.mark.parametrize(
     "kind", [*MIXING.values(), *GATED, Detached, L.BatchNormalization]
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_the_test_on_data_finds_what_mixes(kind):
     model = model_with(kind())
     before = [w.copy() for w in model.get_weights()]
@@ -453,7 +455,7 @@ class Unused(L.Layer):
 
 
 @pytest.mark.parametrize("kind", [OwnGate, OwnLargest, Rounded, ClippedAlone, Unused])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_the_test_on_data_passes_gates_of_each_example(kind):
     check_isolation(model_with(kind()), X, Y)
 
@@ -467,6 +469,7 @@ def test_the_test_on_data_passes_a_loss_with_a_fixed_threshold():
     check_isolation(model, X, Y, loss=above)
 
 
+@pytest.mark.slow
 def test_the_test_on_data_passes_inputs_that_have_a_range():
     ids = np.random.default_rng(0).integers(0, 10, (8, 3)).astype(np.float32)
     model = tf.keras.Sequential(

@@ -58,7 +58,7 @@ def test_gradients_within_the_clip_are_averaged(eager):
 
 @eager_warns
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_gradients_beyond_the_clip_are_scaled_to_it(eager):
     v = tf.Variable([0.0, 0.0])
 
@@ -91,7 +91,7 @@ def test_the_norm_runs_over_all_variables(eager):
         (40.0, 0.18, [0.162, 0.216, 0.054]),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_one_example_of_a_linear_model(clip, weight, expected):
     model = linear(bias=True)
     optimizer = DPSGD(0.01, clip=clip, noise_multiplier=0, expected_batch_size=1)
@@ -101,6 +101,7 @@ def test_one_example_of_a_linear_model(clip, weight, expected):
     np.testing.assert_allclose(flat(model.trainable_variables), expected, atol=2e-6)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "weights, expected",
     [

@@ -131,7 +131,7 @@ def test_run_eagerly():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("steps", mostly_slow([2], [1, 2, 3]))
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_steps_per_execution_and_jit_change_nothing(steps, jit):
     results = []
     for options in ({}, {"steps_per_execution": steps, "jit_compile": jit}):
@@ -147,6 +147,7 @@ def test_steps_per_execution_and_jit_change_nothing(steps, jit):
     assert results[1][1] == pytest.approx(results[0][1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_short_last_batch_counts_as_it_is():
     model = mlp()
     model.compile(DPSGD(1.0, **CONFIGURATION), "mse")
@@ -157,6 +158,7 @@ def test_a_short_last_batch_counts_as_it_is():
     assert first is not model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", mostly_slow(["adamw", "rmsprop"], [n for n in OPTIMIZERS if n != "nadam"])
 )
@@ -177,6 +179,7 @@ def test_what_follows_the_gradient_is_the_base_classes_own(name, jit):
     assert_close(*results)
 
 
+@pytest.mark.slow
 def test_momentum_decay_averaging_and_clipvalue_are_passed_on():
     results = []
     shared = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "use_ema": True}
@@ -192,6 +195,7 @@ def test_momentum_decay_averaging_and_clipvalue_are_passed_on():
     assert_close(*results)
 
 
+@pytest.mark.slow
 def test_normalized_and_automatic_clips_divide_by_what_they_say():
     for rule in (FixedClip(0.4, normalize=True), AutomaticClip(0.05)):
         model = mlp()
@@ -309,6 +313,7 @@ def test_recurrent_layers_under_jit(name):
     assert_close(moved(model, lambda: model.train_on_batch(x, Y)), expected)
 
 
+@pytest.mark.slow
 def test_compute_gradients_and_apply_gradients_are_one_step():
     model, optimizer = mlp(), DPAdam(0.1, **CONFIGURATION)
     twin, other = mlp(), DPAdam(0.1, **CONFIGURATION)
@@ -330,6 +335,7 @@ def test_compute_gradients_and_apply_gradients_are_one_step():
     assert_close(flat(model.trainable_variables), flat(twin.trainable_variables))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2])
 def test_an_optimizer_that_was_built_first_can_be_traced_late(k):
     model = mlp()
@@ -363,6 +369,7 @@ def test_data_that_a_function_closes_over():
     assert_close(moved(model, step), expected)
 
 
+@pytest.mark.slow
 def test_two_functions_can_share_an_optimizer():
     """Batches of two shapes, each traced on its own."""
     model, optimizer = mlp(), DPSGD(1.0, **CONFIGURATION)
@@ -377,6 +384,7 @@ def test_two_functions_can_share_an_optimizer():
         assert_close(moved(model, lambda n=count: step(X[:n], Y[:n])), expected)
 
 
+@pytest.mark.slow
 def test_the_clip_norm_can_be_read_while_training():
     rule = QuantileClip(0.5, 0.3)
     optimizer = DPSGD(0.5, clip=rule, noise_multiplier=0, expected_batch_size=2)

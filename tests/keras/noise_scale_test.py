@@ -76,7 +76,7 @@ def every_pair():
 
 
 @pytest.mark.parametrize("kind, rule", every_pair())
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 def test_the_sum_gets_noise_of_z_g_times_the_sensitivity_and_then_the_clip_moves(
     kind, rule
 ):
@@ -100,7 +100,7 @@ def test_the_sum_gets_noise_of_z_g_times_the_sensitivity_and_then_the_clip_moves
 
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("physical", [[10], [8, 2], [2, 8], [10, 0], [3, 3, 4]])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_a_logical_step_draws_noise_once_however_it_is_cut_up(physical, jit):
     variables = two_variables()
     optimizer = DPRecorder(
@@ -138,6 +138,7 @@ def test_the_base_class_gets_the_noised_gradient_from_minimize_too():
     assert_stddev(np.delete(seen, [0, WIDTH]), Z * 0.5 / 10)
 
 
+@pytest.mark.slow
 def test_noise_has_mean_zero_and_the_clipped_sum_is_what_remains():
     variables = two_variables()
     optimizer = DPSGD(clip=0.5, noise_multiplier=Z, expected_batch_size=10)
@@ -234,6 +235,7 @@ def make(seed=None, clip=0.5):
     return DPSGD(1.0, clip=clip, noise_multiplier=Z, expected_batch_size=10, seed=seed)
 
 
+@pytest.mark.slow
 def test_noise_does_not_repeat_after_a_checkpoint_is_restored(tmp_path):
     variables, optimizer = two_variables(), make()
     steps(optimizer, variables)
@@ -252,6 +254,7 @@ def test_noise_does_not_repeat_after_a_checkpoint_is_restored(tmp_path):
     assert_stddev(third, Z * 0.5 / 10)
 
 
+@pytest.mark.slow
 def test_noise_does_not_repeat_after_a_model_is_loaded(tmp_path):
     x = np.zeros([2, 2], np.float32)
     y = np.zeros([2, 5000], np.float32)
@@ -271,6 +274,7 @@ def test_noise_does_not_repeat_after_a_model_is_loaded(tmp_path):
     assert_independent(changes[1], changes[2])
 
 
+@pytest.mark.slow
 def test_noise_does_not_repeat_between_runs_of_one_configuration():
     optimizer = make()
     (first,) = steps(optimizer, two_variables())
@@ -278,6 +282,7 @@ def test_noise_does_not_repeat_between_runs_of_one_configuration():
     assert_independent(first, second)
 
 
+@pytest.mark.slow
 def test_a_seed_reproduces_a_run():
     first, second = (steps(make(seed=3), two_variables(), 2) for _ in range(2))
     np.testing.assert_array_equal(first[0], second[0])

@@ -169,6 +169,7 @@ def check_kills(tmp_path, first, every, **options):
     assert count * every > 40
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_never_uses_noise_twice(tmp_path):
     check_kills(tmp_path, 2, 13)
 
@@ -180,7 +181,7 @@ def test_a_kill_at_each_write_never_uses_noise_twice(name, first, tmp_path):
     check_kills(tmp_path, first, 4, scheme=SCHEMES[name])
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize(
     "matrix",
@@ -311,6 +312,7 @@ def test_a_ledger_that_is_older_than_the_noise_is_refused(tmp_path):
     refused(tmp_path, "has made the noise of 6 steps")
 
 
+@pytest.mark.slow
 def test_draws_that_are_others_than_before_are_refused(tmp_path, monkeypatch):
     """As they would be on another device, or by another TensorFlow."""
     interrupted(tmp_path)
@@ -389,6 +391,7 @@ def test_nobody_else_can_ever_read_the_file(tmp_path):
         os.umask(mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_draws_of_compiled_and_large_steps_are_drawn_again(compiled):
     run = CorrelatedNoise(correlated.BufferedToeplitz(2, STEPS, FIXED), STEPS, FIXED)
@@ -439,6 +442,7 @@ class Dies(tf.keras.callbacks.Callback):
             raise Killed
 
 
+@pytest.mark.slow
 def test_keras_goes_on_with_one_matrix(tmp_path):
     """What a killed and a resumed run release together has one matrix's covariance."""
     width, steps = 20_000, 8

@@ -156,6 +156,7 @@ class TestTheOptimizersOwn:
         with pytest.raises(PrivacyMismatchError, match="was updated by the training"):
             _fit(after, optimizer, jit_compile=jit)
 
+    @pytest.mark.slow
     def test_a_callback_may_set_the_learning_rate(self):
         slower = tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
         model, budget = _fit(callbacks=[slower], epochs=2)
@@ -270,7 +271,7 @@ class TestInTheTrainingStep:
         ],
         ids=lambda after: getattr(after, "__name__", None),
     )
-    @pytest.mark.thinned(2)
+    @pytest.mark.slow
     def test_is_found(self, after):
         with pytest.raises(PrivacyMismatchError, match="(kernel|bias):0 was updated"):
             _fit(after)
@@ -354,7 +355,7 @@ class TestInTheTrainingStep:
         ],
         ids=lambda options: "-".join(options),
     )
-    @pytest.mark.thinned(2)
+    @pytest.mark.slow
     def test_what_the_optimizer_does_is_its_own(self, options):
         options = {k: v() if callable(v) else v for k, v in options.items()}
         _, budget = _fit(epochs=2, **options)
@@ -470,10 +471,12 @@ class TestStateThatIsKept:
             loss = tf.reduce_mean((x @ kernel - y) ** 2)
         kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
 
+    @pytest.mark.slow
     def test_is_found_after_the_private_step(self):
         with pytest.warns(PrivateStateWarning, match="kernel:0 is assigned"):
             self._fit(self._train_probe)
 
+    @pytest.mark.slow
     def test_what_follows_the_weights_is_none(self):
         def average(model, x, y):
             kept, now = model.probe.kernel, model.dense.kernel
@@ -508,6 +511,7 @@ class TestBetweenSteps:
             _fit(optimizer=optimizer, callbacks=[_Between(_momentum)])
         assert optimizer.iterations.numpy() == 3
 
+    @pytest.mark.slow
     def test_beside_steps_of_ones_own_the_statement_says_that_nobody_saw(self):
         optimizer = _private()
         x, y = _data()
@@ -566,6 +570,7 @@ def test_weights_that_overlap_what_was_there_are_others(rows, shape):
     assert watch.look() is variable
 
 
+@pytest.mark.slow
 def test_the_training_function_is_put_back():
     model, _ = _fit()
     assert not type(model.train_function).__module__.startswith("tfdpclip")
@@ -640,7 +645,7 @@ class TestUpdatesThatReadMetrics:
         _fit(lambda model, tape, loss: seen.update_state(1.0), optimizer=optimizer)
 
     @pytest.mark.parametrize("accumulation_steps", [1, 2])
-    @pytest.mark.thinned(2)
+    @pytest.mark.slow
     def test_may_keep_metrics_besides(self, accumulation_steps):
         seen = tf.keras.metrics.Mean(name="seen")
         layer = tf.keras.layers.Dense(

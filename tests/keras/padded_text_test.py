@@ -33,6 +33,7 @@ def test_a_mean_over_the_longest_text_is_refused():
         trained()
 
 
+@pytest.mark.slow
 @pytest.mark.every_check
 def test_steps_over_padding_are_found():
     # With texts as long as the longest in every half of a batch.

@@ -35,7 +35,7 @@ def step_of(optimizer, variables):
 
 @adaptive
 @pytest.mark.parametrize("start", [0.01, 100.0])
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_no_groups_clip_norm_runs_away_from_the_median(make, start):
     """A bit of the wrong sign is positive feedback: to 0 or to infinity."""
     variables = two_scalars()
@@ -56,7 +56,7 @@ def test_no_groups_clip_norm_runs_away_from_the_median(make, start):
 
 
 @adaptive
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_noise_of_a_group_is_scaled_by_the_clip_that_clipped(make):
     """One step moves every clip by exp(-5); six standard errors, 2e-9 each."""
     variables = [tf.Variable(tf.zeros([20_000]), name=f"{n}/w") for n in E]
@@ -92,7 +92,7 @@ def test_the_accountants_number_is_not_the_enlarged_one(make):
 
 
 @adaptive
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_counts_are_over_the_whole_logical_batch(make):
     """Records above the clip come first, and the last physical batch is below it."""
     variables = two_scalars()
@@ -112,7 +112,7 @@ def test_the_counts_are_over_the_whole_logical_batch(make):
 
 
 @adaptive
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_an_empty_batch_is_a_step_of_noise(make):
     variables = two_scalars()
     optimizer = DPSGD(
@@ -130,7 +130,7 @@ def test_an_empty_batch_is_a_step_of_noise(make):
 
 @adaptive
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
-@pytest.mark.thinned(9)
+@pytest.mark.slow
 def test_one_example_broken_in_one_group_spoils_nothing_in_any(make, bad):
     """Not its own group, and not its share in the others."""
     found = []
@@ -198,7 +198,7 @@ def test_a_variable_used_twice_is_one_gradient_in_its_group():
 
 
 @pytest.mark.parametrize("unit", ["example", "batch"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_gradients_made_by_hand_are_refused_for_groups_and_batches_too(unit):
     model = tf.keras.Sequential([tf.keras.Input((2,)), L.Dense(1)])
     options = {} if unit == "batch" else {"expected_batch_size": 4}

@@ -157,6 +157,7 @@ def test_one_example_that_is_not_finite_spoils_nothing(rule, bad):
 
 
 # The base library's own Nadam divides by zero on its first step.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", mostly_slow(["adam"], [n for n in OPTIMIZERS if n != "nadam"])
 )

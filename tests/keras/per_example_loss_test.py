@@ -42,7 +42,7 @@ def test_the_error_for_a_masked_sequence_shows_this_loss():
     "weighted", mostly_slow(["example"], [None, "example", "step"])
 )
 @pytest.mark.parametrize("length", mostly_slow([None], [None, 4.0]))
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_masked_sequences(length, weighted, static):
     weight = None
     if weighted == "example":
@@ -99,6 +99,7 @@ def test_a_single_loss_for_each_example_is_what_it_was():
     check(tf.keras.Sequential(layers), PerExampleLoss("mse"), x, y, weight=weight)
 
 
+@pytest.mark.slow
 def test_it_is_saved_with_a_model(tmp_path):
     # Keras 3 does not save a delta.
     huber = tf.keras.losses.Huber() if KERAS_3 else tf.keras.losses.Huber(delta=2.0)

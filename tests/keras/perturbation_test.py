@@ -178,7 +178,7 @@ CHUNKS = [None, 3, 1, 0]
 @jacobian
 @pytest.mark.parametrize("chunk", mostly_slow([3], CHUNKS))
 @pytest.mark.parametrize("name", mostly_slow(["dense", "tied", "rnn"], MODELS))
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_norm_is_of_the_very_noise_that_is_added(name, chunk):
     """With a clip far below every norm, each example contributes exactly that.
 
@@ -190,7 +190,7 @@ def test_the_norm_is_of_the_very_noise_that_is_added(name, chunk):
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_norm_is_of_the_very_noise_compiled_by_xla(chunk):
     step = Step("dense", FixedClip(1e-3), chunk=chunk, jit=True)
     for i in range(COUNT):
@@ -198,7 +198,7 @@ def test_the_norm_is_of_the_very_noise_compiled_by_xla(chunk):
 
 
 @pytest.mark.parametrize("chunk", mostly_slow([None, 3], CHUNKS))
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_an_example_that_is_not_clipped_contributes_its_gradient_and_the_noise(chunk):
     """Six standard errors of a mean over 7 x 30 parts: a false alarm in 2e-9."""
     plain = Step("dense", FixedClip(1e6), k=0, chunk=chunk)
@@ -225,7 +225,7 @@ LAYERWISE = {
 @pytest.mark.parametrize("chunk", mostly_slow([3], [None, 3]))
 @pytest.mark.parametrize("name", mostly_slow(["dense"], ["dense", "rnn"]))
 @pytest.mark.parametrize("rule", LAYERWISE)
-@pytest.mark.thinned(5)
+@pytest.mark.slow
 def test_every_group_is_clipped_by_the_norm_of_its_own_noise(rule, name, chunk):
     if name == "rnn" and rule in ("public", "scaled"):
         names = {"one": 1.0, "two": 0.3}
@@ -290,7 +290,7 @@ def test_padding_contributes_nothing(rule, chunk):
 
 
 @pytest.mark.parametrize("chunk", [None, 3, 1])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_perturbations_are_fresh_for_every_example_and_step(chunk):
     """Directions of 400 entries; correlations allow 6 / sqrt(400): 2e-9 each."""
     variables = [tf.Variable(tf.zeros([100])), tf.Variable(tf.zeros([30, 10]))]
@@ -369,6 +369,7 @@ def test_steps_in_one_execution_are_perturbed_anew():
     assert norm == pytest.approx(2.0, abs=2 * 6 * 2 / math.sqrt(2000))
 
 
+@pytest.mark.slow
 @keras2_only("run_eagerly=True is refused, see held_loss_test.py")
 @pytest.mark.parametrize("rule", ["flat", "layerwise"])
 def test_eager_steps_are_perturbed_too(rule):
@@ -398,6 +399,7 @@ def test_eager_steps_are_perturbed_too(rule):
     assert np.all(flat(optimizer.seen) == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_a_coarse_type_keeps_the_bound(chunk):
     """The norm and the sum come from gradients of the same precision."""
@@ -411,7 +413,7 @@ def test_a_coarse_type_keeps_the_bound(chunk):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_an_example_that_is_not_finite_spoils_nothing(bad):
     found = []
     for present in (1.0, 0.0):
@@ -445,6 +447,7 @@ def test_the_quantile_is_of_the_perturbed_norms():
         assert float(optimizer.clip_norm) == pytest.approx(start * expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_noise_for_privacy_is_as_without_perturbation():
     """Padding alone: what is left is the noise. Six standard errors, 2e-9."""
     step = Step("dense", FixedClip(C), k=3.0, z=1.5)
@@ -552,6 +555,7 @@ class Descent:
         return self._steps(tf.constant(count)).numpy()
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("k", mostly_slow([0, 1, 10], [0, 1, 5, 10, 20]))
 @pytest.mark.parametrize("a", [(-3, -3, 9), (-3, 3)], ids=["example1", "example2"])
 def test_the_mean_clipped_gradient_has_its_closed_form(a, k):

@@ -105,7 +105,7 @@ def test_a_calibrated_run_is_not_cut_short(capsys):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4, 7])
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_stops_before_the_budget_is_exceeded(steps_per_execution, accumulation_steps):
     batches = _batches(accumulation_steps=accumulation_steps)
     optimizer = _Optimizer(accumulation_steps=accumulation_steps)
@@ -139,6 +139,7 @@ def test_steps_per_epoch():
     assert budget.ledger.steps == 21
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_within_a_step_goes_on_there():
     batches = _batches(accumulation_steps=3)
     optimizer = _Optimizer(accumulation_steps=3)
@@ -177,6 +178,7 @@ def test_an_execution_longer_than_the_budget_is_refused():
     assert optimizer.iterations.numpy() == 0
 
 
+@pytest.mark.slow
 def test_a_second_fit_goes_on_counting():
     batches, optimizer = _batches(), _Optimizer()
     model = _model(optimizer)
@@ -208,6 +210,7 @@ def test_a_spent_budget_stays_spent():
     assert optimizer.iterations.numpy() == 10
 
 
+@pytest.mark.slow
 def test_resumes_from_backup(tmp_path):
     batches, optimizer = _batches(), _Optimizer()
     model = _model(optimizer)
@@ -398,6 +401,7 @@ class TestMismatchIsRefused:
         budget = PrivacyBudget(math.inf, _DELTA, batches)
         self._assert_refused(mixed, budget, "altered, reused or mixed")
 
+    @pytest.mark.thinned(4)
     @pytest.mark.parametrize(
         "alter",
         [
@@ -488,7 +492,7 @@ class TestMismatchIsRefused:
         lambda b: b.apply(lambda d: d.repeat().take(10)),
     ],
 )  # fmt: skip
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_transforming_records_is_fine(data):
     batches = _batches()
     budget = PrivacyBudget(math.inf, _DELTA, batches)
@@ -497,6 +501,7 @@ def test_transforming_records_is_fine(data):
     assert "transformed" not in str(budget.statement)
 
 
+@pytest.mark.slow
 def test_transforming_whole_batches_is_an_assumption(tmp_path):
     batches = _batches()
 

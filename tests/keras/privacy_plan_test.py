@@ -49,7 +49,7 @@ def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, **option
         ("shuffled", None, "rdp"),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
     plan = plan_of(sampling=sampling, physical_batch_size=rows, accountant=accountant)
     model, history = trained(plan, epochs=plan.epochs + 2)
@@ -69,7 +69,7 @@ def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
 
 
 @pytest.mark.parametrize("noise", ["buffered", "toeplitz", "tree"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_correlated_noise_is_one_argument(noise):
     plan = plan_of(noise=noise, physical_batch_size=64)
     independent = plan_of(sampling="fixed_order")
@@ -88,6 +88,7 @@ def test_correlated_noise_is_one_argument(noise):
     assert ours < 0.9 * theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["buffered", "toeplitz"])
 def test_the_matrix_is_made_for_the_momentum(noise):
     plain, plan = plan_of(noise=noise), plan_of(noise=noise, momentum=0.9)
@@ -128,6 +129,7 @@ def test_a_momentum_that_nothing_is_made_for_is_refused():
     plan_of(noise="tree").optimizer(dpc.keras.DPSGD, momentum=0.9)
 
 
+@pytest.mark.slow
 def test_a_batch_as_large_as_the_data_is_the_data():
     plan = plan_of(batch_size=EXAMPLES)
     assert plan.scheme == dpc.sampling.FullBatch() and plan.steps == 3
@@ -135,6 +137,7 @@ def test_a_batch_as_large_as_the_data_is_the_data():
     assert plan.statement().epsilon == pytest.approx(3, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_all_calls_of_fit_share_the_budget():
     plan = plan_of()
     trained(plan, epochs=2)
@@ -145,6 +148,7 @@ def test_all_calls_of_fit_share_the_budget():
         trained(plan, epochs=1)
 
 
+@pytest.mark.slow
 def test_a_ledger_file_outlives_the_plan(tmp_path):
     path = tmp_path / "ledger.json"
     trained(plan_of(ledger=path), epochs=2)
@@ -155,6 +159,7 @@ def test_a_ledger_file_outlives_the_plan(tmp_path):
     assert again.replace(epochs=4).ledger.steps == 0
 
 
+@pytest.mark.slow
 def test_steps_without_the_callbacks_are_not_passed_over():
     plan = plan_of()
     trained(plan, epochs=1, watched=False)
@@ -218,6 +223,7 @@ def test_ctrl_c_at_any_stage_leaves_a_true_ledger_and_a_model_to_save(tmp_path):
     assert plan.statement().steps == int(model.optimizer.iterations) + 1 == plan.steps
 
 
+@pytest.mark.slow
 def test_steps_that_nobody_watched_do_not_pass_for_interrupted_ones():
     plan = plan_of()
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
@@ -262,6 +268,7 @@ def test_inputs_and_labels_are_one_argument():
         plan_of().batches(x, y)
 
 
+@pytest.mark.slow
 def test_data_that_were_mapped_are_stated():
     plan = plan_of()
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
@@ -339,6 +346,7 @@ def test_counts_that_are_too_precise_are_refused_before_the_model_is_made():
     plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
 
 
+@pytest.mark.slow
 def test_any_keras_optimizer_is_made_private():
     model, _ = trained(plan_of(), epochs=1, optimizer=tf.keras.optimizers.Nadam)
     assert model.optimizer.noise_multiplier > 0
@@ -352,6 +360,7 @@ def test_the_batch_size_rule_fills_in():
     assert plan.steps >= 80 and "batch size:" in str(plan)
 
 
+@pytest.mark.slow
 def test_the_table_is_of_plans_that_could_be_made():
     plan = plan_of()
     rows = {row["change"]: row for row in plan.rows()}
@@ -390,6 +399,7 @@ def test_the_model_card_says_what_the_statement_says():
         plan.statement(format="html")
 
 
+@pytest.mark.slow
 def test_notebooks_show_the_text():
     plan = plan_of(batch_size="auto")
     ledger = accounting.Ledger(1e-5)
@@ -400,6 +410,7 @@ def test_notebooks_show_the_text():
         assert shown.getvalue() == str(result) != repr(result)
 
 
+@pytest.mark.slow
 def test_a_seed_is_not_private_in_any_format():
     plan = plan_of()
     trained(plan, epochs=1, seed=1)

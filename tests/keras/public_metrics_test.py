@@ -30,7 +30,7 @@ def logged(clip, z=0.0, steps=4):
 
 @pytest.mark.parametrize("update", ["geometric", "linear"])
 @pytest.mark.parametrize(("start", "fraction"), [(0.5, 0.0), (50.0, 1.0)])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_the_unclipped_fraction_is_that_of_the_epoch(update, start, fraction):
     rule = dpc.QuantileClip(0.4, start, learning_rate=0.1, update=update)
     logs, optimizer = logged(rule)
@@ -68,6 +68,7 @@ def test_a_rule_without_a_clip_norm_logs_none():
     assert logs["noise_stddev"] == pytest.approx([2 / N] * 2)
 
 
+@pytest.mark.slow
 def test_groups_are_logged_by_name():
     logs, optimizer = logged(dpc.LayerwiseClip(), z=2.0)
     (name,) = optimizer.clip_norms
@@ -76,6 +77,7 @@ def test_groups_are_logged_by_name():
     assert "unclipped_fraction" not in logs
 
 
+@pytest.mark.slow
 def test_callbacks_that_come_after_see_them(tmp_path):
     x = np.ones((N, 2), np.float32)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])

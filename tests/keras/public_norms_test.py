@@ -68,7 +68,7 @@ def by_hand(model, x, y, training=False):
 
 @pytest.mark.parametrize("batch_size", [5, 64])
 @pytest.mark.parametrize("reduction", [MEAN, "none", "sum"])
-@pytest.mark.thinned(4)
+@pytest.mark.slow
 def test_the_norms_are_means_of_per_example_norms(reduction, batch_size):
     """Batches of 5, 5 and 2: every example counts once."""
     model = dense()
@@ -85,6 +85,7 @@ def test_the_norms_are_means_of_per_example_norms(reduction, batch_size):
         assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_data_set_gives_the_same_norms_and_padding_none():
     model = dense()
     expected = public_gradient_norms(model, PUBLIC)
@@ -96,6 +97,7 @@ def test_a_data_set_gives_the_same_norms_and_padding_none():
     assert padded == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_norms_leave_weights_metrics_and_optimizer_alone():
     model = dense(private(1.0), metrics=["mae"])
     model.fit(*PRIVATE, batch_size=4, verbose=0)
@@ -109,6 +111,7 @@ def test_norms_leave_weights_metrics_and_optimizer_alone():
     tf.nest.map_structure(np.testing.assert_array_equal, metrics, found)
 
 
+@pytest.mark.slow
 def test_norms_are_taken_without_dropout_and_leave_batch_statistics_alone():
     tf.keras.utils.set_random_seed(2)
     layers = [
@@ -172,7 +175,7 @@ def expected_clips(rule, e):
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.thinned(9)
+@pytest.mark.slow
 def test_every_epoch_clips_by_the_norms_at_its_start(rule, k, jit):
     model = dense(private(RULES[rule](), k), jit_compile=jit)
     watch = Watch()
@@ -189,7 +192,7 @@ def test_every_epoch_clips_by_the_norms_at_its_start(rule, k, jit):
 
 
 @pytest.mark.parametrize("spe, k, changes", [(1, 1, [0, 4, 8]), (2, 1, [0, 4, 8])])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_norms_can_be_taken_every_few_steps(spe, k, changes):
     model = dense(private(PublicNormClip(2.0), k), steps_per_execution=spe)
     watch = Watch()
@@ -202,6 +205,7 @@ def test_norms_can_be_taken_every_few_steps(spe, k, changes):
     assert found == changes
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_training_without_public_norms_is_refused(rule):
     model = dense(private(RULES[rule]()))
@@ -212,7 +216,7 @@ def test_training_without_public_norms_is_refused(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_norms_set_by_hand_are_used(rule):
     model = dense(private(RULES[rule]()))
     model.optimizer.build(model.trainable_variables)
@@ -286,6 +290,7 @@ def test_public_norms_that_diverge_stop_the_run():
         )
 
 
+@pytest.mark.slow
 def test_a_layer_without_public_gradient_is_still_trained():
     """A bias before a normalisation has gradient 0; its clip is floored."""
     tf.keras.utils.set_random_seed(1)
@@ -305,6 +310,7 @@ def test_a_layer_without_public_gradient_is_still_trained():
     assert all(np.all(seen.numpy() != 0) for seen in optimizer.seen)
 
 
+@pytest.mark.slow
 def test_norms_are_in_the_groups_that_are_clipped():
     model = dense(private(PublicNormClip(1.0, groups=["bias", "kernel"])))
     callback = PublicGradientNorms(PUBLIC)
@@ -312,6 +318,7 @@ def test_norms_are_in_the_groups_that_are_clipped():
     assert set(callback.norms) == {"bias", "kernel"}
 
 
+@pytest.mark.slow
 def test_frozen_layers_have_no_norm():
     model = dense(private(PublicNormClip(1.0)))
     model.layers[0].trainable = False
@@ -321,6 +328,7 @@ def test_frozen_layers_have_no_norm():
     assert set(callback.norms) == {"two"}
 
 
+@pytest.mark.slow
 def test_the_decay_of_the_master_norm_and_the_refreshed_norms_go_together():
     """The paper's C 0.9^epoch, with norms of every epoch."""
     decay = schedules.ExponentialDecay(2.0, 6, 0.9, staircase=True)
@@ -333,6 +341,7 @@ def test_the_decay_of_the_master_norm_and_the_refreshed_norms_go_together():
     np.testing.assert_allclose(largest, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_subclassed_model_is_built_from_the_public_data():
     class Model(tf.keras.Model):
         def __init__(self):
@@ -349,6 +358,7 @@ def test_a_subclassed_model_is_built_from_the_public_data():
     assert len(callback.norms) == 2
 
 
+@pytest.mark.slow
 def test_public_norms_come_back_from_a_file_and_no_callback_is_needed(tmp_path):
     model = dense(private(PublicNormClip(2.0)))
     callbacks = [PublicGradientNorms(PUBLIC)]
@@ -359,6 +369,7 @@ def test_public_norms_come_back_from_a_file_and_no_callback_is_needed(tmp_path):
     loaded.fit(*PRIVATE, verbose=0)
 
 
+@pytest.mark.slow
 def test_batch_clipping_by_public_norms_with_batch_normalisation():
     """The paper's own combination; statistics first, then norms."""
     tf.keras.utils.set_random_seed(1)

@@ -71,7 +71,7 @@ def fit(rule, data, *, batch, kind=DPSGD, noise_multiplier=1.0, k=1, **options):
 
 
 @pytest.mark.parametrize("name", mostly_slow(QUICK, CASES))
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_the_estimate_tracks_a_log_normal_quantile(name):
     """False-alarm rate 1e-9 each: the bound is that quantile of the exact error."""
     inputs, expected = CASES[name]["inputs"], CASES[name]["expected"]
@@ -93,7 +93,7 @@ def test_the_estimate_tracks_a_log_normal_quantile(name):
 
 @pytest.mark.parametrize("initial", [0.01, 100.0])
 @pytest.mark.parametrize("target", mostly_slow([0.1, 0.9], [0.1, 0.5, 0.9]))
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_the_sign_of_the_update_is_right_from_below_and_from_above(initial, target):
     """A bit that means "clipped" in place of "within" would run away from 1."""
     data = np.random.default_rng(1).lognormal(0, 0.1, 100 * 200)
@@ -169,6 +169,7 @@ def test_padding_counts_as_neither_and_a_zero_gradient_as_within():
     assert float(optimizer.clip_norm) == pytest.approx(0.1 * math.exp(-0.1), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_count_gets_its_own_noise():
     """q = 0.5 and no records: ln C moves by lr * N(0, s) / B, clamped to lr / 2.
 
@@ -198,6 +199,7 @@ def test_the_default_clip_follows_a_quantile_and_can_be_watched():
     assert optimizer.count_stddevs == (64 / 20,)
 
 
+@pytest.mark.slow
 def test_batches_of_eight_train_with_the_default_and_both_noises_are_of_the_split():
     """Andrew et al.'s B / 20 would reveal more than z = 1 allows below B = 10.
 

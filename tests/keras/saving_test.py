@@ -55,6 +55,7 @@ def assert_same_settings(optimizer, expected):
     assert optimizer.get_config() == expected.get_config()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_configuration_makes_the_same_optimizer(kind):
     optimizer = kind(0.125, **SETTINGS)
@@ -65,6 +66,7 @@ def test_a_configuration_makes_the_same_optimizer(kind):
     assert float(again.learning_rate) == 0.125
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize(
     "clip", [0.5, FixedClip(0.5, normalize=True), AutomaticClip(0.1), RULE], ids=repr
@@ -145,7 +147,7 @@ def test_a_saved_model_comes_back_private_with_its_clip_and_its_steps(
 
 @pytest.mark.parametrize("name", EVERY_FORMAT)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_model_that_was_saved_before_training_comes_back_private(tmp_path, name):
     model = model_with(adaptive())
     model.save(str(tmp_path / name))
@@ -157,6 +159,7 @@ def test_a_model_that_was_saved_before_training_comes_back_private(tmp_path, nam
     assert_still_private(loaded)
 
 
+@pytest.mark.slow
 @saved_model
 @pytest.mark.filterwarnings("ignore:Keras does not read an optimizer's state")
 def test_a_saved_model_directory_comes_back_private_from_the_start(tmp_path):
@@ -172,6 +175,7 @@ def test_a_saved_model_directory_comes_back_private_from_the_start(tmp_path):
     assert_still_private(loaded)
 
 
+@pytest.mark.slow
 @saved_model
 def test_a_saved_model_directory_warns_that_it_loses_the_step_count(tmp_path):
     model = trained(adaptive())
@@ -179,6 +183,7 @@ def test_a_saved_model_directory_warns_that_it_loses_the_step_count(tmp_path):
         model.save(str(tmp_path / "model"))
 
 
+@pytest.mark.slow
 @keras2_only("save_weights writes .weights.h5 files, see step_history_test.py")
 def test_save_weights_in_the_checkpoint_format_keeps_the_clip(tmp_path):
     model = trained(adaptive())
@@ -192,7 +197,7 @@ def test_save_weights_in_the_checkpoint_format_keeps_the_clip(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["built", "new"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_a_checkpoint_keeps_the_clip_and_the_steps(tmp_path, when):
     model = trained(adaptive())
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
@@ -208,6 +213,7 @@ def test_a_checkpoint_keeps_the_clip_and_the_steps(tmp_path, when):
     assert_still_private(other)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_no_noise_and_no_data(tmp_path):
     """Neither the generator nor half-filled sums of private gradients."""
     model = trained(adaptive(accumulation_steps=3), 4)
@@ -239,6 +245,7 @@ class StopAfter(tf.keras.callbacks.Callback):
             raise Stop
 
 
+@pytest.mark.slow
 def test_backup_and_restore_goes_on_where_it_was_with_new_noise(tmp_path):
     """An interrupted run resumes with its clip and steps; the noise is another."""
     drawn = []
@@ -266,6 +273,7 @@ def test_backup_and_restore_goes_on_where_it_was_with_new_noise(tmp_path):
     assert np.all(drawn[0] != drawn[1])
 
 
+@pytest.mark.slow
 def test_restoring_in_the_same_process_does_not_replay_the_noise(tmp_path):
     model = trained(adaptive())
     saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
@@ -278,6 +286,7 @@ def test_restoring_in_the_same_process_does_not_replay_the_noise(tmp_path):
     assert np.all(results[0] != results[1])
 
 
+@pytest.mark.slow
 def test_a_restored_optimizer_trains_exactly_as_the_first_would_have(tmp_path):
     """Noise off: nothing but the noise is missing from a checkpoint."""
     results = []
@@ -294,6 +303,7 @@ def test_a_restored_optimizer_trains_exactly_as_the_first_would_have(tmp_path):
     np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_optimizer_made_by_privatize_is_found_again(tmp_path):
     assert privatize(tf.keras.optimizers.Nadam) is DPNadam
     optimizer = adaptive(privatize(tf.keras.optimizers.Adamax))

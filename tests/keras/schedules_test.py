@@ -105,7 +105,7 @@ def values(schedule, steps):
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("name", mostly_slow(["stepwise", "own"], SCHEDULES))
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_epsilon_is_that_of_every_steps_own_noise(name, k):
     """Exact for noise that stays; within 5% of the noise, on the safe side, if not."""
     schedule = SCHEDULES[name]
@@ -211,6 +211,7 @@ def test_a_schedule_that_starts_without_noise_is_not_private_and_runs_or_is_refu
     assert np.all(np.isfinite(flat(model.trainable_variables)))
 
 
+@pytest.mark.slow
 def test_noise_that_becomes_nothing_costs_everything():
     ends = schedules.PiecewiseConstantDecay([3], [2.0, 0.0])
     drawn = batches()
@@ -229,7 +230,7 @@ def test_noise_below_nothing_is_refused():
 
 
 @pytest.mark.parametrize("spe, k", [(3, 1), (4, 1), (6, 3)])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_an_execution_of_several_steps_counts_its_least_noise(spe, k):
     drawn = batches(k)
     budget = PrivacyBudget(math.inf, DELTA, drawn)
@@ -246,7 +247,7 @@ def test_an_execution_of_several_steps_counts_its_least_noise(spe, k):
 
 @pytest.mark.parametrize("spe", [1, 2])
 @pytest.mark.parametrize("name", mostly_slow(["stepwise"], ["stepwise", "own"]))
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_the_budget_stops_before_the_step_that_exceeds_it(name, spe):
     """The most steps that fit, found by composing one more each time."""
     schedule = SCHEDULES[name]
@@ -265,6 +266,7 @@ def test_the_budget_stops_before_the_step_that_exceeds_it(name, spe):
         assert 7 - 2 * (spe - 1) - (spe > 1) <= steps <= 7
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_with_the_noise_of_its_step(tmp_path):
     """The schedule, the clip and the ledger go on where they were."""
     path = tmp_path / "ledger.json"
@@ -285,6 +287,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_noise_of_its_step(tmp_path):
     assert Ledger.load(path).epsilon() == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_steps_that_nobody_saw_count_with_their_least_noise(tmp_path):
     """A checkpoint of a run without the callback: steps 0 to 4 had 2 and 3."""
     model = model_with(STEPWISE)
@@ -309,6 +312,7 @@ def test_another_schedule_is_not_accounted_as_the_old_one(tmp_path):
     assert budget.ledger.epsilon() == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 def test_a_clip_schedule_goes_by_logical_steps(k, jit):
@@ -390,6 +394,7 @@ READS_MORE = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("reads", READS_MORE)
 @pytest.mark.parametrize("argument", ["noise_multiplier", "clip", "learning_rate"])
 def test_a_schedule_that_reads_more_than_the_step_is_refused(argument, reads):
@@ -421,6 +426,7 @@ def test_a_table_of_the_steps_is_no_more_than_the_step():
     assert z(0) == 4.0 and z(499) == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allow_change", [False, True])
 def test_a_schedule_that_was_changed_is_refused(allow_change):
     """The trace of the step has the old number: it must not be counted as the new."""
@@ -443,6 +449,7 @@ class SetsCounter(tf.keras.callbacks.Callback):
             self.model.optimizer.iterations.assign(0)
 
 
+@pytest.mark.slow
 def test_a_step_counter_that_is_put_back_before_a_step_is_found():
     """What is accounted is read before; nothing runs with less noise than that."""
     rising = schedules.PiecewiseConstantDecay([1], [0.5, 8.0])

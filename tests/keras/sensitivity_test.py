@@ -245,6 +245,7 @@ def test_a_step_moves_by_at_most_the_sensitivity_of_other_rules(rule):
     check_neighbours("dense", RULES[rule])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", mostly_slow(["quantile"], ["quantile", "automatic"]))
 def test_a_step_through_an_lstm_moves_by_at_most_the_sensitivity(rule):
     check_neighbours("lstm", RULES[rule])
@@ -261,6 +262,7 @@ def test_a_step_through_the_fallback_moves_by_at_most_the_sensitivity():
     check_neighbours("rnn", RULES["quantile"], FINITE)
 
 
+@pytest.mark.slow
 @jacobian
 @pytest.mark.parametrize("kind", mostly_slow(["nan"], ["nan", "nan_label", "inf"]))
 def test_the_fallback_refuses_a_batch_that_is_not_finite(kind):
@@ -272,16 +274,18 @@ def test_the_fallback_refuses_a_batch_that_is_not_finite(kind):
 
 
 @pytest.mark.parametrize("name", QUICK)
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_an_accumulated_step_moves_by_at_most_the_sensitivity(name):
     check_neighbours(name, RULES["quantile"], k=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_compiled_step_moves_by_at_most_the_sensitivity(k):
     check_neighbours("dense", RULES["quantile"], ["ordinary", "nan"], k=k, jit=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "tied"])
 def test_the_gradient_adam_sees_moves_by_at_most_the_sensitivity(name):
     check_neighbours(name, RULES["quantile"], kind=DPAdam)

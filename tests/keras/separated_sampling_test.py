@@ -31,6 +31,7 @@ def fitted(scheme, budget, steps, epochs, batches=None, more=()):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_a_budget_counts_the_times_of_a_record(scheme):
     budget = dpc.keras.PrivacyBudget(100.0, 1e-5, scheme)

@@ -35,6 +35,7 @@ def trained(plan, batches, optimizer=dpc.keras.DPSGD, **options):
     return model
 
 
+@pytest.mark.slow
 def test_a_plan_with_views():
     plan = dpc.keras.PrivacyPlan(3, 1e-3, examples=60, batch_size=20, epochs=2, views=4)
     one = plan.replace(views=1)
@@ -138,7 +139,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("of", ["views", "people"])
-@pytest.mark.thinned(5)
+@pytest.mark.slow
 def test_with_every_clip(name, of):
     people = of == "people"
     plan = dpc.keras.PrivacyPlan(
@@ -151,6 +152,7 @@ def test_with_every_clip(name, of):
     assert plan.statement().steps == plan.steps
 
 
+@pytest.mark.slow
 def test_in_parts_and_with_correlated_noise():
     plan = dpc.keras.PrivacyPlan(
         **PEOPLE, per_person=2, noise="buffered", physical_batch_size=5
@@ -188,6 +190,7 @@ def test_an_optimizer_of_other_records_is_refused(options):
         model.fit(batches, callbacks=[budget], verbose=0)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_without_a_budget_the_size_of_a_batch_tells(rows):
     # As many rows as no batches of other tests, which may be there yet, have.
@@ -246,6 +249,7 @@ def test_eager_steps_are_refused():
         model.fit(batches, verbose=0)
 
 
+@pytest.mark.slow
 def test_rows_that_are_left_over_and_metrics():
     plan = dpc.keras.PrivacyPlan(**{**PEOPLE, "epochs": 1}, per_person=4)
     model = compiled(
@@ -270,6 +274,7 @@ def test_the_comparison_is_by_record():
     assert report.examples == 15 and report.worst < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.every_check
 def test_a_record_moves_a_step_by_what_is_claimed():
     model = compiled(private(rows_per_record=4))
@@ -292,7 +297,7 @@ class Mean(L.Layer):
 
 
 @pytest.mark.parametrize("mixed, fails", [(2, False), (4, False), (8, True)])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_rows_of_a_record_may_mix_in_a_test_of_isolation(mixed, fails):
     model = tf.keras.Sequential([tf.keras.Input([5]), Mean(mixed), L.Dense(2)])
     model.compile(private(rows_per_record=4), LOSS)

@@ -133,6 +133,7 @@ def assert_trains(model):
     assert int(model.optimizer.iterations) == before + 6
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_what_a_step_writes_from_its_batch_is_not_read(kind):
     with pytest.raises(ExampleIsolationError, match="reads the variable"):
@@ -162,7 +163,7 @@ class LargeBankAfter(BankAfter):
 
 
 @pytest.mark.parametrize("kind", [BankAfter, LargeBankAfter])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_what_is_written_after_the_step_is_found_in_the_next(kind):
     model = kind()
     with pytest.raises(tf.errors.InvalidArgumentError, match="bank:0"):
@@ -182,7 +183,7 @@ def test_what_a_callback_writes_is_found_too():
 
 
 @pytest.mark.parametrize("before, after", [(1.0, -1.0), (0.0, -0.0), (2.0, 4.0)])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_sign_that_changes_is_found(before, after):
     """One bit, the first, which a sum modulo 2^32 loses if it counts evenly."""
     model = Trainer()
@@ -212,7 +213,7 @@ def test_compiled_steps_give_noise_only_and_raise_in_the_end():
 
 
 @pytest.mark.parametrize("declared", [["bank"], "variable"])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_what_is_declared_public_may_change(declared):
     class Declared(BankAfter):
         def __init__(self):
@@ -274,7 +275,7 @@ class Schedule(Trainer):
 
 
 @pytest.mark.parametrize("kind", [Counter, OfTheWeights, Unread, Schedule, Trainer])
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_public_state_is_none_of_that(kind):
     assert_trains(kind())
 
@@ -312,7 +313,7 @@ def adapted():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_ordinary_layers_need_no_declaration(name, jit):
     if jit and name in ("adapted", "frozen_table", "dropout"):
         pytest.skip("nothing that the others do not show")
@@ -322,6 +323,7 @@ def test_ordinary_layers_need_no_declaration(name, jit):
     assert_trains(model)
 
 
+@pytest.mark.slow
 def test_two_private_optimizers_of_one_model():
     """Each reads what the other trains."""
     first, second = L.Dense(2), L.Dense(1)
@@ -342,6 +344,7 @@ def test_two_private_optimizers_of_one_model():
     assert [int(optimizer.iterations) for optimizer in optimizers] == [3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["the step", "a function"])
 def test_what_another_private_optimizer_trains_changes_by_its_releases_alone(kind):
     """The scale is trained by an optimizer that takes a step now and then."""

@@ -66,6 +66,7 @@ def _epsilon(batches, seen, *unseen):
 
 
 class TestUnseenSteps:
+    @pytest.mark.slow
     def test_before_a_budgeted_fit_are_full_batches(self, batches):
         model = _model()
         _unseen(model, 50)
@@ -89,6 +90,7 @@ class TestUnseenSteps:
         assert ledger.epsilon() == _epsilon(batches, 20, (3, _Z))
         assert budget.ledger is ledger
 
+    @pytest.mark.slow
     def test_within_a_budgeted_fit(self, batches):
         x, y = _data()
 
@@ -104,7 +106,7 @@ class TestUnseenSteps:
         assert ledger.epsilon() == _epsilon(batches, 40, (3, _Z))
 
     @pytest.mark.parametrize("count", [0, 100, pytest.param(5, marks=pytest.mark.slow)])
-    @pytest.mark.thinned(2)
+    @pytest.mark.slow
     def test_are_not_hidden_by_setting_the_step_counter(self, count, batches):
         model, ledger = _model(), Ledger(_DELTA, "rdp")
         _seen(model, batches, ledger)
@@ -115,6 +117,7 @@ class TestUnseenSteps:
         # A counter that was set forward may stand for steps nobody knows.
         assert ledger.steps == 20 + 9 + max(0, count - 17)
 
+    @pytest.mark.slow
     def test_with_accumulation(self, batches):
         model = _model(accumulation_steps=2)
         _unseen(model, 4)
@@ -152,6 +155,7 @@ class TestUnseenSteps:
 
 
 class TestIdentity:
+    @pytest.mark.slow
     def test_two_models_add_up_in_one_ledger(self, batches):
         ledger = Ledger(_DELTA, "rdp")
         first, second = _model(), _model()
@@ -161,6 +165,7 @@ class TestIdentity:
         assert ledger.steps == 40 + 40 + 20
         assert ledger.epsilon() == _epsilon(batches, 60, (40, _Z))
 
+    @pytest.mark.slow
     def test_going_back_uncounts_nothing(self, batches, tmp_path):
         model, ledger = _model(), Ledger(_DELTA, "rdp")
         checkpoint = tf.train.Checkpoint(model=model)
@@ -206,7 +211,7 @@ class TestIdentity:
             "keras",
         ],
     )
-    @pytest.mark.thinned(3)
+    @pytest.mark.slow
     def test_restored_steps_are_recognised(self, how, batches, tmp_path):
         path = tmp_path / "privacy.json"
         first = _model(make=DPAdam)
@@ -223,6 +228,7 @@ class TestIdentity:
         _seen(first, batches, path)
         assert Ledger.load(path).steps == 26 + 3 + 10
 
+    @pytest.mark.slow
     def test_restored_steps_without_their_ledger_are_full_batches(
         self, batches, tmp_path
     ):
@@ -233,6 +239,7 @@ class TestIdentity:
         # With the noise that they had.
         assert budget.ledger.epsilon() == _epsilon(batches, 10, (10, 0.5))
 
+    @pytest.mark.slow
     @keras2_only("an optimizer from an HDF5 file cannot train")
     def test_steps_of_unknown_origin_are_full_batches(self, batches, tmp_path):
         first = _model(make=DPAdam)
@@ -263,6 +270,7 @@ class TestIdentity:
         assert (copied is history) != KERAS_3
         assert copied.known() == history.known()
 
+    @pytest.mark.slow
     def test_reserved_steps_that_did_not_run_hide_none(self, batches):
         model, ledger = _model(), Ledger(_DELTA, "rdp")
 
@@ -293,6 +301,7 @@ class TestIdentity:
         assert ledger.steps == 2 + 10
         assert ledger.counted[before] == 2
 
+    @pytest.mark.slow
     def test_a_private_model_frozen_in_another_has_its_steps_behind_it(self, batches):
         before = _model()
         _unseen(before, 2)

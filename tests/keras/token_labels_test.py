@@ -76,7 +76,7 @@ WEIGHTS = {"none": None, "records": ROWS[::9, None], "tokens": EACH[-COUNT:]}
         pytest.param("lstm", "records", True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_record_of_many_labels_has_one_gradient(model, weights, static):
     check(
         MODELS[model](),
@@ -203,7 +203,7 @@ def trained(data, make=tagger, loss=None, change=lambda batches: batches, **opti
         pytest.param("lstm", "records", False, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_language_models_are_trained_by_a_plan(make, weights, jit):
     more = {"none": (), "records": (ROWS,), "tokens": (EACH,)}[weights]
     history = trained(
@@ -216,6 +216,7 @@ def test_language_models_are_trained_by_a_plan(make, weights, jit):
     assert 0 <= history["weighed"][-1] <= 1
 
 
+@pytest.mark.slow
 def test_labels_that_a_function_of_a_record_makes():
     def shifted(tokens):
         return tokens[:-1], tokens[1:]
@@ -227,6 +228,7 @@ def test_labels_that_a_function_of_a_record_makes():
     trained(longer, change=change, jit_compile=False)
 
 
+@pytest.mark.slow
 def test_rows_that_fill_a_batch_up_add_nothing(monkeypatch):
     found = []
     for filled in (False, True):
@@ -276,7 +278,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_every_scheme_draws_each_weight_with_its_label(name, source):
     # A weight is what its label is, so that they can be told to belong together.
     labels = np.arange(1, RECORDS * LENGTH + 1).reshape(RECORDS, LENGTH)
@@ -336,6 +338,7 @@ def several(by_name=True):
     return tf.keras.Model(x, {"tags": tags, "kind": kind} if by_name else [tags, kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", mostly_slow(["each"], ["none", "records", "each"]))
 def test_several_outputs_have_weights_of_their_own(weights):
     more = {"none": (), "records": (ROWS,), "each": ({"tags": EACH, "kind": ROWS},)}
@@ -360,6 +363,7 @@ def test_several_outputs_in_a_list_have_weights_in_a_tuple():
             trained((TOKENS, labels, weights), make, losses)
 
 
+@pytest.mark.slow
 def test_functions_of_records_leave_weights_of_several_shapes():
     batches = sampling.FullBatch().batches((TOKENS, (LABELS, IMAGES), ROWS))
     for change in (batches.map, batches.map_batches):

@@ -128,7 +128,7 @@ _TINY = [
 
 
 @pytest.mark.parametrize(("classes", "trainable", "total", "percent"), _TINY)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_counts_of_vit_tiny(classes, trainable, total, percent):
     counts = film(vision_transformer(224, 16, 192, 12, 3, classes))
     assert (counts.trainable, counts.total) == (trainable, total)
@@ -147,6 +147,7 @@ def test_functional_model_trains_norms_and_head_only():
     assert names == expected | {"head/kernel", "head/bias"}
 
 
+@pytest.mark.slow
 def test_head_is_zero_and_the_first_step_moves_the_head_alone():
     model = small_vit()
     film(model)
@@ -441,6 +442,7 @@ def test_frozen_variables_are_unknown_to_the_engine(monkeypatch, recwarn):
     assert not [w for w in recwarn if "tfdpclip" in str(w.filename)]
 
 
+@pytest.mark.slow
 def test_no_gradient_below_the_first_trained_layer():
     """The frozen embedding is not differentiated: no filter gradient, no products.
 
@@ -466,6 +468,7 @@ def test_no_gradient_below_the_first_trained_layer():
 # From batch to group normalisation.
 
 
+@pytest.mark.slow
 def test_conversion_copies_weights_and_leaves_the_model_alone():
     model = batchnorm_model()
     bn = model.get_layer("bn")

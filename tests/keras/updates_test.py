@@ -49,7 +49,7 @@ def trajectory(optimizer_class, dtype, mode, settings, steps=6):
         (OPTIMIZERS.AdamW, {"weight_decay": 0.1}, CLOSE),
     ],
 )
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(32)
 def test_a_fused_update_is_kerass_own(
     optimizer_class, settings, tolerance, dtype, mode
 ):

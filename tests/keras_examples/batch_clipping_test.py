@@ -22,6 +22,7 @@ from tests.stack import names_of
 from tfdpclip.clipping import make_groups
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("network", "channels", "norm", "bias", "count", "tensors", "modules"),
     [
@@ -162,7 +163,7 @@ def test_batch_clipping_from_mnist_files(tmp_path):
     ],
     ids=lambda arguments: " ".join(arguments),
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_every_way_to_clip(tmp_path, arguments):
     rows, report, _ = launch(
         tmp_path,

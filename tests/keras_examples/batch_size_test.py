@@ -34,6 +34,7 @@ KNOWN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", KNOWN)
 def test_noise_axes_are_the_papers(large, known):
     size, epsilon, steps, sigma, cumulative, per_step, averaged, effective = known
@@ -69,12 +70,14 @@ def test_report_and_figures(large, tmp_path_factory):
         assert words in report, words
 
 
+@pytest.mark.slow
 def test_every_figure_is_written(tmp_path):
     launch(tmp_path, "--num_examples=1000", "--batch_sizes=100", "--epsilons=1")
     for name, *_ in batch_size.FIGURES:
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_fixed_steps(tmp_path):
     read, report = launch(
         tmp_path,

@@ -105,6 +105,7 @@ def numbers_of(directory, name):
     return [{k: float(v or "nan") for k, v in row.items()} for row in rows]
 
 
+@pytest.mark.slow
 def test_descent_ends_where_the_expectation_is_zero(directory):
     for row in numbers_of(directory, "summary"):
         if row["problem"] == 1:

@@ -52,6 +52,7 @@ def read(directory):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tutorial", "literal"])
 def test_mnist_from_small_files(tmp_path, model):
     files.mnist_idx(tmp_path, 64)

@@ -66,6 +66,7 @@ def pretended(calls):
     return trained
 
 
+@pytest.mark.slow
 def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(noise_trials, "trained", pretended(calls))
@@ -112,6 +113,7 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
         study(tmp_path, *flags, "--epochs=2")
 
 
+@pytest.mark.slow
 def test_a_run_states_what_it_spent(tmp_path):
     image_files.mnist_idx(tmp_path, count=120)
     used = correlated_noise.Settings(data_dir=str(tmp_path), batch_size=20, epochs=1)

@@ -139,6 +139,7 @@ def numpy_logits(arrays, images, symmetric=False):
 
 
 # Even and odd sizes at every stride: "SAME" pads them differently.
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, pytest.param(45, marks=pytest.mark.slow)])
 def test_logits_are_those_of_an_independent_pass(tmp_path, size):
     images = np.random.default_rng(1).integers(0, 256, (2, size, size, 3), np.uint8)
@@ -158,6 +159,7 @@ def test_logits_are_those_of_an_independent_pass(tmp_path, size):
         assert np.abs(other - expected).max() > 0.1 * spread
 
 
+@pytest.mark.slow
 def test_small_images_are_enlarged_and_normalised(ten):
     preprocess = ten.get_layer("preprocess")
     assert preprocess.size == 96
@@ -168,6 +170,7 @@ def test_small_images_are_enlarged_and_normalised(ten):
     np.testing.assert_array_equal(again(np.full((1, 28, 28, 1), 255, np.uint8)), white)
 
 
+@pytest.mark.slow
 def test_parameters_are_those_published():
     model = transfer_models.build(NAME, 1000)
     counts = pretrained.select(model, transfer_film.Settings(model=NAME))
@@ -197,6 +200,7 @@ def test_without_a_head_it_stays_zero(ten, tmp_path):
 DEPTHWISE = "_blocks.3._depthwise_conv.weight"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -108,6 +108,7 @@ def test_a_label_that_is_not_public_is_refused_and_not_shown():
 # What trains.
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("train", tiny.TRAINED)
 def test_a_model_begins_as_the_public_one_and_trains_what_was_asked(train):
     public = tiny.build(SMALL)
@@ -172,6 +173,7 @@ def arguments(data, *more):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_writes_weights_scores_samples_and_a_card(data):
     fine_tune.main(arguments(data, "--seed=1"))
     out = data / "out"

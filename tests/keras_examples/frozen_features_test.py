@@ -36,6 +36,7 @@ def launch(tmp_path, *arguments):
     return frozen_features.run(used), str(tmp_path / "out" / "features.npz")
 
 
+@pytest.mark.slow
 def test_features_are_the_networks_and_nothing_was_spent(tmp_path, capsys):
     images, labels = image_files.mnist_idx(tmp_path)
     said, path = launch(tmp_path, ("batch_size", 50))

@@ -58,6 +58,7 @@ def test_two_backbones_in_one_figure(tmp_path):
             plot_grids.run(dataclasses.replace(again, **wrong))
 
 
+@pytest.mark.slow
 def test_noise_is_coloured_by_accuracy_and_the_rule_is_compared(tmp_path):
     path = results(tmp_path / "a", "A", {0.5: 10.0, 8: 1.0})
     outcome = batch_size.run(batch_size.Settings(results=path))

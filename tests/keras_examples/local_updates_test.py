@@ -79,6 +79,7 @@ def norm_of(parts):
     return np.sqrt(sum(np.sum(np.square(part)) for part in parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_without_a_bound_the_step_is_the_update_of_local_sgd(steps):
     x, y = images(12)
@@ -94,6 +95,7 @@ def test_without_a_bound_the_step_is_the_update_of_local_sgd(steps):
         np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_groups_update_is_clipped_by_itself_and_starts_from_the_same_weights():
     x, y = images(12)
     x[6:] *= 5
@@ -160,6 +162,7 @@ def test_layers_without_a_rule_are_refused():
         local_updates.LocalUpdates(model, 2, 0.1)
 
 
+@pytest.mark.slow
 def test_outside_of_steps_the_loss_is_the_networks():
     x, y = images(12)
     trained = private(small(), 3, 0.5)

@@ -73,6 +73,7 @@ def test_reference_numbers(rows, step):
     assert {int(r["d"]) for r in mine} == {650}
 
 
+@pytest.mark.slow
 def test_kinks_are_where_the_reference_has_them(rows):
     kinks = {(int(r["step"]), float(r["sigma"])) for r in rows if r["kind"] == "kink"}
     assert kinks == KINKS
@@ -85,6 +86,7 @@ def test_training_accuracy_is_the_references():
     assert model.accuracy() == pytest.approx(0.9532554, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_report_says_that_it_is_not_private(directory):
     report = words_of(directory)
     assert "Privacy: none" in report

@@ -16,6 +16,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_views(tmp_path):
     flags = [
         "views_study",
@@ -104,6 +105,7 @@ def test_texts_without_speakers(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_the_wide_residual_network():
     assert networks.wide_resnet().count_params() == 2_751_146
     with pytest.raises(ValueError, match="depth must be 6 n"):

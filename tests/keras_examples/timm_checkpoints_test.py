@@ -85,6 +85,7 @@ def logits(path):
     return model(images.astype(np.float32)).numpy()
 
 
+@pytest.mark.slow
 def test_files_of_both_namings_give_the_same_logits(tmp_path):
     arrays = timm_arrays(micro_checkpoint(tmp_path / "ours.npz"))
     expected = logits(tmp_path / "ours.npz")
@@ -96,6 +97,7 @@ def test_files_of_both_namings_give_the_same_logits(tmp_path):
         np.testing.assert_allclose(logits(tmp_path / name), expected, atol=1e-5)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -167,6 +169,7 @@ def entry(shape=(1,), offsets=(0, 4), kind="F32", **more):
     return {"dtype": kind, "shape": list(shape), "data_offsets": list(offsets), **more}
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -90,6 +90,7 @@ def test_checkpoint_of_another_image_size_is_resized(tmp_path):
     assert square.mean() == pytest.approx(1.5)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -129,6 +130,7 @@ def test_fine_tuned_pickled_and_missing_files_are_refused(tmp_path):
 
 
 # Spec 2.4: model, classes, which norms: FiLM scalars, trainable, total.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "classes", "which", "film", "trainable", "total"),
     [
@@ -178,6 +180,7 @@ def test_parameters_of_vit_base(classes, trainable, total):
     assert (counts.trainable, counts.total) == (trainable, total)
 
 
+@pytest.mark.slow
 def test_vit_tiny_has_200_keys_of_the_published_shapes():
     model = transfer_models.build("vit_tiny", 3)
     keys = checkpoints.vit_keys(model, transfer_models.MODELS["vit_tiny"])

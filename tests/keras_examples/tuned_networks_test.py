@@ -38,6 +38,7 @@ def values(model):
     return [variable.numpy() for variable in model.trainable_variables]
 
 
+@pytest.mark.slow
 def test_every_run_starts_from_the_same_network(problem):
     network, before = problem.network, values(problem.network.model)
     how = trainers.Plan(1.0, 1, 0.5)

@@ -153,7 +153,7 @@ def check_distribution(x, bins):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_values_are_normal(kind):
     check_distribution(draw(kind), 1000)
 
@@ -187,6 +187,7 @@ def check_tails(kind, size, blocks, levels=(3, 4, 5, 5.5, 6)):
     return trials - nonzero
 
 
+@pytest.mark.slow
 def test_the_tails_have_their_mass():
     zeros = check_tails("float32", 4_000_000, 80)
     # A value of exactly 0 would release its coordinate without noise.
@@ -256,6 +257,7 @@ def test_samples_are_made_of_the_generators_words(kind):
     np.testing.assert_array_equal(drawn, box_muller(*pair)[:99])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiled_samples_are_made_of_threefry_blocks(jit):
     """Of a key that differs for every draw and source, and another counter each."""
@@ -429,6 +431,7 @@ def test_both_halves_are_normal_and_independent(kind):
             assert_likely(*unpredictable(f(cosine), g(sine), 1000))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["float32", "words", "compiled", "float64"])
 def test_values_do_not_depend_on_those_before(kind):
     x = draw(kind)
@@ -446,6 +449,7 @@ def test_values_do_not_depend_on_those_before_in_a_large_sample():
 # Independence of draws.
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 @pytest.mark.parametrize("hardened", [False, True])
 def test_steps_and_variables_are_independent(dtype, hardened):
@@ -486,6 +490,7 @@ def test_streams_of_neighbouring_seeds_are_unrelated():
         assert_likely(*uncorrelated(f(drawn)))
 
 
+@pytest.mark.slow
 def test_streams_of_a_thousand_sources_are_unrelated():
     sources = [GaussianNoise() for _ in range(1000)]
     states = np.stack([source._generator.state.numpy() for source in sources])
@@ -497,7 +502,7 @@ def test_streams_of_a_thousand_sources_are_unrelated():
 
 
 @pytest.mark.parametrize("compiled", [None, False, True])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_no_two_draws_use_the_same_part_of_the_stream(compiled, monkeypatch):
     """Of odd, large and tiny draws, of both types, hardened and for perturbation."""
     plain, hardened = GaussianNoise(), GaussianNoise(hardened=True)

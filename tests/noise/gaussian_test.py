@@ -47,6 +47,7 @@ def test_stddev_zero_gives_exact_zeros():
     assert np.all(GaussianNoise().sample([1000], 0.0).numpy() == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_draws_are_independent_of_each_other(jit):
     source = GaussianNoise()

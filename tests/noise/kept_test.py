@@ -46,6 +46,7 @@ def rows_of(source, steps, stddev=0.5, count=COUNT, compiled=False):
     ]
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_covariance_is_that_of_the_matrix(name):
     run, source = noise_of(MATRICES[name])
@@ -72,6 +73,7 @@ def test_the_check_of_the_covariance_can_fail():
         assert_covariance(large, (0.5 * run.sensitivity) ** 2 * noising @ noising.T)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", ["banded", "buffered", "tree", "banded inverse"])
 def test_compiled_by_xla_it_is_the_same(name):
     run, source = noise_of(MATRICES[name])
@@ -80,6 +82,7 @@ def test_compiled_by_xla_it_is_the_same(name):
     assert_covariance(large, (0.5 * run.sensitivity) ** 2 * noising @ noising.T)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", MATRICES)
 def test_it_is_what_the_stream_makes_of_the_same_draws(name):
     """To rounding, and not statistically: NumPy's stream on the graph's own draws."""

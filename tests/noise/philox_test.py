@@ -142,6 +142,7 @@ def test_purposes_that_would_be_cut_off_are_refused(purpose):
         philox.derive(tf.constant([1, 2], tf.int64), purpose)
 
 
+@pytest.mark.slow
 def test_nothing_in_the_library_takes_seeds_the_frameworks_way():
     """Whatever takes a seed and is not in `philox` keeps less of it somewhere."""
     root = pathlib.Path(philox.__file__).parents[1]
@@ -157,6 +158,7 @@ def test_nothing_in_the_library_takes_seeds_the_frameworks_way():
 # The noise of an optimizer.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_every_bit_of_the_noise_source_changes_its_noise(dtype, jit):
@@ -170,6 +172,7 @@ def test_every_bit_of_the_noise_source_changes_its_noise(dtype, jit):
         assert np.sum(drawn[0] == drawn[1]) < 2
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_noise_source_changes_compiled_noise():
     for start, other in _flips(192, 64):
         drawn = [
@@ -187,6 +190,7 @@ def _perturbation(seed, shapes=([20], [4, 5]), budget=None):
     return Perturbation(1.0, tf.convert_to_tensor(seed), shapes, budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_every_bit_of_the_steps_seed_changes_every_perturbation(jit):
     @tf.function(jit_compile=jit)
@@ -203,6 +207,7 @@ def test_every_bit_of_the_steps_seed_changes_every_perturbation(jit):
         assert np.sum(first.numpy() == second.numpy()) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_perturbations_of_steps_that_folding_takes_for_one_differ(jit):
     @tf.function(jit_compile=jit)
@@ -221,6 +226,7 @@ def test_perturbations_of_steps_that_folding_takes_for_one_differ(jit):
     assert np.abs(correlations).max() < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_norms_and_sums_of_perturbations_are_of_the_same_noise(chunk, jit):

@@ -153,6 +153,7 @@ def test_delta_and_epsilon_are_inverse(scheme, z, steps, epsilon):
         assert again == pytest.approx(epsilon, rel=1e-2, abs=1e-2)
 
 
+@pytest.mark.slow
 @CLOSED
 @given(
     st.lists(
@@ -232,6 +233,7 @@ def test_losses_too_large_for_a_distribution_are_still_bounded():
     assert accounting.delta(1e-3, 10**6, Poisson(1e-3), 1.0) == 1.0
 
 
+@pytest.mark.slow
 def test_renyi_is_not_above_what_sampling_cannot_exceed():
     for z in (1e2, 1e12):
         sampled = accounting.epsilon(z, 1000, Poisson(0.5), 1e-5, "rdp")

@@ -182,12 +182,14 @@ def test_the_valid_costly_call_works(name):
     assert_works(ENTRIES[name])
 
 
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("entry, argument", every(costly=False))
 def test_listed_values(entry, argument):
     for value in nasty.listed([registry_of_models.model()]):
         check(entry, argument, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry, argument", every(costly=True))
 def test_listed_values_that_are_refused(entry, argument):
     for value in [*nasty.NOT_FINITE, *nasty.WRONG_KINDS, -1, True]:

@@ -124,6 +124,7 @@ def check_batches(data, size, kind, draw_size, pieces, seed):
             assert len(set(ids.tolist())) == len(ids) == min(size, draw_size)
 
 
+@pytest.mark.slow
 @QUICK
 @given(
     structures(), KINDS, st.integers(1, 20), st.integers(1, 3), st.integers(0, 2**32)
@@ -295,6 +296,7 @@ def check_engine(rule, batch, removed):
     np.testing.assert_allclose(padded, alone, rtol=1e-4, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 @settings(ENGINE, max_examples=40)
 @given(
     st.sampled_from([FixedClip(1e-6), AutomaticClip(0.0)]), BATCHES, st.integers(0, 4)
@@ -323,7 +325,7 @@ def test_an_example_that_is_no_number_is_left_out(rule, bad):
 
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_a_step_on_almost_nothing_moves_by_its_noise_alone(size, zero):
     layers = [tf.keras.Input((2,)), tf.keras.layers.Dense(1, kernel_initializer="ones")]
     model = tf.keras.Sequential(layers)

@@ -174,6 +174,7 @@ ROWS = st.lists(st.lists(NORMS, min_size=3, max_size=3), min_size=1, max_size=4)
 WIDE = st.sampled_from(["float32", "float64"])
 
 
+@pytest.mark.slow
 @QUICK
 @given(grouped_rules(), ROWS, WIDE)
 def test_groups_together_are_one_gaussian_mechanism(rule, rows, name):
@@ -187,6 +188,7 @@ def test_many_groups_together_are_one_gaussian_mechanism(rule, rows, name):
     check_grouped(rule, rows, name)
 
 
+@pytest.mark.slow
 @QUICK
 @given(
     st.one_of(flat_rules(), grouped_rules()),
@@ -208,6 +210,7 @@ def test_permuting_records_permutes_what_belongs_to_them(rule, rows, order, pres
     np.testing.assert_array_equal(again, bits)
 
 
+@pytest.mark.slow
 @QUICK
 @given(
     st.one_of(flat_rules(), grouped_rules()),
@@ -255,6 +258,7 @@ def test_a_fraction_that_is_no_number_leaves_a_clip_that_can_be_used():
         assert 0 < clip < math.inf
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.one_of(flat_rules(), grouped_rules()))
 def test_saving_and_loading_gives_the_same_rule(rule):

@@ -9,7 +9,7 @@ import pytest
 from tests import source_tree
 
 CASES = "tests/replicas/mirrored_cases.py"
-# One of each kind: what `make test` has time for.
+# One of each kind: what takes a minute and a half.
 QUICK = (
     "quantile-accumulation or noise_of_a_step and 1-None or streams or failure_on or "
     "one_batch or later_replica or draws_are or draw_for_each or another_scope or "
@@ -31,6 +31,7 @@ def run(replicas, *options):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_replicas_do_what_one_device_does():
     # Marked so, as `conftest.py` saves what it saves in `make test`.
     assert " passed" in run(2, "-k", QUICK, "-m", "not slow")

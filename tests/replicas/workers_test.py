@@ -96,6 +96,7 @@ def finished(directory, settings, count=2):
         return [run.said(i) for i in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_workers_train_what_one_device_does(tmp_path, accumulation):
     steps = 4 * accumulation
@@ -219,6 +220,7 @@ def test_a_lost_worker_ends_the_others_and_no_step_is_forgotten(tmp_path, what, 
 # Data.
 
 
+@pytest.mark.slow
 def test_the_union_of_the_parts_is_poisson_sampling():
     """Rates and pairs of records, over the parts of two machines.
 
@@ -286,6 +288,7 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
     assert "Another worker" in said[0][1] and "in another order" in said[1][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "elsewhere, named",
     [

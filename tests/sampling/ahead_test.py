@@ -67,6 +67,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("more", [0, 3])
 def test_records_fetched_together_are_those_fetched_one_by_one(name, more):
@@ -145,6 +146,7 @@ def drawn(batches, looks):
     return found
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", schemes())
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_fetching_ahead_changes_no_element_of_any_iterator(name, pieces):
@@ -332,7 +334,7 @@ def test_workers_of_what_needs_none_are_refused(data):
 
 
 @pytest.mark.parametrize("data, more", [(slices, {}), (Files, {"workers": 4})])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_threads_end_with_the_batches_that_had_them(data, more):
     def look():
         batches = sampling.Poisson(0.1).batches(data(), **more)

@@ -245,6 +245,7 @@ def _model(batches, **options):
 
 
 class TestFit:
+    @pytest.mark.slow
     def test_the_statement_says_person(self):
         batches = sampling.CappedPoisson(0.1, 4).batches(_data(), people=_IDS)
         budget = dpc.keras.PrivacyBudget(50.0, 1e-5, batches)
@@ -263,6 +264,7 @@ class TestFit:
         for form in ("text", "markdown", "json"):
             assert "person" in said.render(form)
 
+    @pytest.mark.slow
     def test_the_budget_of_people_stops_it(self):
         batches = sampling.CappedPoisson(0.1, 4).batches(_data(), people=_IDS)
         allowed = accounting.steps_for(4.0, 1e-5, 2.0, batches, unit="person")

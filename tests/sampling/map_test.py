@@ -147,6 +147,7 @@ class TestRecords:
         x = next(iter(mapped))[0].numpy()
         np.testing.assert_allclose(x, (_numbered()[0] - mean) / deviation, rtol=1e-6)
 
+    @pytest.mark.slow
     def test_large_public_constants_are_declared(self):
         table = np.random.default_rng(0).random((_RECORDS + 1, 2), np.float32)
         kept = tf.constant(table)
@@ -194,6 +195,7 @@ def _inserted(x, y):
 
 
 class TestWhatIsNoFunctionOfOneRecord:
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize(
         "function, match",
         [
@@ -243,6 +245,7 @@ class TestWhatIsNoFunctionOfOneRecord:
 
 
 class TestWholeBatches:
+    @pytest.mark.slow
     def test_are_an_assumption(self):
         batches = _batches().map_batches(lambda x, y: (x[::-1], y))
         assert "the function, which is believed to keep" in batches.assumptions[0]

@@ -34,6 +34,7 @@ def test_a_person_has_rows_of_its_own():
     assert y[2] == y[3] == 4 and set(y[:2]) == {1, 5} and y[4] != y[5]
 
 
+@pytest.mark.slow
 def test_the_examples_of_a_person_are_drawn_anew_and_uniformly():
     # Each of the 10 pairs of five examples, and each step for itself: the most extreme
     # of ten counts is beyond these bounds with probability 1e-7.
@@ -150,6 +151,7 @@ SCHEMES = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
 @pytest.mark.parametrize("source", ["arrays", "items", "pipeline"])
 def test_every_scheme_and_source(scheme, source):

@@ -37,6 +37,7 @@ class TestPoisson:
     # Seeds are fixed, so a test passes always or never; were they not, its false-alarm
     # rate would be below 1e-6 (at most 100 checks at 1e-8 each).
 
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize("rate", [0.02, 0.3, 0.9, 1.0])
     def test_every_record_enters_at_the_rate(self, rate):
         draws = _draws(sampling.Poisson(rate), 40, 4000)

@@ -24,7 +24,7 @@ RULES = {
 
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_some_record_uses_up_the_whole_sensitivity(rule, accumulation_steps):
     model = model_of(clip=RULES[rule], accumulation_steps=accumulation_steps)
     report = testing.assert_sensitivity(model, data())
@@ -55,11 +55,13 @@ def test_under_adam_and_xla(jit_compile):
     assert int(optimizer.iterations) == 1
 
 
+@pytest.mark.slow
 def test_batches_move_by_up_to_twice_the_clip():
     report = testing.assert_sensitivity(model_of(unit="batch", clip=0.1), data())
     assert report.limit == 4.0 and report.distance > 2.2
 
 
+@pytest.mark.slow
 def test_integer_inputs_and_chosen_records():
     model = tf.keras.Sequential(
         [

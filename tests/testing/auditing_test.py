@@ -24,6 +24,7 @@ def randomised_response(epsilon, canaries, rng):
     return train
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_a_true_claim_is_refuted_no_more_often_than_stated(epsilon):
     rng = np.random.default_rng(1)
@@ -65,6 +66,7 @@ def test_too_small_a_claim_is_refuted():
     assert testing.audit(train, 2000, delta=1e-5, claimed=1.0).refuted
 
 
+@pytest.mark.slow
 def test_one_run_bound_solves_its_equation():
     bound = one_run_lower_bound(180, 200, 1000, 1e-6, confidence=0.99)
     right = 1 / (1 + math.exp(-bound))
@@ -134,6 +136,7 @@ def keras_audit(noise_multiplier, canaries=1000, epochs=1, **options):
     )
 
 
+@pytest.mark.slow
 def test_keras_audit_stays_below_the_claim_and_finds_missing_noise():
     # False alarm: 1e-6.
     def claim(z):

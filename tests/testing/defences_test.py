@@ -28,7 +28,7 @@ def unless_loud():
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda f: f.name.replace(" ", "_"))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(15)
 def test_nothing_but_the_defences_finds_it(finding):
     with unless_loud():
         assert not is_refused(finding, frozenset())
@@ -37,7 +37,7 @@ def test_nothing_but_the_defences_finds_it(finding):
 
 @pytest.mark.parametrize("name", DEFENCES)
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda f: f.name.replace(" ", "_"))
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(72)
 def test_a_defence_alone_finds_what_the_page_says(finding, name):
     with unless_loud():
         assert is_refused(finding, frozenset({name})) == (name in finding.found)
@@ -46,7 +46,7 @@ def test_a_defence_alone_finds_what_the_page_says(finding, name):
 @pytest.mark.parametrize(
     "finding", [f for f in FINDINGS if f.guards], ids=lambda f: f.name.replace(" ", "_")
 )
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_with_its_own_guard_there_is_nothing_to_find(finding):
     assert not is_refused(finding, EVERY, guarded=True)
 

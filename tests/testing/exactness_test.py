@@ -19,7 +19,7 @@ CLIPS = {"fixed": {}, "quantile": QUANTILE, "layerwise": LAYERWISE}
 
 @pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_sound_code_is_exact(name, shared):
     model = model_of(shared=shared, **CLIPS[name])
     before = [v.numpy() for v in model.variables]
@@ -34,11 +34,12 @@ def test_sound_code_is_exact(name, shared):
 @pytest.mark.parametrize(
     "options", [{"accumulation_steps": 3}, {"perturbation": 0.5}], ids=str
 )
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_sound_code_is_exact_with(options):
     assert assert_exact(model_of(**options), data()).worst < 1e-3
 
 
+@pytest.mark.slow
 def test_padding_and_weights_are_compared_as_they_are():
     x, y = data()
     weight = np.linspace(0, 3, len(x)).astype(np.float32)
@@ -56,6 +57,7 @@ def of_one_example_only(self, budget):
     return found * (1.0 - 0.5 * place)
 
 
+@pytest.mark.slow
 def test_an_error_in_one_example_of_many_is_found():
     # Made before: the training step itself looks at two examples, not at all.
     with (
@@ -65,6 +67,7 @@ def test_an_error_in_one_example_of_many_is_found():
         assert_exact(model_of(), data())
 
 
+@pytest.mark.slow
 def test_what_the_step_itself_finds_is_told():
     def halved(self, budget):
         return 0.5 * _outer_norms(self, budget)

@@ -74,7 +74,7 @@ def factory_of(rule="quantile", way="central", z=0.5, clients=12, **options):
 
 
 @pytest.mark.parametrize(("rule", "way"), PRODUCT)
-@pytest.mark.thinned(6)
+@pytest.mark.slow
 def test_some_client_uses_up_the_whole_sensitivity(rule, way):
     report = testing.assert_aggregator_sensitivity(factory_of(rule, way), SMALL)
     # A bound that nobody reaches would mean noise for nothing; 8 bits leave room for
@@ -86,7 +86,7 @@ def test_some_client_uses_up_the_whole_sensitivity(rule, way):
 
 
 @pytest.mark.parametrize(("rule", "way"), PRODUCT)
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_noise_is_as_claimed(rule, way):
     # False alarm: 1e-6 each.
     report = testing.assert_aggregator_noise(factory_of(rule, way), WIDE)
@@ -115,6 +115,7 @@ def test_with_few_shares(minimum):
     assert report.ratio == pytest.approx(1, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_examples_and_updates_of_ones_own():
     example = {"b": np.zeros(3), "a": np.float32(1)}
     own = {"b": np.array([0.0, 5.0, 0.0]), "a": np.float32(0)}
@@ -127,6 +128,7 @@ def test_examples_and_updates_of_ones_own():
     assert report.ratio == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_librarys_own_noise_comes_back():
     own = _entropy.standard_normal, _entropy.fresh_seed, _discrete_noise.sample
     with pytest.raises(ValueError, match="bits"):

@@ -18,7 +18,7 @@ def _secure_context():
 
 
 @pytest.mark.parametrize("mutation", cases(MUTATIONS))
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 def test_planted_bug_is_found(mutation):
     assert found(mutation) is not None
 

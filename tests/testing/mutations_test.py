@@ -12,13 +12,13 @@ pytestmark = pytest.mark.every_check
 
 
 @pytest.mark.parametrize("mutation", cases(MUTATIONS))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(16)
 def test_planted_bug_is_found(mutation):
     assert found(mutation) is not None
 
 
 @pytest.mark.parametrize(("check", "options"), distinct_checks(MUTATIONS))
-@pytest.mark.thinned(12)
+@pytest.mark.slow
 def test_sound_code_passes(check, options):
     check(**options)
 
@@ -33,5 +33,6 @@ def test_batch_normalisation_is_found_to_mix_examples():
         mutations.isolation()
 
 
+@pytest.mark.slow
 def test_clip_norm_survives_a_checkpoint():
     mutations.assert_clip_restored()

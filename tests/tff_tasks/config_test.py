@@ -151,6 +151,7 @@ def test_too_few_clients_are_named():
         config.scheme(30)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("row", TABLE, ids=PAPER_TASKS)
 def test_table_1_reads_as_published(row):
     task, rounds, _, _, _, z, table_z, table_m = row

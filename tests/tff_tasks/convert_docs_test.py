@@ -81,6 +81,7 @@ def test_the_page_shows_conversions_and_trainings():
     assert set(modules) - {"convert"} == {"shakespeare_character", "emnist_character"}
 
 
+@pytest.mark.slow
 def test_every_conversion_of_the_page_runs(converted):
     assert all("Train: python -m" in s or "is right for" in s for s in converted)
     assert "vocabularies are exact counts" in converted[2]
@@ -96,6 +97,7 @@ def test_every_training_of_the_page_runs(converted, capsys):
             assert "differential privacy" in capsys.readouterr().out.lower()
 
 
+@pytest.mark.slow
 def test_every_command_that_a_conversion_suggests_is_one(converted):
     suggested = [re.search(r"^Train: (.*)", said, re.M) for said in converted]
     found = [shlex.split(match[1]) for match in suggested if match]

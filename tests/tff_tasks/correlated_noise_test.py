@@ -76,6 +76,7 @@ def test_all_noises_and_clips_have_the_same_budget():
     assert all(plans["independent"].deviation > plans[n].deviation for n in NOISES[1:])
 
 
+@pytest.mark.slow
 def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeypatch):
     asked = configs(monkeypatch)
     flags = ("--repeats=2", "--epsilon=3", "--server_learning_rates=0.1,0.3,1")
@@ -122,6 +123,7 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
         study(tmp_path, *flags, "--count_share=0.3")
 
 
+@pytest.mark.slow
 def test_runs_state_what_they_spent(tmp_path):
     flags = ("--repeats=2", "--epsilon=3", "--server_learning_rates=0.3")
     study(tmp_path, *flags, "--noises=buffered", "--clips=adaptive")

@@ -41,6 +41,7 @@ def runs_of(directory):
     return [phase["runs"] for phase in ledger["phases"]]
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_rounds_begins_another_matrix(tmp_path, monkeypatch):
     result = cut_and_continued(tmp_path, monkeypatch, LocalEngine, "run_round", 4)
     # The checkpoint is of round 2; rounds 3 and 4 may have been released.

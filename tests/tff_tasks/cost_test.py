@@ -62,6 +62,7 @@ def test_only_evaluation_beyond_training_is_a_notice():
     assert "Evaluation takes longer than training: use --rounds_per_eval=11" in text
 
 
+@pytest.mark.slow
 def test_the_estimate_is_told_before_the_first_round(tmp_path, monkeypatch, capsys):
     rounds = []
     run_round = LocalEngine.run_round
@@ -84,12 +85,14 @@ def test_the_estimate_is_told_before_the_first_round(tmp_path, monkeypatch, caps
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_quiet_prints_the_estimate_first(tmp_path, capsys):
     program.run(digits(tmp_path, quiet=False, seed=1))
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("About ") and "4 rounds of" in first
 
 
+@pytest.mark.slow
 def test_the_estimate_spends_nothing_and_changes_nothing(tmp_path):
     told = []
     with_estimate = program.run(digits(tmp_path / "a", seed=3), told.append)
@@ -116,6 +119,7 @@ def test_what_is_timed_is_of_test_clients(tmp_path, monkeypatch):
     np.testing.assert_array_equal(labels, tests[1][: len(labels)])
 
 
+@pytest.mark.slow
 def test_clients_of_all_sizes_and_batches_are_traced_once(tmp_path):
     training = program._Training(digits(tmp_path, seed=1))
     engine, source = training.engine, training.train
@@ -134,6 +138,7 @@ def test_clients_of_all_sizes_and_batches_are_traced_once(tmp_path):
     assert training.evaluator._step.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.slow
 def test_no_example_is_evaluated_twice_at_the_end(tmp_path, monkeypatch):
     calls = []
     evaluate = Evaluator.__call__
@@ -167,6 +172,7 @@ def test_data_are_the_same_only_if_their_examples_are(tmp_path):
     assert not whole.same_as(part) and not part.same_as(other)
 
 
+@pytest.mark.slow
 def test_with_a_seed_epsilon_is_told_once(tmp_path):
     result = program.run(digits(tmp_path, seed=1))
     with open(tmp_path / records.METRICS, newline="") as file:

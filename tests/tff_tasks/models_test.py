@@ -23,7 +23,7 @@ from tff_tasks import models, objectives, registry
         ("digits", {}, 2_410, 4),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_parameters(name, options, parameters, tensors):
     model = registry.TASKS[name](options).build_model()
     assert model.count_params() == parameters
@@ -31,6 +31,7 @@ def test_parameters(name, options, parameters, tensors):
     assert not model.non_trainable_variables
 
 
+@pytest.mark.slow
 def test_parameters_with_full_vocabularies():
     task = registry.TASKS["stackoverflow_word"]()
     task.words = [f"w{i}" for i in range(10_000)]
@@ -41,6 +42,7 @@ def test_parameters_with_full_vocabularies():
     assert task.build_model().count_params() == 5_000_500
 
 
+@pytest.mark.slow
 def test_resnet_never_reduces_after_the_stem():
     model = models.resnet18()
     shapes = [layer.output_shape[1] for layer in model.layers[3:-3]]
@@ -55,6 +57,7 @@ def test_resnet_never_reduces_after_the_stem():
     assert len(model.losses) == 22
 
 
+@pytest.mark.slow
 def test_resnet_normalises_before_activation():
     model = models.resnet18()
     for norm in [x for x in model.layers if "group_normalization" in x.name]:
@@ -79,7 +82,7 @@ def test_padding_counts_in_the_loss_unless_masked():
 @pytest.mark.parametrize(
     "build", [lambda: models.character_lstm(90, 6), lambda: models.word_lstm(30, 6)]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_no_mask_leaves_the_network(build):
     model = build()
     ids = tf.constant([[5, 6, 7, 0, 0, 0]])

@@ -51,6 +51,7 @@ def private(tmp_path_factory):
     return program.run(digits(directory, **settings))
 
 
+@pytest.mark.slow
 def test_table_has_a_row_for_every_round(private):
     rows = rows_of(private.directory)
     assert [int(row["round"]) for row in rows] == [0, 1, 2, 3, 4]
@@ -64,6 +65,7 @@ def test_table_has_a_row_for_every_round(private):
     assert norms[0] == pytest.approx(0.1) and norms[1:] == after[:-1]
 
 
+@pytest.mark.slow
 def test_nothing_unprotected_is_written(private):
     columns = set(rows_of(private.directory)[0])
     assert columns == {
@@ -141,7 +143,7 @@ def without_times(rows):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-@pytest.mark.thinned(3)
+@pytest.mark.slow
 def test_stopped_run_continues_exactly(tmp_path, monkeypatch, stop):
     settings = {"seed": 5, "log_cohorts": True, "rounds": 5}
     whole = program.run(digits(tmp_path / "whole", **settings))
@@ -168,6 +170,7 @@ def test_stopped_run_continues_exactly(tmp_path, monkeypatch, stop):
     assert whole.rows[-1]["round"] == 5
 
 
+@pytest.mark.slow
 def test_unseeded_run_counts_rounds_that_were_lost(tmp_path, monkeypatch):
     rounds = LocalEngine.run_round
 
@@ -196,6 +199,7 @@ def test_finished_run_can_be_prolonged_and_not_changed(tmp_path):
         program.run(digits(tmp_path, seed=1, server_learning_rate=0.1))
 
 
+@pytest.mark.slow
 def test_budget_ends_the_run(tmp_path):
     config = digits(tmp_path, noise_multiplier=0.9, rounds=50, epsilon_budget=6.0)
     result = program.run(config)
@@ -279,6 +283,7 @@ def test_engines_agree(tmp_path):
                     assert a[name] == pytest.approx(b[name], rel=1e-4, nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["local", "tff"])
 def test_noise_has_the_stated_deviation(tmp_path, engine):
     """A server rate of 1, no momentum and tiny steps leave the noise alone."""

@@ -30,7 +30,7 @@ def tracked():
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.7, 0.9])
-@pytest.mark.thinned(2)
+@pytest.mark.slow
 def test_estimates_settle_at_the_true_quantile(tracked, quantile):
     config, paths = tracked
     for name, mean, stddev in quantile_tracking.distributions(config):
@@ -69,6 +69,7 @@ def test_loss_of_figure_1_is_least_at_the_quantile(quantile, least):
         assert (minima[0], minima[-1]) == pytest.approx((28, 40), abs=0.02)
 
 
+@pytest.mark.slow
 def test_privacy_of_figure_2_in_both_conventions():
     text = quantile_tracking.statement(TrackingConfig())
     assert "or 0.034 as the paper has it" in text
@@ -79,6 +80,7 @@ def test_privacy_of_figure_2_in_both_conventions():
     )
 
 
+@pytest.mark.slow
 def test_tracking_writes_table_and_figures(tmp_path):
     config = TrackingConfig(str(tmp_path), rounds=5, seed=1)
     text = quantile_tracking.write(config)

@@ -123,6 +123,7 @@ def random_gradients(rng):
     return gradients
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_all_forms_agree_and_no_other_clip_norm_is_better(seed):
     rng = np.random.default_rng(seed)

@@ -148,6 +148,7 @@ def masses(shape, gamma, count):
     return np.exp(log) / (gamma**-shape - 1)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("shape", SHAPES[:-1])
 def test_draws_follow_the_distribution(shape):
     search = RandomStopping(6.0, shape)

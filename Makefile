@@ -104,11 +104,10 @@ dist: $(VENV)/.docs
 	  dist/*.tar.gz
 	@$(PY) -m twine check --strict dist/*
 
-# TensorFlow never frees what XLA compiled, and this suite compiles hundreds of steps.
-# So the tests run in parts, each in processes of its own; the last part is whatever the
-# others leave. (What is traced only, `tests/conftest.py` frees.) A file's tests are one
-# process's, so that what they share is made once.
-TEST_PARTS = 'tests/keras tests/clipping tests/testing' 'tests/gradients' $(OTHER_TESTS)
+# A file's tests are one process's, so that what they share is made once. TensorFlow never
+# frees what XLA compiled, and all tests compile thousands of steps: so they run in parts,
+# each in processes of its own; the last part is whatever the others leave. (What is traced
+# only, `tests/conftest.py` frees.)
 ALL_TEST_PARTS = 'tests/keras/[a-d]*_test.py' \
     'tests/keras/e*_test.py -k adam' 'tests/keras/e*_test.py -k not(adam)' \
     'tests/keras/[f-r]*_test.py' 'tests/keras/[s-z]*_test.py' \
@@ -126,7 +125,7 @@ done; \
 endef
 
 test: lint
-	@$(call run_tests,-m 'not slow',$(TEST_PARTS))
+	@$(call run_tests,-m 'not slow','')
 
 test-all: lint
 	@$(call run_tests,,$(ALL_TEST_PARTS))

@@ -75,7 +75,7 @@ def test_trainer_starts_afresh_and_learns():
     gradients = trainer.gradients(20)
     assert gradients.shape == (20, 65 * 10)
     lengths = np.linalg.norm(gradients, axis=1)
-    np.testing.assert_allclose(lengths, norms.every[:20], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(lengths, norms.every[:20], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

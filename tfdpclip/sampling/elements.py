@@ -63,8 +63,8 @@ def _options() -> tf.data.Options:
     # A function without randomness would run on elements to come.
     options.experimental_optimization.map_parallelization = False
     options.experimental_distribute.auto_shard_policy = REFUSED
-    # There is nothing to tune, and whoever lets go of an iterator waits for the thread
-    # that does, the longer the iterator was there: 20 s have been seen.
+    # There is nothing to tune, and whoever lets go of an iterator may wait for the
+    # thread that does: `fit` for half a second, garbage collection for up to 20.
     options.autotune.enabled = False
     return options
 

@@ -6,6 +6,9 @@ docs/stacks.md has the stacks. The header of a run says what was left out, and w
 import importlib.metadata
 import importlib.util
 import os
+import sys
+
+import pytest
 
 # Files and directories whose names match, by the package that they need.
 NEEDS = {
@@ -34,3 +37,17 @@ def pytest_report_header() -> list[str]:
         f"without {name}, which is not installed: {', '.join(NEEDS[name])}"
         for name in MISSING
     ] + [f"without {OTHER_KERAS}, which is of another Keras"]
+
+
+@pytest.fixture(autouse=True)
+def _op_rules_are_as_before():
+    """Takes out what a docstring or a page of docs taught the engine.
+
+    `op_rule` is for good, and tests of ops without a rule may follow in this process.
+    """
+    table = sys.modules.get("tfdpclip.gradients.rule_table")
+    before = dict(table._RULES) if table else None
+    yield
+    if before is not None:
+        table._RULES.clear()
+        table._RULES.update(before)

@@ -132,6 +132,24 @@ def first_column(rows):
     return rows[:, :1]
 
 
+def swapped_or_not(h, by=lambda h: h, least=1, order=(1, 0, 2), after=None):
+    """What `tf.vectorized_map` makes of a product, or something near it."""
+    rows = h[:, tf.newaxis]
+    length = tf.shape(by(rows))
+    one = tf.equal(tf.minimum(length[0], length[1]), least)
+    turned = tf.transpose(rows, tf.where(one, [0, 1, 2], order))
+    return tf.reshape(after(turned) if after else turned, [-1, h.shape[1]])
+
+
+# As near as it gets, and with each part of what is proven left out.
+SIZED |= {
+    "of another tensor": lambda h, n: swapped_or_not(h, lambda rows: rows[:, :, :1]),
+    "unless two": lambda h, n: swapped_or_not(h, least=2),
+    "axes apart": lambda h, n: swapped_or_not(h, order=(2, 1, 0)),
+    "not only reshaped": lambda h, n: swapped_or_not(h, after=tf.nn.relu),
+}
+
+
 @pytest.mark.parametrize("name", SIZED)
 def test_how_many_examples_there_are_decides_nothing(name):
     def loss(x):
@@ -140,6 +158,14 @@ def test_how_many_examples_there_are_decides_nothing(name):
 
     with pytest.raises(ExampleIsolationError, match="number of examples"):
         norms_of(loss, [W, U], X)
+
+
+def test_two_orders_of_the_same_numbers_are_one():
+    def loss(x):
+        return squash(swapped_or_not(x @ W) @ U)
+
+    plain = norms_of(lambda x: squash(x @ W @ U), [W, U], X)
+    np.testing.assert_allclose(norms_of(loss, [W, U], X), plain, rtol=1e-6)
 
 
 @pytest.mark.thinned(5)

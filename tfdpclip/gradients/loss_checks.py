@@ -177,7 +177,55 @@ def _chosen_by(op: tf.Operation) -> tuple[int, ...]:
     """The inputs that are no lengths, but say what is done: a branch, an axis, ..."""
     if op.type in ops.BRANCHES:
         return (0,)
+    if op.type == "Transpose" and _swaps_or_not(op):
+        return ()
     return tuple(i for i in ops.CHOOSERS.get(op.type, ()) if i < len(op.inputs))
+
+
+def _swaps_or_not(op: tf.Operation) -> bool:
+    """Whether what a Transpose gives is in the same order, whichever way it is done.
+
+    `tf.vectorized_map` of a matrix product swaps the first two axes of the factor that
+    has the examples, unless one of them is 1, and then reshapes it to what swapped axes
+    give. Read by a Reshape, both are the same numbers.
+    """
+    choice = op.inputs[1].op
+    if choice.type not in ("Select", "SelectV2"):
+        return False
+    asked = choice.inputs[0].op
+    shortest = asked.inputs[0].op if asked.type == "Equal" else None
+    if shortest is None or shortest.type != "Minimum":
+        return False
+    if tf.get_static_value(asked.inputs[1]) != 1:
+        return False
+    axes = sorted(_axis_of_length(t, op.inputs[0]) for t in shortest.inputs)
+    as_it_is, swapped = map(tf.get_static_value, choice.inputs[1:])
+    if as_it_is is None or swapped is None or axes[0] < 0 or axes[1] != axes[0] + 1:
+        return False
+    order = list(range(op.inputs[0].shape.rank))
+    if as_it_is.tolist() != order:
+        return False
+    order[axes[0]], order[axes[1]] = axes[1], axes[0]
+    turned = op.outputs[0]
+    return swapped.tolist() == order and all(
+        reader.type == "Reshape" and turned is reader.inputs[0]
+        for reader in turned.consumers()
+    )
+
+
+def _axis_of_length(length: tf.Tensor, tensor: tf.Tensor) -> int:
+    """Of which axis of a tensor a number is the length; -1 if it is of none."""
+    cut = length.op
+    if cut.type != "StridedSlice" or cut.inputs[0].op.type != "Shape":
+        return -1
+    place = tf.get_static_value(cut.inputs[1])
+    if cut.inputs[0].op.inputs[0] is not tensor or place is None or place.size != 1:
+        return -1
+    masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    if [cut.get_attr(f"{mask}_mask") for mask in masks] != [0, 0, 0, 0, 1]:
+        return -1
+    rank = tensor.shape.rank
+    return int(place[0]) if rank is not None and 0 <= place[0] < rank else -1
 
 
 def _refuse_means_of_padding(tensor: tf.Tensor) -> None:

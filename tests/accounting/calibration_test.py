@@ -2,10 +2,13 @@
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpclip import accounting, sampling
+from tfdpclip.accounting import _rdp
 from tfdpclip.clipping import QuantileClip
 
 _DELTA = 1e-5
@@ -306,3 +309,18 @@ class TestCohort:
             accounting.cohort_for(1.0, 1e-6, 1000, 10, 1.0, 1)
         with pytest.raises(ValueError, match="clients_per_round"):
             accounting.cohort_for(1.0, 1e-6, 50, 10, 0.1, 100)
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
+@pytest.mark.parametrize("rate, steps", [(1e-3, 1), (0.02, 1000), (0.5, 30)])
+@pytest.mark.parametrize("noise", [0.4, 1.0, 6.0])
+def test_no_order_that_was_left_out_bounds_closer(noise, rate, steps, delta):
+    """Few orders are looked at; what all of them give is the same number."""
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    leaves = {
+        dp_accounting.PoissonSampledDpEvent(rate, gaussian): steps,
+        gaussian: 1,
+    }
+    curve = _rdp.curve(leaves)
+    expected, _ = rdp_privacy_accountant.compute_epsilon(_rdp.ORDERS, curve, delta)
+    assert _rdp.epsilon(leaves, delta) == expected

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import dp_accounting
 import numpy as np
@@ -11,6 +11,11 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from tfdpclip.sampling import events
 
 ORDERS = tuple(rdp_lib.DEFAULT_RDP_ORDERS)
+# What is looked at, one after the other, near the best of those before: the least, by
+# which a divergence close to 0 is bounded, and powers of two; whole ones, whose moments
+# are sums of as many terms; and all, most of which are series.
+_POWERS = (ORDERS[0], *(o for o in ORDERS if math.frexp(o)[0] == 0.5))
+_FINER = (tuple(o for o in ORDERS if float(o).is_integer()), ORDERS)
 _RELATION = events.NeighboringRelation
 # The accountant takes logarithms of sums close to 1: what it says about a sampled step
 # is off by up to about 1e-12, and below that can be 0 or less.
@@ -20,12 +25,24 @@ _MOST_NOISE = 1e100
 
 
 def epsilon(leaves: Mapping[dp_accounting.DpEvent, int], delta: float) -> float:
-    """Returns the epsilon of a composition of elementary events."""
-    return float(rdp_lib.compute_epsilon(ORDERS, curve(leaves), delta)[0])
+    """Returns the epsilon of a composition of elementary events.
+
+    Each order alone bounds it. The least bound is looked for among a few orders, and
+    then among those that are next to the best of them: the logarithm of a moment is
+    convex in its order, so nothing better is further away.
+    """
+
+    def bound(orders):
+        return rdp_lib.compute_epsilon(orders, _curve(leaves, orders), delta)
+
+    return _least(bound)
 
 
 def delta(leaves: Mapping[dp_accounting.DpEvent, int], epsilon: float) -> float:
-    """Returns the delta of a composition of elementary events."""
+    """Returns the delta of a composition of elementary events.
+
+    Of all orders: what bounds it where a divergence is close to 0 is least elsewhere.
+    """
     rdp = curve(leaves)
     if not np.isfinite(rdp).any():
         return 1.0
@@ -34,18 +51,39 @@ def delta(leaves: Mapping[dp_accounting.DpEvent, int], epsilon: float) -> float:
     return float(min(1.0, rdp_lib.compute_delta(ORDERS, rdp, epsilon)[0]))
 
 
+def _least(bound: Callable[[Sequence[float]], tuple[float, float]]) -> float:
+    """The least of a function that gives the least of some orders, and where it is."""
+    seen: tuple[float, ...] = _POWERS
+    least, best = bound(seen)
+    for finer in _FINER:
+        below = max((o for o in seen if o < best), default=best)
+        above = min((o for o in seen if o > best), default=best)
+        near = tuple(o for o in finer if below < o < above and o not in seen)
+        if not near:
+            continue
+        found, place = bound(near)
+        if found < least:
+            least, best = found, place
+        seen += near
+    return float(least)
+
+
 def curve(leaves: Mapping[dp_accounting.DpEvent, int]) -> np.ndarray:
     """Returns the Renyi divergence bound at every order of `ORDERS`."""
-    total = np.zeros(len(ORDERS))
+    return _curve(leaves, ORDERS)
+
+
+def _curve(leaves, orders: tuple[float, ...]) -> np.ndarray:
+    total = np.zeros(len(orders))
     for event, count in leaves.items():
-        total = total + count * _single(event)
+        total = total + count * _single(event, orders)
     return total
 
 
 @functools.lru_cache(maxsize=256)
-def _single(event: dp_accounting.DpEvent) -> np.ndarray:
+def _single(event: dp_accounting.DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     if isinstance(event, events.TruncatedPoissonSampledDpEvent):
-        return _truncated_poisson(event)
+        return _truncated_poisson(event, orders)
     if isinstance(event, events.CappedPoissonSampledDpEvent):
         raise dp_accounting.UnsupportedEventError(
             "The RDP accountant has no bound for examples of a person that are drawn "
@@ -61,13 +99,13 @@ def _single(event: dp_accounting.DpEvent) -> np.ndarray:
         )
     z = _noise(event)
     if z == 0:
-        return np.full(len(ORDERS), math.inf)
-    accountant = dp_accounting.rdp.RdpAccountant(ORDERS, relation)
+        return np.full(len(orders), math.inf)
+    accountant = dp_accounting.rdp.RdpAccountant(orders, relation)
     if z is None:
         with np.errstate(all="ignore"):
             return np.maximum(accountant.compose(event).rdp, 0.0)
     with np.errstate(divide="ignore"):
-        unsampled = np.asarray(ORDERS) / (2 * np.float64(min(z, _MOST_NOISE)) ** 2)
+        unsampled = np.asarray(orders) / (2 * np.float64(min(z, _MOST_NOISE)) ** 2)
     closed = isinstance(event, dp_accounting.GaussianDpEvent) or z > _MOST_NOISE
     if closed or unsampled.max() <= _RESOLUTION:
         return unsampled
@@ -90,7 +128,7 @@ def _noise(event: dp_accounting.DpEvent) -> float | None:
     return getattr(event, "noise_multiplier", None)
 
 
-def _truncated_poisson(event) -> np.ndarray:
+def _truncated_poisson(event, orders: tuple[float, ...]) -> np.ndarray:
     """Mixes the two cases of `TruncatedPoissonSampledDpEvent` at every order.
 
     E[(dP/dQ)^(a-1)] is jointly convex like the hockey-stick divergence, so the
@@ -100,10 +138,13 @@ def _truncated_poisson(event) -> np.ndarray:
     gaussian = event.event
     overflowed = dp_accounting.GaussianDpEvent(gaussian.noise_multiplier / 2)
     usual, doubled = (
-        _single(dp_accounting.PoissonSampledDpEvent(event.sampling_probability, inner))
+        _single(
+            dp_accounting.PoissonSampledDpEvent(event.sampling_probability, inner),
+            orders,
+        )
         for inner in (gaussian, overflowed)
     )
-    scale = np.asarray(ORDERS) - 1
+    scale = np.asarray(orders) - 1
     if tau == 1:
         return doubled
     with np.errstate(all="ignore"):

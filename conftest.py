@@ -39,15 +39,24 @@ def pytest_report_header() -> list[str]:
     ] + [f"without {OTHER_KERAS}, which is of another Keras"]
 
 
-@pytest.fixture(autouse=True)
-def _op_rules_are_as_before():
-    """Takes out what a docstring or a page of docs taught the engine.
+# Which packages have a table of what is written for the library, and what adds to it,
+# for as long as a process lives.
+REGISTER = {"tfdpclip.clipping": "register_rule", "tfdpclip.gradients": "op_rule"}
 
-    `op_rule` is for good, and tests of ops without a rule may follow in this process.
+
+@pytest.fixture(autouse=True)
+def _rules_are_as_before():
+    """Takes out what a docstring or a page of docs taught the library.
+
+    Tests of which ops or clip rules there are may follow in the same process.
     """
-    table = sys.modules.get("tfdpclip.gradients.rule_table")
-    before = dict(table._RULES) if table else None
+    tables = [
+        getattr(sys.modules[package], name).__globals__["_RULES"]
+        for package, name in REGISTER.items()
+        if package in sys.modules
+    ]
+    before = [dict(table) for table in tables]
     yield
-    if before is not None:
-        table._RULES.clear()
-        table._RULES.update(before)
+    for table, rules in zip(tables, before, strict=True):
+        table.clear()
+        table.update(rules)

@@ -13,6 +13,7 @@ from tfdpclip.gradients import _copies, ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
+from tfdpclip.gradients.slices import axes_cut
 
 FIX = (
     "Give one loss per example instead: compile with "
@@ -116,28 +117,9 @@ def _refuse_cut(op: tf.Operation, flows: Dataflow) -> None:
         dims = flows[places].dims
         if dims is None:
             _refuse_size(places, op)
-        for power, axis in zip(dims, _axes_cut(op, len(dims)), strict=True):
+        for power, axis in zip(dims, axes_cut(op, len(dims)), strict=True):
             if power != 0 and axis not in flow.axes:
                 _refuse_size(places, op)
-
-
-def _axes_cut(op: tf.Operation, count: int) -> list[int | None]:
-    """Of which axis each of the places is that an op cuts at; None for a new one."""
-    if op.type != "StridedSlice":
-        return list(range(count))
-    new, ellipsis = op.get_attr("new_axis_mask"), op.get_attr("ellipsis_mask")
-    axes: list[int | None] = []
-    axis = 0
-    for place in range(count):
-        rest = sum(not new >> later & 1 for later in range(place + 1, count))
-        if ellipsis >> place & 1:
-            axis = op.inputs[0].shape.rank - rest
-        if new >> place & 1 or ellipsis >> place & 1:
-            axes.append(None)
-            continue
-        axes.append(axis)
-        axis += 1
-    return axes
 
 
 def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:

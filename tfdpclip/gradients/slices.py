@@ -62,6 +62,25 @@ def read_slice(op: tf.Operation) -> list[Part] | None:
     return parts
 
 
+def axes_cut(op: tf.Operation, count: int) -> list[int | None]:
+    """Of which axis each of the places is that an op cuts at; None for a new one."""
+    if op.type != "StridedSlice":
+        return list(range(count))
+    new, ellipsis = op.get_attr("new_axis_mask"), op.get_attr("ellipsis_mask")
+    axes: list[int | None] = []
+    axis = 0
+    for place in range(count):
+        rest = sum(not new >> later & 1 for later in range(place + 1, count))
+        if ellipsis >> place & 1:
+            axis = op.inputs[0].shape.rank - rest
+        if new >> place & 1 or ellipsis >> place & 1:
+            axes.append(None)
+            continue
+        axes.append(axis)
+        axis += 1
+    return axes
+
+
 def _part(masks, i, begin, end, step, place) -> Part:
     from_start, to_end = masks["begin"] >> i & 1, masks["end"] >> i & 1
     if step is not None and step < 0:

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "_tf_private"]
     + ["_variables", "_sealed", "_progress", "_notebook"],
-    ["_arguments", "_devices", "files"],
+    ["_arguments", "_constants", "_devices", "files"],
     ["_schedules", "_data", "pictures"],
     ["correlated"],
     ["clipping", "sampling"],

@@ -10,13 +10,11 @@ from tfdpclip import _tf_private
 def in_xla() -> bool:
     """Whether the code being traced will be compiled by XLA."""
     graph = tf.compat.v1.get_default_graph()
-    if _tf_private.compiled_by_xla(graph):
-        return True
-    outer = getattr(graph, "outer_graph", None)
-    if outer is None or not hasattr(outer, "as_default"):
-        return False
-    with outer.as_default():
-        return in_xla()
+    while isinstance(graph, tf.Graph):
+        if _tf_private.compiled_by_xla(graph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def on_cpus() -> bool:

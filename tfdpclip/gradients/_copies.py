@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._constants import once
 from tfdpclip.gradients import ops, origins
 
 # The attribute of ops that `tf.custom_gradient` makes.
@@ -105,22 +107,12 @@ def _ops_within(op: tf.Operation) -> set[str]:
     return found
 
 
-def emit_again(
-    op: tf.Operation, inputs: list[tf.Tensor], constants: dict | None = None
-) -> list[tf.Tensor]:
-    """Adds the same op, on other inputs, to the current graph.
-
-    Args:
-      op: the op.
-      inputs: its new inputs.
-      constants: which were made in the current graph so far, for the next op.
-    """
-    return emitter(op, constants)(inputs)
+def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Adds the same op, on other inputs, to the current graph."""
+    return emitter(op)(inputs)
 
 
-def emitter(
-    op: tf.Operation, constants: dict | None = None
-) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+def emitter(op: tf.Operation) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
     """What adds an op, as it is now, to the graph that is current then.
 
     Returns:
@@ -141,7 +133,7 @@ def emitter(
             op.type,
             # A constant of another graph is no longer one once it is captured, and some
             # ops need to know what it is.
-            [_here(t, graph, {} if constants is None else constants) for t in inputs],
+            [_here(t, graph) for t in inputs],
             dtypes,
             name=f"{op.name.split('/')[-1]}_again",
             attrs=attributes,
@@ -152,16 +144,20 @@ def emitter(
     return emit
 
 
-def _here(tensor: tf.Tensor, graph: tf.Graph, made: dict) -> tf.Tensor:
+def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     if (
         tensor.op.type != "Const"
         or tensor.graph is graph
         or not tensor.dtype.is_integer
     ):
         return tensor
-    if tensor.ref() not in made:
-        made[tensor.ref()] = tf.constant(tf.get_static_value(tensor), tensor.dtype)
-    return made[tensor.ref()]
+
+    def make():
+        value = np.asarray(tf.get_static_value(tensor))
+        key = ("copy", tensor.dtype, value.shape, value.tobytes())
+        return once(key, lambda: tf.constant(value, tensor.dtype))
+
+    return once(("copy", tensor.ref()), make)
 
 
 def called(function: Callable[[], Any]) -> Callable[[], Any]:

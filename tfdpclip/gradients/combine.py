@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip._constants import vector
 from tfdpclip.gradients.forms import (
     Budget,
     Explicit,
@@ -276,7 +277,7 @@ class VariableGradient:
         total, others = None, []
         for (use, _), part in zip(self.parts, sums, strict=True):
             if _is_renamed(use):
-                part = tf.reshape(part, self.variable.shape)
+                part = tf.reshape(part, vector(*self.variable.shape))
                 total = part if total is None else total + part
             else:
                 others.append((use, part))

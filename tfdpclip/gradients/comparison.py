@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._constants import vector
+
 
 @dataclasses.dataclass
 class Comparison:
@@ -67,10 +69,10 @@ def worse(before: Comparison, new: Comparison, several: tf.Tensor) -> list[tf.Te
 
 def flat(a: tf.Tensor, b: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Two gradients as vectors in float32; zeros for one that is None."""
-    a = tf.cast(tf.reshape(a, [-1]), tf.float32)
+    a = tf.cast(tf.reshape(a, vector(-1)), tf.float32)
     if b is None:
         return a, tf.zeros_like(a)
-    return a, tf.cast(tf.reshape(tf.convert_to_tensor(b), [-1]), tf.float32)
+    return a, tf.cast(tf.reshape(tf.convert_to_tensor(b), vector(-1)), tf.float32)
 
 
 # Traced once for all variables of all models.

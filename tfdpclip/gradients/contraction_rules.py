@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 import tensorflow as tf
 
+from tfdpclip._constants import vector
 from tfdpclip.gradients.contractions import explicit_equation
 from tfdpclip.gradients.outer import Outer
 from tfdpclip.gradients.rule_table import (
@@ -229,6 +230,6 @@ def _arrangement(roles: _Roles, shape: list[int]) -> Callable:
         if perm != list(range(len(perm))):
             sizes = [roles.sizes[n] for n in roles.order]
             products = tf.transpose(tf.reshape(products, [*lead, *sizes]), perm)
-        return tf.reshape(products, [*lead, *shape])
+        return tf.reshape(products, vector(*lead, *shape))
 
     return arrange

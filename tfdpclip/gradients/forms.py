@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdpclip._constants import once, vector
 from tfdpclip._devices import in_xla, on_cpus
 
 
@@ -60,7 +61,7 @@ class Form(abc.ABC):
         """sum_i weights_i g_i, of `shape`. Weights are `[B]`."""
 
     @abc.abstractmethod
-    def part(self, start: tf.Tensor, size: tf.Tensor) -> Form:
+    def part(self, start: tf.Tensor | int, size: tf.Tensor) -> Form:
         """The same for examples start ... start + size - 1."""
 
     @abc.abstractmethod
@@ -78,7 +79,7 @@ class Form(abc.ABC):
 
     def first_part_squares(self, count: tf.Tensor) -> tf.Tensor:
         """The same for the first examples, `[count]`."""
-        return self.part(tf.constant(0), count).part_squares()
+        return self.part(0, count).part_squares()
 
     @abc.abstractmethod
     def saved(self) -> list[tf.Tensor]:
@@ -196,7 +197,7 @@ def sum_squares(tensor: tf.Tensor, axes: int | None = None) -> tf.Tensor:
     if in_xla():  # Which fuses the two, and has no op for the norm.
         return tf.reduce_sum(tf.square(tensor), axis=axes)
     # One pass through memory, without a copy of the squares.
-    return tf.square(tf.math.reduce_euclidean_norm(tensor, axis=axes))
+    return tf.square(tf.math.reduce_euclidean_norm(tensor, axis=vector(*axes)))
 
 
 def merge_steps(
@@ -214,7 +215,7 @@ def merge_steps(
     if None in inner:
         inner = [tf.reduce_prod(tf.shape(tensor)[1 : tensor.shape.rank - axes])]
     rows = rows or rows_per_example(tensor, batch_size)
-    return tf.reshape(tensor, [batch_size, rows * math.prod(inner), width])
+    return tf.reshape(tensor, vector(batch_size, rows * math.prod(inner), width))
 
 
 def rows_per_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
@@ -227,24 +228,28 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     shape = tensor.shape[1:].as_list()
     if None in shape or 0 in shape:
         return tf.tensordot(weights, tensor, 1)
-    rows = tf.reshape(weights, [1, -1])
+    rows = once(("row", weights.ref()), lambda: tf.reshape(weights, vector(1, -1)))
     if len(shape) == 1:
         # Not given the static shape: of an empty batch, TensorFlow's own gradients can
         # have another width, which nothing corrects, as the static shape hides it.
         return tf.squeeze(tf.matmul(rows, tensor), axis=0)
-    flat = tf.reshape(tensor, [-1, math.prod(shape)])
+    flat = tf.reshape(tensor, vector(-1, math.prod(shape)))
     if in_xla() and on_cpus():
         # Of one row alone the XLA of TensorFlow 2.14 writes a loop of its own, which
         # takes eight times as long as the matrix product of two.
         rows = tf.concat([rows, tf.zeros_like(rows)], axis=0)
-        return tf.reshape(tf.matmul(rows, flat)[0], shape)
-    return tf.reshape(tf.matmul(rows, flat), shape)
+        return tf.reshape(tf.matmul(rows, flat)[0], vector(*shape))
+    return tf.reshape(tf.matmul(rows, flat), vector(*shape))
 
 
 def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`tensor` with zeros in the rows where `kept`, a vector, is False."""
-    mask = tf.reshape(kept, [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.where(mask, tensor, tf.zeros([], tensor.dtype))
+    shape = [-1] + [1] * (tensor.shape.rank - 1)
+    mask = once(
+        ("mask", kept.ref(), len(shape)), lambda: tf.reshape(kept, vector(*shape))
+    )
+    zero = once(("zero", tensor.dtype), lambda: tf.zeros([], tensor.dtype))
+    return tf.where(mask, tensor, zero)
 
 
 def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
@@ -252,14 +257,19 @@ def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
         others = [0] * (tensor.shape.rank - 1)
         out = tf.slice(tensor, [start, *others], [size, *(-1 for _ in others)])
     else:
-        out = tensor[start : start + size]
+        from_first = isinstance(start, int) and start == 0
+        out = _slice(tensor, start, size if from_first else start + size)
     out.set_shape([None, *tensor.shape[1:]])
     return out
 
 
 def first_rows(tensor: tf.Tensor, count: tf.Tensor | None) -> tf.Tensor:
     """So many rows of a tensor, or all."""
-    return tensor if count is None else tensor[:count]
+    return tensor if count is None else _slice(tensor, 0, count)
+
+
+def _slice(tensor: tf.Tensor, start: tf.Tensor | int, end: tf.Tensor) -> tf.Tensor:
+    return tf.strided_slice(tensor, vector(start), vector(end), vector(1))
 
 
 class Explicit(Form):

@@ -10,6 +10,7 @@ import math
 
 import tensorflow as tf
 
+from tfdpclip._constants import vector
 from tfdpclip._docs import see
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.convolution import Convolution
@@ -44,7 +45,7 @@ def _explicit(use, values, shape, context):
         order = [place, *(i for i in range(rank) if i != place)]
         values, padded = tf.transpose(values, order), [padded[i] for i in order]
     axes = [i for i in range(1, rank) if padded[i] == 1]
-    reduced = tf.reduce_sum(values, axis=axes) if axes else values
+    reduced = tf.reduce_sum(values, axis=vector(*axes)) if axes else values
     several = not (flow.rows == 1 and (place or flow.leads))
     if several:
         reduced = tf.reduce_sum(by_example(reduced, context, use.output), axis=1)
@@ -54,7 +55,7 @@ def _explicit(use, values, shape, context):
         return sum_squares(first_rows(each, count))
 
     return Explicit(
-        tf.reshape(reduced, [context.batch_size, *shape]),
+        tf.reshape(reduced, vector(context.batch_size, *shape)),
         shape,
         parts if axes or several else None,
     )

@@ -373,16 +373,15 @@ class Rerun:
         first = set(ancestors([*witnesses, *sums]))
 
         def add(steps, wanted) -> list[tf.Tensor]:
-            constants: dict = {}
             for op in steps:
                 inputs = [known.get(t.ref(), t) for t in op.inputs]
-                outputs = _copies.emit_again(op, inputs, constants)
+                outputs = _copies.emit_again(op, inputs)
                 if shake is not None and op.type in _SATURATING:
                     # Of which a gradient is 1 less that, near 1.
                     outputs = [t * tf.cast(1 - shake, t.dtype) for t in outputs]
                 for old, new in zip(op.outputs, outputs, strict=True):
                     known.setdefault(old.ref(), new)
-            return [tf.ensure_shape(known.get(t.ref(), t), t.shape) for t in wanted]
+            return [_of_shape(known.get(t.ref(), t), t.shape) for t in wanted]
 
         late = dict.fromkeys(op for op in self._steps if op not in first)
         on_the_way, later = {}, {}
@@ -444,6 +443,14 @@ def _rows_of(examples: tf.Tensor, each: tf.Tensor | int) -> tf.Tensor:
     if isinstance(each, int) and each == 1:
         return examples
     return tf.reshape(examples[:, tf.newaxis] * each + tf.range(each), [-1])
+
+
+def _of_shape(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """With a static shape, which copies of ops mostly have of themselves."""
+    known = tensor.shape.rank is not None and shape.rank is not None
+    if known and tensor.shape.as_list() == shape.as_list():
+        return tensor
+    return tf.ensure_shape(tensor, shape)
 
 
 def _nudged(data: tf.Tensor, nudge: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._constants import vector
 from tfdpclip._devices import in_xla
 from tfdpclip.gradients.flow import Flow
 from tfdpclip.noise import philox
@@ -117,7 +118,7 @@ def tables(
         if in_xla():  # Which fuses the two, and has no op for the norm.
             norms = tf.sqrt(tf.reduce_sum(tf.square(rows), 1, keepdims=True))
         else:
-            norms = tf.math.reduce_euclidean_norm(rows, 1, keepdims=True)
+            norms = tf.math.reduce_euclidean_norm(rows, vector(1), keepdims=True)
         found.append((tf.matmul(rows, weights.of(rows)), norms))
     return found
 
@@ -126,7 +127,9 @@ def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
     """`[N, width]`, for a tensor `[N, ...]`."""
     width = tensor.shape[1:].num_elements()
     if width:
-        return tensor if tensor.shape.rank == 2 else tf.reshape(tensor, [-1, width])
+        return (
+            tensor if tensor.shape.rank == 2 else tf.reshape(tensor, vector(-1, width))
+        )
     shape = tf.shape(tensor)
     return tf.reshape(tensor, tf.stack([shape[0], tf.reduce_prod(shape[1:])]))
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._constants import vector
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients import chance, loss_checks, rerun, row_tables, separation
@@ -175,7 +176,7 @@ class SelfCheck:
 
         def sums(number):
             found = self._engine.unperturbed_sums(seeds[number], self._ahead)
-            flat = [tf.reshape(found[i], [-1]) for i in self._ahead]
+            flat = [tf.reshape(found[i], vector(-1)) for i in self._ahead]
             return tf.concat([tf.cast(part, tf.float32) for part in flat], axis=0)
 
         spec = tf.TensorSpec([sum(self._sizes_ahead)], tf.float32)

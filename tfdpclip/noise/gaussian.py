@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._arguments import boolean, integer, non_negative
+from tfdpclip._constants import vector
 from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
 from tfdpclip.noise import threefry
@@ -180,11 +181,12 @@ class GaussianNoise:
             flat = self._normal(count, standard, tf.cast(scale, dtype))
             start = 0
             for i in (*scaled, *others):
-                part = tf.slice(flat, [start], [sizes[i]])
+                part = tf.slice(flat, vector(start), vector(sizes[i]))
                 start += _aligned(sizes[i])
                 if i in others:
                     part *= tf.cast(stddevs[i], dtype)
-                drawn[i] = tf.cast(tf.reshape(part, shapes[i]), dtypes[i])
+                shape = vector(*tf.TensorShape(shapes[i]))
+                drawn[i] = tf.cast(tf.reshape(part, shape), dtypes[i])
         return drawn
 
     def seed_pair(self) -> tf.Tensor:

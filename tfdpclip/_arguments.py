@@ -78,6 +78,24 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
+def foreign(value: Any, kind: type) -> list[str]:
+    """Which classes of others a value is of, and the values of a kind within it.
+
+    Args:
+      value: a clip rule, a scheme, a matrix.
+      kind: of which what it is made of is looked at, too.
+
+    >>> foreign(1.5, float)
+    ['float']
+    """
+    module = type(value).__module__
+    found = [] if module.split(".")[0] == "tfdpclip" else [type(value).__name__]
+    for part in getattr(value, "__dict__", {}).values():
+        if isinstance(part, kind):
+            found += foreign(part, kind)
+    return found
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Returns `value`, or raises ValueError unless it is one of `allowed`."""
     # Arrays compare elementwise, so that `in` alone would not do.

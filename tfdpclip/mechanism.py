@@ -46,6 +46,7 @@ from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
+from tfdpclip.clipping.held import cut, within
 
 
 class NoiseSource(Protocol):
@@ -230,8 +231,9 @@ class Mechanism:
         Returns:
           Weights, of the norms' shape, and indicators, `[B, K]`, in [-1/2, 1/2].
         """
-        weights = self.rule.weights(norms, state)
-        return weights, self.rule.indicators(norms, state, present)
+        weights = within(self.rule, norms, state, self.rule.weights(norms, state))
+        indicators = self.rule.indicators(norms, state, present)
+        return weights, cut(self.rule, indicators)
 
     @tf.autograph.experimental.do_not_convert
     def release(

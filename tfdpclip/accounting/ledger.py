@@ -163,7 +163,6 @@ class Ledger(Spending):
             `change` is False, or if the neighbouring relations differ.
           ValueError: If an argument is out of range.
         """
-        scheme = getattr(sampling, "scheme", sampling)
         if seed is not None:
             _arguments.integer("seed", seed)
         _arguments.boolean("change", change)
@@ -171,7 +170,7 @@ class Ledger(Spending):
             _arguments.text("holder", holder)
         seeded = seed is not None or getattr(sampling, "seed", None) is not None
         phase = Phase(
-            scheme,
+            getattr(sampling, "scheme", sampling),
             _arguments.non_negative("noise_multiplier", noise_multiplier),
             _arguments.choice("unit", unit, events.UNITS),
             str(clip),
@@ -181,6 +180,7 @@ class Ledger(Spending):
             horizon=horizon,
         )
         phase.event(1)  # Validates the rest.
+        phase.refuse_unreadable(self.path)
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
         self._holder = holder

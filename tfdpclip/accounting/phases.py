@@ -12,6 +12,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.accounting.noise_place import Trail
 from tfdpclip.sampling import events, schemes
+from tfdpclip.sampling.base import SamplingScheme
 
 # What follows from the data and from the room for a draw.
 _ROOM = ("capacity", "population")
@@ -54,6 +55,23 @@ class Phase:
     def steps(self) -> int:
         """Number of steps."""
         return sum(self.runs)
+
+    def foreign(self) -> list[str]:
+        """Which classes of others draw its records and correlate its noise."""
+        names = _arguments.foreign(self.sampling, SamplingScheme)
+        if self.noise is not None:
+            names += _arguments.foreign(self.noise, correlated.NoiseMatrix)
+        return names
+
+    def refuse_unreadable(self, path: Any) -> None:
+        """Raises if a ledger's file, where there is one, could not be read again."""
+        names = self.foreign()
+        if names and path is not None:
+            raise ValueError(
+                f"ledger={str(path)!r} could not be read again: {names[0]} is not of "
+                "this library, which reads schemes and matrices of its own alone. "
+                "Leave ledger= out, and keep the statement of the run."
+            )
 
     def __post_init__(self):
         _arguments.non_negative("noise_multiplier", self.noise_multiplier)

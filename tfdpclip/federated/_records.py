@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule, bound_rule
+from tfdpclip.clipping.held import cut, within
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -206,9 +207,12 @@ class RecordClip:
         present = tf.reduce_all(tf.math.is_finite(norms))
         norms = tf.where(present, norms, tf.zeros_like(norms))
         batched = norms if self.flat else norms[tf.newaxis]
-        weights = tf.reshape(self.rule.weights(batched, state), [self.groups])
+        weights = self.rule.weights(batched, state)
+        weights = within(self.rule, batched, state, weights)
+        weights = tf.reshape(weights, [self.groups])
         weights = tf.where(present, weights, tf.zeros_like(weights))
         indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
+        indicators = cut(self.rule, indicators)
         return weights, weights * norms, tf.cast(tf.squeeze(indicators, 0), tf.float32)
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule
+from tfdpclip.clipping.held import within
 from tfdpclip.gradients.perturbation import Perturbation
 
 
@@ -120,7 +121,8 @@ class RecordGradients(abc.ABC):
           norms: `record_norms` for this rule, if they are at hand.
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
-        weights = self.mask(rule.weights(norms, state))
+        weights = within(rule, norms, state, rule.weights(norms, state))
+        weights = self.mask(weights)
         return self.weighted_sum(weights, rule.assignment)
 
 

@@ -518,8 +518,8 @@ def _comparison(state: Sequence[tf.Tensor]) -> Comparison:
 
 _REMEDY = (
     "Nothing was released. dpc.testing.assert_exact(model, (x, y)) compares all "
-    "examples; build the layer of other ops, and report it, please."
-    + see("a-wrong-gradient")
+    "examples. If a rule of yours covers that op (op_rule), mend the rule; if not, "
+    "build the layer of other ops, and report it, please." + see("a-wrong-gradient")
 )
 _AGAIN = (
     "ExampleIsolationError: an earlier step of this function failed its check, so that "

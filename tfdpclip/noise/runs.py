@@ -17,6 +17,8 @@ from tfdpclip.sampling.base import SamplingScheme
 
 # Of useful matrices no coefficient of the inverse is above 1.
 _MOST_WEIGHT, _LOOKED_AT = 100.0, 10_000
+# Of a matrix that is not of the library, so many steps are tried.
+_TRIED = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,8 @@ class CorrelatedNoise:
         stream_of(self.matrix)  # Refuses what cannot be made step by step.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
+        if _arguments.foreign(self.matrix, correlated.NoiseMatrix):
+            self._try_matrix()
         if isinstance(self.matrix, correlated.ToeplitzMatrix):
             column = self.matrix.inverse_coefficients(min(steps, _LOOKED_AT))
             most = np.max(np.abs(column))
@@ -83,6 +87,40 @@ class CorrelatedNoise:
                     "old noise would drown the fresh noise of a step in float32. Use "
                     "coefficients that do not rise, such as SquareRootToeplitz(16)."
                 )
+
+    def _try_matrix(self) -> None:
+        """Raises if a matrix that is somebody's code contradicts itself.
+
+        Of the library's own, tests know all of this.
+        """
+        steps = min(self.steps, _TRIED)
+        strategy = self.matrix.strategy(steps)
+        noising = self.matrix.noising(steps)
+        longer = self.matrix.strategy(min(self.steps, 2 * _TRIED))
+        square = strategy.shape == (steps, steps)
+        fault = None
+        if not np.allclose(noising @ strategy, np.eye(steps), atol=1e-6):
+            fault = "noising(n) @ strategy(n) is not the identity"
+        elif square and not np.allclose(longer[:steps, :steps], strategy, atol=1e-6):
+            fault = "strategy of more steps begins in another way"
+        elif not np.allclose(_streamed(self.matrix, steps), noising, atol=1e-6):
+            fault = "stream() is not what noising(n) says"
+        else:
+            separation = self.sampling.participation(self.steps).separation
+            most = self.sampling.participation(self.steps).most(steps)
+            columns = strategy[:, ::separation][:, :most]
+            least = max(np.linalg.norm(columns), np.linalg.norm(columns.sum(axis=1)))
+            if not self.sensitivity >= least * (1 - 1e-6):
+                fault = (
+                    f"sensitivity is {self.sensitivity:.4g}, and a record that takes "
+                    f"part every {separation} steps moves C x by {least:.4g}"
+                )
+        if fault is not None:
+            raise ValueError(
+                f"matrix={self.matrix} breaks what every noise matrix must keep: "
+                f"{fault} (of {steps} steps). correlated.Toeplitz(column) makes one of "
+                "coefficients of your own."
+            )
 
     @functools.cached_property
     def sensitivity(self) -> float:
@@ -132,6 +170,13 @@ class CorrelatedNoise:
             settings["steps"],
             schemes.from_dict(settings["sampling"]),
         )
+
+
+def _streamed(matrix: correlated.NoiseMatrix, steps: int) -> np.ndarray:
+    """What the stream makes of each draw, `[steps, draws]`."""
+    stream = matrix.stream()
+    units = iter(np.eye(sum(stream.draws(step) for step in range(steps))))
+    return np.array([stream.next(lambda: next(units)) for _ in range(steps)])
 
 
 def as_run(noise: Any, noise_multiplier: Any) -> CorrelatedNoise | None:

@@ -202,6 +202,32 @@ class SamplingScheme(abc.ABC):
     def _draw(self, key: DrawKey, population: int, step: int) -> np.ndarray:
         """Returns the indices of the records in one step."""
 
+    def drawn(self, key: DrawKey, population: int, step: int) -> np.ndarray:
+        """Returns the indices of the records in one step, if they can be that.
+
+        Raises:
+          ValueError: If a scheme that is not of the library draws what is no record,
+            or one twice.
+        """
+        indices = self._draw(key, population, step)
+        if not _arguments.foreign(self, SamplingScheme):
+            return indices
+        indices, fault = np.asarray(indices), None
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            fault = f"must be whole numbers, [rows], got {_arguments.shown(indices)}"
+        elif indices.size and not 0 <= indices.min() <= indices.max() < population:
+            fault = f"must be from 0 to {population - 1}"
+        elif len(np.unique(indices)) < len(indices) and not getattr(
+            self, "replacement", False
+        ):
+            fault = (
+                "has a record twice, which moves the step twice as far; if the event "
+                "says so, set replacement = True"
+            )
+        if fault is not None:
+            raise ValueError(f"What {self!r} draws in step {step} {fault}.")
+        return indices
+
     def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         """Returns the event of one step whose noise is `gaussian`.
 

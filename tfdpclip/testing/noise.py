@@ -17,6 +17,7 @@ from tfdpclip.testing.probe import (
     as_batches,
     check_model,
     fresh_noise,
+    refuse_correlated,
     unpack,
 )
 
@@ -82,6 +83,7 @@ def assert_noise(
         trainable scalars, too few to tell.
     """
     optimizer = check_model(model)
+    refuse_correlated(optimizer)
     z_g = float(optimizer.gradient_noise_multiplier)
     if not z_g > 0:
         raise ValueError("noise_multiplier is 0: there is no noise to test.")

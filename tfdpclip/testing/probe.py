@@ -132,6 +132,17 @@ class Probe:
             optimizer._noise = own
 
 
+def refuse_correlated(optimizer: Any) -> None:
+    """Raises for noise of which a step alone tells nothing."""
+    if optimizer.noise is not None:
+        raise ValueError(
+            "model has correlated noise, and what is tested here is that steps are "
+            "independent. Test it with noise=None: clipping, sums, counts and the "
+            "division are the same; what steps of correlated noise add up to is held "
+            "to the matrix by the library's own tests."
+        )
+
+
 @contextlib.contextmanager
 def restored(model: tf.keras.Model, optimizer: Any) -> Iterator[None]:
     """Puts all variables of a model, its metrics and its optimizer back afterwards."""

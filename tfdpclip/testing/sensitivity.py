@@ -18,6 +18,7 @@ from tfdpclip.testing.probe import (
     Release,
     as_batches,
     check_model,
+    refuse_correlated,
     unpack,
 )
 
@@ -107,6 +108,7 @@ def assert_sensitivity(
     0.5
     """
     optimizer = check_model(model)
+    refuse_correlated(optimizer)
     z = float(optimizer.noise_multiplier)
     if not z > 0:
         raise ValueError(

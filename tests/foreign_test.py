@@ -1,0 +1,257 @@
+"""What clip rules, schemes and matrices of others can do to what a statement says."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import accounting, correlated, sampling
+from tfdpclip.clipping import bounds, held
+from tfdpclip.correlated import streams
+from tfdpclip.gradients import clipped_sum
+from tfdpclip.mechanism import Mechanism
+
+C = 0.1
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Window(dpc.ClipRule):
+    """Clips to C, but for norms in a window that nothing tries."""
+
+    elementwise = True
+
+    def initial_state(self):
+        return ()
+
+    def weights(self, norms, state):
+        usable = tf.math.is_finite(norms)
+        held = C / tf.maximum(norms, C)
+        held = tf.where((norms > 1.2) & (norms < 1.3), tf.ones_like(held), held)
+        return tf.where(usable, held, tf.zeros_like(held))
+
+    def sensitivity(self, state):
+        return tf.constant(C, tf.float32)
+
+
+NORMS = np.array([0.05, 0.5, 1.25, 1.29, 4.0, np.inf, np.nan], np.float32)
+
+
+def test_the_window_is_in_none_of_the_norms_that_are_tried():
+    assert bounds.proven(Window()) is not None
+    assert np.max(Window().weights(NORMS, ()) * np.nan_to_num(NORMS, posinf=0)) > C
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+def test_a_rule_is_held_to_its_sensitivity(groups):
+    rule, norms = Window(), NORMS
+    if groups:
+        names = [f"{i}/kernel" for i in range(groups)]
+        rule = dpc.LayerwiseClip(Window()).bind(names)
+        norms = np.stack([NORMS, np.roll(NORMS, 1), NORMS[::-1]], axis=1)
+    found = Mechanism(rule, 1.0, 10)
+    state = rule.initial_state()
+    weights, _ = found.clip(tf.constant(norms), state)
+    usable = np.isfinite(norms)
+    parts = np.where(usable, weights * np.where(usable, norms, 0), 0)
+    parts = parts / np.asarray(rule.noise_scales(state))
+    lengths = np.abs(parts) if groups is None else np.linalg.norm(parts, axis=1)
+    assert 0.9 < lengths.max() <= 1 + 1e-6
+    if groups is None:
+        np.testing.assert_allclose(
+            weights, [1, 0.2, C / 1.25, C / 1.29, C / 4, 0, 0], rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
+def test_a_weight_that_is_none_drops_the_record(weight):
+    weights = tf.constant([0.1, weight, 0.1])
+    found = held.within(Window(), tf.ones([3]), (), weights)
+    np.testing.assert_allclose(found, [0.1, 0, 0.1])
+
+
+def test_the_rules_of_the_library_are_left_alone():
+    weights = tf.constant([5.0])
+    assert held.within(dpc.FixedClip(0.1), tf.ones([1]), (), weights) is weights
+
+
+def test_a_sum_of_gradients_holds_it_too():
+    w = tf.Variable(tf.zeros([1]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        return clipped_sum(x * w, [w], Window())
+
+    (total,), norms = step([1.25, 0.0])
+    np.testing.assert_allclose(norms, [1.25, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(total, [C], rtol=1e-5)
+
+
+def test_bits_are_cut():
+    class Loud(dpc.QuantileClip):
+        def indicators(self, norms, state, present=None):
+            window = (norms > 1.2) & (norms < 1.3)
+            bits = super().indicators(norms, state, present)
+            return tf.where(window[:, tf.newaxis], 9.0 * tf.ones_like(bits), bits)
+
+    rule = Loud()
+    found = Mechanism(rule, 1.0, 10)
+    _, bits = found.clip(tf.constant([1.0, 1.25]), rule.initial_state())
+    assert np.ravel(bits).tolist() == [-0.5, 0.5]
+
+
+def small(clip=1.0, noise=None, **settings):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+    model.build((None, 4))
+    model.compile(
+        dpc.keras.DPSGD(
+            0.1,
+            clip=clip,
+            noise_multiplier=1.0,
+            expected_batch_size=20,
+            noise=noise,
+            **settings,
+        ),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def arrays(count=200):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 4)).astype("f"), rng.integers(0, 2, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coins(sampling.Poisson):
+    """Poisson sampling of somebody's."""
+
+    def _draw(self, key, population, step):
+        return np.flatnonzero(key.rng(step).random(population) < self.rate)
+
+
+def trained(scheme, clip, ledger=None):
+    model, batches = small(clip), scheme.batches(arrays())
+    budget = dpc.keras.PrivacyBudget(50.0, 1e-5, batches, ledger=ledger)
+    model.fit(batches, steps_per_epoch=2, epochs=1, verbose=0, callbacks=[budget])
+    return str(budget.statement)
+
+
+def test_a_statement_names_what_is_not_of_the_library():
+    text = trained(Coins(0.1), Window())
+    assert "Coins, which is not of this library, does what it says" in text
+    assert "Window, which is no clip rule of this library, weighs each" in text
+    text = trained(sampling.Poisson(0.1), 1.0)
+    assert "of this library" not in text
+
+
+def test_a_ledger_that_could_not_be_read_again_is_not_begun(tmp_path):
+    with pytest.raises(ValueError, match="ledger=.*Coins is not of this library"):
+        trained(Coins(0.1), 1.0, tmp_path / "ledger.json")
+
+
+DRAWN = {
+    "twice": (lambda population: [3, 4, 3], "a record twice.*replacement = True"),
+    "below": (lambda population: [-1, 2], "from 0 to 199"),
+    "above": (lambda population: [2, population], "from 0 to 199"),
+    "no numbers": (lambda population: [0.5], "whole numbers"),
+    "a table": (lambda population: [[0, 1]], "whole numbers"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_is_drawn_are_records(name):
+    what, says = DRAWN[name]
+
+    @dataclasses.dataclass(frozen=True)
+    class Drawing(sampling.Poisson):
+        def _draw(self, key, population, step):
+            return np.array(what(population))
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=says):
+        next(iter(Drawing(0.1).batches(arrays())))
+
+
+def test_a_record_may_be_drawn_twice_where_that_is_said():
+    @dataclasses.dataclass(frozen=True)
+    class Again(sampling.FixedSize):
+        def _draw(self, key, population, step):
+            return np.array([3, 3])
+
+    assert Again(2, 200, replacement=True).drawn(None, 200, 0).tolist() == [3, 3]
+
+
+# Noise matrices.
+
+
+@dataclasses.dataclass(frozen=True)
+class Sound(correlated.ToeplitzMatrix):
+    @property
+    def bandwidth(self):
+        return 3
+
+    def coefficients(self, steps):
+        return np.array([1.0, 0.5, 0.25] + [0.0] * steps)[:steps]
+
+    def describe(self):
+        return "a matrix of somebody's"
+
+
+class OtherStream(Sound):
+    def stream(self):
+        return streams.Recursive(np.array([4.0]))
+
+
+class LowSensitivity(Sound):
+    def sensitivity(self, steps, participation):
+        return 0.1
+
+
+class OtherAtFirst(Sound):
+    def coefficients(self, steps):
+        return (
+            np.array([4.0] + [0.0] * steps)[:steps]
+            if steps <= 3
+            else (super().coefficients(steps))
+        )
+
+
+class NoInverse(Sound):
+    def noising(self, steps):
+        return 0.5 * super().noising(steps)
+
+
+@pytest.mark.parametrize(
+    "kind, says",
+    [
+        (OtherStream, "stream"),
+        (LowSensitivity, "sensitivity is 0.1"),
+        (OtherAtFirst, "stream|identity"),
+        (NoInverse, "identity"),
+    ],
+)
+@pytest.mark.parametrize("steps", [20, 500])
+def test_a_matrix_that_contradicts_itself_is_refused(kind, says, steps):
+    scheme = sampling.MinSeparation(500, 50)
+    with pytest.raises(ValueError, match=f"every noise matrix must keep.*({says})"):
+        dpc.CorrelatedNoise(kind(), steps, scheme)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 20, 500])
+def test_a_sound_one_is_named(steps):
+    scheme = sampling.MinSeparation(500, 50)
+    noise = dpc.CorrelatedNoise(Sound(), steps, scheme)
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=2.0, sampling=scheme, **noise.of_a_phase)
+    ledger.record(1)
+    assert "Sound, which is not of this library, does" in str(ledger.statement())
+
+
+@pytest.mark.parametrize("tried", ["assert_sensitivity", "assert_noise"])
+def test_what_tests_single_steps_refuses_correlated_noise(tried):
+    scheme = sampling.MinSeparation(200, 20)
+    noise = dpc.CorrelatedNoise(correlated.SquareRootToeplitz(4), 10, scheme)
+    x, y = arrays(20)
+    with pytest.raises(ValueError, match="correlated noise.*noise=None"):
+        getattr(dpc.testing, tried)(small(noise=noise), (x, y))

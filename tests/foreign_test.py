@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tfdpclip import accounting, correlated, sampling
+from tfdpclip import _arguments, accounting, correlated, sampling
 from tfdpclip.clipping import bounds, held
 from tfdpclip.correlated import streams
 from tfdpclip.gradients import clipped_sum
@@ -69,6 +69,22 @@ def test_a_weight_that_is_none_drops_the_record(weight):
     weights = tf.constant([0.1, weight, 0.1])
     found = held.within(Window(), tf.ones([3]), (), weights)
     np.testing.assert_allclose(found, [0.1, 0, 0.1])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        dpc.LayerwiseClip(Window()),
+        dpc.LayerwiseClip([1.0, Window()]),
+        dpc.LayerwiseClip({"a": Window(), "b": 1.0}),
+        dpc.ScaledClip([1.0, 2.0], Window()),
+        dpc.PublicNormClip(Window(), norms=[1.0, 1.0]),
+    ],
+    ids=["all groups", "a list", "by name", "scaled", "public norms"],
+)
+def test_a_rule_within_another_is_found(rule):
+    for found in (rule, rule.bind(["a/kernel", "b/kernel"])):
+        assert _arguments.foreign(found, dpc.ClipRule) == ["Window"]
 
 
 def test_the_rules_of_the_library_are_left_alone():

@@ -90,9 +90,15 @@ def foreign(value: Any, kind: type) -> list[str]:
     """
     module = type(value).__module__
     found = [] if module.split(".")[0] == "tfdpclip" else [type(value).__name__]
-    for part in getattr(value, "__dict__", {}).values():
+    parts = list(getattr(value, "__dict__", {}).values())
+    while parts:
+        part = parts.pop()
         if isinstance(part, kind):
             found += foreign(part, kind)
+        elif isinstance(part, Mapping):
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part
     return found
 
 

@@ -43,13 +43,14 @@ def test_the_window_is_in_none_of_the_norms_that_are_tried():
     assert np.max(Window().weights(NORMS, ()) * np.nan_to_num(NORMS, posinf=0)) > C
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("groups", [None, 3])
-def test_a_rule_is_held_to_its_sensitivity(groups):
-    rule, norms = Window(), NORMS
+def test_a_rule_is_held_to_its_sensitivity(groups, dtype):
+    rule, norms = Window(), NORMS.astype(dtype)
     if groups:
         names = [f"{i}/kernel" for i in range(groups)]
         rule = dpc.LayerwiseClip(Window()).bind(names)
-        norms = np.stack([NORMS, np.roll(NORMS, 1), NORMS[::-1]], axis=1)
+        norms = np.stack([norms, np.roll(norms, 1), norms[::-1]], axis=1)
     found = Mechanism(rule, 1.0, 10)
     state = rule.initial_state()
     weights, _ = found.clip(tf.constant(norms), state)

@@ -240,7 +240,8 @@ def test_rounded_records_keep_the_norm_exactly(bits, sizes):
             assert sum(q * q for q in whole) <= limit
 
 
-def test_a_rule_of_others_is_held_to_its_sensitivity():
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_rule_of_others_is_held_to_its_sensitivity(exact):
     """One whose weights are 1 in a window of norms that nothing tries."""
 
     class Window(dpc.FixedClip):
@@ -251,7 +252,7 @@ def test_a_rule_of_others_is_held_to_its_sensitivity():
 
     clip = RecordClip(Window(0.1), Layout(tff.to_type([(np.float32, [2])])))
     for norm in (0.05, 1.25, 7.0):
-        weights, norms, _ = clip.weigh([tf.constant([norm, 0.0])], ())
+        weights, norms, _ = clip.weigh([tf.constant([norm, 0.0])], (), exact=exact)
         assert float(norms[0]) == pytest.approx(min(norm, 0.1), rel=1e-6)
         assert float(weights[0]) == pytest.approx(min(1.0, 0.1 / norm), rel=1e-6)
 

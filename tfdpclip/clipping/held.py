@@ -34,13 +34,14 @@ def within(
     if not foreign(rule, ClipRule):
         return weights
     scales = tf.cast(rule.noise_scales(state), weights.dtype)
-    parts = tf.abs(weights) * norms / scales
+    parts = tf.abs(weights) * tf.cast(norms, weights.dtype) / scales
+    nothing = tf.zeros_like(parts)
     # Also of an infinite norm, and of a group that may add nothing.
-    parts = tf.where(tf.equal(weights, 0.0), 0.0, parts)
+    parts = tf.where(tf.equal(weights, nothing), nothing, parts)
     length = parts if rule.assignment is None else tf.norm(parts, axis=1, keepdims=True)
     held = weights / tf.maximum(length, 1.0)
     held = tf.where(length <= 1 + ROUNDING, weights, held)
-    return tf.where(tf.math.is_finite(length) & (weights >= 0), held, 0.0)
+    return tf.where(tf.math.is_finite(length) & (weights >= nothing), held, nothing)
 
 
 @tf.autograph.experimental.do_not_convert

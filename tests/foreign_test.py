@@ -163,6 +163,14 @@ def test_a_statement_names_what_is_not_of_the_library():
     assert "of this library" not in text
 
 
+@pytest.mark.parametrize("clip", [Window(), dpc.FixedClip(1.0), "in words", 1.0])
+def test_a_statement_of_rounds_names_a_rule(clip):
+    cohorts = sampling.Poisson(0.5).cohorts(list(range(20)))
+    budget = accounting.RoundBudget(5.0, 1e-5, cohorts, noise_multiplier=4.0, clip=clip)
+    named = "Window, which is no clip rule of this library" in str(budget.statement)
+    assert named is isinstance(clip, Window)
+
+
 def test_a_ledger_that_could_not_be_read_again_is_not_begun(tmp_path):
     with pytest.raises(ValueError, match="ledger=.*Coins is not of this library"):
         trained(Coins(0.1), 1.0, tmp_path / "ledger.json")

@@ -22,6 +22,24 @@ class PrivacyMismatchError(ValueError):
     """What was about to run is not what is being accounted for."""
 
 
+def assumed_of(clip: Any) -> list[str]:
+    """What a statement assumes of a clip rule, if it is not of this library.
+
+    Args:
+      clip: a clip rule, or one in words, of which nothing is known.
+    """
+    if isinstance(clip, str):
+        return []
+    from tfdpclip.clipping import ClipRule  # With TensorFlow, which others do without.
+
+    return [
+        f"{name}, which is no clip rule of this library, weighs each record by its own "
+        "norm and public numbers alone"
+        for name in _arguments.foreign(clip, ClipRule)
+        if isinstance(clip, ClipRule)
+    ]
+
+
 @dataclasses.dataclass
 class Phase:
     """Steps that ran under one privacy configuration.

@@ -12,7 +12,11 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_place import NoisePlace, place_of
-from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
+from tfdpclip.accounting.phases import (
+    PrivacyMismatchError,
+    assumed_of,
+    refuse_other_use,
+)
 from tfdpclip.accounting.statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -123,6 +127,8 @@ class RoundBudget:
         if continued is not None:
             self._refuse_other_order()
         self.ledger.begin(change=allow_change, continued=continued, **self._phase)
+        for text in assumed_of(clip):
+            self.ledger.assume(text)
         #: Where the ledger was after this budget's last round.
         self._place = self.ledger.place
 

@@ -16,9 +16,12 @@ from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
+from tfdpclip.accounting.phases import (
+    PrivacyMismatchError,
+    assumed_of,
+    refuse_other_use,
+)
 from tfdpclip.accounting.statement import PrivacyStatement
-from tfdpclip.clipping import ClipRule
 from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.public_metrics import PublicMetrics
@@ -223,11 +226,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.begun()
-        for name in _arguments.foreign(optimizer.clip, ClipRule):
-            self._ledger.assume(
-                f"{name}, which is no clip rule of this library, weighs each record by "
-                "its own norm and public numbers alone"
-            )
+        for text in assumed_of(optimizer.clip):
+            self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)
         self._watch = FitWatch(

@@ -204,7 +204,7 @@ def test_a_record_may_be_drawn_twice_where_that_is_said():
         def _draw(self, key, population, step):
             return np.array([3, 3])
 
-    assert Again(2, 200, replacement=True).drawn(None, 200, 0).tolist() == [3, 3]
+    assert Again(2, 200, replacement=True)._drawn(None, 200, 0).tolist() == [3, 3]
 
 
 # Noise matrices.

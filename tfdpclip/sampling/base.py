@@ -202,7 +202,7 @@ class SamplingScheme(abc.ABC):
     def _draw(self, key: DrawKey, population: int, step: int) -> np.ndarray:
         """Returns the indices of the records in one step."""
 
-    def drawn(self, key: DrawKey, population: int, step: int) -> np.ndarray:
+    def _drawn(self, key: DrawKey, population: int, step: int) -> np.ndarray:
         """Returns the indices of the records in one step, if they can be that.
 
         Raises:

@@ -117,7 +117,7 @@ class Cohorts:
         if self.seed is not None and isinstance(self.scheme, FixedSize):
             indices = self._lehmer_draw(round_num)
         else:
-            indices = self.scheme.drawn(self._key, self.population, round_num)
+            indices = self.scheme._drawn(self._key, self.population, round_num)
         return [self.client_ids[index] for index in indices]
 
     def _lehmer_draw(self, round_num: int) -> np.ndarray:

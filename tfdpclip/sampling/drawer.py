@@ -245,7 +245,7 @@ class Drawer:
     def _records_of(self, step: int) -> list[np.ndarray]:
         """The records of each element of a step, the same whenever it is asked for."""
         place = step - self._first_step
-        indices = self.scheme.drawn(self._key, self.source.size, place)
+        indices = self.scheme._drawn(self._key, self.source.size, place)
         if not self.by_group:
             starts = range(0, self.pieces * self.rows, self.rows)
             parts = [indices[start : start + self.rows] for start in starts]

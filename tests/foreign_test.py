@@ -88,6 +88,16 @@ def test_a_rule_within_another_is_found(rule):
         assert _arguments.foreign(found, dpc.ClipRule) == ["Window"]
 
 
+@pytest.mark.parametrize("scale", [-1.0, np.nan, 0.0])
+def test_a_sensitivity_that_is_none_hides_nobody(scale):
+    class Odd(Window):
+        def sensitivity(self, state):
+            return tf.constant(scale, tf.float32)
+
+    found = held.within(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
+    assert found.numpy().tolist() == ([0.25] if scale == -1 else [0.0])
+
+
 def test_the_rules_of_the_library_are_left_alone():
     weights = tf.constant([5.0])
     assert held.within(dpc.FixedClip(0.1), tf.ones([1]), (), weights) is weights
@@ -105,17 +115,20 @@ def test_a_sum_of_gradients_holds_it_too():
     np.testing.assert_allclose(total, [C], rtol=1e-5)
 
 
-def test_bits_are_cut():
+@pytest.mark.parametrize(
+    "bit, left", [(9.0, 0.5), (-9.0, -0.5), (np.nan, 0), (np.inf, 0)]
+)
+def test_bits_are_cut(bit, left):
     class Loud(dpc.QuantileClip):
         def indicators(self, norms, state, present=None):
             window = (norms > 1.2) & (norms < 1.3)
             bits = super().indicators(norms, state, present)
-            return tf.where(window[:, tf.newaxis], 9.0 * tf.ones_like(bits), bits)
+            return tf.where(window[:, tf.newaxis], bit * tf.ones_like(bits), bits)
 
     rule = Loud()
     found = Mechanism(rule, 1.0, 10)
     _, bits = found.clip(tf.constant([1.0, 1.25]), rule.initial_state())
-    assert np.ravel(bits).tolist() == [-0.5, 0.5]
+    assert np.ravel(bits).tolist() == [-0.5, left]
 
 
 def small(clip=1.0, noise=None, **settings):

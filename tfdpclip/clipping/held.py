@@ -34,7 +34,7 @@ def within(
     if not foreign(rule, ClipRule):
         return weights
     scales = tf.cast(rule.noise_scales(state), weights.dtype)
-    parts = tf.abs(weights) * tf.cast(norms, weights.dtype) / scales
+    parts = tf.abs(weights * tf.cast(norms, weights.dtype) / scales)
     nothing = tf.zeros_like(parts)
     # Also of an infinite norm, and of a group that may add nothing.
     parts = tf.where(tf.equal(weights, nothing), nothing, parts)
@@ -49,4 +49,6 @@ def cut(rule: ClipRule, indicators: tf.Tensor) -> tf.Tensor:
     """Indicators that move a count no further than every rule's may."""
     if not foreign(rule, ClipRule):
         return indicators
-    return tf.clip_by_value(indicators, -0.5, 0.5)
+    held = tf.clip_by_value(indicators, -0.5, 0.5)
+    # What is no number, a clip does not cut.
+    return tf.where(tf.math.is_finite(indicators), held, tf.zeros_like(held))

@@ -132,6 +132,9 @@ def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
         chosen = _chosen_by(op)
         real = [t for t in op.inputs if t.dtype.is_floating or t.dtype == tf.bool]
         real += [op.inputs[i] for i in chosen]
+        # One that the loss only reshapes, and a gradient reads as it is.
+        turned = [t.op for t in op.inputs if t.op.type == "Transpose"]
+        real += [before.inputs[i] for before in turned for i in _chosen_by(before)]
         size = next((t for t in real if _is_counted(t, flows)), None)
         if size is not None and any(
             flows[t].kind == DATA for t in (*op.inputs, *op.outputs)

@@ -32,6 +32,21 @@ collect_ignore_glob = [pattern for name in MISSING for pattern in NEEDS[name]]
 collect_ignore = [OTHER_KERAS]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message) -> None:
+    """Makes what a test warned of a plain warning with the same text.
+
+    Who runs tests in several processes imports the class of each warning, in a thread
+    for each process: two threads in the same package end the run, in an error that
+    blames neither a test nor a warning.
+    """
+    kind = warning_message.category
+    if kind.__module__ != "builtins":
+        text = f"{kind.__name__}: {warning_message.message}"
+        warning_message.message = UserWarning(text)
+        warning_message.category = UserWarning
+
+
 def pytest_report_header() -> list[str]:
     return [
         f"without {name}, which is not installed: {', '.join(NEEDS[name])}"

@@ -132,12 +132,14 @@ def first_column(rows):
     return rows[:, :1]
 
 
-def swapped_or_not(h, by=lambda h: h, least=1, order=(1, 0, 2), after=None):
+def swapped_or_not(h, by=lambda h: h, least=1, order=(1, 0, 2), after=None, seen=None):
     """What `tf.vectorized_map` makes of a product, or something near it."""
     rows = h[:, tf.newaxis]
     length = tf.shape(by(rows))
     one = tf.equal(tf.minimum(length[0], length[1]), least)
     turned = tf.transpose(rows, tf.where(one, [0, 1, 2], order))
+    if seen is not None:
+        seen.append(turned)
     return tf.reshape(after(turned) if after else turned, [-1, h.shape[1]])
 
 
@@ -211,6 +213,17 @@ def test_nor_in_a_gradient_on_steps_that_are_not_checked(name):
     def loss(x):
         scale = SCALES[name](tf.cast(tf.shape(x)[0], tf.float32))
         return squash(turned(x @ W, lambda: scale) @ U)
+
+    with pytest.raises(ExampleIsolationError, match="number of examples"):
+        norms_of(loss, [W, U], X, when="never")
+
+
+def test_nor_an_order_that_the_loss_reshapes_and_a_gradient_reads():
+    def loss(x):
+        seen = []
+        h = swapped_or_not(x @ W, seen=seen)
+        kept = turned(h, lambda: tf.reshape(tf.tanh(seen[0]), tf.shape(h)))
+        return squash(kept @ U)
 
     with pytest.raises(ExampleIsolationError, match="number of examples"):
         norms_of(loss, [W, U], X, when="never")

@@ -21,6 +21,19 @@ SAMPLING = ("poisson", "fixed_size", "shuffled", "fixed_order")
 _LEAST_STEPS = 80
 
 
+def check_sampling(sampling: Any) -> None:
+    """Raises ValueError unless a plan can find the sizes of this way to draw."""
+    if isinstance(sampling, SamplingScheme):
+        raise ValueError(
+            f"sampling must be one of {', '.join(SAMPLING)}: a plan finds the sizes of "
+            f"those itself, not of a {type(sampling).__name__}. With a scheme of your "
+            "own, batches = scheme.batches(...), a noise_multiplier given to the "
+            "optimizer, and dpc.keras.PrivacyBudget(epsilon, delta, batches) among the "
+            "callbacks do what a plan does."
+        )
+    _arguments.choice("sampling", sampling, SAMPLING)
+
+
 def scheme_of(sampling: str, batch_size: int, examples: int) -> SamplingScheme:
     """The scheme that a name stands for, with these sizes."""
     if sampling == "fixed_size":

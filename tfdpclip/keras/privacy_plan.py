@@ -29,7 +29,7 @@ from tfdpclip.keras import step_memory
 from tfdpclip.keras.matrix_run import check_secret
 from tfdpclip.keras.optimizers import privatize
 from tfdpclip.keras.plan_choices import (
-    SAMPLING,
+    check_sampling,
     chosen_batch_size,
     refuse_other_momentum,
     scheme_of,
@@ -174,7 +174,7 @@ class PrivacyPlan(BudgetPlan):
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
         epochs = _arguments.integer("epochs", epochs, 1)
-        _arguments.choice("sampling", sampling, SAMPLING)
+        check_sampling(sampling)
         check_accountant(accountant)
         if physical_batch_size is not None:
             physical_batch_size = _arguments.integer(

@@ -1,5 +1,6 @@
 """What clip rules, schemes and matrices of others can do to what a statement says."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_a_weight_that_is_none_drops_the_record(weight):
 )
 def test_a_rule_within_another_is_found(rule):
     for found in (rule, rule.bind(["a/kernel", "b/kernel"])):
-        assert _arguments.foreign(found, dpc.ClipRule) == ["Window"]
+        assert _arguments.foreign(found, dpc.ClipRule) == [Window]
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.nan, 0.0])
@@ -100,7 +101,9 @@ def test_a_sensitivity_that_is_none_hides_nobody(scale):
 
 def test_the_rules_of_the_library_are_left_alone():
     weights = tf.constant([5.0])
-    assert held.within(dpc.FixedClip(0.1), tf.ones([1]), (), weights) is weights
+    rule = dpc.FixedClip(0.1)
+    assert held.within(rule, tf.ones([1]), (), weights) is weights
+    assert held.scales_of(rule) == rule.noise_scales
 
 
 def test_a_sum_of_gradients_holds_it_too():
@@ -129,6 +132,81 @@ def test_bits_are_cut(bit, left):
     found = Mechanism(rule, 1.0, 10)
     _, bits = found.clip(tf.constant([1.0, 1.25]), rule.initial_state())
     assert np.ravel(bits).tolist() == [-0.5, left]
+
+
+# How far a rule lets a record get, between a step's first batch and its noise.
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Moving(dpc.ClipRule):
+    """Clips to a norm that somebody moves."""
+
+    norm: float = 1.0
+    elementwise = True
+
+    def initial_state(self):
+        return ()
+
+    def weights(self, norms, state):
+        usable = tf.math.is_finite(norms)
+        held = self.norm / tf.maximum(norms, self.norm)
+        return tf.where(usable, held, tf.zeros_like(held))
+
+    def sensitivity(self, state):
+        return tf.constant(self.norm, tf.float32)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda moved: moved * 1.0, lambda moved: tf.random.uniform([], 1.0, 1.5)],
+    ids=["a variable", "chance"],
+)
+def test_a_sensitivity_reads_the_state_alone(read):
+    moved = tf.Variable(1.0, trainable=False, name="moved")
+
+    class Reading(Moving):
+        def sensitivity(self, state):
+            return read(moved)
+
+    with pytest.raises(ValueError, match="sensitivity.state.*than its state: the "):
+        dpc.keras.DPSGD(
+            0.1, clip=Reading(), noise_multiplier=1.0, expected_batch_size=20
+        )
+
+
+@pytest.mark.parametrize("moved", [100.0, 0.01])
+def test_a_rule_that_somebody_changed_is_held_to_what_it_was(moved):
+    rule = Moving()
+    mechanism = Mechanism(rule, 1.0, 10)
+    rule.norm = moved
+    weights, _ = mechanism.clip(tf.constant([8.0]), ())
+    assert float(weights[0]) * 8 <= 1 + 1e-6
+    assert mechanism.noise_stddevs(()).numpy().tolist() == [1.0]
+
+
+def test_a_copy_of_what_it_was_is_traced_again():
+    rule = Moving()
+    assert float(copy.deepcopy(held.scales_of(rule))(())) == 1.0
+
+
+def test_a_rule_that_is_no_dataclass_is_told_so():
+    class Plain(dpc.ClipRule):
+        initial_state, weights = Window.initial_state, Window.weights
+        sensitivity = Window.sensitivity
+
+    with pytest.raises(ValueError, match="Plain must be a dataclass.*put @dataclasses"):
+        Mechanism(Plain(), 1.0, 10)
+
+
+def test_a_rule_may_have_a_table():
+    @dataclasses.dataclass(frozen=True, eq=False, repr=False)
+    class Tabled(Window):
+        table: np.ndarray = dataclasses.field(default_factory=lambda: np.ones(2))
+
+    assert str(Tabled()) == "Tabled()"
+    assert str(Tabled(np.zeros(2))) == "Tabled(table=array([0., 0.]))"
+    assert Tabled() == Tabled() != Tabled(np.zeros(2))
+    assert Mechanism(Tabled(), 1.0, 10).rule == Tabled()
 
 
 def small(clip=1.0, noise=None, **settings):
@@ -187,6 +265,93 @@ def test_a_statement_of_rounds_names_a_rule(clip):
 def test_a_ledger_that_could_not_be_read_again_is_not_begun(tmp_path):
     with pytest.raises(ValueError, match="ledger=.*Coins is not of this library"):
         trained(Coins(0.1), 1.0, tmp_path / "ledger.json")
+
+
+def rated(rate, name="Coins"):
+    """A class that somebody made, of this name."""
+
+    class Rated(sampling.Poisson):
+        def event(self, noise_multiplier, steps, *, unit="example"):
+            real = sampling.Poisson(rate)
+            return real.event(noise_multiplier, steps, unit=unit)
+
+    Rated.__name__ = Rated.__qualname__ = name
+    return Rated(0.1)
+
+
+LIBRARY = sampling.Poisson(0.1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (rated(0.01), rated(0.5), "Coins before, .*Coins now .made again since"),
+        (LIBRARY, rated(0.5, "Poisson"), "classes of this library before, .*Poisson"),
+        (rated(0.5, "Poisson"), LIBRARY, "Poisson before, classes of this library"),
+    ],
+    ids=["made again", "others' name", "and back"],
+)
+def test_a_class_of_the_same_name_is_another(before, after, says):
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=before)
+    ledger.record(1)
+    ledger.begin(noise_multiplier=1.0, sampling=before)
+    assert len(ledger.phases) == 1
+    with pytest.raises(accounting.PrivacyMismatchError, match=says):
+        ledger.begin(noise_multiplier=1.0, sampling=after)
+    ledger.begin(noise_multiplier=1.0, sampling=after, change=True)
+    ledger.record(100)
+    assert [phase.steps for phase in ledger.phases] == [1, 100]
+    assert "which is not of this library, does" in str(ledger.statement())
+    alone = accounting.Ledger(delta=1e-5)
+    alone.begin(noise_multiplier=1.0, sampling=after)
+    alone.record(100)
+    assert ledger.epsilon() > alone.epsilon()
+
+
+@pytest.mark.parametrize("name", ["Coins", "Poisson"])
+def test_it_is_not_read_as_one_of_the_library(name, tmp_path):
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=rated(0.5, name))
+    with pytest.raises(ValueError, match=f"{name} is not of this library"):
+        ledger.save(tmp_path / "ledger.json")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=f"{name} was not of this library"):
+        accounting.Ledger.from_dict(ledger.to_dict())
+
+
+def test_a_ledger_that_is_told_of_a_rule_names_it():
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=LIBRARY, clip=Window())
+    ledger.record(1)
+    assert "Window, which is no clip rule of this" in str(ledger.statement())
+
+
+def test_steps_that_nobody_saw_were_clipped_by_some_rule():
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=1.0, sampling=LIBRARY, clip="FixedClip(1.0)")
+    ledger.add_unseen(2)
+    assert "clipped by a rule that keeps its word" in str(ledger.statement())
+
+
+def test_nobody_may_be_drawn():
+    @dataclasses.dataclass(frozen=True)
+    class Nobody(sampling.Poisson):
+        def _draw(self, key, population, step):
+            return [i for i in range(population) if i < 0]
+
+    _, _, weights = next(iter(Nobody(0.1).batches(arrays())))
+    assert float(tf.reduce_sum(weights)) == 0
+
+
+def test_a_scheme_of_somebody_draws_cohorts_itself():
+    @dataclasses.dataclass(frozen=True)
+    class First(sampling.FixedSize):
+        def _draw(self, key, population, step):
+            return np.arange(self.batch_size)
+
+    cohorts = First(3, 20).cohorts(list("abcdefghijklmnopqrst"), seed=1)
+    assert cohorts(0) == ["a", "b", "c"]
 
 
 DRAWN = {

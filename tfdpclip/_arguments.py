@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def foreign(value: Any, kind: type) -> list[str]:
+def foreign(value: Any, kind: type) -> list[type]:
     """Which classes of others a value is of, and the values of a kind within it.
 
     Args:
@@ -86,10 +86,10 @@ def foreign(value: Any, kind: type) -> list[str]:
       kind: of which what it is made of is looked at, too.
 
     >>> foreign(1.5, float)
-    ['float']
+    [<class 'float'>]
     """
     module = type(value).__module__
-    found = [] if module.split(".")[0] == "tfdpclip" else [type(value).__name__]
+    found = [] if module.split(".")[0] == "tfdpclip" else [type(value)]
     parts = list(getattr(value, "__dict__", {}).values())
     while parts:
         part = parts.pop()

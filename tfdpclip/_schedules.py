@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
@@ -140,7 +141,7 @@ def traced_of_step(
                 f"{name}={_named(schedule)} is no function of the step that TensorFlow "
                 f"can trace (use tf.where, not if): {error}"
             ) from error
-    other = _what_else(traced, counter)
+    other = read_besides(traced, counter)
     if other is not None:
         raise ValueError(
             f"{name}={_named(schedule)} reads something other than the step: {other}. "
@@ -151,8 +152,8 @@ def traced_of_step(
     return traced
 
 
-def _what_else(traced: Any, counter: tf.Variable | None) -> str | None:
-    """What a function reads besides its argument, in words; None if that is all."""
+def read_besides(traced: Any, counter: tf.Variable | None = None) -> str | None:
+    """What a function reads besides its arguments, in words; None if that is all."""
     own = [] if counter is None else [part.handle for part in components(counter)]
     for tensor in traced.captured_inputs:
         if any(tensor is handle for handle in own):
@@ -191,6 +192,8 @@ def as_config(value: Any) -> Any:
     if isinstance(value, Schedule):
         given = getattr(value, "given", value)
         return tf.keras.optimizers.schedules.serialize(given)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
     return value
 
 

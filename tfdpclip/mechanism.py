@@ -46,7 +46,7 @@ from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
-from tfdpclip.clipping.held import cut, within
+from tfdpclip.clipping.held import cut, scales_of, within
 
 
 class NoiseSource(Protocol):
@@ -129,6 +129,7 @@ class Mechanism:
             )
         # Whoever made the mechanism: no rule scales its noise that was not tried.
         self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
+        self._scales = scales_of(self.rule)
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1
@@ -214,7 +215,7 @@ class Mechanism:
 
     def _stddevs(self, state: Any, step: Any, divisor: float) -> tf.Tensor:
         multiplier = self.gradient_noise_multiplier(step) * self.inflation
-        scales = tf.reshape(self.rule.noise_scales(state), [self.groups])
+        scales = tf.reshape(self._scales(state), [self.groups])
         return (multiplier / divisor) * scales
 
     @tf.autograph.experimental.do_not_convert
@@ -231,7 +232,8 @@ class Mechanism:
         Returns:
           Weights, of the norms' shape, and indicators, `[B, K]`, in [-1/2, 1/2].
         """
-        weights = within(self.rule, norms, state, self.rule.weights(norms, state))
+        weights = self.rule.weights(norms, state)
+        weights = within(self.rule, norms, state, weights, self._scales)
         indicators = self.rule.indicators(norms, state, present)
         return weights, cut(self.rule, indicators)
 

@@ -257,6 +257,25 @@ def test_a_rule_of_others_is_held_to_its_sensitivity(exact):
         assert float(weights[0]) == pytest.approx(min(1.0, 0.1 / norm), rel=1e-6)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_what_is_rounded_is_within_a_scale_below_the_sensitivity(bits):
+    class Wide(dpc.FixedClip):
+        def sensitivity(self, state):
+            return tf.constant(10.0)
+
+        def noise_scales(self, state):
+            return tf.constant(1.0)
+
+    clip, encoding = _encoding(Wide(1.0), [20], bits)
+    # Just above a half: each coordinate is rounded up, as far as that gets it.
+    steps = np.floor(encoding.levels / 10 / np.sqrt(20)) + 0.5001
+    record = [tf.fill([20], np.float32(steps * 10 / encoding.levels))]
+    weights, norms, _ = clip.weigh(record, (), exact=True)
+    codes = encoding.encode(record, weights, norms, ())
+    sent = encoding.decode(codes, tf.constant(1), ())
+    assert 0.5 < np.linalg.norm(sent) <= 1
+
+
 def test_a_sum_of_many_extreme_records_is_exact():
     clip, encoding = _encoding(dpc.FixedClip(1.0), [1], 32)
     parts = [tf.constant([-1e30])]

@@ -120,6 +120,12 @@ SIZED = {
         h * first_column(tf.slice(h, tf.constant([0, 1]) * (n % 5), [-1, 1]))
     ),
     "where, from the end": lambda h, n: h * h[..., n % 5, tf.newaxis],
+    "how wide a band": lambda h, n: (
+        h * tf.linalg.band_part(h[:, :, tf.newaxis] * h[:, tf.newaxis], n % 2, -1)[:, 0]
+    ),
+    "how large an image": lambda h, n: (
+        h * tf.image.resize(h[:, tf.newaxis, :, tf.newaxis], [1 + n % 2, 5])[:, 0, :, 0]
+    ),
     "how many": lambda h, n: h * tf.math.top_k(h, 1 + n % 3)[0][:, -1:],
     "how far to pad": lambda h, n: h * first_column(tf.pad(h, [[0, 0], [n % 2, 0]])),
     "a range": lambda h, n: (

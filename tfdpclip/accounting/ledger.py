@@ -11,7 +11,12 @@ from typing import Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
-from tfdpclip.accounting.phases import Phase, PrivacyMismatchError, begin_run
+from tfdpclip.accounting.phases import (
+    Phase,
+    PrivacyMismatchError,
+    assumed_of,
+    begin_run,
+)
 from tfdpclip.accounting.statement import Spending
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
@@ -133,7 +138,7 @@ class Ledger(Spending):
         noise_multiplier: float,
         sampling: Any,
         unit: str = "example",
-        clip: str = "",
+        clip: Any = "",
         seed: int | None = None,
         observed: bool = True,
         change: bool = False,
@@ -148,7 +153,7 @@ class Ledger(Spending):
           noise_multiplier: z.
           sampling: The scheme, or batches or cohorts drawn by one.
           unit: What is clipped.
-          clip: The clip rule, in words.
+          clip: The clip rule, or its settings in words.
           seed: A fixed seed of noise or draws, if there is one.
           observed: Whether the draws are seen, not merely declared.
           change: Whether other settings than before are meant.
@@ -183,6 +188,8 @@ class Ledger(Spending):
         phase.refuse_unreadable(self.path)
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
+        for text in assumed_of(clip):
+            self.assume(text)
         self._holder = holder
         self.save()
 
@@ -249,7 +256,7 @@ class Ledger(Spending):
         unseen = phase.unseen(steps, noise_multiplier, unit)
         # Before the current phase, which stays the last one.
         before = self.phases[-2] if len(self.phases) > 1 else None
-        if before is not None and before.settings() == unseen.settings():
+        if before is not None and before.continues(unseen):
             before.runs[-1] += steps
         else:
             self.phases.insert(-1, unseen)
@@ -257,7 +264,7 @@ class Ledger(Spending):
             self.counted[holder] = self.counted.get(holder, 0) + steps
         self.assume(
             f"{steps} steps ran before they were recorded; each is counted as if it "
-            "had used every record",
+            "had used every record, clipped by a rule that keeps its word",
             once=False,
         )
         self.save()
@@ -291,9 +298,13 @@ class Ledger(Spending):
 
         Raises:
           PrivacyMismatchError: If its own file is not as this ledger left it.
+          ValueError: If it could not be read again, as a scheme or a matrix in it is
+            not of this library.
           OSError: If it cannot be written; what was there before is kept.
         """
         if path is not None and pathlib.Path(path) != self.path:
+            for phase in self.phases:
+                phase.refuse_unreadable(path)
             LedgerFile(path).write(self.to_dict())
         elif self._file is not None:
             conflict = self._file.conflict()

@@ -33,9 +33,9 @@ def assumed_of(clip: Any) -> list[str]:
     from tfdpclip.clipping import ClipRule  # With TensorFlow, which others do without.
 
     return [
-        f"{name}, which is no clip rule of this library, weighs each record by its own "
-        "norm and public numbers alone"
-        for name in _arguments.foreign(clip, ClipRule)
+        f"{kind.__name__}, which is no clip rule of this library, weighs each record "
+        "by its own norm and public numbers alone"
+        for kind in _arguments.foreign(clip, ClipRule)
         if isinstance(clip, ClipRule)
     ]
 
@@ -74,21 +74,21 @@ class Phase:
         """Number of steps."""
         return sum(self.runs)
 
-    def foreign(self) -> list[str]:
+    def foreign(self) -> list[type]:
         """Which classes of others draw its records and correlate its noise."""
-        names = _arguments.foreign(self.sampling, SamplingScheme)
+        kinds = _arguments.foreign(self.sampling, SamplingScheme)
         if self.noise is not None:
-            names += _arguments.foreign(self.noise, correlated.NoiseMatrix)
-        return names
+            kinds += _arguments.foreign(self.noise, correlated.NoiseMatrix)
+        return kinds
 
     def refuse_unreadable(self, path: Any) -> None:
         """Raises if a ledger's file, where there is one, could not be read again."""
-        names = self.foreign()
-        if names and path is not None:
+        kinds = self.foreign()
+        if kinds and path is not None:
             raise ValueError(
-                f"ledger={str(path)!r} could not be read again: {names[0]} is not of "
-                "this library, which reads schemes and matrices of its own alone. "
-                "Leave ledger= out, and keep the statement of the run."
+                f"ledger={str(path)!r} could not be read again: {kinds[0].__name__} is "
+                "not of this library, which reads schemes and matrices of its own "
+                "alone. Leave ledger= out, and keep the statement of the run."
             )
 
     def __post_init__(self):
@@ -125,9 +125,20 @@ class Phase:
             "horizon": self.horizon,
         }
 
+    def continues(self, other: Phase) -> bool:
+        """Whether all but the steps is the same: of classes of others, they, too.
+
+        The name and the settings of such a class do not say what it does: another of
+        the same name may do something else.
+        """
+        same = self.settings() == other.settings()
+        return same and self.foreign() == other.foreign()
+
     def to_dict(self) -> dict[str, Any]:
         """Returns everything, JSON-ready."""
         content = {**self.settings(), "runs": self.runs}
+        if kinds := self.foreign():
+            content["foreign"] = [kind.__name__ for kind in kinds]
         if self.noise is not None:
             content["trail"] = dataclasses.asdict(self.trail)
         return content
@@ -136,6 +147,10 @@ class Phase:
     def from_dict(cls, content: dict[str, Any]) -> Phase:
         """The phase of which `to_dict()` is the content."""
         content = dict(content)
+        if names := content.pop("foreign", ()):
+            raise ValueError(
+                f"{names[0]} was not of this library, which cannot know what it did."
+            )
         noise = content.pop("noise", None)
         return cls(
             # Without one, as files of before are, no state goes on with it.
@@ -222,6 +237,15 @@ class Phase:
         # Another physical batch size changes the capacity and nothing that was meant.
         if "sampling" in differing and _same_rate(self.sampling, new.sampling):
             differing.remove("sampling")
+        kinds = [[*map(_home, phase.foreign())] for phase in (self, new)]
+        if self.foreign() != new.foreign() and not change:
+            again = " (made again since, as by a cell that ran twice)"
+            raise PrivacyMismatchError(
+                "What draws records or correlates noise is of another class than what "
+                f"has run: {_listed(kinds[0])} before, {_listed(kinds[1])} now"
+                f"{again * (kinds[0] == kinds[1])}. If that is meant, say so with "
+                "change=True; both phases are then counted." + see("changed-settings")
+            )
         if differing and not change:
             changes = "; ".join(
                 f"{name} was {before[name]!r}, now {now[name]!r}" for name in differing
@@ -251,7 +275,7 @@ def begin_run(
     """
     if phases:
         phases[-1].check_continued(phase, change)
-    same = bool(phases) and phases[-1].settings() == phase.settings()
+    same = bool(phases) and phases[-1].continues(phase)
     if continued is not None:
         continued = _arguments.integer("continued", continued)
         ran = phases[-1].runs[-1] if same and phases[-1].runs else None
@@ -288,6 +312,14 @@ def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
             f"{other}: what is left of the budget, and which noise is whose, is not "
             f"known any more. {fix}" + see("steps-that-are-not-counted")
         )
+
+
+def _home(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "classes of this library"
 
 
 def _same_rate(old: Any, new: Any) -> bool:

@@ -14,7 +14,6 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_place import NoisePlace, place_of
 from tfdpclip.accounting.phases import (
     PrivacyMismatchError,
-    assumed_of,
     refuse_other_use,
 )
 from tfdpclip.accounting.statement import PrivacyStatement
@@ -116,7 +115,7 @@ class RoundBudget:
             noise_multiplier=noise_multiplier,
             sampling=cohorts,
             unit=unit,
-            clip=str(clip),
+            clip=clip,
             **_of_noise(noise, cohorts.scheme),
         )
         #: The correlated noise that is counted; None for independent noise.
@@ -127,8 +126,6 @@ class RoundBudget:
         if continued is not None:
             self._refuse_other_order()
         self.ledger.begin(change=allow_change, continued=continued, **self._phase)
-        for text in assumed_of(clip):
-            self.ledger.assume(text)
         #: Where the ledger was after this budget's last round.
         self._place = self.ledger.place
 

@@ -262,8 +262,9 @@ class Spending:
         for phase in self.phases:
             assumptions += phase.sampling.assumptions()
             assumptions += [
-                f"{name}, which is not of this library, does what it says of itself"
-                for name in phase.foreign()
+                f"{kind.__name__}, which is not of this library, does what it says of "
+                "itself"
+                for kind in phase.foreign()
             ]
             if phase.noise is not None:
                 found = phase.sampling.participation(phase.horizon)

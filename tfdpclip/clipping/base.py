@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfdpclip import _schedules
 from tfdpclip._arguments import shown
-from tfdpclip._schedules import Schedule
 from tfdpclip.clipping.groups import Groups
 
 _RULES: dict[str, type[ClipRule]] = {}
@@ -207,13 +206,19 @@ class ClipRule(abc.ABC):
         given = [
             f"{name}={_schedules.in_words(value)}"
             for name, value, default in self._settings()
-            if isinstance(value, Schedule) or value != default
+            if _schedules.as_config(value) != _schedules.as_config(default)
         ]
         return f"{type(self).__name__}({', '.join(given)})"
 
     __repr__ = __str__
 
     def _settings(self):
+        if not dataclasses.is_dataclass(self):
+            raise ValueError(
+                f"{type(self).__name__} must be a dataclass, whose settings can be "
+                "told, compared and saved: put "
+                "@dataclasses.dataclass(frozen=True, eq=False, repr=False) above it."
+            )
         for field in dataclasses.fields(cast(Any, self)):
             default = field.default
             if default is dataclasses.MISSING and (

@@ -43,6 +43,7 @@ def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
     """
     if vars(rule).get("_proven") or (rule.has_groups and not _is_bound(rule)):
         return rule
+    rule.get_config()  # Raises if its settings cannot be told.
     with tf.init_scope():
         fault = _fault(rule)
     if fault is not None:

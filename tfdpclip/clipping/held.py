@@ -2,18 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _schedules
 from tfdpclip._arguments import foreign
+from tfdpclip._docs import see
 from tfdpclip.clipping.base import ClipRule
 from tfdpclip.clipping.bounds import ROUNDING
 
 
+def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
+    """How far a record may get in each group: a function of the rule's state alone.
+
+    Records are held to it when they are clipped, and noise is scaled by it when a step
+    ends, batches later. What a rule of others' reads in between may change, so it is
+    traced when the rule is taken: that trace is what both use.
+
+    Args:
+      rule: a clip rule.
+
+    Raises:
+      ValueError: if it is of others, and reads something besides its state.
+    """
+    return _Traced(rule) if foreign(rule, ClipRule) else rule.noise_scales
+
+
+class _Traced:
+    """The `noise_scales` of a rule as they are now."""
+
+    def __init__(self, rule: ClipRule):
+        self._rule = rule
+        with tf.init_scope():
+            state = tf.nest.map_structure(tf.convert_to_tensor, rule.initial_state())
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(state)]
+
+            def scales(*leaves):
+                return rule.noise_scales(tf.nest.pack_sequence_as(state, leaves))
+
+            function = tf.function(scales, autograph=False)
+            self._function = function.get_concrete_function(*specs)
+        other = _schedules.read_besides(self._function)
+        if other is not None:
+            raise ValueError(
+                f"clip={rule}: how far it lets a record get, sensitivity(state), "
+                f"depends on more than its state: {other}. A step's records are "
+                "clipped before its noise is drawn, and it may change in between. Keep "
+                "what changes in the state: initial_state() and next_state(...)."
+                + see("schedules-that-read-more-than-the-step")
+            )
+
+    def __call__(self, state: Any) -> tf.Tensor:
+        return self._function(*map(tf.convert_to_tensor, tf.nest.flatten(state)))
+
+    def __reduce__(self):
+        # A copy is traced again: no trace can be copied.
+        return type(self), (self._rule,)
+
+
 @tf.autograph.experimental.do_not_convert
 def within(
-    rule: ClipRule, norms: tf.Tensor, state: Any, weights: tf.Tensor
+    rule: ClipRule,
+    norms: tf.Tensor,
+    state: Any,
+    weights: tf.Tensor,
+    scales: Callable[[Any], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Weights that take no record further than the rule says, whatever it does.
 
@@ -27,14 +82,16 @@ def within(
       norms: the records' norms, `[B]`, or `[B, L]` for a rule with groups.
       state: its state.
       weights: what it gave for them.
+      scales: what `scales_of` gave for the rule, where noise is drawn later; its own
+        `noise_scales` by default.
 
     Returns:
       Weights, of the norms' shape.
     """
     if not foreign(rule, ClipRule):
         return weights
-    scales = tf.cast(rule.noise_scales(state), weights.dtype)
-    parts = tf.abs(weights * tf.cast(norms, weights.dtype) / scales)
+    most = tf.cast((scales or rule.noise_scales)(state), weights.dtype)
+    parts = tf.abs(weights * tf.cast(norms, weights.dtype) / most)
     nothing = tf.zeros_like(parts)
     # Also of an infinite norm, and of a group that may add nothing.
     parts = tf.where(tf.equal(weights, nothing), nothing, parts)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
+from tfdpclip.clipping import ClipRule
 from tfdpclip.federated import _tff
 from tfdpclip.federated._processes import Summation
 from tfdpclip.federated._records import RecordClip
@@ -126,7 +127,7 @@ class SecureEncoding:
         allowances = tf.constant(self._allowances, tf.float64)
         room = (1 - allowances) * (1 - _SLACK)
         factors = tf.minimum(tf.ones_like(norms), room / tf.maximum(norms, room))
-        if self._clip.groups == 1:
+        if self._clip.groups == 1 and not _arguments.foreign(self._clip.rule, ClipRule):
             return factors
         # The joint bound, in which group h counts S_h / s_h.
         parts = self._clip.sensitivity(state) / self._clip.noise_scales(state)

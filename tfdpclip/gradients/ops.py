@@ -38,6 +38,11 @@ CHOOSERS = {
     "PadV2": (1,),
     "MirrorPad": (1,),
     "TopKV2": (1,),
+    "MatrixBandPart": (1, 2),
+    "ResizeArea": (1,),
+    "ResizeBicubic": (1,),
+    "ResizeBilinear": (1,),
+    "ResizeNearestNeighbor": (1,),
 }
 
 #: Which of their inputs are places along each axis.

@@ -18,7 +18,6 @@ from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import (
     PrivacyMismatchError,
-    assumed_of,
     refuse_other_use,
 )
 from tfdpclip.accounting.statement import PrivacyStatement
@@ -210,7 +209,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._phase = {
             "sampling": self._draws.scheme,
             "unit": getattr(optimizer, "unit", "example"),
-            "clip": str(optimizer.clip),
+            "clip": optimizer.clip,
             "seed": self._draws.seed,
             "observed": self._check_data,
             "holder": self._history.identity,
@@ -226,8 +225,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.begun()
-        for text in assumed_of(optimizer.clip):
-            self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)
         self._watch = FitWatch(

@@ -213,6 +213,8 @@ class SamplingScheme(abc.ABC):
         if not _arguments.foreign(self, SamplingScheme):
             return indices
         indices, fault = np.asarray(indices), None
+        if indices.shape == (0,):
+            return indices.astype(np.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             fault = f"must be whole numbers, [rows], got {_arguments.shown(indices)}"
         elif indices.size and not 0 <= indices.min() <= indices.max() < population:

@@ -114,7 +114,8 @@ class Cohorts:
           ValueError: If `round_num` is not such a number.
         """
         round_num = _arguments.integer("round_num", round_num)
-        if self.seed is not None and isinstance(self.scheme, FixedSize):
+        # TensorFlow Federated's own way, for the library's scheme.
+        if self.seed is not None and type(self.scheme) is FixedSize:
             indices = self._lehmer_draw(round_num)
         else:
             indices = self.scheme._drawn(self._key, self.population, round_num)

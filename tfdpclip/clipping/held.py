@@ -27,7 +27,9 @@ def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
     Raises:
       ValueError: if it is of others, and reads something besides its state.
     """
-    return _Traced(rule) if foreign(rule, ClipRule) else rule.noise_scales
+    if foreign(rule, ClipRule):
+        return _Traced(rule)
+    return rule.noise_scales
 
 
 class _Traced:

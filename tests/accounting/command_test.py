@@ -225,6 +225,10 @@ def test_accounting_imports_little_beyond_dp_accounting():
         "new -= {'tfdpclip', *sys.stdlib_module_names}\n"
         "assert not new, new\n"
         "tfdpclip.accounting.epsilon(1.0, 10, tfdpclip.sampling.Poisson(0.1), 1e-5)\n"
+        "ledger = tfdpclip.accounting.Ledger(1e-5)\n"
+        "scheme = tfdpclip.sampling.Poisson(0.1)\n"
+        "ledger.begin(noise_multiplier=1.0, sampling=scheme, clip=0.5)\n"
+        "assert ledger.phases[0].clip == '0.5'\n"
         "assert not {'tensorflow', 'matplotlib', 'pandas'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -26,9 +26,9 @@ def assumed_of(clip: Any) -> list[str]:
     """What a statement assumes of a clip rule, if it is not of this library.
 
     Args:
-      clip: a clip rule, or one in words, of which nothing is known.
+      clip: a clip rule, or one in words or numbers, of which nothing is known.
     """
-    if isinstance(clip, str):
+    if type(clip).__module__ == "builtins":
         return []
     from tfdpclip.clipping import ClipRule  # With TensorFlow, which others do without.
 

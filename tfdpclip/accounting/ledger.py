@@ -1,4 +1,7 @@
-"""The ledger: what actually ran, written down before it runs."""
+"""The ledger: what actually ran, written down before it runs.
+
+It is long because it is one class, whose methods each say what they make of a mistake.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Ledger(Spending):
     A plain object for any training loop:
 
         ledger = Ledger(delta=1e-5, path="run/privacy.json")
-        ledger.begin(noise_multiplier=1.1, sampling=scheme, clip=str(rule))
+        ledger.begin(noise_multiplier=1.1, sampling=scheme, clip=rule)
         for _ in range(rounds):
             with ledger.step():
                 ...  # one clipped, noised release

@@ -198,6 +198,14 @@ def test_a_rule_that_is_no_dataclass_is_told_so():
         Mechanism(Plain(), 1.0, 10)
 
 
+def test_a_rule_that_cannot_be_saved_can_be_used():
+    class Unsaved(Window):
+        def get_config(self):
+            raise ValueError("not to be saved")
+
+    assert Mechanism(Unsaved(), 1.0, 10).rule == Unsaved()
+
+
 def test_a_rule_may_have_a_table():
     @dataclasses.dataclass(frozen=True, eq=False, repr=False)
     class Tabled(Window):

@@ -195,15 +195,19 @@ def test_a_rule_that_is_no_dataclass_is_told_so():
         sensitivity = Window.sensitivity
 
     with pytest.raises(ValueError, match="Plain must be a dataclass.*put @dataclasses"):
-        Mechanism(Plain(), 1.0, 10)
+        str(Mechanism(Plain(), 1.0, 10).rule)
 
 
-def test_a_rule_that_cannot_be_saved_can_be_used():
-    class Unsaved(Window):
-        def get_config(self):
-            raise ValueError("not to be saved")
+def test_a_rule_that_tells_of_itself_need_not_be_one():
+    class Telling(dpc.ClipRule):
+        initial_state, weights = Window.initial_state, Window.weights
+        sensitivity = Window.sensitivity
 
-    assert Mechanism(Unsaved(), 1.0, 10).rule == Unsaved()
+        def __str__(self):
+            return "somebody's rule"
+
+    text = trained(sampling.Poisson(0.1), Telling())
+    assert "somebody's rule" in text and "Telling, which is no clip rule of" in text
 
 
 def test_a_rule_may_have_a_table():

@@ -43,7 +43,6 @@ def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
     """
     if vars(rule).get("_proven") or (rule.has_groups and not _is_bound(rule)):
         return rule
-    list(rule._settings())  # Raises if it has none that could be told.
     with tf.init_scope():
         fault = _fault(rule)
     if fault is not None:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -86,7 +87,8 @@ def test_a_weight_that_is_none_drops_the_record(weight):
 )
 def test_a_rule_within_another_is_found(rule):
     for found in (rule, rule.bind(["a/kernel", "b/kernel"])):
-        assert _arguments.foreign(found, dpc.ClipRule) == [Window]
+        others = _arguments.foreign(found, dpc.ClipRule)
+        assert [type(rule) for rule in others] == [Window]
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.nan, 0.0])
@@ -184,9 +186,39 @@ def test_a_rule_that_somebody_changed_is_held_to_what_it_was(moved):
     assert mechanism.noise_stddevs(()).numpy().tolist() == [1.0]
 
 
-def test_a_copy_of_what_it_was_is_traced_again():
+def test_a_sum_without_a_mechanism_is_held_to_the_same():
+    rule, w = Moving(), tf.Variable(tf.zeros([1]))
+    mechanism = Mechanism(rule, 1.0, 10)
+    rule.norm = 100.0
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        return clipped_sum(x * w, [w], rule)
+
+    (total,), _ = step([1000.0, 0.0])
+    np.testing.assert_allclose(total, [1.0], rtol=1e-5)
+    assert mechanism.noise_stddevs(()).numpy().tolist() == [1.0]
+
+
+def test_a_copy_is_traced_when_it_is_taken():
     rule = Moving()
-    assert float(copy.deepcopy(held.scales_of(rule))(())) == 1.0
+    assert float(held.scales_of(rule)(())) == 1.0
+    copied, pickled = copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))
+    mechanism = copy.deepcopy(Mechanism(rule, 1.0, 10))
+    rule.norm = copied.norm = 5.0
+    found = [held.scales_of(each) for each in (rule, copied, pickled)]
+    assert [float(each(())) for each in found] == [1.0, 5.0, 1.0]
+    assert mechanism.noise_stddevs(()).numpy().tolist() == [1.0]
+
+
+def test_what_only_looks_at_a_number_reads_nothing():
+    class Careful(Moving):
+        def sensitivity(self, state):
+            norm = tf.debugging.check_numerics(tf.constant(self.norm), "norm")
+            with tf.control_dependencies([tf.print("norm:", norm, summarize=0)]):
+                return tf.identity(norm)
+
+    assert float(held.scales_of(Careful())(())) == 1.0
 
 
 def test_a_rule_that_is_no_dataclass_is_told_so():
@@ -291,17 +323,32 @@ def rated(rate, name="Coins"):
     return Rated(0.1)
 
 
+class WithRate(sampling.Poisson):
+    """Somebody's class with an attribute that is no field."""
+
+    def event(self, noise_multiplier, steps, *, unit="example"):
+        real = sampling.Poisson(self.real)
+        return real.event(noise_multiplier, steps, unit=unit)
+
+
+def with_rate(real):
+    scheme = WithRate(0.1)
+    object.__setattr__(scheme, "real", real)
+    return scheme
+
+
 LIBRARY = sampling.Poisson(0.1)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        (rated(0.01), rated(0.5), "Coins before, .*Coins now .made again since"),
+        (rated(0.01), rated(0.5), "Coins before, .*Coins now .made again, as"),
+        (with_rate(0.01), with_rate(0.5), "WithRate before, .*with other attributes"),
         (LIBRARY, rated(0.5, "Poisson"), "classes of this library before, .*Poisson"),
         (rated(0.5, "Poisson"), LIBRARY, "Poisson before, classes of this library"),
     ],
-    ids=["made again", "others' name", "and back"],
+    ids=["made again", "another attribute", "others' name", "and back"],
 )
 def test_a_class_of_the_same_name_is_another(before, after, says):
     ledger = accounting.Ledger(delta=1e-5)
@@ -319,6 +366,22 @@ def test_a_class_of_the_same_name_is_another(before, after, says):
     alone.begin(noise_multiplier=1.0, sampling=after)
     alone.record(100)
     assert ledger.epsilon() > alone.epsilon()
+
+
+def test_a_copy_of_a_scheme_is_the_same():
+    ledger = accounting.Ledger(delta=1e-5)
+    scheme = with_rate(0.1)
+    for each in (scheme, scheme, copy.deepcopy(scheme), with_rate(0.1)):
+        ledger.begin(noise_multiplier=1.0, sampling=each)
+    assert len(ledger.phases) == 1
+
+
+def test_a_class_from_a_text_is_named():
+    names = {"dpc": dpc, "tf": tf, "dataclasses": dataclasses, "Moving": Moving}
+    text = "@dataclasses.dataclass(eq=False, repr=False)\nclass Conf(Moving): pass"
+    exec(text, names)
+    assert names["Conf"].__module__ == "builtins"
+    assert "Conf, which is no clip rule" in trained(LIBRARY, names["Conf"]())
 
 
 @pytest.mark.parametrize("name", ["Coins", "Poisson"])

@@ -78,18 +78,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def foreign(value: Any, kind: type) -> list[type]:
-    """Which classes of others a value is of, and the values of a kind within it.
+def foreign(value: Any, kind: type) -> list[Any]:
+    """Of a value, and the values of a kind within it, those of classes of others.
 
     Args:
       value: a clip rule, a scheme, a matrix.
       kind: of which what it is made of is looked at, too.
 
     >>> foreign(1.5, float)
-    [<class 'float'>]
+    [1.5]
     """
     module = type(value).__module__
-    found = [] if module.split(".")[0] == "tfdpclip" else [type(value)]
+    found = [] if module.split(".")[0] == "tfdpclip" else [value]
     parts = list(getattr(value, "__dict__", {}).values())
     while parts:
         part = parts.pop()

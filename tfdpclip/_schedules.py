@@ -21,7 +21,8 @@ from tfdpclip._variables import components
 
 # Their ops are stateful, and keep nothing; what they call is looked at itself.
 _KEEP_NOTHING = frozenset(
-    ("Assert", "Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
+    """Assert Case CheckNumerics CheckNumericsV2 If PartitionedCall PrintV2
+    StatefulPartitionedCall While""".split()
 )
 
 

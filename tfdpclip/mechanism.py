@@ -129,7 +129,7 @@ class Mechanism:
             )
         # Whoever made the mechanism: no rule scales its noise that was not tried.
         self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
-        self._scales = scales_of(self.rule)
+        scales_of(self.rule)  # As it is now, if it is not of this library.
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1
@@ -215,7 +215,7 @@ class Mechanism:
 
     def _stddevs(self, state: Any, step: Any, divisor: float) -> tf.Tensor:
         multiplier = self.gradient_noise_multiplier(step) * self.inflation
-        scales = tf.reshape(self._scales(state), [self.groups])
+        scales = tf.reshape(scales_of(self.rule)(state), [self.groups])
         return (multiplier / divisor) * scales
 
     @tf.autograph.experimental.do_not_convert
@@ -232,8 +232,7 @@ class Mechanism:
         Returns:
           Weights, of the norms' shape, and indicators, `[B, K]`, in [-1/2, 1/2].
         """
-        weights = self.rule.weights(norms, state)
-        weights = within(self.rule, norms, state, weights, self._scales)
+        weights = within(self.rule, norms, state, self.rule.weights(norms, state))
         indicators = self.rule.indicators(norms, state, present)
         return weights, cut(self.rule, indicators)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import dp_accounting
@@ -28,14 +30,14 @@ def assumed_of(clip: Any) -> list[str]:
     Args:
       clip: a clip rule, or one in words or numbers, of which nothing is known.
     """
-    if type(clip).__module__ == "builtins":
+    if clip is None or isinstance(clip, (str, int, float)):
         return []
     from tfdpclip.clipping import ClipRule  # With TensorFlow, which others do without.
 
     return [
-        f"{kind.__name__}, which is no clip rule of this library, weighs each record "
-        "by its own norm and public numbers alone"
-        for kind in _arguments.foreign(clip, ClipRule)
+        f"{type(rule).__name__}, which is no clip rule of this library, weighs each "
+        "record by its own norm and public numbers alone"
+        for rule in _arguments.foreign(clip, ClipRule)
         if isinstance(clip, ClipRule)
     ]
 
@@ -74,21 +76,22 @@ class Phase:
         """Number of steps."""
         return sum(self.runs)
 
-    def foreign(self) -> list[type]:
-        """Which classes of others draw its records and correlate its noise."""
-        kinds = _arguments.foreign(self.sampling, SamplingScheme)
+    def foreign(self) -> list[Any]:
+        """What is of classes of others: a scheme, a matrix, or a part of them."""
+        found = _arguments.foreign(self.sampling, SamplingScheme)
         if self.noise is not None:
-            kinds += _arguments.foreign(self.noise, correlated.NoiseMatrix)
-        return kinds
+            found += _arguments.foreign(self.noise, correlated.NoiseMatrix)
+        return found
 
     def refuse_unreadable(self, path: Any) -> None:
         """Raises if a ledger's file, where there is one, could not be read again."""
-        kinds = self.foreign()
-        if kinds and path is not None:
+        found = self.foreign()
+        if found and path is not None:
             raise ValueError(
-                f"ledger={str(path)!r} could not be read again: {kinds[0].__name__} is "
-                "not of this library, which reads schemes and matrices of its own "
-                "alone. Leave ledger= out, and keep the statement of the run."
+                f"ledger={str(path)!r} could not be read again: "
+                f"{type(found[0]).__name__} is not of this library, which reads "
+                "schemes and matrices of its own alone. Leave ledger= out, and keep "
+                "the statement of the run."
             )
 
     def __post_init__(self):
@@ -126,19 +129,25 @@ class Phase:
         }
 
     def continues(self, other: Phase) -> bool:
-        """Whether all but the steps is the same: of classes of others, they, too.
+        """Whether all but the steps is the same: of classes of others, they, too."""
+        return self.settings() == other.settings() and self._alike(other)
 
-        The name and the settings of such a class do not say what it does: another of
-        the same name may do something else.
+    def _alike(self, other: Phase) -> bool:
+        """Whether what is of classes of others is the same in both.
+
+        Names and settings do not say what such a thing does: another class of the same
+        name may do something else, and so may another attribute.
         """
-        same = self.settings() == other.settings()
-        return same and self.foreign() == other.foreign()
+        pairs = list(itertools.zip_longest(self.foreign(), other.foreign()))
+        return all(
+            a is b or (type(a) is type(b) and _attributes_equal(a, b)) for a, b in pairs
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything, JSON-ready."""
         content = {**self.settings(), "runs": self.runs}
-        if kinds := self.foreign():
-            content["foreign"] = [kind.__name__ for kind in kinds]
+        if found := self.foreign():
+            content["foreign"] = [type(one).__name__ for one in found]
         if self.noise is not None:
             content["trail"] = dataclasses.asdict(self.trail)
         return content
@@ -197,6 +206,11 @@ class Phase:
             runs=[steps],
         )
 
+    def _described(self) -> str:
+        kinds = [type(one) for one in self.foreign()]
+        names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+        return ", ".join(names) or "classes of this library"
+
     def _run(self, steps: int) -> dp_accounting.DpEvent:
         if self.noise is None:
             return self.sampling.event(self.noise_multiplier, steps, unit=self.unit)
@@ -237,15 +251,6 @@ class Phase:
         # Another physical batch size changes the capacity and nothing that was meant.
         if "sampling" in differing and _same_rate(self.sampling, new.sampling):
             differing.remove("sampling")
-        kinds = [[*map(_home, phase.foreign())] for phase in (self, new)]
-        if self.foreign() != new.foreign() and not change:
-            again = " (made again since, as by a cell that ran twice)"
-            raise PrivacyMismatchError(
-                "What draws records or correlates noise is of another class than what "
-                f"has run: {_listed(kinds[0])} before, {_listed(kinds[1])} now"
-                f"{again * (kinds[0] == kinds[1])}. If that is meant, say so with "
-                "change=True; both phases are then counted." + see("changed-settings")
-            )
         if differing and not change:
             changes = "; ".join(
                 f"{name} was {before[name]!r}, now {now[name]!r}" for name in differing
@@ -254,6 +259,15 @@ class Phase:
                 f"The privacy configuration differs from what has run: {changes}. If "
                 "that is meant, say so with change=True; both phases are then counted."
                 + see("changed-settings")
+            )
+        if not change and not self._alike(new):
+            kinds = (self._described(), new._described())
+            again = " (made again, as by a cell run twice, or with other attributes)"
+            raise PrivacyMismatchError(
+                "What draws records or correlates noise is not what has run: "
+                f"{kinds[0]} before, {kinds[1]} now{again * (kinds[0] == kinds[1])}. "
+                "If that is meant, say so with change=True; both phases are then "
+                "counted." + see("changed-settings")
             )
 
 
@@ -314,12 +328,23 @@ def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
         )
 
 
-def _home(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "classes of this library"
+def _attributes_equal(one: Any, other: Any) -> bool:
+    """Whether two of a class have the same attributes; False if nobody knows."""
+    before, now = (
+        {
+            name: value
+            for name, value in getattr(each, "__dict__", {}).items()
+            if name not in _ROOM
+            and not isinstance(
+                getattr(type(each), name, None), functools.cached_property
+            )
+        }
+        for each in (one, other)
+    )
+    try:
+        return bool(before == now)
+    except Exception:  # Arrays, or whatever somebody's attributes raise.
+        return False
 
 
 def _same_rate(old: Any, new: Any) -> bool:

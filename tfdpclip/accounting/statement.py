@@ -262,9 +262,9 @@ class Spending:
         for phase in self.phases:
             assumptions += phase.sampling.assumptions()
             assumptions += [
-                f"{kind.__name__}, which is not of this library, does what it says of "
-                "itself"
-                for kind in phase.foreign()
+                f"{type(one).__name__}, which is not of this library, does what it "
+                "says of itself"
+                for one in phase.foreign()
             ]
             if phase.noise is not None:
                 found = phase.sampling.participation(phase.horizon)

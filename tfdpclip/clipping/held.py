@@ -27,16 +27,19 @@ def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
     Raises:
       ValueError: if it is of others, and reads something besides its state.
     """
-    if foreign(rule, ClipRule):
-        return _Traced(rule)
-    return rule.noise_scales
+    if not foreign(rule, ClipRule):
+        return rule.noise_scales
+    traced = vars(rule).get("_scales")
+    if traced is None:
+        traced = _Traced(rule)
+        object.__setattr__(rule, "_scales", traced)
+    return traced
 
 
 class _Traced:
     """The `noise_scales` of a rule as they are now."""
 
     def __init__(self, rule: ClipRule):
-        self._rule = rule
         with tf.init_scope():
             state = tf.nest.map_structure(tf.convert_to_tensor, rule.initial_state())
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(state)]
@@ -60,8 +63,8 @@ class _Traced:
         return self._function(*map(tf.convert_to_tensor, tf.nest.flatten(state)))
 
     def __reduce__(self):
-        # A copy is traced again: no trace can be copied.
-        return type(self), (self._rule,)
+        # No trace can be copied: a copy of the rule is traced when it is taken.
+        return type(None), ()
 
 
 @tf.autograph.experimental.do_not_convert
@@ -70,7 +73,6 @@ def within(
     norms: tf.Tensor,
     state: Any,
     weights: tf.Tensor,
-    scales: Callable[[Any], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Weights that take no record further than the rule says, whatever it does.
 
@@ -84,15 +86,13 @@ def within(
       norms: the records' norms, `[B]`, or `[B, L]` for a rule with groups.
       state: its state.
       weights: what it gave for them.
-      scales: what `scales_of` gave for the rule, where noise is drawn later; its own
-        `noise_scales` by default.
 
     Returns:
       Weights, of the norms' shape.
     """
     if not foreign(rule, ClipRule):
         return weights
-    most = tf.cast((scales or rule.noise_scales)(state), weights.dtype)
+    most = tf.cast(scales_of(rule)(state), weights.dtype)
     parts = tf.abs(weights * tf.cast(norms, weights.dtype) / most)
     nothing = tf.zeros_like(parts)
     # Also of an infinite norm, and of a group that may add nothing.

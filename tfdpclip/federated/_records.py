@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import cut, within
+from tfdpclip.clipping.held import cut, scales_of, within
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -104,6 +104,7 @@ class RecordClip:
     def __init__(self, rule: ClipRule, layout: Layout):
         self.layout = layout
         self.rule = bound_rule(rule, layout.names)
+        scales_of(self.rule)  # As it is now, if it is not of this library.
         assignment = self.rule.assignment
         self.flat = assignment is None
         self.assignment = (
@@ -152,7 +153,7 @@ class RecordClip:
 
     def noise_scales(self, state: Any) -> tf.Tensor:
         """What multiplies z_g to give each group's noise stddev, float64 `[L]`."""
-        scales = tf.cast(self.rule.noise_scales(state), tf.float64)
+        scales = tf.cast(scales_of(self.rule)(state), tf.float64)
         return tf.reshape(scales, [self.groups])
 
     def norms(self, leaves: Sequence[tf.Tensor], exact: bool = False) -> tf.Tensor:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -366,6 +367,36 @@ def test_a_class_of_the_same_name_is_another(before, after, says):
     alone.begin(noise_multiplier=1.0, sampling=after)
     alone.record(100)
     assert ledger.epsilon() > alone.epsilon()
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_a_scheme_that_somebody_changes_was_what_it_was(change):
+    ledger, scheme = accounting.Ledger(delta=1e-5), with_rate(0.9)
+    ledger.begin(noise_multiplier=1.0, sampling=scheme)
+    ledger.record(10)
+    before = ledger.epsilon()
+    object.__setattr__(scheme, "real", 0.001)
+    assert ledger.epsilon() == before
+    if not change:
+        with pytest.raises(accounting.PrivacyMismatchError, match="other attributes"):
+            ledger.begin(noise_multiplier=1.0, sampling=scheme)
+    else:
+        ledger.begin(noise_multiplier=1.0, sampling=scheme, change=True)
+        assert [phase.steps for phase in ledger.phases] == [10, 0]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [np.arange(3.0), np.random.default_rng(0), threading.Lock(), {"a": [np.ones(2)]}],
+    ids=["array", "generator", "lock", "nest"],
+)
+def test_a_scheme_may_have_attributes_of_any_kind(what):
+    ledger, scheme = accounting.Ledger(delta=1e-5), with_rate(what)
+    object.__setattr__(scheme, "event", sampling.Poisson(0.1).event)
+    for _ in range(2):
+        ledger.begin(noise_multiplier=1.0, sampling=scheme)
+        ledger.record(1)
+    assert [phase.steps for phase in ledger.phases] == [2]
 
 
 def test_a_copy_of_a_scheme_is_the_same():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
+import pickle
 from typing import Any
 
 import dp_accounting
@@ -95,6 +98,10 @@ class Phase:
             )
 
     def __post_init__(self):
+        if self.foreign():
+            # What ran is what it was: somebody may change it later.
+            with contextlib.suppress(Exception):  # What cannot be copied is trusted.
+                self.sampling, self.noise = copy.deepcopy((self.sampling, self.noise))
         _arguments.non_negative("noise_multiplier", self.noise_multiplier)
         _arguments.choice("unit", self.unit, events.UNITS)
         _arguments.text("clip", self.clip)
@@ -139,9 +146,7 @@ class Phase:
         name may do something else, and so may another attribute.
         """
         pairs = list(itertools.zip_longest(self.foreign(), other.foreign()))
-        return all(
-            a is b or (type(a) is type(b) and _attributes_equal(a, b)) for a, b in pairs
-        )
+        return all(type(a) is type(b) and _attributes_equal(a, b) for a, b in pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything, JSON-ready."""
@@ -330,6 +335,8 @@ def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
 
 def _attributes_equal(one: Any, other: Any) -> bool:
     """Whether two of a class have the same attributes; False if nobody knows."""
+    if one is other:  # It could not be copied.
+        return True
     before, now = (
         {
             name: value
@@ -341,10 +348,12 @@ def _attributes_equal(one: Any, other: Any) -> bool:
         }
         for each in (one, other)
     )
-    try:
-        return bool(before == now)
-    except Exception:  # Arrays, or whatever somebody's attributes raise.
-        return False
+    with contextlib.suppress(Exception):  # Arrays have no one answer.
+        if before == now:
+            return True
+    with contextlib.suppress(Exception):
+        return pickle.dumps(before) == pickle.dumps(now)
+    return False
 
 
 def _same_rate(old: Any, new: Any) -> bool:

@@ -201,6 +201,16 @@ def test_a_sum_without_a_mechanism_is_held_to_the_same():
     assert mechanism.noise_stddevs(()).numpy().tolist() == [1.0]
 
 
+def test_a_rule_that_was_changed_since_it_was_used_is_not_taken_again():
+    """All runs of a loop over its norm would have had the first one."""
+    rule = Moving()
+    for _ in range(2):
+        Mechanism(rule, 1.0, 10)
+    rule.norm = 5.0
+    with pytest.raises(ValueError, match="norm=5.0.*changed since. Make a new one"):
+        Mechanism(rule, 1.0, 10)
+
+
 def test_a_copy_is_traced_when_it_is_taken():
     rule = Moving()
     assert float(held.scales_of(rule)(())) == 1.0

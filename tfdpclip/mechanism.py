@@ -46,7 +46,7 @@ from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
-from tfdpclip.clipping.held import cut, scales_of, within
+from tfdpclip.clipping.held import cut, scales_of, take, within
 
 
 class NoiseSource(Protocol):
@@ -129,7 +129,7 @@ class Mechanism:
             )
         # Whoever made the mechanism: no rule scales its noise that was not tried.
         self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
-        scales_of(self.rule)  # As it is now, if it is not of this library.
+        take(self.rule)
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1

@@ -12,10 +12,7 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_place import NoisePlace, place_of
-from tfdpclip.accounting.phases import (
-    PrivacyMismatchError,
-    refuse_other_use,
-)
+from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
 from tfdpclip.accounting.statement import PrivacyStatement
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +37,31 @@ def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
     return traced
 
 
+def take(rule: ClipRule) -> None:
+    """Traces a rule of others as it is now, for all who use it.
+
+    Raises:
+      ValueError: as `scales_of`; or if it was taken before, and changed since: its
+        trace is of what it was, for whoever uses it still.
+    """
+    traced = scales_of(rule)
+    if isinstance(traced, _Traced) and traced.settings != _settings_of(rule):
+        raise ValueError(
+            f"clip={rule} was used before, and changed since. Make a new one: "
+            f"{type(rule).__name__}(...)."
+        )
+
+
+def _settings_of(rule: ClipRule) -> dict[str, str]:
+    fields = dataclasses.fields(rule) if dataclasses.is_dataclass(rule) else ()
+    return {field.name: repr(getattr(rule, field.name)) for field in fields}
+
+
 class _Traced:
     """The `noise_scales` of a rule as they are now."""
 
     def __init__(self, rule: ClipRule):
+        self.settings = _settings_of(rule)
         with tf.init_scope():
             state = tf.nest.map_structure(tf.convert_to_tensor, rule.initial_state())
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(state)]
@@ -69,10 +91,7 @@ class _Traced:
 
 @tf.autograph.experimental.do_not_convert
 def within(
-    rule: ClipRule,
-    norms: tf.Tensor,
-    state: Any,
-    weights: tf.Tensor,
+    rule: ClipRule, norms: tf.Tensor, state: Any, weights: tf.Tensor
 ) -> tf.Tensor:
     """Weights that take no record further than the rule says, whatever it does.
 

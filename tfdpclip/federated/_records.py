@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import cut, scales_of, within
+from tfdpclip.clipping.held import cut, scales_of, take, within
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -104,7 +104,7 @@ class RecordClip:
     def __init__(self, rule: ClipRule, layout: Layout):
         self.layout = layout
         self.rule = bound_rule(rule, layout.names)
-        scales_of(self.rule)  # As it is now, if it is not of this library.
+        take(self.rule)
         assignment = self.rule.assignment
         self.flat = assignment is None
         self.assignment = (

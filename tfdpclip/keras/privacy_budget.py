@@ -16,10 +16,7 @@ from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.phases import (
-    PrivacyMismatchError,
-    refuse_other_use,
-)
+from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpclip import accounting, sampling
-from tfdpclip.accounting import _rdp
+from tfdpclip.accounting import _rdp, search
 from tfdpclip.clipping import QuantileClip
 
 _DELTA = 1e-5
@@ -60,6 +60,19 @@ class TestRoundTrips:
         factor = accounting.sensitivity_factor(scheme.neighboring_relation)
         # The cost of a tight capacity does not scale with the noise.
         assert batch == pytest.approx(alone * 2 / factor, rel=0.01)
+
+
+@pytest.mark.parametrize("past", [0.0, 0.5])
+def test_the_least_noise_is_where_epsilon_jumps(past):
+    tried = []
+
+    def spent(z, coarseness=1.0):
+        tried.append(z)
+        return past if z >= 1e-3 * coarseness else 1e8 / z
+
+    z = search.least_noise(spent, 1.0, True)
+    assert 1e-3 <= z <= 1e-3 * (1 + 1e-6)
+    assert len(tried) < 100
 
 
 def test_renyi_round_trips():

@@ -91,6 +91,11 @@ def test_zero_and_infinite_gradients():
     assert found.tolist() == [1.0, 1.0, 0.5, 0.0, 0.0]
 
 
+def test_gradients_that_are_all_zero_have_no_shares():
+    found = class_weights(np.zeros(3, np.float16), [0, 1, 1], [0.1, 1.0])
+    assert not found.share.any() and (found.weight == 1).all()
+
+
 def test_another_model_as_the_baseline():
     found = class_weights(
         NORMS, LABELS, [1.0], baseline_norms=[2.0, 4.0], baseline_labels=["a", "b"]

@@ -50,6 +50,21 @@ def test_an_empty_batch_is_not_checked():
     assert tried(lambda x: squash(x @ W), X[:0]) == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "xla"])
+@pytest.mark.parametrize("bad", [np.nan, 1e30])
+def test_those_of_the_first_half_may_all_be_no_numbers(bad, compiled):
+    @tf.function(input_signature=ANY, autograph=False, jit_compile=compiled)
+    def step(x):
+        losses = tf.reduce_sum(tf.square(x @ W), axis=1)
+        return per_example_norms(losses, [W], check_isolation="always")
+
+    for size, first in ((2, 1), (3, 1), (5, 3)):
+        x = X.numpy()[:size]
+        x[:first] = bad
+        finite = np.isfinite(step(x))
+        assert finite.tolist() == [i >= first for i in range(size)]
+
+
 @pytest.mark.slow
 def test_what_mixes_later_shows_among_some():
     gate = tf.Variable(0.0)

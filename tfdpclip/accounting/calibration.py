@@ -167,7 +167,9 @@ def noise_multiplier(
 
     Returns:
       z with `epsilon(z, ...) <= epsilon`, never above it and at most a relative 3e-5
-      below. 0 if `epsilon` is infinite or `steps` is 0.
+      below; where epsilon jumps past the budget, as to 0 for a delta above the sampling
+      rate, z is at most a relative 1e-6 above the jump. 0 if `epsilon` is infinite or
+      `steps` is 0.
 
     Raises:
       ValueError: If an argument is out of range, or no noise multiplier below 1e9 is

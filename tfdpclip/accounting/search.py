@@ -15,6 +15,10 @@ from tfdpclip import _progress
 # to matter, far enough that the capacity of a physical batch, which calibration does
 # not know, costs no step.
 _CLOSEST, _FARTHEST = 1e-5, 3e-5
+# Where epsilon jumps past the target, the jump is found this near, in log z.
+_JUMP = 1e-6
+# After so many steps of the secant, it is taken for a jump.
+_SECANTS = 12
 #: What stands for more steps than that.
 MAX_STEPS = 10**12
 
@@ -28,7 +32,8 @@ def least_noise(
     """Returns the least z with spent(z) <= target, for a decreasing `spent`.
 
     A cheap, coarse `spent` brackets and solves; a few secant steps with the exact one
-    finish, since log spent is close to linear in log z.
+    finish, since log spent is close to linear in log z. Where it jumps, as to 0 for a
+    delta above the sampling rate, they become bisections.
 
     Args:
       spent: Epsilon of z; with a second argument above 1, a cheaper upper bound.
@@ -70,22 +75,29 @@ def _least_noise(spent, target, refine, bracket) -> float:
     slope = (gap(log_z + 0.01) - gap(log_z)) / 0.01
     slope = min(slope, -1e-3)
 
-    best = math.inf
+    bad, best = -math.inf, math.inf
     previous = None
-    for _ in range(40):
+    for tries in range(50):
         value = spent(math.exp(log_z))
         error = math.log(max(value, 1e-300)) - math.log(target)
         if error <= -_CLOSEST:
             best = min(best, log_z)
             if error >= -_FARTHEST:
                 break
+        else:
+            bad = max(bad, log_z)
+        if 0 < best - bad < _JUMP:
+            break
         if previous is not None and log_z != previous[0]:
             secant = (error - previous[1]) / (log_z - previous[0])
-            if secant < 0 and math.isfinite(secant):
-                slope = secant
+            flat = secant >= 0 or not math.isfinite(secant)
+            slope = slope / 8 if flat else secant
         previous = (log_z, error)
         aim = -(_CLOSEST + _FARTHEST) / 2
         log_z += max(-0.5, min(0.5, (aim - error) / slope))
+        between = -math.inf < bad < best < math.inf
+        if between and (tries >= _SECANTS or not bad < log_z < best):
+            log_z = (bad + best) / 2
     if best == math.inf:
         raise ValueError(f"No noise_multiplier was found for epsilon = {target}.")
     return math.exp(best)

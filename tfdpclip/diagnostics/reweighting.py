@@ -27,7 +27,8 @@ class RetainedWeight:
       weight: `[K, S]`, the mean over a class of min(1, C / |g|).
       relative: `[K, S]`, the same divided by the largest class value at the baseline
         clip norm. It exceeds 1 for clip norms above the baseline.
-      share: `[K, S]`, each class's share of the sum of the clipped norms.
+      share: `[K, S]`, each class's share of the sum of the clipped norms; 0 where all
+        are 0.
       fraction_clipped: `[K, S]`, the fraction of a class that is clipped.
     """
 
@@ -143,8 +144,9 @@ def class_weights(
     finite = np.where(np.isfinite(norms), norms, 0.0)
     sums = np.stack([_class_means(w * finite, labels)[1] * counts for w in kept])
     clipped = np.stack([_class_means(norms > c, labels)[1] for c in clip_norms])
+    total = sums.sum(axis=1, keepdims=True)
+    share = sums / np.where(total > 0, total, 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = sums / sums.sum(axis=1, keepdims=True)
         relative = weight / best
     return RetainedWeight(clip_norms, classes, counts, weight, relative, share, clipped)
 

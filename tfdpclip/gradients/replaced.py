@@ -188,6 +188,8 @@ class ReplacedExamples:
         rows, factors = self._replacements(size)
         whole_base = _numbers(finite)
         rows = tf.gather(_numbers(tf.gather(finite, part)), rows)
+        # By number in the batch, as whose data they are may not be in the half.
+        origins = tf.gather(part, rows)
         # Where a row is not an example, or random numbers or labels stay where they
         # are, copies are not what they are copies of.
         moves = whole & (not rerun.fixed)
@@ -206,11 +208,12 @@ class ReplacedExamples:
         def given(number):
             every = tf.range(batch_size)
             weight = weightings.weights[tf.minimum(number, before_them - 1)]
-            return every, whole_base, tf.ones_like(weight), weight
+            return every, whole_base, whole_base, tf.ones_like(weight), weight
 
         def replaced(step, kind):
             row = tf.where(tf.equal(kind, HALF), AS_IT_WAS, kind)
-            there = (part, rows[row], factors[row], weights[weighted[step]])
+            weight = weights[weighted[step]]
+            there = (part, origins[row], rows[row], factors[row], weight)
             if halves and varies:
                 length = tf.where(tf.equal(kind, HALF), half, size)
                 there = tuple(vector[:length] for vector in there)
@@ -227,7 +230,7 @@ class ReplacedExamples:
             odd = tf.equal((i - before_them) % 2, 1)
             kind = tf.where(odd, NUDGED, AS_IT_WAS)
             kind = tf.where(doubting, kind, kinds[step])
-            place, source, factor, weight = tf.cond(
+            place, origin, source, factor, weight = tf.cond(
                 i < first,
                 lambda: given(tf.where(weighing, i, (i - before_them) // 2)),
                 lambda: replaced(step, kind),
@@ -235,7 +238,7 @@ class ReplacedExamples:
             nudged = tf.equal(kind, NUDGED) & ~weighing
             nudge = tf.where(nudged, _COARSE_NUDGE if rerun.coarse else _NUDGE, 0.0)
             again = rerun.tensors(
-                *(place, source, factor, nudge, weight, batch_size),
+                *(place, origin, factor, nudge, weight, batch_size),
                 shake=tf.where(doubting, nudge, 0.0),
             )
             # Not in a branch, for which all of what they are made of would be kept.
@@ -296,7 +299,8 @@ class ReplacedExamples:
         if halves and not varies:
 
             def alone():
-                vectors = (part, rows[AS_IT_WAS], factors[AS_IT_WAS], weights[-1])
+                data = (origins[AS_IT_WAS], factors[AS_IT_WAS])
+                vectors = (part, *data, weights[-1])
                 *given, weight = (vector[:half] for vector in vectors)
                 again = rerun.tensors(*given, tf.constant(0.0), weight, batch_size)
                 sums = summed.tables(again.sums, drawn)

@@ -314,7 +314,8 @@ class Rerun:
         Args:
           part: `[N]`, the places of the step's batch that are there at all; all of
             them, in order, where it does not divide.
-          rows: `[N]`, whose data are at each place, by number in `part`.
+          rows: `[N]`, whose data are at each place, by number in the step's batch:
+            perhaps not one of `part`.
           factors: `[N]`, times how much.
           nudge: by how much of itself each number is made larger or smaller, at random.
           weights: `[N]`, of the losses in the sums.
@@ -341,8 +342,7 @@ class Rerun:
                 moved = tf.gather(source, self._own(part, rows, each))
             elif self.resizes:
                 own = tf.range(tf.where(whole, 0, length))
-                moved = self._places(tf.gather(part, rows))
-                moved = moved[: tf.where(whole, tf.size(moved), 0)]
+                moved = moved_rows[: tf.where(whole, tf.size(moved_rows), 0)]
                 moved = tf.gather(source, tf.concat([moved, own], axis=0))
             else:
                 # What has not the rows of the examples stays as it is.
@@ -428,7 +428,7 @@ class Rerun:
 
         With other rows for each example, they stay with the place.
         """
-        moved = tf.where(tf.equal(each, self._each), tf.gather(part, rows), part)
+        moved = tf.where(tf.equal(each, self._each), rows, part)
         return _rows_of(moved, each)
 
 

@@ -557,6 +557,26 @@ def test_a_matrix_that_contradicts_itself_is_refused(kind, says, steps):
         dpc.CorrelatedNoise(kind(), steps, scheme)
 
 
+def test_one_that_is_no_dataclass_is_told_to_be():
+    class Plain(correlated.ToeplitzMatrix):
+        bandwidth, coefficients, describe = 3, Sound.coefficients, Sound.describe
+
+    with pytest.raises(ValueError, match="matrix.*must be a dataclass.*class Plain"):
+        dpc.CorrelatedNoise(Plain(), 20, sampling.MinSeparation(500, 50))
+
+
+def test_one_of_somebodys_goes_on_from_no_secret(tmp_path):
+    scheme = sampling.MinSeparation(80, 20)
+    noise = dpc.CorrelatedNoise(Sound(), 4, scheme)
+    with pytest.raises(ValueError, match="secret.*Sound.*leave secret out"):
+        small(noise=noise).fit(
+            scheme.batches(arrays(80)),
+            callbacks=dpc.keras.PrivacyBudget(
+                10.0, 1e-5, scheme, secret=str(tmp_path / "its.secret")
+            ),
+        )
+
+
 @pytest.mark.parametrize("steps", [1, 2, 20, 500])
 def test_a_sound_one_is_named(steps):
     scheme = sampling.MinSeparation(500, 50)

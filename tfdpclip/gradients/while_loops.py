@@ -23,7 +23,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
-from tfdpclip.gradients.loop_flows import BodyFlows
+from tfdpclip.gradients.inner_flows import BodyFlows
 from tfdpclip.gradients.rule_table import has_op_rule, has_rule
 from tfdpclip.gradients.step_lists import empty_list, rows_first, stacked
 from tfdpclip.gradients.trips import counts_steps, trips

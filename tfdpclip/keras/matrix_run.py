@@ -12,6 +12,7 @@ from tfdpclip import _arguments, _sealed, files
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.keras.replicas import gathers_ahead
 from tfdpclip.keras.watching.draw_check import DrawCheck
 from tfdpclip.keras.watching.step_history import history_of
@@ -293,6 +294,13 @@ def check_secret(secret: Any, ledger: Ledger, noise: Any) -> None:
     if not isinstance(secret, (str, os.PathLike)):
         raise ValueError(
             f"secret must be the path of a file, got {_arguments.shown(secret)}."
+        )
+    for own in [] if noise is None else _arguments.foreign(noise.matrix, NoiseMatrix):
+        raise ValueError(
+            "secret needs a ledger in a file, which could not be read again with "
+            f"{_arguments.shown(own)}, a matrix that is not of this library: leave "
+            "secret out, or use correlated.Toeplitz(column), which makes one of "
+            "coefficients of your own."
         )
     if ledger.path is None:
         raise ValueError(

@@ -1,10 +1,13 @@
 """What a private optimizer keeps: the clip's state, its history, and what is not saved.
 
-Everything that a step writes to is made here, besides what Keras makes.
+Everything that a step writes to is made here, besides what Keras makes. Checkpoints and
+files get the variables, as Keras saves them, and the history of the steps; never the
+noise, and nothing that is in `_transient`.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -268,6 +271,34 @@ class OptimizerVariables(OptimizerSettings):
         numbers = by_group("norms", norms, self.public_layout)
         state = self.clip.with_public_norms(self.clip_state, numbers)
         self._assign_clip_state(tf.nest.flatten(state))
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        if save_type == "savedmodel" and int(self.iterations.numpy()) > 0:
+            warnings.warn(
+                "Keras does not read an optimizer's state back from a SavedModel: the "
+                "clip norm would start afresh, and the number of steps from 0, so that "
+                "the privacy spent would be counted too low. Save to a .keras file, or "
+                "use tf.train.Checkpoint.",
+                stacklevel=2,
+            )
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            children.pop("_step_history", None)
+        return children
+
+    def save_own_variables(self, store):
+        """Saves the state, and which steps are behind it."""
+        super().save_own_variables(store)
+        store["step_history"] = self._step_history.to_array()
+
+    def load_own_variables(self, store):
+        """Loads the state, and which steps are behind it."""
+        names = [name for name in store.keys() if name != "step_history"]
+        super().load_own_variables({name: store[name] for name in names})
+        # Also where Keras left the variables as they were, with a warning (an optimizer
+        # that is not built, or another one): the model's weights are the file's.
+        if "step_history" in store.keys():
+            self._step_history.from_array(store["step_history"])
 
     def _check_rate(self, eager: bool) -> None:
         """Raises if the learning rate is a function of more than the step.

@@ -2,8 +2,8 @@
 
 The order of a step is the order of this file: the records' gradients, their clipped
 sums, the mechanism's release, the update. What the step is told is in
-`optimizer_settings.py`, what it writes to in `optimizer_variables.py` and
-`step_sums.py`, and what is saved of it in `optimizer_saving.py`.
+`optimizer_settings.py`, what it writes to, and what is saved of that, in
+`optimizer_variables.py` and `step_sums.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tfdpclip.gradients.origins import public_writes
 from tfdpclip.gradients.state import public_handles, reads
 from tfdpclip.gradients.whole import WholeGradient
 from tfdpclip.keras import _compat, replicas
-from tfdpclip.keras.optimizer_saving import OptimizerSaving
+from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
 from tfdpclip.sampling.drawer import DRAWERS
 
 
-class PrivateOptimizer(OptimizerSaving, _compat.TrainerEntry):
+class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
     """What `privatize` adds to a Keras optimizer class. Not for use on its own."""
 
     @tf.autograph.experimental.do_not_convert

@@ -93,6 +93,12 @@ class CorrelatedNoise:
 
         Of the library's own, tests know all of this.
         """
+        if not dataclasses.is_dataclass(self.matrix):
+            raise ValueError(
+                f"matrix={_arguments.shown(self.matrix)} must be a dataclass, so that "
+                "one matrix can be told from another: @dataclasses.dataclass("
+                f"frozen=True) before class {type(self.matrix).__name__}."
+            )
         steps = min(self.steps, _TRIED)
         strategy = self.matrix.strategy(steps)
         noising = self.matrix.noising(steps)

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.layers_test import LAYERS as ORDINARY
-from tests.gradients.layers_test import head, images
-from tests.gradients.sharing_test import (
+from tests.gradients.cases import (
     IDS,
     SEQUENCE,
     Block,
@@ -17,6 +15,8 @@ from tests.gradients.sharing_test import (
     transformer,
     variable,
 )
+from tests.gradients.layers_test import LAYERS as ORDINARY
+from tests.gradients.layers_test import head, images
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     ExampleIsolationError,

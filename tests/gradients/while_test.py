@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.isolation_test import assert_refused
-from tests.gradients.sharing_test import (
+from tests.gradients.cases import (
     BATCH,
     SEQUENCE,
     assert_matches,
@@ -24,6 +23,7 @@ from tests.gradients.sharing_test import (
     squash,
     variable,
 )
+from tests.gradients.isolation_test import assert_refused
 from tests.keras.helpers import mostly_slow
 from tests.stack import TF_PINNED
 from tfdpclip.clipping import FixedClip

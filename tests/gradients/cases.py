@@ -3,9 +3,16 @@
 import warnings
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients import JacobianFallbackWarning, PerExampleGradients
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    JacobianFallbackWarning,
+    LossStructureError,
+    PerExampleGradients,
+    per_example_norms,
+)
 
 L = tf.keras.layers
 BATCH = 5
@@ -152,3 +159,29 @@ def transformer():
     hidden = hidden + L.Embedding(6, 6)(tf.range(6))
     hidden = Block()(Block()(hidden))
     return tf.keras.Model(tokens, L.Dense(10)(hidden))
+
+
+def norms_of(per_example, variables, *data, dynamic=True, when="always", jit=False):
+    lead = None if dynamic else len(data[0])
+    specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
+
+    @tf.function(input_signature=specs, jit_compile=jit, autograph=False)
+    def step(*tensors):
+        loss = per_example(*tensors)
+        return per_example_norms(loss, variables, check_isolation=when)
+
+    return step(*data)
+
+
+def assert_refused(per_example, variables, *data, **options):
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
+        norms_of(per_example, variables, *data, **options)
+    own = isinstance(caught.value, (ExampleIsolationError, LossStructureError))
+    if not own:
+        assert "ExampleIsolationError" in str(caught.value)
+
+
+def two_by_two(h):
+    """Rows 2k and 2k + 1 get their sum."""
+    pairs = tf.reduce_sum(tf.reshape(h, [-1, 2, 5]), 1)
+    return tf.repeat(pairs, 2, axis=0)

@@ -15,6 +15,7 @@ from tests.gradients.cases import (
     BATCH,
     SEQUENCE,
     assert_matches,
+    assert_refused,
     check_engine,
     flat,
     integers,
@@ -23,7 +24,6 @@ from tests.gradients.cases import (
     squash,
     variable,
 )
-from tests.gradients.isolation_test import assert_refused
 from tests.keras.helpers import mostly_slow
 from tests.stack import TF_PINNED
 from tfdpclip.clipping import FixedClip

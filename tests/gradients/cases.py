@@ -185,3 +185,11 @@ def two_by_two(h):
     """Rows 2k and 2k + 1 get their sum."""
     pairs = tf.reduce_sum(tf.reshape(h, [-1, 2, 5]), 1)
     return tf.repeat(pairs, 2, axis=0)
+
+
+def shaken(layer, *data, **arguments):
+    """The layer, built, with biases that are not zero."""
+    layer(*data, **arguments)
+    for number, v in enumerate(layer.trainable_variables):
+        v.assign_add(0.1 * randoms(*v.shape, seed=number))
+    return layer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.sharing_test import integers, randoms, variable
+from tests.gradients.cases import integers, randoms, variable
 from tfdpclip.gradients import ExampleIsolationError, PerExampleGradients
 
 pytestmark = pytest.mark.every_check

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.isolation_test import assert_refused, norms_of
-from tests.gradients.sharing_test import randoms, squash, variable
+from tests.gradients.cases import assert_refused, norms_of, randoms, squash, variable
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import ExampleIsolationError, clipped_sum
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.isolation_test import norms_of
-from tests.gradients.sharing_test import randoms, squash, variable
+from tests.gradients.cases import norms_of, randoms, squash, variable
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     ExampleIsolationError,

@@ -1,4 +1,4 @@
-"""Taking a loss apart: each example's share, and refusal of what has none."""
+"""Taking a loss apart: each example's share, however the loss is written."""
 
 import warnings
 
@@ -6,80 +6,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.sharing_test import (
-    BATCH,
-    SEQUENCE,
-    X,
-    flat,
-    one_at_a_time,
-    randoms,
-    squash,
-    variable,
+from tests.gradients.cases import BATCH, SEQUENCE, X, one_at_a_time, randoms, squash
+from tests.gradients.losses import (
+    LOSSES,
+    NOMINAL,
+    REFUSALS,
+    W,
+    assert_scaled,
+    batch_of,
+    cube,
+    entries,
+    norms_of,
+    reference_norms,
+    steps_of,
+    vector,
 )
 from tests.keras.helpers import mostly_slow
 from tests.stack import MEAN
 from tfdpclip.gradients import (
-    ExampleIsolationError,
     JacobianFallbackWarning,
-    LossStructureError,
     PerExampleGradients,
     per_example_norms,
 )
-
-L = tf.keras.layers
-LOSSES = tf.keras.losses
-NOMINAL = 7.0
-W = variable(3, 4)
-REFUSALS = (LossStructureError, ExampleIsolationError)
-
-
-def vector(x):
-    """One loss per example."""
-    return squash(x @ W)
-
-
-def entries(x):
-    """`[B, T]`."""
-    return tf.reduce_sum(tf.tanh(x @ W), axis=2)
-
-
-def cube(x):
-    """`[B, T, U]`."""
-    return tf.tanh(x @ W)
-
-
-def batch_of(x):
-    return tf.cast(tf.shape(x)[0], tf.float32)
-
-
-def steps_of(x):
-    return tf.cast(tf.shape(x)[1], tf.float32)
-
-
-def reference_norms(per_example, *data):
-    return np.linalg.norm(one_at_a_time(per_example, [W], *data), axis=1)
-
-
-def norms_of(loss, *data, dynamic=True, **options):
-    lead = None if dynamic else len(data[0])
-    specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
-
-    @tf.function(input_signature=specs, autograph=False)
-    def step(*tensors):
-        return per_example_norms(loss(*tensors), [W], **options)
-
-    return step(*data).numpy()
-
-
-def assert_scaled(loss, per_example, data, scale=1.0):
-    """Norms are `scale` times those of `per_example`; a callable knows B."""
-    expected = reference_norms(per_example, data)
-    for dynamic in (True, False):
-        for nominal in (None, NOMINAL):
-            found = norms_of(loss, data, dynamic=dynamic, nominal_batch_size=nominal)
-            factor = scale(nominal or BATCH) if callable(scale) else scale
-            np.testing.assert_allclose(found, factor * expected, rtol=1e-5)
-
 
 # Vectors.
 
@@ -137,9 +85,6 @@ MEANS = {
     "with_a_term_of_the_data": lambda x: tf.reduce_mean(vector(x)) + tf.reduce_max(x),
     "cast": lambda x: tf.cast(tf.reduce_mean(vector(x)), tf.float64),
 }
-
-
-HIDDEN = pytest.mark.xfail(strict=True, reason="constants hide a static batch size")
 
 
 @pytest.mark.parametrize("name", list(MEANS))
@@ -212,163 +157,6 @@ def test_the_scale_does_not_depend_on_how_many_examples_there_are(name):
     every = step(X)
     for count in (1, BATCH - 1):
         np.testing.assert_allclose(step(X[:count]), every[:count], rtol=1e-5)
-
-
-# Refusals.
-
-
-def masked_mean(x):
-    mask = tf.cast(x[..., 0] > 0, tf.float32)
-    return tf.reduce_sum(mask * entries(x)) / tf.reduce_sum(mask)
-
-
-def normalised_weights(x):
-    weights = tf.nn.softmax(x[:, 0], axis=0)
-    return tf.reduce_sum(weights * vector(x))
-
-
-REFUSED = {
-    "masked_mean": (masked_mean, SEQUENCE, "truediv"),
-    "boolean_mask": (
-        lambda x: tf.reduce_mean(tf.boolean_mask(entries(x), x[..., 0] > 0)),
-        SEQUENCE,
-        "Where",
-    ),
-    "scale_by_the_data": (
-        lambda x: tf.reduce_mean(vector(x)) * tf.reduce_max(x),
-        X,
-        "mul",
-    ),
-    "maximum": (lambda x: tf.reduce_max(vector(x)), X, "Max"),
-    "soft_maximum": (lambda x: tf.reduce_logsumexp(vector(x)), X, ""),
-    "root": (lambda x: tf.sqrt(tf.reduce_mean(tf.square(vector(x)))), X, "Sqrt"),
-    "square": (lambda x: tf.square(tf.reduce_mean(vector(x))), X, "Square"),
-    "product_of_means": (
-        lambda x: tf.reduce_mean(vector(x)) * tf.reduce_mean(vector(2 * x)),
-        X,
-        "mul",
-    ),
-    "quotient_of_means": (
-        lambda x: tf.reduce_mean(vector(x)) / tf.reduce_mean(vector(2 * x)),
-        X,
-        "truediv",
-    ),
-    "exponential": (lambda x: tf.exp(tf.reduce_mean(vector(x))), X, "Exp"),
-    "clipped": (lambda x: tf.minimum(tf.reduce_mean(vector(x)), 1.0), X, "Minimum"),
-    "branch": (
-        lambda x: tf.cond(
-            tf.reduce_sum(x) > 0, lambda: tf.reduce_mean(vector(x)), lambda: 0.0
-        ),
-        X,
-        "cond",
-    ),
-    "variance": (lambda x: tf.math.reduce_variance(vector(x)), X, ""),
-    "norm": (lambda x: tf.norm(vector(x)), X, ""),
-    "divided_twice": (lambda x: tf.reduce_mean(vector(x)) / batch_of(x), X, "power"),
-    "divided_twice_by_hand": (
-        lambda x: tf.reduce_sum(vector(x)) / batch_of(x) / batch_of(x),
-        X,
-        "power",
-    ),
-    "divided_by_a_root": (
-        lambda x: tf.reduce_sum(vector(x)) / tf.sqrt(batch_of(x)),
-        X,
-        "truediv",
-    ),
-    "divided_by_one_more": (
-        lambda x: tf.reduce_sum(vector(x)) / (1 + batch_of(x)),
-        X,
-        "truediv",
-    ),
-    "vector_over_batch": (lambda x: vector(x) / batch_of(x), X, "truediv"),
-    "labels_against_a_column": (
-        lambda x: tf.square(x[:, 0] - (x @ W)[:, :1]),
-        X,
-        "same shape",
-    ),
-    "mean_against_a_column": (
-        lambda x: tf.reduce_mean(tf.square(x[:, 0] - (x @ W)[:, :1])),
-        X,
-        "",
-    ),
-    "row_of_the_batch": (lambda x: vector(x)[0], X, ""),
-    "mean_for_everybody": (
-        lambda x: tf.fill([tf.shape(x)[0]], tf.reduce_mean(vector(x))),
-        X,
-        "Mean",
-    ),
-    "less_the_mean": (lambda x: vector(x) - tf.reduce_mean(vector(x)), X, "Mean"),
-    "over_the_sum": (
-        lambda x: tf.reduce_mean(vector(x) / tf.reduce_sum(vector(x))),
-        X,
-        "Sum",
-    ),
-    "softmax_weights": (normalised_weights, X, ""),
-    "mean_over_the_batch": (
-        lambda x: tf.reduce_mean(entries(x), 0),
-        SEQUENCE,
-        "Mean",
-    ),
-    "tokens_as_examples": (
-        lambda x: tf.reshape(entries(x), [-1]),
-        SEQUENCE,
-        "entries",
-    ),
-    "unknown_rank": (
-        lambda x: tf.reduce_mean(
-            tf.square(x[:, 0] - tf.squeeze((x @ W)[:, :1])), axis=0
-        ),
-        X,
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_no_example_owns_is_refused_by_name(name):
-    loss, data, named = REFUSED[name]
-    with pytest.raises(REFUSALS) as caught:
-        norms_of(loss, data)
-    assert named in str(caught.value)
-
-
-STATIC_REFUSED = [
-    "maximum",
-    "boolean_mask",
-    "product_of_means",
-    "less_the_mean",
-    "labels_against_a_column",
-    "divided_twice_by_hand",
-    pytest.param("divided_by_a_root", marks=HIDDEN),
-    "tokens_as_examples",
-]
-
-
-@pytest.mark.parametrize("name", STATIC_REFUSED)
-def test_a_static_batch_size_is_no_way_round_it(name):
-    loss, data, _ = REFUSED[name]
-    with pytest.raises(REFUSALS):
-        norms_of(loss, data, dynamic=False, nominal_batch_size=NOMINAL)
-
-
-@pytest.mark.parametrize("name", ["maximum", "masked_mean", "root"])
-def test_the_message_shows_the_corrected_line(name):
-    loss, data, _ = REFUSED[name]
-    with pytest.raises(LossStructureError, match="reduction='none'"):
-        norms_of(loss, data)
-
-
-def test_a_loss_of_nothing_trained_or_of_no_example_is_refused():
-    other = variable(2)
-    refusal = pytest.raises(LossStructureError, match="does not depend on any")
-    with refusal:
-        norms_of(lambda x: squash(x * other[0]), X)
-    with pytest.raises(LossStructureError, match="no example"):
-        norms_of(lambda x: tf.nn.l2_loss(W), X)
-    with pytest.raises(LossStructureError, match="graph"):
-        per_example_norms(vector(X), [W])
-    with pytest.raises(ValueError, match="variables"):
-        tf.function(lambda x: per_example_norms(vector(x), []))(X)
 
 
 # Keras's losses.
@@ -465,198 +253,6 @@ def test_weights_for_every_step():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-# What is set aside.
-
-
-def shared_of(loss, variables, *data):
-    @tf.function
-    def step(*tensors):
-        gradients = PerExampleGradients(loss(*tensors), variables)
-        return gradients.norms, gradients.shared_gradients()
-
-    norms, shared = step(*data)
-    return norms.numpy(), flat(shared, variables)
-
-
-PENALTIES = {
-    "l2": lambda: 0.1 * tf.nn.l2_loss(W),
-    "keras": lambda: tf.keras.regularizers.L1L2(0.1, 0.2)(W),
-    "orthogonal": lambda: tf.keras.regularizers.OrthogonalRegularizer(0.1)(W),
-    "scaled_for_replicas": lambda: tf.nn.scale_regularization_loss(tf.nn.l2_loss(W)),
-    "two": lambda: tf.add_n([tf.nn.l2_loss(W), tf.reduce_sum(tf.abs(W))]),
-}
-
-
-@pytest.mark.parametrize("name", PENALTIES)
-@pytest.mark.parametrize("per_example", [False, True], ids=["scalar", "vector"])
-@pytest.mark.thinned(6)
-def test_a_regulariser_is_nobodys_and_comes_back_exactly_once(name, per_example):
-    penalty = PENALTIES[name]
-
-    def loss(x):
-        losses = vector(x)
-        return (losses if per_example else tf.reduce_mean(losses)) + penalty()
-
-    norms, shared = shared_of(loss, [W], X)
-    np.testing.assert_allclose(norms, reference_norms(vector, X), rtol=1e-5)
-    with tf.GradientTape() as tape:
-        value = penalty()
-    wanted = flat([tape.gradient(value, W)], [W])
-    np.testing.assert_allclose(shared, wanted, rtol=1e-6, atol=1e-7)
-
-
-def test_a_regulariser_inside_the_mean_is_nobodys_either():
-    norms, shared = shared_of(
-        lambda x: tf.reduce_mean(vector(x) + tf.nn.l2_loss(W)), [W], X
-    )
-    np.testing.assert_allclose(norms, reference_norms(vector, X), rtol=1e-5)
-    np.testing.assert_allclose(shared, W.numpy().ravel(), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_learned_scale_of_the_loss_belongs_to_the_examples():
-    """Uncertainty weighting: exp(-s) * loss + s, for two outputs."""
-    s, t = tf.Variable(0.3), tf.Variable(-0.2)
-    variables = [W, s, t]
-
-    def weighted(first, second, penalty):
-        return tf.exp(-s) * first + tf.exp(-t) * second + penalty
-
-    def loss(x):
-        first, second = tf.reduce_mean(vector(x)), tf.reduce_mean(vector(2 * x))
-        return weighted(first, second, s + t)
-
-    expected = one_at_a_time(
-        lambda x: weighted(vector(x), vector(2 * x), 0.0), variables, X
-    )
-    norms, shared = shared_of(loss, variables, X)
-    np.testing.assert_allclose(norms, np.linalg.norm(expected, axis=1), rtol=1e-5)
-    np.testing.assert_array_equal(shared, [0.0] * 12 + [1.0, 1.0])
-
-
-STOPPED = {
-    "a learned scale": lambda x, s: tf.reduce_mean(stop(vector(x))) * s,
-    "a stopped mean": lambda x, s: stop(tf.reduce_mean(vector(x))) * s,
-    "a quotient": lambda x, s: stop(tf.reduce_mean(vector(x)) * s) / s,
-    "a penalty": lambda x, s: stop(tf.reduce_mean(vector(x))) * tf.nn.l2_loss(s + W),
-    "within": lambda x, s: stop(-tf.reduce_sum(vector(x) + s**2)) * s / tf_size(x),
-}
-
-
-def stop(tensor):
-    return tf.stop_gradient(tensor)
-
-
-def tf_size(x):
-    return tf.cast(tf.shape(x)[0], tf.float32)
-
-
-@pytest.mark.thinned(5)
-@pytest.mark.parametrize("name", STOPPED)
-def test_what_is_stopped_has_a_gradient_for_what_multiplies_it(name):
-    scale = tf.Variable(1.5)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, *X.shape[1:]])])
-    def step(x):
-        loss = tf.reduce_mean(vector(x)) + STOPPED[name](x, scale)
-        found = PerExampleGradients(loss, [W, scale], nominal_batch_size=len(X))
-        ours = found.weighted_sum(tf.ones(len(X)))
-        return ours, found.shared_gradients(), tf.gradients(loss, [W, scale])
-
-    sums, shared, expected = step(X)
-    for ours, public, plain in zip(sums, shared, expected, strict=True):
-        ours = ours / len(X) + (0 if public is None else public)
-        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_half_the_sum_of_squares_of_an_activation_is_per_example():
-    """As tf.keras.regularizers.L2 gives for an activity regulariser."""
-
-    def loss(x):
-        return tf.reduce_mean(vector(x)) + tf.nn.l2_loss(x @ W) / batch_of(x)
-
-    per_example = lambda x: vector(x) + tf.reduce_sum(tf.square(x @ W), 1) / 2  # noqa: E731
-    assert_scaled(loss, per_example, X)
-
-
-# Padding.
-
-
-def present_of(loss, *data):
-    @tf.function
-    def step(*tensors):
-        gradients = PerExampleGradients(loss(*tensors), [W])
-        mask = gradients.mask(tf.ones_like(gradients.norms))
-        return gradients.present, mask
-
-    present, mask = step(*data)
-    return present.numpy().tolist(), mask.numpy().tolist()
-
-
-WEIGHT = tf.constant([1.0, 0.0, 2.0, 0.0, 0.5])
-REAL = [True, False, True, False, True]
-
-
-@pytest.mark.parametrize("reduction", ["none", "sum", "sum_over_batch_size"])
-@pytest.mark.thinned(3)
-def test_weight_zero_is_padding(reduction):
-    loss = LOSSES.MeanSquaredError(reduction=reduction)
-    present, mask = present_of(
-        lambda x, w: loss(tf.zeros_like(x @ W), x @ W, sample_weight=w), X, WEIGHT
-    )
-    assert present == REAL
-    assert mask == [float(real) for real in REAL]
-
-
-def test_padding_by_weights_for_every_step():
-    loss = LOSSES.MeanSquaredError()
-    weights = WEIGHT[:, tf.newaxis] * tf.constant([0.0, 1, 0, 1, 1, 1])
-    present, _ = present_of(
-        lambda x, w: loss(tf.zeros_like(x @ W), x @ W, sample_weight=w),
-        SEQUENCE,
-        weights,
-    )
-    assert present == REAL
-
-
-def test_an_example_of_weight_zero_in_one_term_only_is_real():
-    present, mask = present_of(
-        lambda x, w: (
-            tf.reduce_mean(w * vector(x)) + tf.reduce_mean((2 - w) * vector(x))
-        ),
-        X,
-        WEIGHT,
-    )
-    assert present == [True] * BATCH and mask == [1.0] * BATCH
-
-
-def test_labels_that_multiply_a_term_are_no_padding_of_another():
-    present, mask = present_of(
-        lambda x, y: tf.reduce_mean(y * vector(x)) + tf.reduce_mean(vector(2 * x)),
-        X,
-        WEIGHT,
-    )
-    assert present == [True] * BATCH and mask == [1.0] * BATCH
-
-
-def test_padding_may_hold_anything():
-    """A padded example of weight 0 with NaN data changes nothing."""
-    x = tf.tensor_scatter_nd_update(X, [[1]], [[np.nan] * 3])
-
-    @tf.function
-    def step(x, w):
-        loss = tf.reduce_mean(w * vector(x))
-        gradients = PerExampleGradients(loss, [W])
-        ones = tf.ones_like(gradients.norms)
-        return gradients.present, gradients.weighted_sum(gradients.mask(ones))
-
-    present, (clean,) = step(X, WEIGHT)
-    also, (total,) = step(x, WEIGHT)
-    assert present.numpy().tolist() == also.numpy().tolist() == REAL
-    np.testing.assert_array_equal(total, clean)
-
-
 # Where the data come from.
 
 
@@ -749,36 +345,9 @@ def test_a_vector_from_a_function_falls_back():
     np.testing.assert_allclose(found, reference_norms(vector, X), rtol=1e-5)
 
 
-SELECTED = {
-    "largest": lambda x: tf.reduce_sum(tf.math.top_k(vector(x), 2)[0]),
-    "mean_of_the_largest": lambda x: tf.reduce_mean(tf.math.top_k(vector(x), 2)[0]),
-    "largest_alone": lambda x: tf.math.top_k(vector(x), 2)[0],
-    "half": lambda x: tf.reduce_sum(tf.math.top_k(vector(x), tf.shape(x)[0] // 2)[0]),
-    "sorted": lambda x: tf.reduce_sum(tf.sort(vector(x))[-2:]),
-}
-
-
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-@pytest.mark.parametrize("name", SELECTED)
-def test_the_largest_losses_of_a_batch_are_refused_by_name(name, dynamic):
-    with pytest.raises(ExampleIsolationError, match="TopKV2.*which of them are chosen"):
-        norms_of(SELECTED[name], X, dynamic=dynamic)
-
-
 def test_the_largest_entries_of_an_example_are_its_own():
     def per_example(x):
         return tf.reduce_sum(tf.math.top_k(entries(x), 2)[0], axis=1)
 
     norms = norms_of(per_example, SEQUENCE)
     np.testing.assert_allclose(norms, reference_norms(per_example, SEQUENCE), rtol=1e-5)
-
-
-def test_a_histogram_of_the_batch_is_refused_by_name():
-    """As Keras 3 makes one in its layer Equalization."""
-
-    def per_example(x):
-        counts = tf.math.bincount(tf.reshape(tf.cast(tf.abs(x), tf.int32), [-1]))
-        return vector(x * tf.cast(counts[0], tf.float32))
-
-    with pytest.raises(ExampleIsolationError, match="incount.*RandAugment"):
-        norms_of(per_example, X)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.sharing_test import (
+from tests.gradients.cases import (
     BATCH,
     IDS,
     IMAGE,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.sharing_test import flat
+from tests.gradients.cases import flat
 from tests.keras.helpers import mostly_slow
 from tfdpclip.clipping import AutomaticClip, FixedClip
 from tfdpclip.gradients import clipped_sum

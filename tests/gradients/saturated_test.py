@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.sharing_test import randoms
+from tests.gradients.cases import randoms
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import clipped_sum, outer
 from tfdpclip.gradients.errors import ExampleIsolationError

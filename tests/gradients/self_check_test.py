@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.isolation_test import two_by_two
-from tests.gradients.sharing_test import integers, randoms, squash, variable
+from tests.gradients.cases import integers, randoms, squash, two_by_two, variable
 from tfdpclip.clipping import FixedClip, LayerwiseClip
 from tfdpclip.gradients import (
     ExampleIsolationError,

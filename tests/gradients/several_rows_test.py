@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.sharing_test import integers, randoms, variable
+from tests.gradients.cases import integers, randoms, variable
 from tests.stack import MEAN
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (

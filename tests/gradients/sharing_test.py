@@ -4,125 +4,31 @@ Every case is compared with gradients taken one example at a time by the framewo
 differentiation, for two batch sizes through one trace.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.stack import KERAS_3
-from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import (
-    JacobianFallbackWarning,
-    PerExampleGradients,
-    clipped_sum,
+from tests.gradients.cases import (
+    BATCH,
+    IDS,
+    IMAGE,
+    SEQUENCE,
+    X,
+    assert_matches,
+    batch_of,
+    check,
+    check_engine,
+    flat,
+    last_axes_first,
+    one_at_a_time,
+    opaque,
+    randoms,
+    squash,
+    traced,
+    variable,
 )
-
-L = tf.keras.layers
-BATCH = 5
-
-
-def randoms(*shape, seed=0):
-    values = np.random.default_rng([seed, *shape]).standard_normal(shape)
-    return tf.constant(values, tf.float32)
-
-
-def integers(*shape, below=10):
-    values = np.random.default_rng(shape).integers(below, size=shape)
-    return tf.constant(values, tf.int32)
-
-
-def variable(*shape, seed=1):
-    return tf.Variable(randoms(*shape, seed=seed))
-
-
-def squash(tensor):
-    """One loss per example that is linear in nothing."""
-    squashed = tf.tanh(tf.cast(tensor, tf.float32))
-    return tf.reduce_sum(squashed, axis=list(range(1, tensor.shape.rank)))
-
-
-def one_at_a_time(per_example, variables, *data):
-    """`[B, P]`: the reference."""
-
-    @tf.function(reduce_retracing=True, autograph=False)
-    def gradients_of_one(*example):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(per_example(*example))
-        return tape.gradient(
-            loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-
-    rows = [
-        flat(gradients_of_one(*(t[i : i + 1] for t in data)), variables)
-        for i in range(len(data[0]))
-    ]
-    return np.stack(rows)
-
-
-def flat(gradients, variables):
-    parts = [
-        tf.zeros(v.shape) if g is None else tf.convert_to_tensor(g)
-        for g, v in zip(gradients, variables, strict=True)
-    ]
-    return np.concatenate([tf.cast(p, tf.float64).numpy().ravel() for p in parts])
-
-
-def traced(per_example, variables, data, dynamic=True, jit=False, **options):
-    """`step(weights, *data)` -> norms and weighted sums."""
-    lead = None if dynamic else len(data[0])
-    specs = [tf.TensorSpec([lead, *t.shape[1:]], t.dtype) for t in data]
-
-    @tf.function(
-        input_signature=[tf.TensorSpec([lead]), *specs],
-        jit_compile=jit,
-        autograph=False,
-    )
-    def step(weights, *tensors):
-        gradients = PerExampleGradients(per_example(*tensors), variables, **options)
-        return gradients.norms, gradients.weighted_sum(weights)
-
-    return step
-
-
-def assert_matches(step, variables, expected, data, tolerance=1e-5):
-    count = len(data[0])
-    weights = np.linspace(-1, 2, count).astype(np.float32)
-    norms, sums = step(tf.constant(weights), *data)
-    wanted = np.linalg.norm(expected[:count], axis=1)
-    np.testing.assert_allclose(norms, wanted, rtol=tolerance)
-    total = weights.astype(np.float64) @ expected[:count]
-    worst = np.abs(total).max()
-    np.testing.assert_allclose(flat(sums, variables), total, atol=tolerance * worst)
-
-
-def check_engine(
-    per_example,
-    variables,
-    *data,
-    loss=None,
-    dynamic=True,
-    tolerance=1e-5,
-    **options,
-):
-    """Checks the engine on `loss` (by default `per_example`) against the reference."""
-    expected = one_at_a_time(per_example, variables, *data)
-    step = traced(loss or per_example, variables, data, dynamic, **options)
-    for count in (len(data[0]), 1) if dynamic else (len(data[0]),):
-        part = [t[:count] for t in data]
-        assert_matches(step, variables, expected, part, tolerance)
-
-
-X, SEQUENCE, IDS = randoms(BATCH, 3), randoms(BATCH, 6, 3), integers(BATCH, 6)
-IMAGE = randoms(BATCH, 5, 6, 2)
-
-
-def batch_of(x):
-    return tf.shape(x)[0]
-
-
-def last_axes_first(x):
-    return tf.transpose(x, [1, 0, 2])
+from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import JacobianFallbackWarning, PerExampleGradients, clipped_sum
 
 
 def splits(x, v):
@@ -405,15 +311,6 @@ CASES = {
 }
 
 
-def check(case, no_fallback=True, **options):
-    per_example, shapes, data = case
-    variables = [variable(*shape, seed=i) for i, shape in enumerate(shapes)]
-    with warnings.catch_warnings():
-        if no_fallback:
-            warnings.simplefilter("error", JacobianFallbackWarning)
-        check_engine(lambda x: per_example(x, *variables), variables, data, **options)
-
-
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thinned(12)
 def test_sharing_matches_one_example_at_a_time(name):
@@ -474,15 +371,6 @@ EINSUMS = {
 @pytest.mark.thinned(3)
 def test_any_einsum_of_data_and_a_parameter_has_a_rule(equation):
     check((einsum(equation), [EINSUMS[equation]], SEQUENCE))
-
-
-def opaque(x, v):
-    """A loop in which the variable changes from step to step, though only by name."""
-
-    def body(i, h):
-        return i + 1, tf.tanh(h @ (v * tf.cast(i >= 0, v.dtype)))
-
-    return tf.while_loop(lambda i, h: i < 3, body, (0, x))[1]
 
 
 def loop(x, v):
@@ -561,223 +449,6 @@ def test_two_transpositions_of_one_variable_are_told_apart():
         return squash(x @ one) + 2 * squash(x @ other)
 
     check((per_example, [(3, 3, 3)], X))
-
-
-# The batch on axis 1: as many steps as, and more steps than, examples.
-def over_time_major(act):
-    def per_example(x, v):
-        return tf.reduce_sum(tf.tanh(act(last_axes_first(x), v)), [0, 2])
-
-    return per_example
-
-
-TIME_MAJOR = {
-    "bias": over_time_major(lambda x, v: x + v),
-    "scale": over_time_major(lambda x, v: x * v),
-    "quotient": over_time_major(lambda x, v: x / v),
-}
-
-
-@pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
-@pytest.mark.parametrize("name", ["bias", "scale"])
-@pytest.mark.slow
-@pytest.mark.every_check
-def test_time_major_elementwise_parameters_have_a_rule(name, steps):
-    check((TIME_MAJOR[name], [(3,)], randoms(BATCH, steps, 3)))
-
-
-@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
-@pytest.mark.parametrize("steps", [BATCH, 2 * BATCH, 2 * BATCH + 1])
-@pytest.mark.every_check
-@pytest.mark.slow
-def test_time_major_quotients_are_right_or_refused(steps):
-    assert_right_or_refused((TIME_MAJOR["quotient"], [(3,)], randoms(BATCH, steps, 3)))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
-@pytest.mark.every_check
-def test_time_major_lookups_are_right_or_refused():
-    def per_example(i, v):
-        return tf.reduce_sum(tf.tanh(tf.gather(v, tf.transpose(i))), [0, 2])
-
-    assert_right_or_refused((per_example, [(10, 3)], integers(BATCH, 2 * BATCH)))
-
-
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
-@pytest.mark.parametrize("steps", [1, 2, BATCH, 2 * BATCH])
-@pytest.mark.every_check
-@pytest.mark.slow
-def test_time_major_layers_have_rules(steps, dynamic):
-    first, second = L.Dense(4, "tanh"), L.Dense(3, "tanh")
-    data = randoms(BATCH, steps, 3)
-    first.build(data.shape)
-    second.build([BATCH, steps, 4])
-
-    def per_example(x):
-        return tf.reduce_sum(second(first(last_axes_first(x))), [0, 2])
-
-    variables = first.trainable_variables + second.trainable_variables
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error" if steps > 1 else "ignore", JacobianFallbackWarning
-        )
-        check_engine(per_example, variables, data, dynamic=dynamic)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
-@pytest.mark.every_check
-def test_a_parameter_before_the_batch_axis_is_right_or_refused():
-    per_example = lambda x, v: tf.reduce_sum(tf.tanh(x * v), [0, 1])  # noqa: E731
-    assert_right_or_refused((per_example, [(1, BATCH, 1)], randoms(BATCH)))
-
-
-def assert_right_or_refused(case):
-    """An error must say why; TensorFlow's own about shapes does not."""
-    try:
-        check(case, no_fallback=False)
-    except (tf.errors.InvalidArgumentError, ValueError) as error:
-        assert "xample" in str(error)
-
-
-class Block(L.Layer):
-    """A pre-activation transformer block."""
-
-    def __init__(self):
-        super().__init__()
-        self.attend = L.MultiHeadAttention(2, 3)
-        self.first, self.second = L.LayerNormalization(), L.LayerNormalization()
-        self.wide, self.narrow = L.Dense(9, "gelu"), L.Dense(6)
-
-    def call(self, x):
-        x = self.first(x + self.attend(x, x, use_causal_mask=True))
-        return self.second(x + self.narrow(self.wide(x)))
-
-
-def transformer():
-    tokens = tf.keras.Input([6], dtype="int32")
-    hidden = L.Embedding(10, 6, mask_zero=True)(tokens)
-    hidden = hidden + L.Embedding(6, 6)(tf.range(6))
-    hidden = Block()(Block()(hidden))
-    return tf.keras.Model(tokens, L.Dense(10)(hidden))
-
-
-def attention(**call):
-    def build():
-        layer = L.MultiHeadAttention(2, 3, output_shape=5)
-        return layer, lambda x: squash(layer(x, x, **call))
-
-    return build
-
-
-def masked_attention():
-    layer = L.MultiHeadAttention(2, 3)
-    return layer, lambda x: squash(
-        layer(x, x, attention_mask=x[:, tf.newaxis, :, 0] > -0.5)
-    )
-
-
-def cross_attention():
-    layer = L.MultiHeadAttention(2, 3)
-    return layer, lambda x: squash(layer(x, tf.concat([x, x[:, :2]], 1)))
-
-
-def of(make, **call):
-    def build():
-        layer = make()
-        return layer, lambda x: squash(layer(x, **call))
-
-    return build
-
-
-LAYERS = {
-    "self_attention": (attention(), SEQUENCE),
-    "causal_attention": (attention(use_causal_mask=True), SEQUENCE),
-    "causal_as_long_as_the_batch": (
-        attention(use_causal_mask=True),
-        randoms(BATCH, BATCH, 3),
-    ),
-    "masked_attention": (masked_attention, SEQUENCE),
-    "cross_attention": (cross_attention, SEQUENCE),
-    "transformer": (of(transformer), IDS),
-    "frozen_normalisation": (of(L.BatchNormalization, training=False), IMAGE),
-    "one_layer_in_two_places": (
-        of(
-            lambda: tf.keras.Sequential(
-                [dense := L.Dense(3, "tanh"), L.LayerNormalization(), dense]
-            )
-        ),
-        SEQUENCE,
-    ),
-}
-LOCAL = []
-if not KERAS_3:  # Which has no such layers.
-    LAYERS["locally_connected"] = (of(lambda: L.LocallyConnected2D(2, 2)), IMAGE)
-    LOCAL = ["locally_connected"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["self_attention", "frozen_normalisation", "one_layer_in_two_places", *LOCAL],
-)
-def test_a_static_batch_of_one(name):
-    build, data = LAYERS[name]
-    layer, per_example = build()
-    per_example(data)
-    check_engine(per_example, layer.trainable_variables, data[:1], dynamic=False)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.slow
-def test_layers_that_share_match_one_example_at_a_time(name):
-    build, data = LAYERS[name]
-    tf.keras.utils.set_random_seed(1)
-    layer, per_example = build()
-    per_example(data)
-    for v in layer.trainable_variables:
-        v.assign_add(0.1 * randoms(*v.shape))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", JacobianFallbackWarning)
-        check_engine(per_example, layer.trainable_variables, data)
-
-
-RECURRENT = {"lstm": L.LSTM, "gru": L.GRU}
-
-
-def encoder_decoder(kind, first):
-    encoder = kind(3, return_state=True)
-    decoder = kind(3, return_sequences=True)
-
-    def per_example(x):
-        start = [tf.tile(first, [batch_of(x), 1])] * (2 if kind is L.LSTM else 1)
-        last, *states = encoder(x, initial_state=start)
-        return squash(last) + squash(decoder(tf.tanh(x) * 2, initial_state=states))
-
-    return per_example, [encoder, decoder]
-
-
-def in_three_places(kind, first):
-    layer = kind(3, return_sequences=True)
-
-    def per_example(x):
-        once = squash(layer(layer(x), mask=x[..., 0] > -0.3) * layer(x[:, ::-1]))
-        return once + 0.1 * squash(x @ layer.cell.kernel) + squash(first * x)
-
-    return per_example, [layer]
-
-
-@pytest.mark.parametrize("make", [encoder_decoder, in_three_places])
-@pytest.mark.parametrize("kind", RECURRENT)
-@pytest.mark.slow
-def test_fused_recurrent_layers_share_weights_and_states(kind, make):
-    first = variable(1, 3)
-    per_example, layers = make(RECURRENT[kind], first)
-    per_example(SEQUENCE)
-    variables = [first, *(v for layer in layers for v in layer.trainable_variables)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", JacobianFallbackWarning)
-        check_engine(per_example, variables, SEQUENCE)
 
 
 @pytest.mark.slow

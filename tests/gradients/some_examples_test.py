@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.isolation_test import two_by_two
-from tests.gradients.sharing_test import randoms, squash, variable
+from tests.gradients.cases import randoms, squash, two_by_two, variable
 from tfdpclip.gradients import per_example_norms, replaced_rows, rerun
 
 pytestmark = pytest.mark.every_check

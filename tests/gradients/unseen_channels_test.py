@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fuzz.channels import CHANNELS, through
-from tests.gradients.isolation_test import norms_of
-from tests.gradients.sharing_test import randoms, squash, variable
+from tests.gradients.cases import norms_of, randoms, squash, variable
 from tfdpclip.gradients import ExampleIsolationError
 
 pytestmark = [

@@ -1,7 +1,6 @@
 """Variables inside loops: recurrences of Keras and by hand, one example at a time.
 
-No case may fall back to a Jacobian unless it says so, and no mixing of examples inside
-a loop may pass.
+No case may fall back to a Jacobian, and no mixing of examples inside a loop may pass.
 """
 
 import contextlib
@@ -11,16 +10,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.gradients.isolation_test import assert_refused
-from tests.gradients.sharing_test import (
+from tests.gradients.cases import (
     BATCH,
     SEQUENCE,
     assert_matches,
+    assert_refused,
     check_engine,
     flat,
     integers,
     one_at_a_time,
     randoms,
+    shaken,
     squash,
     variable,
 )
@@ -37,8 +37,6 @@ from tfdpclip.gradients import (
 L = tf.keras.layers
 FILMS = randoms(BATCH, 3, 4, 4, 2)
 TOKENS = integers(BATCH, 6)
-# Steps are masked by their first entry; the first and the last ones, too.
-MASK = SEQUENCE[..., 0] > -0.3
 
 
 @contextlib.contextmanager
@@ -46,14 +44,6 @@ def no_fallback():
     with warnings.catch_warnings():
         warnings.simplefilter("error", JacobianFallbackWarning)
         yield
-
-
-def shaken(layer, *data, **arguments):
-    """The layer, built, with biases that are not zero."""
-    layer(*data, **arguments)
-    for number, v in enumerate(layer.trainable_variables):
-        v.assign_add(0.1 * randoms(*v.shape, seed=number))
-    return layer
 
 
 def dense(seed=1, out=3):
@@ -413,126 +403,6 @@ def test_mixing_inside_a_loop_is_refused(name):
     assert_refused(per_example, variables, SEQUENCE)
 
 
-def until_all_are_done():
-    """How long the loop runs depends on the data."""
-    w = variable(3, 3)
-
-    def per_example(x):
-        def body(h):
-            moved = tf.tanh(h @ w)
-            going = tf.reduce_sum(tf.square(h), 1, keepdims=True) > 0.4
-            return tf.where(going, moved, h)
-
-        def going(h):
-            return tf.reduce_any(tf.reduce_sum(tf.square(h), 1) > 0.4)
-
-        return squash(tf.while_loop(going, body, (x[:, 0],), maximum_iterations=5)[0])
-
-    return per_example, [w], SEQUENCE
-
-
-def changed_on_the_way():
-    """The weights themselves go through the recurrence."""
-    w = variable(3, 3)
-
-    def per_example(x):
-        _, h, _ = tf.while_loop(
-            lambda t, h, v: t < 4,
-            lambda t, h, v: (t + 1, tf.tanh(h @ v), 0.5 * v),
-            (0, x[:, 0], w + 0.0),
-        )
-        return squash(h)
-
-    return per_example, [w], SEQUENCE
-
-
-def used_again_from_the_loop():
-    """What the loop passes on unchanged is used after it."""
-    w = variable(3, 3)
-
-    def per_example(x):
-        _, h, v = tf.while_loop(
-            lambda t, h, v: t < 4,
-            lambda t, h, v: (t + 1, tf.tanh(h @ v), v),
-            (0, x[:, 0], w + 0.0),
-        )
-        return squash(h @ v)
-
-    return per_example, [w], SEQUENCE
-
-
-def scaled_by_the_step():
-    w = variable(3, 3)
-
-    def per_example(x):
-        _, h = tf.while_loop(
-            lambda t, h: t < 4,
-            lambda t, h: (t + 1, tf.tanh(h @ (w * tf.cast(t, tf.float32)))),
-            (0, x[:, 0]),
-        )
-        return squash(h)
-
-    return per_example, [w], SEQUENCE
-
-
-def in_a_branch_of_the_body():
-    w = variable(3, 3)
-
-    def per_example(x):
-        def body(t, h):
-            even = tf.equal(t % 2, 0)
-            return t + 1, tf.cond(even, lambda: tf.tanh(h @ w), lambda: h)
-
-        return squash(tf.while_loop(lambda t, h: t < 4, body, (0, x[:, 0]))[1])
-
-    return per_example, [w], SEQUENCE
-
-
-def one_example_a_step():
-    w = variable(3, 3)
-
-    def per_example(x):
-        return squash(tf.map_fn(lambda row: tf.tanh(row @ w), x))
-
-    return per_example, [w], SEQUENCE
-
-
-WITHOUT_RULE = {
-    "changed_on_the_way": changed_on_the_way,
-    "used_again_from_the_loop": used_again_from_the_loop,
-    "scaled_by_the_step": scaled_by_the_step,
-    "in_a_branch_of_the_body": in_a_branch_of_the_body,
-    "one_example_a_step": one_example_a_step,
-}
-
-
-@pytest.mark.parametrize("name", mostly_slow(("changed_on_the_way",), WITHOUT_RULE))
-def test_what_cannot_be_recorded_falls_back_and_says_so(name):
-    per_example, variables, data = WITHOUT_RULE[name]()
-    with pytest.warns(JacobianFallbackWarning, match="while|While|map"):
-        check_engine(per_example, variables, data)
-
-
-@pytest.mark.slow
-def test_a_loop_that_the_data_end_has_no_rule():
-    per_example, variables, data = until_all_are_done()
-    with pytest.warns(JacobianFallbackWarning, match="While"):
-        check_engine(per_example, variables, data)
-
-
-@pytest.mark.slow
-def test_a_fallback_next_to_a_recorded_loop():
-    """Its Jacobian goes through a loop that records."""
-    layer = shaken(L.SimpleRNN(3), SEQUENCE)
-    per_example, variables, _ = changed_on_the_way()
-
-    def both(x):
-        return squash(layer(x)) * per_example(x)
-
-    with pytest.warns(JacobianFallbackWarning, match="while"):
-        check_engine(both, [*layer.trainable_variables, *variables], SEQUENCE)
-
-
 @pytest.mark.slow
 def test_what_is_drawn_in_the_loop_is_the_same_in_norms_and_sums():
     w = variable(3, 3)
@@ -628,18 +498,3 @@ def test_matches_in_a_coarse_type(layer):
     per_example, variables, data = of_layer(made, data)
     with no_fallback():
         check_engine(per_example, variables, data, tolerance=0.05)
-
-
-@pytest.mark.slow
-def test_a_compiled_loop_without_rules_is_refused_before_it_is_compiled():
-    """The process would die of it."""
-    w = variable(3)
-
-    @tf.function(jit_compile=True, autograph=False)
-    def norms(x):
-        losses = tf.map_fn(lambda row: tf.reduce_sum(tf.sort(row * w) ** 2), x)
-        return per_example_norms(losses, [w])
-
-    warned = pytest.warns(JacobianFallbackWarning)
-    with warned, pytest.raises(NotImplementedError, match="jit_compile"):
-        norms(randoms(4, 3))

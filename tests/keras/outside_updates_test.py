@@ -7,32 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.keras.watched import DELTA, private, small_data
 from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip import sampling
 from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
-from tfdpclip.keras import (
-    DPSGD,
-    DPAdam,
-    PrivacyBudget,
-    PrivateStateWarning,
-    privatize,
-)
+from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget, PrivateStateWarning, privatize
 from tfdpclip.keras.watching.weight_watch import WeightWatch
 
 pytestmark = pytest.mark.unchecked
-
-_RECORDS = 50
-_DELTA = 1e-5
-
-
-def _data():
-    x = np.linspace(0, 1, 2 * _RECORDS, dtype=np.float32).reshape(-1, 2)
-    return x, x[:, :1]
-
-
-def _private(make=DPSGD, z=2.0, **options):
-    return make(0.1, clip=1.0, noise_multiplier=z, expected_batch_size=5, **options)
 
 
 def _fit(
@@ -59,15 +42,15 @@ def _fit(
             return {"loss": loss}
 
     model = Model(layers or [tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-    optimizer = optimizer or _private(accumulation_steps=accumulation_steps)
+    optimizer = optimizer or private(accumulation_steps=accumulation_steps)
     # Eager code has no graph in which to take a mean apart.
     reduction = reduction or ("none" if options.get("run_eagerly") else MEAN)
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
     model.compile(optimizer, loss, **options)
     batches = sampling.Poisson(0.1).batches(
-        _data(), accumulation_steps=accumulation_steps
+        small_data(), accumulation_steps=accumulation_steps
     )
-    budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp", **(budget_options or {}))
+    budget = PrivacyBudget(math.inf, DELTA, batches, "rdp", **(budget_options or {}))
     model.fit(batches, epochs=epochs, verbose=0, callbacks=[budget, *callbacks])
     return model, budget
 
@@ -84,7 +67,7 @@ def _plain_sgd(model, tape, loss):
 
 def _little_noise(model, tape, loss):
     if not hasattr(model, "other"):
-        model.other = _private(z=0.1)
+        model.other = private(z=0.1)
     model.other.minimize(loss, model.trainable_variables, tape)
 
 
@@ -152,7 +135,7 @@ class TestTheOptimizersOwn:
     @pytest.mark.parametrize("after", [_the_learning_rate, _the_momentum, _the_counter])
     @pytest.mark.thinned(2)
     def test_is_written_by_nothing_else(self, after, jit):
-        optimizer = _private(momentum=0.5)
+        optimizer = private(momentum=0.5)
         with pytest.raises(PrivacyMismatchError, match="was updated by the training"):
             _fit(after, optimizer, jit_compile=jit)
 
@@ -162,97 +145,6 @@ class TestTheOptimizersOwn:
         model, budget = _fit(callbacks=[slower], epochs=2)
         assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
         assert "updated" not in str(budget.statement)
-
-
-def _other_iterator():
-    iterator = iter(tf.data.Dataset.from_tensor_slices(_data()).repeat().batch(5))
-    return lambda: next(iterator)
-
-
-def _optional_element():
-    data = tf.data.Dataset.from_tensor_slices(_data()).repeat().batch(5)
-    element = iter(data).get_next_as_optional()
-    return element.get_value
-
-
-def _new_iterator():
-    x, y = _data()
-
-    def take():
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
-        return next(iter(data))
-
-    return take
-
-
-def _reduced():
-    x, y = _data()
-
-    def take():
-        data = tf.data.Dataset.from_tensor_slices((x[:5], y[:5])).batch(5)
-        return data.reduce((x[:5], y[:5]), lambda old, new: new)
-
-    return take
-
-
-class TestOtherData:
-    """A training step that does not train on what fit drew for it."""
-
-    def _fit(self, take, budget_options=None, checks="first", **options):
-        class Model(tf.keras.Sequential):
-            def train_step(self, data):
-                return super().train_step(take())
-
-        model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-        model.compile(_private(check_isolation=checks), "mse", **options)
-        batches = sampling.Poisson(0.1).batches(_data())
-        sampled = batches if budget_options is None else batches.scheme
-        budget = PrivacyBudget(
-            math.inf, _DELTA, sampled, "rdp", **(budget_options or {})
-        )
-        model.fit(batches, verbose=0, callbacks=[budget])
-        return budget
-
-    @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
-    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
-    @pytest.mark.thinned(3)
-    def test_is_found(self, make, options):
-        # Without checks, which refuse what is reduced before it comes to that.
-        checks = "never" if make is _reduced else "first"
-        with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
-            self._fit(make(), checks=checks, **options)
-
-    @pytest.mark.every_check
-    def test_what_a_data_set_was_reduced_to_is_refused_before(self):
-        """Nobody knows where its examples are, nor is there another batch of them."""
-        with pytest.raises(Exception, match="Dataset.*is not known"):
-            self._fit(_reduced())
-
-    def test_so_is_an_element_that_was_taken_before(self):
-        with pytest.raises(PrivacyMismatchError, match="fit did not give.*Optional"):
-            self._fit(_optional_element())
-
-    def test_what_a_branch_keeps_for_its_gradient_is_no_data(self):
-        class Depth(tf.keras.layers.Layer):
-            def call(self, x):
-                some = tf.random.uniform([]) < 0.9
-                return tf.cond(some, lambda: tf.nn.dropout(x, 0.1), lambda: x)
-
-            def compute_output_shape(self, shape):
-                return shape
-
-        dense = tf.keras.layers.Dense
-        layers = [tf.keras.Input((2,)), dense(3), Depth(), dense(1)]
-        model = tf.keras.Sequential(layers)
-        batches = sampling.Poisson(0.1).batches(_data())
-        budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp")
-        model.compile(_private(), "mse", jit_compile=False)
-        model.fit(batches, verbose=0, callbacks=[budget])
-        assert budget.ledger.steps == 10
-
-    def test_is_taken_on_trust_if_somebody_says_so(self):
-        budget = self._fit(_other_iterator(), {"check_data": False})
-        assert "were not observed" in str(budget.statement)
 
 
 class TestInTheTrainingStep:
@@ -310,8 +202,8 @@ class TestInTheTrainingStep:
             def on_train_batch_begin(self, batch, logs=None):
                 budgets.append(batch)
 
-        batches = sampling.Poisson(0.1).batches(_data())
-        budget = PrivacyBudget(math.inf, _DELTA, batches)
+        batches = sampling.Poisson(0.1).batches(small_data())
+        budget = PrivacyBudget(math.inf, DELTA, batches)
 
         class Model(tf.keras.Sequential):
             def train_step(self, data):
@@ -320,7 +212,7 @@ class TestInTheTrainingStep:
                 return logs
 
         model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-        model.compile(_private(), "mse")
+        model.compile(private(), "mse")
         kind = "AssignVariableOp" if KERAS_3 else "AssignAddVariableOp"
         with pytest.raises(PrivacyMismatchError, match=kind):
             model.fit(batches, verbose=0, callbacks=[budget, Keep()])
@@ -335,12 +227,12 @@ class TestInTheTrainingStep:
             pytest.param({"steps_per_execution": 4}, marks=pytest.mark.slow),
             {"accumulation_steps": 2, "steps_per_execution": 4},
             {
-                "optimizer": lambda: _private(
+                "optimizer": lambda: private(
                     use_ema=True, ema_overwrite_frequency=2, ema_momentum=0.5
                 )
             },
             pytest.param(
-                {"optimizer": lambda: _private(DPAdam, weight_decay=0.01)},
+                {"optimizer": lambda: private(DPAdam, weight_decay=0.01)},
                 marks=pytest.mark.slow,
             ),
             {
@@ -381,7 +273,7 @@ def _set_weights(model):
 
 def _plain_step(model):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(model(tf.constant(_data()[0])) ** 2)
+        loss = tf.reduce_mean(model(tf.constant(small_data()[0])) ** 2)
     variables = model.trainable_variables
     tf.keras.optimizers.SGD(0.1).apply_gradients(
         zip(tape.gradient(loss, variables), variables, strict=True)
@@ -413,7 +305,7 @@ class TestAnotherPrivateOptimizer:
 
     @staticmethod
     def _fit(budget_options=None, **options):
-        other, critic = _private(z=0.0), tf.Variable(1.0, name="critic")
+        other, critic = private(z=0.0), tf.Variable(1.0, name="critic")
         other.build([critic])
 
         class Model(tf.keras.Sequential):
@@ -427,9 +319,9 @@ class TestAnotherPrivateOptimizer:
                 return {"loss": tf.reduce_mean(each)}
 
         model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-        model.compile(_private(), **options)
-        batches = sampling.Poisson(0.1).batches(_data())
-        budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp", **budget_options or {})
+        model.compile(private(), **options)
+        batches = sampling.Poisson(0.1).batches(small_data())
+        budget = PrivacyBudget(math.inf, DELTA, batches, "rdp", **budget_options or {})
         model.fit(batches, verbose=0, callbacks=[budget])
         return budget
 
@@ -456,11 +348,11 @@ class TestStateThatIsKept:
                 return logs
 
         model = Model()
-        model(_data()[0])
+        model(small_data()[0])
         loss = tf.keras.losses.MeanSquaredError(reduction=MEAN)
-        model.compile(_private(), loss, weighted_metrics=["mae"])
-        batches = sampling.Poisson(0.1).batches(_data())
-        budget = PrivacyBudget(math.inf, _DELTA, batches, "rdp")
+        model.compile(private(), loss, weighted_metrics=["mae"])
+        batches = sampling.Poisson(0.1).batches(small_data())
+        budget = PrivacyBudget(math.inf, DELTA, batches, "rdp")
         model.fit(batches, verbose=0, callbacks=[budget])
 
     @staticmethod
@@ -500,21 +392,21 @@ class TestBetweenSteps:
         "eager", [False, pytest.param(True, marks=pytest.mark.slow)]
     )
     def test_is_found_before_the_next_one(self, change, eager):
-        optimizer = _private()
+        optimizer = private()
         with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
             _fit(optimizer=optimizer, callbacks=[_Between(change)], run_eagerly=eager)
         assert optimizer.iterations.numpy() == 3
 
     def test_what_the_optimizer_keeps_is_found_too(self):
-        optimizer = _private(DPAdam)
+        optimizer = private(DPAdam)
         with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
             _fit(optimizer=optimizer, callbacks=[_Between(_momentum)])
         assert optimizer.iterations.numpy() == 3
 
     @pytest.mark.slow
     def test_beside_steps_of_ones_own_the_statement_says_that_nobody_saw(self):
-        optimizer = _private()
-        x, y = _data()
+        optimizer = private()
+        x, y = small_data()
 
         @tf.function
         def step(model):
@@ -575,7 +467,7 @@ def test_the_training_function_is_put_back():
     model, _ = _fit()
     assert not type(model.train_function).__module__.startswith("tfdpclip")
     # Without the callback nobody looks.
-    x, y = _data()
+    x, y = small_data()
     model.fit(x, y, verbose=0)
 
 
@@ -626,7 +518,7 @@ class TestUpdatesThatReadMetrics:
 
         options = {"accumulation_steps": accumulation_steps}
         if how == "optimizer":
-            options["optimizer"] = _private(privatize(Optimizer), **options)
+            options["optimizer"] = private(privatize(Optimizer), **options)
         else:
             layer = tf.keras.layers.Dense(1, kernel_constraint=Constraint())
             options["layers"] = [tf.keras.Input((2,)), layer]
@@ -641,7 +533,7 @@ class TestUpdatesThatReadMetrics:
                 super().update_step(gradient * seen.result(), variable, *rate)
 
         declared = [unwrapped(variable) for variable in seen.variables]
-        optimizer = _private(privatize(Optimizer), public_variables=declared)
+        optimizer = private(privatize(Optimizer), public_variables=declared)
         _fit(lambda model, tape, loss: seen.update_state(1.0), optimizer=optimizer)
 
     @pytest.mark.parametrize("accumulation_steps", [1, 2])
@@ -654,7 +546,7 @@ class TestUpdatesThatReadMetrics:
         options = {"accumulation_steps": accumulation_steps}
         _fit(
             lambda model, tape, loss: seen.update_state(loss),
-            optimizer=_private(DPAdam, use_ema=True, **options),
+            optimizer=private(DPAdam, use_ema=True, **options),
             layers=[tf.keras.Input((2,)), tf.keras.layers.Dropout(0.5), layer],
             **options,
         )

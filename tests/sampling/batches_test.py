@@ -11,18 +11,10 @@ import pytest
 import tensorflow as tf
 
 from tests import stack
+from tests.sampling.numbered import RECORDS, numbered
 from tfdpclip import accounting, sampling
 from tfdpclip.sampling.base import DrawKey
 from tfdpclip.sampling.drawer import DrawObserver, Taker
-from tfdpclip.sampling.sources import open_source
-
-_RECORDS = 60
-
-
-def _numbered(count=_RECORDS):
-    """Records that know their index; 0 is left to padding."""
-    x = np.arange(1, count + 1, dtype=np.float32)[:, None] * [1.0, 10.0]
-    return x.astype(np.float32), np.arange(1, count + 1)
 
 
 def _drawn(element):
@@ -41,7 +33,7 @@ def _steps(batches):
 
 class TestShape:
     def test_is_static_and_padded_with_zeros(self):
-        batches = sampling.Poisson(0.1).batches(_numbered())
+        batches = sampling.Poisson(0.1).batches(numbered())
         rows = batches.physical_batch_size
         x_spec, y_spec, w_spec = batches.element_spec
         assert x_spec == tf.TensorSpec((rows, 2), tf.float32)
@@ -54,63 +46,63 @@ class TestShape:
             np.testing.assert_array_equal(x.numpy()[real, 0], y.numpy()[real])
 
     def test_an_empty_draw_is_a_step(self):
-        batches = sampling.Poisson(1e-9).batches(_numbered(), steps=5)
+        batches = sampling.Poisson(1e-9).batches(numbered(), steps=5)
         elements = list(batches)
         assert len(elements) == 5
         assert all(float(tf.reduce_sum(weights)) == 0 for _, _, weights in elements)
 
     def test_default_number_of_steps(self):
-        assert len(sampling.Poisson(0.1).batches(_numbered())) == 10
-        assert len(sampling.Poisson(0.3).batches(_numbered())) == 4
-        assert len(sampling.FixedSize(7, 60).batches(_numbered())) == 9
-        assert len(sampling.ShuffledEpochs(7, 60).batches(_numbered())) == 9
-        assert len(sampling.FullBatch().batches(_numbered())) == 1
-        assert len(sampling.FullBatch().batches(_numbered(), steps=4)) == 4
+        assert len(sampling.Poisson(0.1).batches(numbered())) == 10
+        assert len(sampling.Poisson(0.3).batches(numbered())) == 4
+        assert len(sampling.FixedSize(7, 60).batches(numbered())) == 9
+        assert len(sampling.ShuffledEpochs(7, 60).batches(numbered())) == 9
+        assert len(sampling.FullBatch().batches(numbered())) == 1
+        assert len(sampling.FullBatch().batches(numbered(), steps=4)) == 4
 
     def test_own_sample_weights_are_kept(self):
-        x, y = _numbered()
-        weights = np.linspace(1, 2, _RECORDS)
+        x, y = numbered()
+        weights = np.linspace(1, 2, RECORDS)
         batches = sampling.FullBatch().batches((x, y, weights))
         np.testing.assert_allclose(next(iter(batches))[2], weights, rtol=1e-6)
 
 
 class TestDraws:
     def test_no_draw_is_ever_repeated(self):
-        batches = sampling.Poisson(0.5).batches(_numbered())
+        batches = sampling.Poisson(0.5).batches(numbered())
         seen = [tuple(sorted(s)) for _ in range(5) for s in _steps(batches)]
         # Two of ten draws of 60 coins agree with probability below 1e-16.
         assert len(set(seen)) == len(seen) == 10
 
     def test_fresh_entropy_by_default(self):
-        first, second = (sampling.Poisson(0.5).batches(_numbered()) for _ in range(2))
+        first, second = (sampling.Poisson(0.5).batches(numbered()) for _ in range(2))
         assert _steps(first) != _steps(second)
 
     def test_a_seed_fixes_draws_and_they_can_be_resumed(self):
         scheme = sampling.Poisson(0.2)
-        whole = scheme.batches(_numbered(), seed=3, steps=10)
+        whole = scheme.batches(numbered(), seed=3, steps=10)
         expected = _steps(whole)
-        again = scheme.batches(_numbered(), seed=3, steps=5)
+        again = scheme.batches(numbered(), seed=3, steps=5)
         assert _steps(again) + _steps(again) == expected
-        resumed = scheme.batches(_numbered(), seed=3, steps=4, initial_step=6)
+        resumed = scheme.batches(numbered(), seed=3, steps=4, initial_step=6)
         assert resumed.next_step == 6
         assert _steps(resumed) == expected[6:]
         assert resumed.seed == 3
 
     @pytest.mark.slow
     def test_frequencies_reach_the_batches(self):
-        batches = sampling.Poisson(0.25).batches(_numbered(), steps=1000)
-        counts = np.bincount(sum(_steps(batches), []), minlength=_RECORDS)
+        batches = sampling.Poisson(0.25).batches(numbered(), steps=1000)
+        counts = np.bincount(sum(_steps(batches), []), minlength=RECORDS)
         # Hoeffding: P[|count - 250| > 0.13 * 1000] < 2 exp(-2 * 1000 * 0.13^2) < 1e-14
         # for each of 60 records, so the false-alarm rate is below 1e-12.
         assert np.all(np.abs(counts - 250) < 130)
 
     def test_fixed_size(self):
-        for step in _steps(sampling.FixedSize(7, 60).batches(_numbered())):
+        for step in _steps(sampling.FixedSize(7, 60).batches(numbered())):
             assert len(set(step)) == len(step) == 7
 
     def test_with_replacement(self):
         scheme = sampling.FixedSize(50, 60, replacement=True)
-        steps = _steps(scheme.batches(_numbered()))
+        steps = _steps(scheme.batches(numbered()))
         assert all(len(step) == 50 for step in steps)
         # All distinct in both steps with probability below 1e-20.
         assert any(len(set(step)) < 50 for step in steps)
@@ -124,32 +116,32 @@ class TestDraws:
             return rng(key, step, purpose)
 
         monkeypatch.setattr(DrawKey, "rng", counted)
-        batches = sampling.ShuffledEpochs(7, 60).batches(_numbered())
+        batches = sampling.ShuffledEpochs(7, 60).batches(numbered())
         for _ in range(2):
             collections.deque(batches, maxlen=0)
         assert made == [0, 1]
 
     def test_shuffled_epochs(self):
-        batches = sampling.ShuffledEpochs(7, 60).batches(_numbered())
+        batches = sampling.ShuffledEpochs(7, 60).batches(numbered())
         first, second = (sum(_steps(batches), []) for _ in range(2))
         assert sorted(first) == sorted(second) == list(range(60))
         assert first != second
 
     def test_a_shuffle_resumed_elsewhere_begins_anew(self):
-        batches = sampling.ShuffledEpochs(10, 60).batches(_numbered(), initial_step=3)
+        batches = sampling.ShuffledEpochs(10, 60).batches(numbered(), initial_step=3)
         assert sorted(sum(_steps(batches), [])) == list(range(60))
 
     def test_full_batch(self):
-        assert _steps(sampling.FullBatch().batches(_numbered())) == [list(range(60))]
+        assert _steps(sampling.FullBatch().batches(numbered())) == [list(range(60))]
 
 
 class TestAccumulation:
     @pytest.mark.parametrize("pieces", [1, 2, 3, 7])
     def test_a_step_is_cut_into_pieces(self, pieces):
         options = {"seed": 5, "steps": 6}
-        whole = sampling.Poisson(0.4).batches(_numbered(), **options)
+        whole = sampling.Poisson(0.4).batches(numbered(), **options)
         cut = sampling.Poisson(0.4).batches(
-            _numbered(),
+            numbered(),
             accumulation_steps=pieces,
             physical_batch_size=-(-60 // pieces),
             **options,
@@ -159,7 +151,7 @@ class TestAccumulation:
 
     def test_stopping_within_a_step_does_not_mix_steps(self):
         batches = sampling.FullBatch().batches(
-            _numbered(), accumulation_steps=4, physical_batch_size=15
+            numbered(), accumulation_steps=4, physical_batch_size=15
         )
         stream = iter(batches)
         begun = _drawn(next(stream)) + _drawn(next(stream))
@@ -170,7 +162,7 @@ class TestAccumulation:
 
     def test_a_step_that_another_iterator_took_from_is_not_finished(self):
         """What is left of it would be filled up with the next draw."""
-        batches = sampling.FullBatch().batches(_numbered(), accumulation_steps=3)
+        batches = sampling.FullBatch().batches(numbered(), accumulation_steps=3)
         stream, other = iter(batches.repeat()), iter(batches.repeat())
         for _ in range(4):
             next(stream)
@@ -180,7 +172,7 @@ class TestAccumulation:
             next(stream)
 
     def test_another_iterator_between_two_steps_takes_steps_of_its_own(self):
-        batches = sampling.FullBatch().batches(_numbered(), accumulation_steps=3)
+        batches = sampling.FullBatch().batches(numbered(), accumulation_steps=3)
         stream, other = iter(batches.repeat()), iter(batches.repeat())
         for _ in range(3):
             next(stream)
@@ -191,7 +183,7 @@ class TestAccumulation:
             next(other)
 
     def test_iterators_that_gather_ahead_take_whole_steps(self):
-        batches = sampling.FullBatch().batches(_numbered(), accumulation_steps=3)
+        batches = sampling.FullBatch().batches(numbered(), accumulation_steps=3)
         batches._drawer.runs_ahead = True
         streams = [iter(batches.repeat()) for _ in range(2)]
         taken = [[], []]
@@ -253,7 +245,7 @@ class TestAccumulation:
         assert sorted(seen) == list(range(6))
 
     def test_nothing_is_gathered_ahead(self):
-        batches = sampling.Poisson(0.4).batches(_numbered(), accumulation_steps=2)
+        batches = sampling.Poisson(0.4).batches(numbered(), accumulation_steps=2)
         stream = iter(batches.repeat())
         for expected in range(1, 8):
             next(stream)
@@ -261,7 +253,7 @@ class TestAccumulation:
 
     def test_full_batch_needs_enough_pieces(self):
         with pytest.raises(ValueError, match="accumulation_steps=4"):
-            sampling.FullBatch().batches(_numbered(), physical_batch_size=16)
+            sampling.FullBatch().batches(numbered(), physical_batch_size=16)
 
 
 class TestCapacity:
@@ -285,176 +277,19 @@ class TestCapacity:
         assert accounting.epsilon(*arguments, tight, 1e-5) > 1.01 * ideal
 
     def test_a_capacity_that_cannot_be_exceeded_is_none(self):
-        batches = sampling.Poisson(0.5).batches(_numbered(), physical_batch_size=60)
+        batches = sampling.Poisson(0.5).batches(numbered(), physical_batch_size=60)
         assert batches.scheme == sampling.Poisson(0.5)
 
     def test_draws_respect_it(self):
         with pytest.warns(UserWarning, match="drops some"):
             batches = sampling.Poisson(0.5).batches(
-                _numbered(), physical_batch_size=31, steps=200
+                numbered(), physical_batch_size=31, steps=200
             )
         assert max(map(len, _steps(batches))) <= 31
 
     def test_less_than_the_expected_batch_is_refused(self):
         with pytest.raises(ValueError, match="accumulation_steps="):
-            sampling.Poisson(0.5).batches(_numbered(), physical_batch_size=29)
-
-
-class _Records:
-    """Random access, one record at a time."""
-
-    def __init__(self, shapes=None):
-        self._shapes = shapes or [(2,)] * 10
-
-    def __len__(self):
-        return len(self._shapes)
-
-    def __getitem__(self, index):
-        return {"a": np.full(self._shapes[index], index + 1.0)}, index + 1
-
-
-def _generated():
-    dataset = tf.data.Dataset.from_generator(
-        lambda: iter(range(5)), output_signature=tf.TensorSpec((), tf.int64)
-    )
-    return dataset.apply(tf.data.experimental.assert_cardinality(5))
-
-
-class TestData:
-    def _only(self, data):
-        return next(iter(sampling.FullBatch().batches(data)))
-
-    def test_features_alone(self):
-        x, y, weights = self._only(np.ones((4, 3)))
-        assert x.shape == (4, 3) and y is None and weights.shape == (4,)
-        assert x.dtype == tf.float32  # As Keras would convert it.
-
-    def test_dicts(self):
-        x, y, _ = self._only(
-            ({"a": np.ones((4, 1)), "b": np.zeros(4, int)}, np.ones(4))
-        )
-        assert set(x) == {"a", "b"} and x["b"].dtype == tf.int64
-        features, labels, _ = self._only({"a": np.ones((4, 1))})
-        assert features["a"].shape == (4, 1) and labels is None
-
-    def test_several_inputs_and_outputs(self):
-        x, y, _ = self._only(((np.ones(4), np.zeros((4, 2))), {"out": np.ones(4)}))
-        assert x[1].shape == (4, 2) and y["out"].shape == (4,)
-
-    def test_tensors_and_lists_inside_tuples(self):
-        x, y, _ = self._only((tf.ones((3, 2)), [1, 2, 3]))
-        assert x.shape == (3, 2) and list(y.numpy()) == [1, 2, 3]
-
-    def test_data_frames(self):
-        pandas = pytest.importorskip("pandas")
-        frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
-        x, y, _ = self._only((frame, frame["a"]))
-        assert x.shape == (2, 2) and y.shape == (2,)
-
-    def test_strings(self):
-        batches = sampling.Poisson(1e-9).batches((np.array(["a", "bc"]), np.ones(2)))
-        text, _, _ = next(iter(batches))
-        assert text.dtype == tf.string and set(text.numpy()) == {b""}
-        text, _, _ = self._only((np.array(["a", "bc"]), np.ones(2)))
-        assert list(text.numpy()) == [b"a", b"bc"]
-
-    def test_record_sequences(self):
-        x, y, weights = self._only(_Records())
-        np.testing.assert_array_equal(x["a"][:, 0], np.arange(1, 11))
-        np.testing.assert_array_equal(y, np.arange(1, 11))
-
-    def test_random_access_datasets(self):
-        dataset = tf.data.Dataset.from_tensor_slices(_numbered()).map(
-            lambda x, y: (x / 2, y)
-        )
-        x, y, _ = self._only(dataset)
-        np.testing.assert_allclose(x[:, 0], y.numpy() / 2)
-
-    def test_memory_maps_stay_on_disk(self, tmp_path):
-        path = tmp_path / "x.npy"
-        np.save(path, _numbered()[0])
-        batches = sampling.Poisson(0.1).batches(np.load(path, mmap_mode="r"))
-        assert isinstance(batches._drawer.source._parts[0].base, np.memmap) or (
-            isinstance(batches._drawer.source._parts[0], np.memmap)
-        )
-        next(iter(batches))
-
-    @pytest.mark.parametrize(
-        "data, match",
-        [
-            (np.zeros((0, 2)), "at least one record"),
-            ((np.ones(3), np.ones(4)), "as many records"),
-            ((np.ones(3),) * 4, "tuple of 4"),
-            (np.float32(1), "scalar"),
-            (iter([1, 2]), "access by index"),
-            (np.array([[1], [1, 2]], dtype=object), "rectangular"),
-            (tf.data.Dataset.range(5).repeat(), "finite number"),
-            (_generated(), "no random access"),
-        ],
-        ids=lambda value: value if isinstance(value, str) else "",
-    )
-    def test_refused(self, data, match):
-        with pytest.raises(ValueError, match=match):
-            list(sampling.FullBatch().batches(data))
-
-    @pytest.mark.parametrize(
-        "step",
-        [
-            lambda data: data.batch(5),
-            lambda data: data.batch(5).prefetch(1),
-            lambda data: data.batch(5).map(lambda x, y: (2 * x, y)),
-            lambda data: data.repeat(3),
-            lambda data: data.shuffle(10),
-            lambda data: data.take(4).concatenate(data.batch(1)),
-        ],
-        ids=["batch", "below prefetch", "below map", "repeat", "shuffle", "a part"],
-    )
-    def test_pipelines_whose_elements_are_not_records_are_refused(self, step):
-        pipeline = step(tf.data.Dataset.from_tensor_slices(_numbered()))
-        with pytest.raises(ValueError, match="need not be one record.*#rows-that-are"):
-            sampling.Poisson(0.1).batches(pipeline)
-
-    @pytest.mark.parametrize(
-        "step",
-        [
-            lambda data: data.map(lambda x, y: (x, y), num_parallel_calls=2),
-            lambda data: data.take(40).skip(10).shard(2, 0),
-            lambda data: data.cache().prefetch(2).with_options(tf.data.Options()),
-            lambda data: tf.data.Dataset.zip((data.map(lambda x, y: x), data)).map(
-                lambda x, other: (x, other[1])
-            ),
-        ],
-        ids=["map", "parts", "cache", "zip"],
-    )
-    def test_pipelines_of_records_are_taken(self, step):
-        pipeline = step(tf.data.Dataset.from_tensor_slices(_numbered()))
-        batches = sampling.Poisson(0.5).batches(pipeline)
-        assert batches.population == int(pipeline.cardinality())
-        x, y, _ = next(iter(batches))
-        assert x.shape[1:] == _numbered()[0].shape[1:] and y.shape.rank == 1
-
-    def test_records_must_have_one_shape(self):
-        source = open_source(_Records([(2,), (3,)]))
-        with pytest.raises(ValueError, match="record 1 has shape"):
-            source.take(np.arange(2), 2)
-
-    def test_keras_sequences_are_refused(self):
-        class Sequence(tf.keras.utils.Sequence):
-            def __len__(self):
-                return 3
-
-            def __getitem__(self, index):
-                return np.ones((2, 2)), np.ones(2)
-
-        with pytest.raises(ValueError, match="gives batches"):
-            sampling.Poisson(0.1).batches(Sequence())
-
-    def test_population_must_be_the_stated_one(self):
-        for scheme in (sampling.FixedSize(5, 61), sampling.ShuffledEpochs(5, 61)):
-            with pytest.raises(ValueError, match="population = 61 but there are 60"):
-                scheme.batches(_numbered())
-        with pytest.raises(ValueError, match="population = 10 is less"):
-            sampling.Poisson(0.1, 20, 10).batches(_numbered())
+            sampling.Poisson(0.5).batches(numbered(), physical_batch_size=29)
 
 
 class TestFit:
@@ -464,14 +299,14 @@ class TestFit:
         return model
 
     def test_epochs(self):
-        batches = sampling.Poisson(0.1).batches(_numbered())
+        batches = sampling.Poisson(0.1).batches(numbered())
         self._model().fit(batches, epochs=3, verbose=0)
         assert batches._drawer.delivered >= 30
         assert batches.next_step == batches._drawer.delivered
 
     @pytest.mark.parametrize("steps_per_execution", [1, 3])
     def test_steps_per_epoch(self, steps_per_execution):
-        batches = sampling.Poisson(0.1).batches(_numbered())
+        batches = sampling.Poisson(0.1).batches(numbered())
         model = self._model(steps_per_execution=steps_per_execution)
         model.fit(batches.repeat(), steps_per_epoch=7, epochs=3, verbose=0)
         # Keras 3 rounds an epoch up to whole executions.
@@ -493,7 +328,7 @@ class TestFit:
 
         model = Model()
         model.compile("sgd", "mse")
-        batches = sampling.Poisson(0.1).batches(_numbered())
+        batches = sampling.Poisson(0.1).batches(numbered())
         model.fit(batches, verbose=0)
         before = len(traces)
         model.fit(batches, epochs=3, verbose=0)
@@ -512,7 +347,7 @@ class TestFit:
 
         model = Model()
         model.compile("sgd")
-        batches = sampling.Poisson(0.1).batches(_numbered()[0])
+        batches = sampling.Poisson(0.1).batches(numbered()[0])
         model.fit(batches, verbose=0)
         assert int(model.optimizer.iterations) == int(batches.cardinality()) > 0
 
@@ -556,8 +391,8 @@ def test_arrays_stay_as_they_are_while_ids_say_whose_they_are(scheme):
 
 
 def test_observer_sees_draws_through_transformations():
-    batches = sampling.Poisson(0.1).batches(_numbered(), prefetch=0)
-    other = sampling.Poisson(0.1).batches(_numbered(), prefetch=0)
+    batches = sampling.Poisson(0.1).batches(numbered(), prefetch=0)
+    other = sampling.Poisson(0.1).batches(numbered(), prefetch=0)
     observer = DrawObserver()
     for _ in batches.map(lambda *element: element):
         pass
@@ -592,7 +427,7 @@ def test_no_thread_tunes_an_iterator_whose_end_would_wait_for_it(changed):
 
 def test_a_mapped_data_set_keeps_its_batches():
     def mapped():
-        return sampling.Poisson(0.5).batches(_numbered()).map(lambda *e: e)
+        return sampling.Poisson(0.5).batches(numbered()).map(lambda *e: e)
 
     dataset = mapped()
     gc.collect()
@@ -620,4 +455,4 @@ def test_a_mapped_data_set_keeps_its_batches():
 )
 def test_hostile_options(options, match):
     with pytest.raises(ValueError, match=match):
-        sampling.Poisson(0.1).batches(_numbered(), **options)
+        sampling.Poisson(0.1).batches(numbered(), **options)

@@ -1,0 +1,200 @@
+"""A model's batch normalisation is converted to group normalisation, or refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.keras.helpers import L
+from tests.keras.normalized_models import Block, batchnorm_model, images, small_vit
+from tfdpclip.keras.isolation import check_isolation
+from tfdpclip.keras.normalization import convert_batchnorm
+from tfdpclip.keras.transfer import film
+
+
+@pytest.mark.slow
+def test_conversion_copies_weights_and_leaves_the_model_alone():
+    model = batchnorm_model()
+    bn = model.get_layer("bn")
+    bn.gamma.assign(np.linspace(0.5, 2, 32))
+    bn.beta.assign(np.linspace(-1, 1, 32))
+    weights = model.get_weights()
+    new = convert_batchnorm(model)
+    layer = new.get_layer("bn")
+    assert type(layer) is L.GroupNormalization
+    # 4x4 positions: one channel in a group has 16 elements.
+    assert layer.groups == 32 and layer.epsilon == bn.epsilon
+    np.testing.assert_array_equal(layer.gamma, bn.gamma)
+    np.testing.assert_array_equal(layer.beta, bn.beta)
+    for name in ("conv", "dense"):
+        pairs = zip(
+            new.get_layer(name).weights, model.get_layer(name).weights, strict=True
+        )
+        for ours, theirs in pairs:
+            assert ours is not theirs
+            np.testing.assert_array_equal(ours, theirs)
+    for now, before in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(now, before)
+    assert type(model.get_layer("bn")) is L.BatchNormalization
+    x, y = images()
+    loss = tf.keras.losses.sparse_categorical_crossentropy
+    check_isolation(new, x, y, loss=loss)
+    # By hand: each channel is its own group here.
+    z = tf.nn.conv2d(x, model.get_layer("conv").kernel, 1, "VALID").numpy()
+    z = (z - z.mean((1, 2), keepdims=True)) / np.sqrt(
+        z.var((1, 2), keepdims=True) + bn.epsilon
+    )
+    z = np.maximum(z * bn.gamma.numpy() + bn.beta.numpy(), 0).mean((1, 2))
+    kernel, bias = model.get_layer("dense").get_weights()
+    expected = tf.nn.softmax(z @ kernel + bias)
+    np.testing.assert_allclose(new(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "expected"),
+    [
+        ((8, 8, 48), 32, 24),
+        ((8, 8, 7), 32, 7),
+        ((8, 8, 64), 4, 4),
+        ((None, None, 64), 32, 32),
+        ((1, 1, 64), 32, 4),
+        ((64,), 32, 4),
+        ((8,), 32, 1),
+        ((5, 64), 32, 16),
+    ],
+)
+def test_groups_fit_the_channels(shape, groups, expected):
+    inputs = tf.keras.Input(shape)
+    model = tf.keras.Model(inputs, L.BatchNormalization(name="bn")(inputs))
+    layer = convert_batchnorm(model, groups).get_layer("bn")
+    assert layer.groups == expected
+    x = np.random.default_rng(0).normal(size=[4, *(n or 6 for n in shape)])
+    y = layer(tf.constant(x, tf.float32)).numpy()
+    assert np.abs(y).max() > 0.5 and np.all(np.isfinite(y))
+
+
+def test_channels_first_and_missing_scale():
+    inputs = tf.keras.Input((32, 6, 6))
+    layer = L.BatchNormalization(axis=1, scale=False, name="bn")
+    model = tf.keras.Model(inputs, layer(inputs))
+    layer.beta.assign(np.arange(32.0))
+    new = convert_batchnorm(model).get_layer("bn")
+    assert new.gamma is None
+    np.testing.assert_array_equal(new.beta, np.arange(32.0))
+    y = new(np.random.default_rng(0).normal(size=(2, 32, 6, 6)).astype("float32"))
+    np.testing.assert_allclose(
+        np.mean(y, (2, 3)), np.tile(np.arange(32), (2, 1)), atol=1e-4
+    )
+
+
+def test_conversion_of_nested_and_sequential_models():
+    body = tf.keras.Sequential(
+        [tf.keras.Input((6, 6, 3)), L.Conv2D(16, 3), L.BatchNormalization(), L.ReLU()],
+        name="body",
+    )
+    tail = tf.keras.Sequential(
+        [tf.keras.Input((16,)), Block(name="block"), L.Dense(2)], name="tail"
+    )
+    tail.get_layer("block").gain.assign(3.0)
+    tail.get_layer("block").dense.trainable = False
+    inputs = tf.keras.Input((6, 6, 3))
+    outputs = tail(L.GlobalAveragePooling2D()(body(inputs)))
+    model = tf.keras.Model(inputs, outputs)
+    new = convert_batchnorm(model)
+    kinds = [type(layer) for layer in new._flatten_layers()]
+    assert L.BatchNormalization not in kinds and L.GroupNormalization in kinds
+    assert new.get_layer("body") is not body
+    block = new.get_layer("tail").get_layer("block")
+    assert float(block.gain) == 3.0 and not block.dense.trainable
+    np.testing.assert_array_equal(
+        block.dense.kernel, tail.get_layer("block").dense.kernel
+    )
+    np.testing.assert_array_equal(
+        new.get_layer("body").layers[0].kernel, body.layers[0].kernel
+    )
+    sequential = convert_batchnorm(body)
+    assert isinstance(sequential, tf.keras.Sequential)
+    assert film(convert_batchnorm(batchnorm_model())).normalization == 64
+
+
+def test_a_layer_used_twice_is_converted_once():
+    inputs = tf.keras.Input((4, 16))
+    bn = L.BatchNormalization(name="bn")
+    model = tf.keras.Model(inputs, bn(bn(inputs)))
+    new = convert_batchnorm(model)
+    assert len(new.trainable_variables) == 2
+    assert [type(layer) for layer in new.layers[1:]] == [L.GroupNormalization]
+
+
+@pytest.mark.slow
+def test_conversion_of_a_residual_network():
+    model = tf.keras.applications.ResNet50(
+        weights=None, input_shape=(64, 64, 3), classes=5
+    )
+    new = convert_batchnorm(model)
+    counts = film(new)
+    assert counts.normalization == 53_120 and len(counts.layers) == 53
+    assert counts.heads == ("predictions",)
+    assert new(np.zeros((2, 64, 64, 3), "float32")).shape == (2, 5)
+
+
+def test_refuses_models_that_it_cannot_rebuild():
+    with pytest.raises(ValueError, match="model has no BatchNormalization"):
+        convert_batchnorm(small_vit())
+    for wrong in (0, -1, 2.5, True, float("nan")):
+        with pytest.raises(ValueError, match="groups must be an integer"):
+            convert_batchnorm(batchnorm_model(), wrong)
+
+    class Hidden(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.bn = L.BatchNormalization()
+
+        def call(self, x):
+            return self.bn(x)
+
+    model = Hidden()
+    with pytest.raises(ValueError, match="no variables yet"):
+        convert_batchnorm(model)
+    model(tf.ones((2, 3)))
+    with pytest.raises(ValueError, match="subclass of tf.keras.Model.*GroupNorm"):
+        convert_batchnorm(model)
+
+    wrapped = tf.keras.Sequential(
+        [tf.keras.Input((2, 3)), L.TimeDistributed(L.BatchNormalization())]
+    )
+    with pytest.raises(ValueError, match="BatchNormalization inside.*GroupNorm"):
+        convert_batchnorm(wrapped)
+
+    class Argument(L.Layer):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def call(self, x):
+            return x
+
+    shared = L.Dense(3)
+    inner = tf.keras.Sequential([tf.keras.Input((3,)), shared, L.BatchNormalization()])
+    inputs = tf.keras.Input((3,))
+    siamese = tf.keras.Model(inputs, shared(inner(inputs)))
+    with pytest.raises(ValueError, match="in more than one model"):
+        convert_batchnorm(siamese)
+
+    odd = tf.keras.Sequential(
+        [tf.keras.Input((3,)), Argument(lambda x: x), L.BatchNormalization()]
+    )
+    with pytest.raises(ValueError, match="cannot be made again.*get_config"):
+        convert_batchnorm(odd)
+
+
+def test_arithmetic_between_layers_is_kept_by_the_conversion():
+    """As MobileNetV3 has it: `x + 3` is no layer in Keras 3."""
+    inputs = tf.keras.Input((4, 4, 3))
+    x = tf.keras.layers.Conv2D(4, 1)(inputs)
+    x = tf.keras.layers.BatchNormalization()(x)
+    model = tf.keras.Model(inputs, tf.keras.layers.ReLU()(x + 3.0) * 2.0)
+    converted = convert_batchnorm(model)
+    kinds = [type(layer).__name__ for layer in converted.layers]
+    assert "GroupNormalization" in kinds and "BatchNormalization" not in kinds
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype("float32")
+    assert float(tf.reduce_mean(converted(x))) == pytest.approx(6.0, abs=0.5)

@@ -95,8 +95,10 @@ def check_inverse(scheme, epsilon, steps, delta, accountant):
     z = accounting.noise_multiplier(epsilon, delta, steps, scheme, accountant)
     spent = accounting.epsilon(z, steps, scheme, delta, accountant)
     assert spent <= epsilon, "the calibrated run spends more than its budget"
-    if spent < epsilon * (1 - 1e-3) and z > 1.1e-4:  # Epsilon jumps, to 0 mostly.
-        less = accounting.epsilon(z * (1 - 1e-3), steps, scheme, delta, accountant)
+    if spent < epsilon * (1 - 1e-3) and z > 1.1e-4:
+        # Epsilon jumps, to 0 mostly; and large ones go up and down by 0.3 % with their
+        # grid.
+        less = accounting.epsilon(z * (1 - 1e-2), steps, scheme, delta, accountant)
         assert less > epsilon, "more noise than needed"
     assert accounting.steps_for(epsilon, delta, z, scheme, accountant) >= steps
 

@@ -93,7 +93,7 @@ class CorrelatedNoise:
 
         Of the library's own, tests know all of this.
         """
-        if not dataclasses.is_dataclass(self.matrix):
+        if not dataclasses.is_dataclass(type(self.matrix)):
             raise ValueError(
                 f"matrix={_arguments.shown(self.matrix)} must be a dataclass, so that "
                 "one matrix can be told from another: @dataclasses.dataclass("

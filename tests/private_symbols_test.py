@@ -1,6 +1,7 @@
 """What others keep private is used behind few doors only."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -19,19 +20,24 @@ _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 _NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 
 
-def modules():
-    """All files of the packages, by their path."""
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text())
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-    }
+# All files of the packages.
+PATHS = [
+    str(path.relative_to(ROOT))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+]
 
 
-def own_names(trees):
+@functools.cache
+def tree_of(path):
+    return ast.parse((ROOT / path).read_text())
+
+
+@functools.cache
+def own_names():
     """The names that the packages define themselves."""
     names = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in (node for path in PATHS for node in ast.walk(tree_of(path))):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -73,20 +79,16 @@ def secrets_in(tree, own):
     return found
 
 
-TREES = modules()
-OWN = own_names(TREES.values())
-
-
-@pytest.mark.parametrize("path", TREES)
+@pytest.mark.parametrize("path", PATHS)
 def test_private_symbols_stay_behind_their_doors(path):
     if path not in DOORS:
-        assert secrets_in(TREES[path], OWN) == []
+        assert secrets_in(tree_of(path), own_names()) == []
 
 
 @pytest.mark.parametrize("path", DOORS)
 def test_every_door_has_something_behind_it_and_says_what_it_is_for(path):
-    tree = TREES[path]
-    assert secrets_in(tree, OWN - {n for n in OWN if n.startswith("__")})
+    tree, own = tree_of(path), own_names()
+    assert secrets_in(tree, own - {n for n in own if n.startswith("__")})
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
     public = [f for f in functions if not f.name.startswith("_")]
     assert public
@@ -97,7 +99,7 @@ def test_the_rooms_behind_the_door_to_keras_have_the_same_names():
     """Public functions of the same arguments, and the same other names."""
     found = []
     for room in ("_keras2", "_keras3"):
-        tree = TREES[f"tfdpclip/keras/{room}.py"]
+        tree = tree_of(f"tfdpclip/keras/{room}.py")
         functions = {
             node.name: [argument.arg for argument in node.args.args]
             for node in tree.body
@@ -128,11 +130,11 @@ def test_the_rooms_behind_the_door_to_keras_have_the_same_names():
     ],
 )
 def test_a_private_symbol_is_found_however_it_is_reached(code):
-    assert len(secrets_in(ast.parse(code), OWN)) == 1
+    assert len(secrets_in(ast.parse(code), own_names())) == 1
 
 
 @pytest.mark.parametrize(
     "code", ["self._model", "op._tfdpclip_records", "value.__float__", "tf.nest.map"]
 )
 def test_what_is_ours_or_public_is_no_finding(code):
-    assert secrets_in(ast.parse(code), OWN) == []
+    assert secrets_in(ast.parse(code), own_names()) == []

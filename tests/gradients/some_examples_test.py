@@ -49,15 +49,16 @@ def test_an_empty_batch_is_not_checked():
     assert tried(lambda x: squash(x @ W), X[:0]) == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "xla"])
-@pytest.mark.parametrize("bad", [np.nan, 1e30])
-def test_those_of_the_first_half_may_all_be_no_numbers(bad, compiled):
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "xla"]
+)
+def test_those_of_the_first_half_may_all_be_no_numbers(compiled):
     @tf.function(input_signature=ANY, autograph=False, jit_compile=compiled)
     def step(x):
         losses = tf.reduce_sum(tf.square(x @ W), axis=1)
         return per_example_norms(losses, [W], check_isolation="always")
 
-    for size, first in ((2, 1), (3, 1), (5, 3)):
+    for bad, size, first in ((np.nan, 2, 1), (np.nan, 3, 1), (1e30, 5, 3)):
         x = X.numpy()[:size]
         x[:first] = bad
         finite = np.isfinite(step(x))

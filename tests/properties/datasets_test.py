@@ -323,6 +323,13 @@ def test_an_example_that_is_no_number_is_left_out(rule, bad):
     assert not np.isfinite(norms[1])
 
 
+@pytest.mark.every_check
+def test_a_variable_of_no_entries_is_no_false_alarm_beside_an_infinite_norm():
+    x = np.array([[1e30, -1.0, 0.0]], np.float32)
+    total, _, norms = Model().sums(LayerwiseClip(0.5), x, np.ones(1, np.float32))
+    assert np.isfinite(total).all() and not np.isfinite(norms).all()
+
+
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.slow

@@ -365,7 +365,8 @@ class SelfCheck:
             ]
         )
         sums, lengths = found[:, 0], found[:, 1]
-        sound = tf.math.is_finite(lengths) & tf.math.is_finite(bounds)
+        # Lengths of no entries are 0, relative to whatever.
+        sound = tf.math.is_finite(lengths + scales) & tf.math.is_finite(bounds)
         every = tf.reduce_all(sound)
         shortfalls = lengths - bounds / scales
         groups, excess = self._decisive(seed, lengths, scales, decisive, rounded)

@@ -365,14 +365,15 @@ class SelfCheck:
             ]
         )
         sums, lengths = found[:, 0], found[:, 1]
-        # Lengths of no entries are 0, relative to whatever.
-        sound = tf.math.is_finite(lengths + scales) & tf.math.is_finite(bounds)
+        sound = tf.math.is_finite(lengths) & tf.math.is_finite(bounds)
         every = tf.reduce_all(sound)
+        # Of no entries the length is 0, relative to whatever.
+        related = sound & tf.math.is_finite(scales)
         shortfalls = lengths - bounds / scales
         groups, excess = self._decisive(seed, lengths, scales, decisive, rounded)
         return Comparison(
             tf.where(sound & counts, sums, 0.0),
-            tf.where(sound & single, shortfalls, 0.0),
+            tf.where(related & single, shortfalls, 0.0),
             tf.where(every & single, groups, 0.0),
             tf.where(every & single, excess, 0.0),
             tf.constant(True),

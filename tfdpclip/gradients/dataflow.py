@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
-from tfdpclip.gradients import lists, ops, origins, places, repeats, sparse
+from tfdpclip.gradients import layouts, lists, ops, origins, places, repeats, sparse
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
@@ -47,8 +47,10 @@ class Dataflow:
     Attributes:
       batch_size: the static number of examples, or None.
       rows_per_example: as given.
+      outputs: as given.
       sources: the data.
       sparse_batches: those that are sparse.
+      inner: the analyses of the functions that branches, calls and loops run.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Dataflow:
     ):
         self._start(list(outputs), handles, batch_size, public, rows_per_example)
         if self.batch_size is None:
-            length = _static_batch(self._outputs[0], self.ops)
+            length = _static_batch(self.outputs[0], self.ops)
             self.batch_size = None if length is None else length // rows_per_example
         self._any_data = any(map(self.passed_in, self.ops))
         self._find_sparse_batches()
@@ -86,7 +88,7 @@ class Dataflow:
 
     def _start(self, outputs, handles, batch_size, public, rows_per_example):
         self.rows_per_example = rows_per_example
-        self._outputs = outputs
+        self.outputs = outputs
         self.graph = outputs[0].graph
         self.ops = ancestors(outputs)
         self._inside = set(self.ops)
@@ -99,6 +101,7 @@ class Dataflow:
         self._sparse: dict = {}
         # Floating tensors through which no gradient reaches the sources.
         self.converted: list[tf.Tensor] = []
+        self.inner: dict[tf.Operation, list[Dataflow]] = {}
 
     def __getitem__(self, tensor: tf.Tensor) -> Flow:
         flow = self._flows.get(tensor.ref())
@@ -218,6 +221,10 @@ class Dataflow:
         if taken is not None:
             return Flow(DATA, taken.axes, example=self.place_of(taken.place))
         flow = places.met(op, output, inputs, self.batch_size)
+        if flow is None and op.type == "Reshape":
+            flow = layouts.by_counted_rows(
+                inputs[0], counted_rows(op, self.__getitem__)
+            )
         if flow is None:
             flow = transfer(op, output, inputs, self.batch_size)
         made = all(f.made or f.kind != DATA for f in inputs)

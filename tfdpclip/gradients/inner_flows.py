@@ -120,10 +120,12 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
         return None
     first = ops.FIRST_ARGUMENT[op.type]
     results: list[Flow] = []
+    flows.inner[op] = []
     for graph in graphs:
         graph.outer_graph = op.graph
         inner = InnerFlows(graph, op.inputs[first:], flows)
         inner.follow()
+        flows.inner[op].append(inner)
         found = [inner[t] for t in graph.outputs[: len(op.outputs)]]
         pairs = zip(results or found, found, strict=True)
         results = [either(a, b) for a, b in pairs]
@@ -274,7 +276,10 @@ class BodyFlows(InnerFlows):
 
 def _read_loop(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
     inner = BodyFlows.of(op, flows) if op.inputs else None
-    return None if inner is None else inner.results()
+    if inner is None:
+        return None
+    flows.inner[op] = [inner]
+    return inner.results()
 
 
 INSIDE.update(dict.fromkeys(ops.LOOPS, _read_loop))

@@ -58,6 +58,24 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, None)
 
 
+def by_counted_rows(flow: Flow, like: Flow | None) -> Flow | None:
+    """The flow of a `Reshape` whose first length is counted from another tensor.
+
+    Args:
+      flow: that of the tensor that is reshaped.
+      like: that of a tensor with as many rows as the output has; None if none is known.
+
+    Returns:
+      None if the entries of an example do not follow each other in the input, or nobody
+      counted.
+    """
+    if like is None or flow.kind != DATA or flow.minor or flow.coupled is not None:
+        return None
+    if flow.axes != (0,) or not flow.rows:
+        return None
+    return Flow(DATA, (0,), like.rows)
+
+
 def _reshape_inner(op, output, flow) -> Flow:
     """[1, N, D, 1] -> [N, ...]: back from layer normalisation's detour.
 
@@ -224,7 +242,12 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     if flow.kind != DATA:
         return Flow(DATA, (0,), 1)
     shift = output.shape.rank - op.inputs[0].shape.rank
-    rows = flow.rows if shift == 0 and op.type == "BroadcastTo" else None
+    rows = flow.rows if shift == 0 else None
+    if op.type == "Tile":
+        # Copies of the whole batch are one after the other, not each example's.
+        times = known_value(op.inputs[1])
+        if times is None or any(times[axis] != 1 for axis in flow.axes):
+            rows = None
     return Flow(DATA, tuple(a + shift for a in flow.axes), rows, flow.minor)
 
 

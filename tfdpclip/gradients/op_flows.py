@@ -82,6 +82,7 @@ def _first_rows(inputs) -> Flow:
     first = next(f for f in inputs if f.kind == DATA)
     apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
     apart = apart and first.axes in ((), (0,))
+    apart = apart and len({(f.rows, f.minor) for f in inputs if f.leads}) < 2
     return (
         Flow(DATA, first.axes, first.rows, first.minor) if apart else Flow(DATA, None)
     )
@@ -124,7 +125,7 @@ def _reduction(op, output, inputs) -> Flow:
     left = [a for a in flow.axes if a not in axes]
     if not keep:
         left = [a - sum(1 for r in axes if r < a) for a in left]
-    rows = flow.rows if 0 in flow.axes and 0 not in axes else None
+    rows = flow.rows if left else None
     return Flow(DATA, tuple(left), rows, flow.minor, coupled=coupled)
 
 

@@ -228,7 +228,8 @@ VALUELESS = frozenset("ZerosLike OnesLike".split())
 
 #: Each row on axis 0 from the same row.
 ROW_BY_ROW = frozenset(
-    """ResizeNearestNeighbor DepthToSpace SpaceToDepth MatrixDiag MatrixDiagV2
+    """ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3
+    DepthToSpace SpaceToDepth MatrixDiag MatrixDiagV2
     MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiag
     MatrixSetDiagV2 MatrixSetDiagV3 MatrixBandPart Multinomial
     StatelessMultinomial""".split()
@@ -292,4 +293,47 @@ SEGMENT_SUMS = frozenset(
 #: The same, of rows that are looked up first.
 SEGMENT_LOOKUPS = frozenset(
     """SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN""".split()
+)
+
+# What gradients do.
+
+#: Types whose registered gradient keeps the examples apart where the op itself does:
+#: the backward lemma of `proof.py`, tried by tests/gradients/lemmas_test.py.
+GRADIENTS_APART = frozenset(
+    """Abs Acos Acosh Add AddN AddV2 Angle ApproxTopK ArgMax ArgMin Asin Asinh Atan
+    Atan2 Atanh AvgPool AvgPool3D BandedTriangularSolve BatchMatMul BatchMatMulV2
+    BatchMatMulV3 BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0
+    BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd
+    BroadcastTo Cast Ceil CheckNumerics CheckNumericsV2 Cholesky ClipByValue Complex
+    ComplexAbs ConcatV2 Conj ConjugateTranspose Conv2D Conv2DBackpropInput Conv3D
+    Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp Dawsn
+    DebugIdentityV2 DepthToSpace DepthwiseConv2dNative Digamma Dilation2D Div
+    DivNoNan Eig Einsum Elu EluGrad EnsureShape Erf Erfc Erfinv EuclideanNorm Exp
+    ExpandDims Expint Expm1 ExtractImagePatches FFT FFT2D FFT3D
+    FakeQuantWithMinMaxArgs Fill Floor FloorDiv FloorMod FresnelCos FresnelSin
+    FusedBatchNormV3 Gather GatherNd GatherV2 IFFT IFFT2D IFFT3D IRFFT IRFFT2D
+    Identity IdentityN Igamma Igammac Imag ImageProjectiveTransformV2
+    ImageProjectiveTransformV3 Inv InvGrad IsotonicRegression LRN
+    LeakyRelu LeakyReluGrad Lgamma Log Log1p LogMatrixDeterminant LogSoftmax MatMul
+    MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart MatrixDiagPartV2
+    MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse MatrixSetDiag
+    MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve MatrixSolveLs MatrixSquareRoot
+    MatrixTriangularSolve Max MaxPool MaxPool3D MaxPoolV2 MaxPoolWithArgmax Maximum
+    Mean Min Minimum MirrorPad Mul MulNoNan Ndtri Neg NextAfter NthElement Pack Pad
+    PadV2 PlaceholderWithDefault Polygamma Pow PreventGradient Prod Qr
+    QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RFFT
+    RFFT2D RGBToHSV RandomGamma Real RealDiv Reciprocal ReciprocalGrad Relu Relu6
+    Relu6Grad ReluGrad Reshape ResizeBicubic ResizeBilinear ResizeNearestNeighbor
+    ResourceGather ReverseV2 Rint Roll Round Rsqrt RsqrtGrad SegmentMax SegmentMean
+    SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2 Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Sinh Slice Softmax SoftmaxCrossEntropyWithLogits
+    Softplus SoftplusGrad Softsign SpaceToBatchND SpaceToDepth SparseFillEmptyRows
+    SparseReorder SparseSegmentMean SparseSegmentMeanWithNumSegments
+    SparseSegmentSqrtN SparseSegmentSqrtNWithNumSegments SparseSegmentSum
+    SparseSegmentSumWithNumSegments SparseSoftmax SparseSoftmaxCrossEntropyWithLogits
+    SparseTensorDenseMatMul SparseToDense Spence Split SplitV Sqrt SqrtGrad Square
+    SquaredDifference Squeeze StridedSlice Sub Sum Svd Tan Tanh TanhGrad
+    TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack
+    TensorListSetItem TensorListStack Tile TopK TopKV2 Transpose TridiagonalSolve
+    TruncateDiv Unpack Xdivy Xlog1py Xlogy Zeta""".split()
 )

@@ -7,6 +7,8 @@ everybody's gradient. So every size carries its power of B.
 
 from __future__ import annotations
 
+import dataclasses
+import fractions
 from collections.abc import Callable
 
 import numpy as np
@@ -72,21 +74,35 @@ def counted_rows(
     """
     if op.type == "Tile" and op.inputs[0].shape[axis : axis + 1] != [1]:
         return None
-    tensor = op.inputs[1 if op.type in ("Tile", "BroadcastTo", "Range") else 0]
+    tensor = op.inputs[1 if op.type in _SHAPE_SECOND else 0]
     if axis:
         if tensor.op.type != "Pack":
             return None
         tensor = tensor.op.inputs[axis]
-    while tensor.op.type in _FIRST_OF:
+    times = fractions.Fraction(1)
+    while tensor.op.type in _FIRST_OF or tensor.op.type in ("Mul", "FloorDiv"):
         if tensor.op.type == "StridedSlice":
             bounds = [tf.get_static_value(tensor.op.inputs[i]) for i in (1, 3)]
             if bounds[0] is None or bounds[0].any() or (bounds[1] != 1).any():
                 return None
+        if tensor.op.type in ("Mul", "FloorDiv"):
+            factor = tf.get_static_value(tensor.op.inputs[1])
+            if tensor.shape.rank != 0 or factor is None or factor <= 0:
+                return None
+            one = fractions.Fraction(int(factor))
+            times *= one if tensor.op.type == "Mul" else 1 / one
         tensor = tensor.op.inputs[0]
     if tensor.op.type != "Shape":
         return None
     flow = flow_of(tensor.op.inputs[0])
-    return flow if flow.leads and flow.rows else None
+    rows = times * flow.rows if flow.leads and flow.rows else fractions.Fraction(0)
+    if rows.denominator != 1 or rows <= 0:
+        return None
+    return dataclasses.replace(flow, rows=int(rows))
+
+
+#: Ops that take the shape as their second input.
+_SHAPE_SECOND = frozenset("Tile BroadcastTo Range Reshape".split())
 
 
 #: Whose first number is that of their first input.

@@ -26,8 +26,10 @@ from tfdpclip.gradients.label_checks import convert_each_label
 from tfdpclip.gradients.loss import LossParts, take_apart
 from tfdpclip.gradients.meetings import find_gradients
 from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.proof import prove
 from tfdpclip.gradients.public_terms import check_public_gradients
 from tfdpclip.gradients.records import RecordGradients, column_of
+from tfdpclip.gradients.rule_check import RuleCheck
 from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import DEFAULT_RATE, CheckStatus
@@ -142,6 +144,7 @@ class PerExampleGradients(RecordGradients):
             [self.loss], handles, flows.batch_size, public, rows_per_record
         )
         self.state_reads = state.reads(loss, flows)
+        self.proof = prove(self.loss, self.flows)
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)
         context = Context(self.flows, self.parts.batch_size)
@@ -152,7 +155,7 @@ class PerExampleGradients(RecordGradients):
         with own_gradients_marked(self.flows.ops):
             self._found = find_gradients(
                 *(self.loss, self.variables, handles, context, self._budget),
-                checked=check_isolation != "never",
+                checked=check_isolation != "never" and not self.proof.proven,
             )
         behind = self._found.made_of(self.loss)
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
@@ -180,10 +183,13 @@ class PerExampleGradients(RecordGradients):
             self._finite_parts = self._saved(finite, tf.reduce_all(finite))
         # Where a check begins, if it may wait for the step's sums.
         self._gate: tf.Tensor | None = None
-        self.status = CheckStatus(check_isolation, recheck_rate)
+        self.status = CheckStatus(check_isolation, recheck_rate, self.proof.proven)
         # What one trace checks, the graph keeps alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
-        self.isolated = self._checked(check_isolation, groups)
+        if self.proof.proven:
+            self.isolated = self._compared(check_isolation, groups)
+        else:
+            self.isolated = self._checked(check_isolation, groups)
 
     @property
     def connected(self) -> list[bool]:
@@ -428,6 +434,36 @@ class PerExampleGradients(RecordGradients):
         there = [tf.convert_to_tensor(g) for g in found if g is not None]
         check_public_gradients(self.parts.shared, there, self.flows)
         return found
+
+    def _compared(self, when: str, groups) -> tf.Tensor:
+        """Whether all comparisons with ordinary gradients were passed so far."""
+        if when == "never":
+            return tf.constant(True)
+        check = RuleCheck(self, groups)
+        compiled = in_xla()
+        called = (lambda branch: branch) if compiled else _copies.called
+        due = self.status.due(self.parts.batch_size)
+
+        def ordinary():
+            weightings = check.weightings()
+            return weightings, check.ordinary(weightings)
+
+        found = tf.cond(due, called(ordinary), check.nothing)
+        if not compiled:
+            self._gate = due = tf.identity(due)
+
+        def compare():
+            agree, shows, message = check.compare(*found)
+            passed = self.status.settle(agree, shows)
+            if message is None:
+                return passed
+            # Noted first: a step that failed once is not to be trusted again.
+            with tf.control_dependencies([passed]):
+                assertion = tf.debugging.Assert(passed, [message])
+            with tf.control_dependencies([assertion]):
+                return tf.identity(passed)
+
+        return tf.cond(due, called(compare), self.status.passed_before)
 
     def _checked(self, when: str, groups) -> tf.Tensor:
         """Whether all checks so far were passed, this step's included; see `verify`."""

@@ -1,7 +1,8 @@
-"""Per-example gradients by a vectorised Jacobian, where no rule applies.
+"""Per-example gradients where no rule applies: slow, and right for any op.
 
-Correct for any op that TensorFlow can differentiate, and slow: the cost of one backward
-pass for every example, each over the whole batch.
+Of losses that are proven to keep the examples apart, a vectorised Jacobian: the cost of
+one backward pass for every example, each over the whole batch. Of other losses,
+`alone.py` has the gradients of one example at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients._copies import repeatable, scratch_graph
+from tfdpclip.gradients.alone import ExamplesAlone
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import (
     Budget,
@@ -136,25 +138,56 @@ def _has_lists_of_lists(op: tf.Operation) -> bool:
     )
 
 
+class Jacobian:
+    """Makes the gradients of examples from a backward pass of the batch for each.
+
+    Args:
+      losses: `[B]`, proven to keep the examples apart.
+      variables: the variables.
+      handles: the graph's tensors that stand for them.
+      linear: whether all gradient functions are TensorFlow's, and no type is so coarse
+        that ordinary gradients would round the sum over examples.
+    """
+
+    #: Whether a value that is no number in one example reaches the others' gradients.
+    spreads = True
+
+    def __init__(self, losses, variables, handles, linear: bool = True):
+        self._losses, self._linear = losses, linear
+        self._variables, self._handles = list(variables), list(handles)
+
+    def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
+        """The gradients of the examples at `indices`, `[n, *shape]` for each variable."""
+        return jacobian(self._losses, self._variables, self._handles, indices)
+
+    def sums(self, weights: tf.Tensor, places: Sequence[int]) -> list | None:
+        """The weighted sums by some variables in one pass; None if that may differ."""
+        if not self._linear:
+            return None
+        seeds = tf.cast(weights, self._losses.dtype)
+        handles = [self._handles[place] for place in places]
+        return tf.gradients(self._losses, handles, grad_ys=seeds)
+
+    def drawing(self) -> tf.Operation | None:
+        """An op that gives other numbers in another backward pass; None if none does."""
+        with scratch_graph() as graph:
+            tf.gradients(self._losses, self._handles)
+            random = [op for op in graph.get_operations() if not repeatable(op)]
+        return random[0] if random else None
+
+
 class SlowGradients:
     """Every example's gradients of the variables that no rule covers.
 
     Where they fit into memory, they are built once, and the norms and the sums are made
     of the same numbers. Elsewhere they are built twice, which is the same only if a
-    backward pass gives the same result twice; this is looked up, not assumed. One pass
-    then gives the sum under all weights, as gradients are linear in what comes back;
-    behind a gradient function of somebody's own they need not be, and each example has
-    a pass of its own again.
+    backward pass gives the same result twice; this is looked up, not assumed.
 
     Args:
-      per_example: the losses, `[B]`.
+      maker: a `Jacobian`, or `ExamplesAlone`.
       variables: the variables.
-      handles: the graph's tensors that stand for them.
       batch_size: B.
       budget: what memory there is.
-      coarse: whether a variable is used in a type below float32, to which ordinary
-        gradients would round the sum over examples.
-      linear: whether all gradient functions are TensorFlow's.
 
     Raises:
       LossStructureError: if they do not fit, and a second backward pass would draw
@@ -163,21 +196,15 @@ class SlowGradients:
 
     def __init__(
         self,
-        per_example: tf.Tensor,
+        maker: Jacobian | ExamplesAlone,
         variables: Sequence[tf.Variable],
-        handles: Sequence[tf.Tensor],
         batch_size: tf.Tensor,
         budget: Budget,
-        *,
-        coarse: bool = False,
-        linear: bool = True,
     ):
         self.variables = list(variables)
-        self._losses = per_example
-        self._handles = list(handles)
+        self._maker = maker
         self._batch_size = batch_size
         self._budget = budget
-        self._one_by_one = coarse or not linear
         self._bytes = 4 * sum(math.prod(v.shape) for v in variables)
         self._kept: list[tf.Tensor] | None = None
         if budget.reserve(self._bytes):
@@ -186,8 +213,7 @@ class SlowGradients:
             self._refuse_random_passes()
 
     def _built(self, start, size) -> list[tf.Tensor]:
-        indices = start + tf.range(size)
-        return jacobian(self._losses, self.variables, self._handles, indices)
+        return self._maker.gradients(start + tf.range(size))
 
     def part(self, start, size) -> list[tf.Tensor]:
         """Some examples' gradients, `[size, *shape]` for each variable."""
@@ -199,9 +225,9 @@ class SlowGradients:
         """`[B, V]`: one column for each of the V variables.
 
         A value that is not a number in one example's backward pass reaches every
-        other's here, because each differentiates the whole batch. Nothing can then be
-        said about anybody's norm, so the step fails. (XLA drops the assertion; every
-        example is then dropped for its norm.)
+        other's in a Jacobian, because each differentiates the whole batch. Nothing can
+        then be said about anybody's norm, so the step fails. (XLA drops the assertion;
+        every example is then dropped for its norm.)
         """
 
         def compute(start, size):
@@ -215,6 +241,8 @@ class SlowGradients:
         else:
             chunk, width = self._budget.chunk(self._bytes), len(self.variables)
             squares = in_chunks(compute, self._batch_size, chunk, width)
+        if not self._maker.spreads:
+            return squares
         numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
         assertion = tf.debugging.Assert(numbers, [not_a_number(self.variables)])
         with tf.control_dependencies([] if assertion is None else [assertion]):
@@ -245,30 +273,52 @@ class SlowGradients:
             groups.setdefault(weights.ref(), (weights, []))[1].append(place)
         sums: list = [None] * len(self.variables)
         for weights, places in groups.values():
-            variables = [self.variables[place] for place in places]
-            handles = [self._handles[place] for place in places]
-            if kept is None and not self._one_by_one:
-                seeds = tf.cast(weights, self._losses.dtype)
-                found = tf.gradients(self._losses, handles, grad_ys=seeds)
-            else:
-                # Autodiff would round the sum over examples to a coarse type, and
-                # who knows what a gradient function makes of small weights.
+            found = None if kept is not None else self._maker.sums(weights, places)
+            if found is None:
                 every = tf.ones_like(weights, tf.bool) if kept is None else kept
-                found = masked_sums(self._losses, variables, handles, weights, every)
-            for place, variable, total in zip(places, variables, found, strict=True):
+                found = self._masked_sums(places, weights, every)
+            for place, total in zip(places, found, strict=True):
+                variable = self.variables[place]
                 if total is None:
                     total = tf.zeros(variable.shape, variable.dtype)
                 sums[place] = tf.convert_to_tensor(total)
         return sums
 
+    def _masked_sums(
+        self, places: Sequence[int], weights: tf.Tensor, kept: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Weighted sums over the examples in `kept`, whatever the others contain.
+
+        Examples are taken one at a time, because multiplying a gradient that is not
+        finite by 0 does not remove it.
+        """
+        count = tf.shape(weights)[0]
+
+        def body(i, sums):
+            gradients = self._maker.gradients(i[tf.newaxis])
+            gradients = [gradients[place] for place in places]
+            added = [
+                total + tf.where(kept[i], tf.cast(weights[i], g.dtype) * g[0], 0)
+                for total, g in zip(sums, gradients, strict=True)
+            ]
+            return i + 1, added
+
+        variables = [self.variables[place] for place in places]
+        start = [tf.zeros(v.shape, v.dtype) for v in variables]
+        _, sums = tf.while_loop(
+            lambda i, sums: i < count,
+            body,
+            (tf.constant(0), start),
+            parallel_iterations=1,
+        )
+        return sums
+
     def _refuse_random_passes(self) -> None:
-        with scratch_graph() as graph:
-            tf.gradients(self._losses, self._handles)
-            random = [op for op in graph.get_operations() if not repeatable(op)]
-        if random:
+        op = self._maker.drawing()
+        if op is not None:
             raise LossStructureError(
                 "The backward pass of these variables draws random numbers, or has "
-                f"effects, of its own ({random[0].name!r}, a {random[0].type}), so "
+                f"effects, of its own ({op.name!r}, a {op.type}), so "
                 "that norms and sums would come from different passes: "
                 f"{', '.join(v.name for v in self.variables)}. Take tf.recompute_grad "
                 "out, or let the gradients fit into memory: gradient_memory="
@@ -284,35 +334,3 @@ def not_a_number(variables: Sequence[tf.Variable]) -> str:
         f"{', '.join(v.name for v in variables)}. Remove examples that are not finite "
         "before training."
     )
-
-
-def masked_sums(
-    per_example: tf.Tensor,
-    variables: Sequence[tf.Variable],
-    handles: Sequence[tf.Tensor],
-    weights: tf.Tensor,
-    kept: tf.Tensor,
-) -> list[tf.Tensor]:
-    """Weighted sums over the examples in `kept`, whatever the others contain.
-
-    Examples are taken one at a time, because multiplying a gradient that is not finite
-    by 0 does not remove it.
-    """
-    count = tf.shape(weights)[0]
-
-    def body(i, sums):
-        gradients = jacobian(per_example, variables, handles, i[tf.newaxis])
-        added = [
-            total + tf.where(kept[i], tf.cast(weights[i], g.dtype) * g[0], 0)
-            for total, g in zip(sums, gradients, strict=True)
-        ]
-        return i + 1, added
-
-    start = [tf.zeros(v.shape, v.dtype) for v in variables]
-    _, sums = tf.while_loop(
-        lambda i, sums: i < count,
-        body,
-        (tf.constant(0), start),
-        parallel_iterations=1,
-    )
-    return sums

@@ -73,7 +73,7 @@ def _opened(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
                 # The copies come after everything that is in the graph.
                 if outer is None or _is_later(op, outer, bool(changes), later):
                     return {}
-    copy = _Copy(body.graph, given, op.name, calls.is_compiled(op))
+    copy = OpCopies(body.graph, given, op.name, calls.is_compiled(op))
     try:
         outputs = [copy.of(t) for t in body.outputs]
     except (ValueError, TypeError, LookupError, tf.errors.OpError):
@@ -159,12 +159,13 @@ def _differentiate_copies(op: tf.Operation, outputs: list[tf.Tensor]) -> None:
     _tf_private.differentiate_call_by(op, through_copies)
 
 
-class _Copy:
-    """The copy of a function's ops, made as far as they are asked for.
+class OpCopies:
+    """Copies of a graph's ops in the current graph, made as far as they are asked for.
 
     Args:
-      source: the function's graph.
-      given: by reference, what stands for each of the function's inputs.
+      source: the graph.
+      given: by reference, what stands for tensors of `source`: the inputs of a function,
+        at least.
       name: a prefix for the names of the new ops.
       compiled: whether the function was to be compiled by XLA.
     """
@@ -214,7 +215,7 @@ class _Copy:
             given = {t.ref(): i for t, i in zip(body.inputs, inputs, strict=True)}
             compiled = self._compiled or calls.is_compiled(op)
             with self._target.as_default():
-                copy = _Copy(body.graph, given, name, compiled)
+                copy = OpCopies(body.graph, given, name, compiled)
             return [copy.of(t) for t in body.outputs]
         with (
             self._target.as_default(),
@@ -283,7 +284,7 @@ class _Copy:
             with tf.control_dependencies(None):
                 for external, internal in scratch.captures:
                     given[internal.ref()] = self.of(external)
-            copy = _Copy(scratch, given, f"{op.name}_gradient", self._compiled)
+            copy = OpCopies(scratch, given, f"{op.name}_gradient", self._compiled)
             return [f if f is None else copy.of(f) for f in found]
 
         return gradient

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from tfdpclip.gradients import _copies, fallback, ops, separation, while_loops
+from tfdpclip.gradients.alone import ExamplesAlone
 from tfdpclip.gradients.backward import Backward, gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import ancestors
@@ -69,6 +70,8 @@ class FoundGradients:
       slow_variables: the numbers of those, in the order in which `slow` has them.
       slow_uses: where those meet the batch in the graph.
       backward: the backward pass, if it went on to the variables and to the data.
+      alone: makes the gradients where the graph does not prove that examples stay
+        apart; None where it does.
     """
 
     connected: list[bool]
@@ -78,6 +81,7 @@ class FoundGradients:
     slow_variables: list[int] = dataclasses.field(default_factory=list)
     slow_uses: list[Use] = dataclasses.field(default_factory=list)
     backward: Backward | None = None
+    alone: ExamplesAlone | None = None
 
     def made_of(self, loss: tf.Tensor) -> list[tf.Operation]:
         """The ops of the loss, and of what comes back to all meetings."""
@@ -165,16 +169,42 @@ def find_gradients(
     if found.slow_variables:
         slow = [variables[i] for i in found.slow_variables]
         fallback.warn(slow, reasons)
-        found.slow = fallback.SlowGradients(
-            loss,
-            slow,
-            [handles[i] for i in found.slow_variables],
-            context.batch_size,
-            budget,
-            coarse=coarse,
-            linear=not any(map(_copies.has_own_gradient, context.flows.ops)),
+        linear = not any(map(_copies.has_own_gradient, context.flows.ops))
+        jacobian = fallback.Jacobian(
+            *(loss, slow, [handles[i] for i in found.slow_variables]),
+            linear=linear and not coarse,
         )
+        found.slow = fallback.SlowGradients(jacobian, slow, context.batch_size, budget)
     return found
+
+
+def one_by_one(
+    loss: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    handles: Sequence[tf.Tensor],
+    context: Context,
+    budget: Budget,
+) -> FoundGradients:
+    """The gradients of all variables, each example's made from its own data alone.
+
+    Args: as for `find_gradients`.
+    """
+    connected = [g is not None for g in _ordinary(loss, handles)]
+    found = FoundGradients(connected, {})
+    found.slow_variables = [i for i, known in enumerate(connected) if known]
+    slow = [variables[i] for i in found.slow_variables]
+    alone = ExamplesAlone(
+        *(loss, slow, [handles[i] for i in found.slow_variables], context.flows)
+    )
+    found.alone = alone
+    found.slow = fallback.SlowGradients(alone, slow, context.batch_size, budget)
+    return found
+
+
+def _ordinary(loss: tf.Tensor, handles: Sequence[tf.Tensor]) -> list:
+    """The ordinary gradients, in a graph that is dropped: which variables have one."""
+    with _copies.scratch_graph():
+        return tf.gradients(loss, list(handles))
 
 
 def _meetings(

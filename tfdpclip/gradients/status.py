@@ -35,10 +35,12 @@ class CheckStatus:
     Args:
       when: "first" (as above), "always" or "never".
       rate: the probability with which a later step checks itself.
+      once: whether no step is checked after the first that is conclusive.
     """
 
-    def __init__(self, when: str, rate: float = DEFAULT_RATE):
+    def __init__(self, when: str, rate: float = DEFAULT_RATE, once: bool = False):
         self._when = when
+        self._once = once
         self._rate = rate
         self._steps: tf.Variable | None = None
         self._verdict: tf.Variable | None = None
@@ -63,6 +65,10 @@ class CheckStatus:
         some = batch_size > 0
         if self._when == "always":
             return some
+        if self._once:
+            verdict = self._verdict.read_value()
+            open_yet = (verdict <= UNCHECKED) & (verdict > -ATTEMPTS)
+            return some & (open_yet | tf.equal(verdict, FAILED))
         step = self._steps.assign_add(tf.cast(some, tf.int64), read_value=True)
         zero = tf.zeros([], tf.int64)
         due = tf.equal(tf.bitwise.bitwise_and(step, step - 1), zero)

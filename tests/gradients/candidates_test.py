@@ -65,7 +65,7 @@ def step_of(loss, sampler, *, labels, count, dynamic, remove_hits, when="always"
             sampled_values=sampler(tf.cast(y, tf.int64), count),
             remove_accidental_hits=remove_hits,
         )
-        made = PerExampleGradients(losses, VARIABLES, check_isolation=when)
+        made = PerExampleGradients(losses, VARIABLES, check_gradients=when)
         alone = [tf.gradients(losses[i], VARIABLES) for i in range(len(labels))]
         alone = [[tf.convert_to_tensor(g) for g in found] for found in alone]
         return made.norms, made.materialized(), list(zip(*alone, strict=True))

@@ -168,7 +168,7 @@ def norms_of(per_example, variables, *data, dynamic=True, when="always", jit=Fal
     @tf.function(input_signature=specs, jit_compile=jit, autograph=False)
     def step(*tensors):
         loss = per_example(*tensors)
-        return per_example_norms(loss, variables, check_isolation=when)
+        return per_example_norms(loss, variables, check_gradients=when)
 
     return step(*data)
 

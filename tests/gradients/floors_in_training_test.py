@@ -49,7 +49,7 @@ def test_no_example_is_clipped_harder_for_its_floor(build, monkeypatch):
     model = build()
     variables = model.trainable_variables
     options = {"noise_multiplier": 1.0, "expected_batch_size": BATCH}
-    optimizer = DPAdam(2e-3, clip=QuantileClip(0.5), check_isolation="never", **options)
+    optimizer = DPAdam(2e-3, clip=QuantileClip(0.5), check_gradients="never", **options)
 
     def losses(x, y):
         return tf.keras.losses.sparse_categorical_crossentropy(
@@ -62,7 +62,7 @@ def test_no_example_is_clipped_harder_for_its_floor(build, monkeypatch):
 
     @tf.function(autograph=False)
     def measured(x, y):
-        found = PerExampleGradients(losses(x, y), variables, check_isolation="never")
+        found = PerExampleGradients(losses(x, y), variables, check_gradients="never")
         evidence = found.evidence
         return evidence.squares_by_variable(), evidence.parts_by_variable()
 

@@ -261,7 +261,7 @@ def test_the_error_names_the_variable_and_the_op():
 def test_first_checks_once_and_never_does_not():
     assert_refused(IN_PAIRS, [W], X, when="first")
     assert norms_of(IN_PAIRS, [W], X, when="never").shape == [4]
-    with pytest.raises(ValueError, match="check_isolation"):
+    with pytest.raises(ValueError, match="check_gradients"):
         norms_of(IN_PAIRS, [W], X, when="sometimes")
 
 
@@ -297,7 +297,7 @@ def test_compiled_code_drops_everybody_where_it_cannot_raise():
     @tf.function(jit_compile=True)
     def step(x):
         loss = IN_PAIRS(x)
-        return clipped_sum(loss, [W], FixedClip(1.0), check_isolation="always")
+        return clipped_sum(loss, [W], FixedClip(1.0), check_gradients="always")
 
     sums, _ = step(X)
     np.testing.assert_array_equal(sums[0], tf.zeros_like(W))

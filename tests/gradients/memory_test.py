@@ -267,7 +267,7 @@ def test_gradients_of_a_whole_batch_are_never_built_by_default(name):
 
     For `x @ v` with a third axis, TensorFlow's own gradient does build them.
     """
-    built, whole = largest_built(name, 64, check_isolation="never")
+    built, whole = largest_built(name, 64, check_gradients="never")
     assert built < whole / 4
 
 
@@ -317,7 +317,7 @@ PEAK = """
     def private(i, x, check):
         function, variable, _ = cases[i]
         found = PerExampleGradients(
-            losses(function, x), [variable], check_isolation=check
+            losses(function, x), [variable], check_gradients=check
         )
         return found.weighted_sum(tf.ones_like(found.norms))
 

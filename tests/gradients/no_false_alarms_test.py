@@ -46,7 +46,7 @@ def test_ordinary_layers_pass(name):
     def step(x):
         loss = squash(model(x, training=True))
         gradients = PerExampleGradients(
-            loss, model.trainable_variables, check_isolation="always"
+            loss, model.trainable_variables, check_gradients="always"
         )
         return gradients.norms, gradients.isolated
 
@@ -140,7 +140,7 @@ def test_positions_of_a_dynamic_length_pass():
     def step(x):
         where = tf.range(tf.shape(x)[1])
         loss = squash((x + tf.gather(positions, where)) @ kernel)
-        return per_example_norms(loss, [positions, kernel], check_isolation="always")
+        return per_example_norms(loss, [positions, kernel], check_gradients="always")
 
     for steps in (4, 6, 8):
         x = randoms(4, steps, 3)
@@ -215,7 +215,7 @@ def test_ordinary_layers_pass_when_compiled(name):
             squash(model(x)),
             model.trainable_variables,
             FixedClip(1.0),
-            check_isolation="always",
+            check_gradients="always",
         )
 
     sums, _ = step(x)

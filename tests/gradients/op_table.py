@@ -401,7 +401,7 @@ def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, 
     def step(x):
         loss = losses(variant, use, weights, x, threshold, stop)
         loss = tf.ensure_shape(loss, [None])
-        return clipped_sum(loss, [weights], FixedClip(1.0), check_isolation="always")[0]
+        return clipped_sum(loss, [weights], FixedClip(1.0), check_gradients="always")[0]
 
     try:
         run = step.get_concrete_function()

@@ -66,7 +66,7 @@ BEFORE = {
 @pytest.mark.thinned(12)
 def test_ops_without_a_gradient_before_the_first_variable(name, dynamic):
     per_example, variables, data = BEFORE[name]()
-    options = {"dynamic": dynamic, "check_isolation": "always"}
+    options = {"dynamic": dynamic, "check_gradients": "always"}
     check_engine(per_example, variables, data, **options)
 
 
@@ -77,7 +77,7 @@ def test_random_contrast_before_the_first_variable():
     @tf.function(input_signature=[tf.TensorSpec([None, 4, 4, 3])])
     def step(x):
         loss = squash(tf.nn.conv2d(layer(x, training=True), kernel, 1, "SAME"))
-        return per_example_norms(loss, [kernel], check_isolation="always")
+        return per_example_norms(loss, [kernel], check_gradients="always")
 
     assert np.all(step(PICTURES) > 0)
 
@@ -144,7 +144,7 @@ VIEWS = {
 @pytest.mark.slow
 def test_views_of_the_batch(name, dynamic):
     per_example, variables, data = VIEWS[name]
-    options = {"dynamic": dynamic, "check_isolation": "always"}
+    options = {"dynamic": dynamic, "check_gradients": "always"}
     check_engine(per_example, variables, data, **options)
 
 
@@ -220,7 +220,7 @@ def test_segments_of_steps_are_an_examples_own(dynamic):
         h = tf.math.unsorted_segment_sum(h, [0, 0, 1, 1, 2, 0], 3)
         return squash(tf.transpose(h, [1, 0, 2]) @ W)
 
-    check_engine(per_example, [W], SEQUENCE, dynamic=dynamic, check_isolation="always")
+    check_engine(per_example, [W], SEQUENCE, dynamic=dynamic, check_gradients="always")
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_what_a_parameter_is_added_to_may_be_rounding_alone():
         h = tf.nn.conv2d((x - mean) * inverse, w, 1, "SAME")
         mean, inverse = moments(h)
         loss = squash(h * inverse + (beta - mean * inverse))
-        return per_example_norms(loss, [w, beta], check_isolation="always")
+        return per_example_norms(loss, [w, beta], check_gradients="always")
 
     for seed in range(3):
         assert np.all(step(randoms(16, 4, 4, 64, seed=seed)) > 0)

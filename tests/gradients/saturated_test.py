@@ -40,7 +40,7 @@ def checked(size, activation="tanh", far=1.0, share=1.0):
     def step(x):
         loss = tf.reduce_sum(tf.square(model(x) - 0.5), axis=1)
         return clipped_sum(
-            loss, model.trainable_variables, FixedClip(1.0), check_isolation="always"
+            loss, model.trainable_variables, FixedClip(1.0), check_gradients="always"
         )[0]
 
     with mock.patch.object(
@@ -89,7 +89,7 @@ def test_nor_is_a_saturated_layer_behind_tokens():
     def step(tokens):
         loss = tf.reduce_sum(tf.square(model(tokens) - 0.5), axis=1)
         return clipped_sum(
-            loss, model.trainable_variables, FixedClip(1.0), check_isolation="always"
+            loss, model.trainable_variables, FixedClip(1.0), check_gradients="always"
         )[0]
 
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_gradients_that_underflow_are_no_mixed_examples(exponent):
     def step(x):
         loss = tf.reduce_sum(tf.nn.softmax(x @ w)[:, :2], axis=1)
         loss *= math.ldexp(1.0, exponent * 3)
-        return clipped_sum(loss, [w], FixedClip(1.0), check_isolation="always")[0]
+        return clipped_sum(loss, [w], FixedClip(1.0), check_gradients="always")[0]
 
     assert np.isfinite(step(X)[0]).all()
 
@@ -119,7 +119,7 @@ def test_mixing_among_tiny_gradients_is_found():
         # By ids of their own: no rule sees it.
         pairs = tf.repeat(tf.reduce_sum(tf.reshape(h, [-1, 2, 5]), 1), 2, axis=0)
         loss = 1e-25 * tf.reduce_sum(tf.tanh(h + pairs), axis=1)
-        return clipped_sum(loss, [w], FixedClip(1.0), check_isolation="always")[0]
+        return clipped_sum(loss, [w], FixedClip(1.0), check_gradients="always")[0]
 
     with pytest.raises(
         (ExampleIsolationError, tf.errors.InvalidArgumentError), match="Isolation"

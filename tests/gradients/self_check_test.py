@@ -359,9 +359,9 @@ def test_a_rate_that_is_none_is_refused(bad):
 
 def test_the_check_can_be_left_out():
     bug = PLANTED["norms_too_small"][2]
-    right = sums_of(check_isolation="never")
+    right = sums_of(check_gradients="never")
     with mock.patch.object(outer.Outer, "squared_norms", bug):
-        wrong = sums_of(check_isolation="never")
+        wrong = sums_of(check_gradients="never")
     # Records were clipped less than they should be, and nobody said so.
     assert np.linalg.norm(wrong[1]) > 1.01 * np.linalg.norm(right[1])
 
@@ -418,14 +418,14 @@ RARE = {
 def test_what_one_example_does_to_the_others_is_found(name, size):
     per_example, x = RARE[name]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-        sums_of(per_example, x=x[-size:], check_isolation="always")
+        sums_of(per_example, x=x[-size:], check_gradients="always")
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.slow
 def test_examples_that_are_not_finite_are_no_false_alarm(size):
     x = NOT_A_NUMBER[-size:]
-    assert np.isfinite(sums_of(x=x, check_isolation="always")[0]).all()
+    assert np.isfinite(sums_of(x=x, check_gradients="always")[0]).all()
 
 
 @pytest.mark.slow
@@ -434,7 +434,7 @@ def test_custom_gradients_that_keep_examples_apart_pass():
         return squash(tf.nn.silu(tf.nn.silu(x @ W) @ U))
 
     for x in (X, OUTLIER * 100):
-        for total in sums_of(per_example, check_isolation="always", x=x):
+        for total in sums_of(per_example, check_gradients="always", x=x):
             assert np.isfinite(total).all() and np.any(total != 0)
 
 
@@ -461,7 +461,7 @@ def test_a_group_of_rounding_alone_is_no_false_alarm(name):
         loss = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
         rule = LayerwiseClip(0.1, groups="variable").bind(["w", "u", "b"])
         return clipped_sum(
-            loss, [W, U, bias], rule, rule.initial_state(), check_isolation="always"
+            loss, [W, U, bias], rule, rule.initial_state(), check_gradients="always"
         )
 
     assert abs(step(X)[0][2].numpy().item()) < 1e-4
@@ -484,7 +484,7 @@ def rows_one_by_one(x):
 @pytest.mark.parametrize("per_example", [a_table_in_a_branch, rows_one_by_one])
 @pytest.mark.slow
 def test_gradients_of_rows_that_were_looked_up_are_compared(per_example):
-    for total in sums_of(per_example, check_isolation="always"):
+    for total in sums_of(per_example, check_gradients="always"):
         assert np.isfinite(total).all() and np.any(total != 0)
 
 

@@ -56,7 +56,7 @@ def test_those_of_the_first_half_may_all_be_no_numbers(compiled):
     @tf.function(input_signature=ANY, autograph=False, jit_compile=compiled)
     def step(x):
         losses = tf.reduce_sum(tf.square(x @ W), axis=1)
-        return per_example_norms(losses, [W], check_isolation="always")
+        return per_example_norms(losses, [W], check_gradients="always")
 
     for bad, size, first in ((np.nan, 2, 1), (np.nan, 3, 1), (1e30, 5, 3)):
         x = X.numpy()[:size]

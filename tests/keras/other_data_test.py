@@ -53,7 +53,7 @@ class TestOtherData:
                 return super().train_step(take())
 
         model = Model([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-        model.compile(private(check_isolation=checks), "mse", **options)
+        model.compile(private(check_gradients=checks), "mse", **options)
         batches = sampling.Poisson(0.1).batches(small_data())
         sampled = batches if budget_options is None else batches.scheme
         budget = PrivacyBudget(

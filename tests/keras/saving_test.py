@@ -19,7 +19,7 @@ SETTINGS = {
     "noise_multiplier": 1.5,
     "expected_batch_size": 8.0,
     "accumulation_steps": 2,
-    "check_isolation": "always",
+    "check_gradients": "always",
     "gradient_memory": 12345678,
     "seed": 7,
 }
@@ -48,7 +48,7 @@ def adaptive(kind=DPAdam, noise_multiplier=0.8, **options):
 def assert_same_settings(optimizer, expected):
     for name in SETTINGS:
         if name != "gradient_memory":
-            known = {"check_isolation": "_check_isolation"}.get(name, name)
+            known = {"check_gradients": "_check_gradients"}.get(name, name)
             assert getattr(optimizer, known) == getattr(expected, known), name
     assert optimizer.gradient_noise_multiplier == expected.gradient_noise_multiplier
     assert optimizer.count_stddevs == expected.count_stddevs

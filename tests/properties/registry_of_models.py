@@ -33,7 +33,7 @@ PRIVACY = {
     "accumulation_steps": 1,
     "unit": "example",
     "perturbation": 0.0,
-    "check_isolation": "first",
+    "check_gradients": "first",
     "recheck_rate": 0.001,
     "gradient_memory": 10**6,
     "hardened_noise": False,
@@ -124,7 +124,7 @@ KERAS: dict[str, Any] = {
     "PublicGradientNorms": case(
         keras.PublicGradientNorms, data=(X, Y), every="epoch", batch_size=2
     ),
-    "check_isolation": case(
+    "check_gradients": case(
         keras.check_isolation,
         _=SLOW,
         model=MODEL,
@@ -159,7 +159,7 @@ MADE = object()
 VARIABLE = tf.Variable([1.0, 1.0])
 ENGINE = {
     "memory": 10**6,
-    "check_isolation": "first",
+    "check_gradients": "first",
     "recheck_rate": 0.001,
     "nominal_batch_size": 4,
 }

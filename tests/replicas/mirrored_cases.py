@@ -48,7 +48,7 @@ def dense(**options):
 
 
 def private(kind=dpc.keras.DPSGD, *, rate=0.5, z=0.0, size=18.0, **options):
-    options = {"clip": 0.3, "check_isolation": "always"} | options
+    options = {"clip": 0.3, "check_gradients": "always"} | options
     return kind(rate, noise_multiplier=z, expected_batch_size=size, **options)
 
 
@@ -429,7 +429,7 @@ def test_counts_are_noised_once(mirrored):
         return private(
             z=1.0,
             clip=dpc.QuantileClip(0.5, 1.0, learning_rate=rate, count_stddev=stddev),
-            check_isolation="never",
+            check_gradients="never",
         )
 
     model = compiled(mirrored, dense, NoLoss(), optimizer)

@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from tfdpclip.gradients.replaced_rows import Kept
 
 from driver_kit import command_line
 from tests.fuzz.channels import CHANNELS, through
@@ -32,7 +33,6 @@ from tfdpclip.gradients import (
     state,
     verify,
 )
-from tfdpclip.gradients.replaced_rows import Kept
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "self_check.md"
 # Half of it is odd: no half is made of whole pairs, so that of one pair one

@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from tfdpclip.gradients.verify import SelfCheck
 
 import tfdpclip as dpc
 from driver_kit import command_line
@@ -28,7 +29,6 @@ from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients
 from tfdpclip.gradients.status import CheckStatus
-from tfdpclip.gradients.verify import SelfCheck
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
@@ -434,7 +434,7 @@ GATED = {"gated": True}
 # A record has two rows.
 RECORDS = {"rows_per_record": 2, "expected_batch_size": EXAMPLES // 2}
 # What the assertion finds, not what the step finds before it.
-UNCHECKED = {"gated": True, "check_isolation": "never"}
+UNCHECKED = {"gated": True, "check_gradients": "never"}
 _HARDEST = gates.hardest(tf.keras.losses.SparseCategoricalCrossentropy.call)
 PUBLIC = {"clip": clipping.PublicNormClip(0.3, norms=[0.1, 1.0])}
 
@@ -808,7 +808,7 @@ MUTATIONS = [
         "call",
         _HARDEST,
         sensitivity,
-        {"check_isolation": "never"},
+        {"check_gradients": "never"},
     ),
 ]
 

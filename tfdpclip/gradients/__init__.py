@@ -3,6 +3,7 @@
 from tfdpclip.gradients import contraction_rules as _contractions  # noqa: F401  adds them
 from tfdpclip.gradients import op_rules as _op_rules  # noqa: F401  adds them
 from tfdpclip.gradients import recurrent as _recurrent  # noqa: F401  adds its rule
+from tfdpclip.gradients.alone import OneByOneWarning
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.errors import (
     ExampleIsolationError,
@@ -18,6 +19,7 @@ __all__ = [
     "GradientMismatchError",
     "JacobianFallbackWarning",
     "LossStructureError",
+    "OneByOneWarning",
     "OpUse",
     "PerExampleGradients",
     "clipped_sum",

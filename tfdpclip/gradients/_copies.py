@@ -85,11 +85,6 @@ def has_own_gradient(op: tf.Operation) -> bool:
     )
 
 
-def may_fail(op: tf.Operation) -> bool:
-    """Whether the op, or a function that it calls, raises for some real numbers."""
-    return not ops.PARTIAL.isdisjoint(_ops_within(op))
-
-
 def _is_stateful(name: str) -> bool:
     known = _tf_private.definition_of(name)
     return known is None or known.is_stateful or name in ops.PYTHON

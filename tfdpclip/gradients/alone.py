@@ -1,13 +1,13 @@
 """Gradients of one example at a time, where no proof says that examples stay apart.
 
 Comes in: losses `[B]` of a graph with an op of which the table of ops does not tell
-(`proof.py`). Goes out: the gradient of every example, from copies of the ops of the loss
-that see the data of that example alone. So an example's gradient depends on no other
-example, whatever the unknown op does, and holds for every batch.
+(`proof.py`). Goes out: the gradient of every example, from copies of the ops of the
+loss that see the data of that example alone. So an example's gradient depends on no
+other example, whatever the unknown op does, in every batch.
 
-Where the number of examples is not static, the copies run on a batch of the one example;
-where it is, on a batch that has the example in each place. Weights, and random numbers
-that no example decides about, are those of the step.
+Where the number of examples is not static, the copies run on a batch of the one
+example; where it is, on a batch that has the example in each place. Weights, and random
+numbers that no example decides about, are those of the step.
 
 What cannot be copied is refused by name: Python, files, queues, tables that change,
 variables that the loss writes.
@@ -138,7 +138,7 @@ class ExamplesAlone:
     spreads = False
 
     def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
-        """The gradients of the examples at `indices`, `[n, *shape]` for each variable."""
+        """The gradients at `indices`, `[n, *shape]` for each variable."""
         signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         return tf.map_fn(
             lambda index: self._gradients(self.loss(index)),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -37,31 +35,6 @@ def gradients_at(
     )
     inputs = [t for op in calls for t in op.inputs if t.dtype.is_floating]
     return tf.gradients(losses, tensors + inputs, grad_ys)[: len(tensors)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Backward:
-    """One backward pass of weighted losses, of which others than its maker take parts.
-
-    Attributes:
-      seed: what stands for the weights, `[B]`: ones.
-      at: the gradients, None for none, by the references of the tensors.
-    """
-
-    seed: tf.Tensor
-    at: Mapping[Any, tf.Tensor | tf.IndexedSlices | None]
-
-    @classmethod
-    def of(cls, losses: tf.Tensor, tensors: Sequence[tf.Tensor]) -> Backward:
-        """Adds the pass to the current graph."""
-        seed = tf.ones_like(losses)
-        found = gradients_at(losses, tensors, seed)
-        refs = [tensor.ref() for tensor in tensors]
-        return cls(seed, dict(zip(refs, found, strict=True)))
-
-    def has(self, tensors: Sequence[tf.Tensor]) -> bool:
-        """Whether it went to all of them."""
-        return all(tensor.ref() in self.at for tensor in tensors)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ three questions about every tensor the loss depends on:
 * has a reduction over examples made it a statistic of the batch?
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
-what it says about rows is checked again at run time (`separation.py`).
+`proof.py` proves nothing behind it.
 
 It is long because what starts a batch, and what goes on by its inputs, is one table.
 """
@@ -99,8 +99,6 @@ class Dataflow:
         self.sources: list[tf.Tensor] = []
         self.sparse_batches: list[sparse.SparseBatch] = []
         self._sparse: dict = {}
-        # Floating tensors through which no gradient reaches the sources.
-        self.converted: list[tf.Tensor] = []
         self.inner: dict[tf.Operation, list[Dataflow]] = {}
 
     def __getitem__(self, tensor: tf.Tensor) -> Flow:
@@ -133,7 +131,7 @@ class Dataflow:
     def without_gradient(self) -> dict[tf.Operation, Callable]:
         """Gradient functions for ops that have none, before the first variable.
 
-        No gradient passes them; `converted` has what comes after them.
+        No gradient passes them.
         """
         return {
             op: lambda op, *at_outputs: [None] * len(op.inputs)
@@ -170,9 +168,6 @@ class Dataflow:
             if self._varies(op, output, inputs):
                 flow = dataclasses.replace(flow, varying=True)
             self._flows[output.ref()] = flow
-            if flow.leads and output.dtype.is_floating and not flow.trained:
-                if leaf is None and _starts_gradients(op):
-                    self.converted.append(output)
 
     def _inside_of(self, op: tf.Operation, inputs: list[Flow]) -> list[Flow] | None:
         """The flows of an op's outputs by the functions that it runs, if it is read."""
@@ -388,17 +383,6 @@ def _has_gradient(op: tf.Operation) -> bool:
     except LookupError:
         return op.type in ops.FIRST_ARGUMENT or _tf_private.own_gradient(op) is not None
     return True
-
-
-def _starts_gradients(op: tf.Operation) -> bool:
-    """Whether gradients at the op's output do not pass on to floating inputs."""
-    if op.type in ("Sign", "Floor", "Ceil", "Rint", "Round", "StopGradient"):
-        return True
-    if not _has_gradient(op):
-        return True
-    return bool(op.inputs) and not any(
-        t.dtype.is_floating for t in op.inputs if t.op.type != "Const"
-    )
 
 
 def ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:

@@ -16,8 +16,7 @@ from tfdpclip.gradients.forms import Budget, sum_squares
 from tfdpclip.gradients.loss import LossParts
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import LOST_SQUARE, RecordGradients, column_of
-from tfdpclip.gradients.separation import random_powers
-from tfdpclip.gradients.verify import COARSE_TOLERANCE, TOLERANCE
+from tfdpclip.gradients.rule_check import COARSE_TOLERANCE, TOLERANCE, random_powers
 
 
 class EagerIsolationWarning(UserWarning):

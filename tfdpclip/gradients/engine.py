@@ -12,36 +12,30 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._arguments import choice, fraction, integer, items, positive, shown
+from tfdpclip._arguments import choice, integer, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import _copies, loss_checks, state
+from tfdpclip.gradients import _copies, alone, loss_checks, state
 from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.evidence import Evidence
 from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.inlining import inline_calls
 from tfdpclip.gradients.label_checks import convert_each_label
 from tfdpclip.gradients.loss import LossParts, take_apart
-from tfdpclip.gradients.meetings import find_gradients
+from tfdpclip.gradients.meetings import FoundGradients, find_gradients, one_by_one
 from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.gradients.proof import prove
+from tfdpclip.gradients.proof import Verdict, prove
 from tfdpclip.gradients.public_terms import check_public_gradients
 from tfdpclip.gradients.records import RecordGradients, column_of
-from tfdpclip.gradients.rule_check import RuleCheck
+from tfdpclip.gradients.rule_check import LossCheck, RuleCheck
 from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.state import PublicVariables
-from tfdpclip.gradients.status import DEFAULT_RATE, CheckStatus
-from tfdpclip.gradients.verify import SelfCheck
+from tfdpclip.gradients.status import CheckStatus
 
 # How many bytes of materialised per-example gradients may be alive for one variable.
 DEFAULT_MEMORY = 64 * 2**20
 _ASSUMED_BATCH = 256
-
-
-# Bytes of a batch above which a check does not hold what gradients are made of.
-_MUCH = 2**25
 
 
 class PerExampleGradients(RecordGradients):
@@ -57,22 +51,23 @@ class PerExampleGradients(RecordGradients):
     * `clipped_sum` multiplies each example's gradient by a weight that depends on that
       example's norm and on the rule's state only; examples whose norm is not finite
       and padding contribute exactly zero.
-    * The guarantee per example holds if the examples are isolated and the norms and
-      sums are those of the loss. `check_isolation` tests both on the batch itself,
-      against ordinary backward passes and another forward pass with other examples in
-      the place of some. If the test fails, the step raises, and all sums are 0; where
-      XLA drops assertions, masked weights are.
+    * The examples are isolated, for every batch that could come: the graph of the loss
+      proves it (`proof.py`); or each example's gradient is made from its own data alone
+      (`alone.py`), with a warning; or the loss is refused.
+    * The norms and sums are those of the loss if rules are right. `check_gradients`
+      compares them with ordinary gradients. If they differ, the step raises, and all
+      sums are 0; where XLA drops assertions, masked weights are.
 
     Args:
       loss: a scalar or `[B]` or `[B, ...]` tensor of a graph.
       variables: trainable variables.
       nominal_batch_size: the public number of examples in a physical batch.
       memory: bytes of materialised gradients to allow at once.
-      check_isolation: "first" (the first time the graph runs, then on the steps 2, 4,
-        8, ... and at random), "always" or "never".
-      recheck_rate: the probability with which a later step checks itself.
-      groups: the group of each variable, if the clip rule has groups: the check
-        looks at the norms of groups then.
+      check_gradients: when norms and sums are compared with ordinary gradients: "first"
+        (the first time the graph runs on a batch that shows something), "always" or
+        "never".
+      groups: the group of each variable, if the clip rule has groups: the norms of
+        groups are compared then.
       perturbation: k, and a seed `[2]` for this step: k * N(0, I) is added to every
         example's gradient before clipping. None for none.
       public_variables: other variables whose values are public, or their names.
@@ -84,13 +79,13 @@ class PerExampleGradients(RecordGradients):
     Attributes:
       loss: the losses, `[B]`.
       flows: the analysis of the losses.
+      proof: what the graph of the losses proves.
       norms: `[B]`, before any perturbation.
-      evidence: how norms and sums came about, for the self-check.
 
     Raises:
       LossStructureError: if the loss cannot be taken apart.
-      ExampleIsolationError: if the graph shows that examples are combined, or where it
-        could not be tested that they are not.
+      ExampleIsolationError: if the graph shows that examples are combined, or cannot be
+        copied where it does not prove that they are not.
     """
 
     def __init__(
@@ -100,16 +95,14 @@ class PerExampleGradients(RecordGradients):
         *,
         nominal_batch_size: float | None = None,
         memory: int = DEFAULT_MEMORY,
-        check_isolation: str = "first",
-        recheck_rate: float = DEFAULT_RATE,
+        check_gradients: str = "first",
         groups: Sequence[int] | None = None,
         perturbation: tuple[float, tf.Tensor] | None = None,
         public_variables: Sequence[tf.Variable | str] | PublicVariables = (),
         replicas: int = 1,
         rows_per_record: int = 1,
     ):
-        choice("check_isolation", check_isolation, ("first", "always", "never"))
-        recheck_rate = fraction("recheck_rate", recheck_rate)
+        choice("check_gradients", check_gradients, ("first", "always", "never"))
         memory = int(positive("memory", memory))
         rows_per_record = integer("rows_per_record", rows_per_record, 1)
         if nominal_batch_size is not None:
@@ -145,6 +138,7 @@ class PerExampleGradients(RecordGradients):
         )
         self.state_reads = state.reads(loss, flows)
         self.proof = prove(self.loss, self.flows)
+        loss_checks.check_uncoupled(self.loss, self.flows[self.loss])
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)
         context = Context(self.flows, self.parts.batch_size)
@@ -152,19 +146,13 @@ class PerExampleGradients(RecordGradients):
         planned = self.flows.batch_size or planned
         self._budget = Budget(memory, int(planned))
         self.handles = handles
-        with own_gradients_marked(self.flows.ops):
-            self._found = find_gradients(
-                *(self.loss, self.variables, handles, context, self._budget),
-                checked=check_isolation != "never" and not self.proof.proven,
-            )
+        self._found = self._find(context)
         behind = self._found.made_of(self.loss)
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
         self.state_reads = state.reads(loss, flows, behind)
         state.refuse_what_others_left(behind)
         self._per_variable = self._plain_squares()
-        self.evidence = Evidence(
-            self.loss, self.variables, self._found, context, self._per_variable
-        )
+        self.claims = context.claims
         self.norms = self._plain_norms()
         if perturbation is not None:
             shapes = [
@@ -181,15 +169,21 @@ class PerExampleGradients(RecordGradients):
             # Outside of the check, which takes them, too.
             finite = tf.math.is_finite(self.norms)
             self._finite_parts = self._saved(finite, tf.reduce_all(finite))
-        # Where a check begins, if it may wait for the step's sums.
+        # Where the comparison begins, which waits for the step's sums.
         self._gate: tf.Tensor | None = None
-        self.status = CheckStatus(check_isolation, recheck_rate, self.proof.proven)
+        self.status = CheckStatus(check_gradients)
         # What one trace checks, the graph keeps alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
-        if self.proof.proven:
-            self.isolated = self._compared(check_isolation, groups)
-        else:
-            self.isolated = self._checked(check_isolation, groups)
+        self.isolated = self._checked(check_gradients, groups)
+
+    def _find(self, context: Context) -> FoundGradients:
+        """The gradients of all variables, by rules or one example at a time."""
+        arguments = (self.loss, self.variables, self.handles, context, self._budget)
+        if self.proof.verdict is Verdict.UNKNOWN:
+            alone.warn(self.proof)
+            return one_by_one(*arguments)
+        with own_gradients_marked(self.flows.ops):
+            return find_gradients(*arguments)
 
     @property
     def connected(self) -> list[bool]:
@@ -379,36 +373,33 @@ class PerExampleGradients(RecordGradients):
         finite = tf.math.is_finite(self.norms)
         return self._sums([weights] * len(self.variables), finite, only)
 
-    def _holds_much(self) -> bool:
-        """Whether what comes out of all meetings is worth some more ops."""
-        total = 0.0
-        for meeting in self._found.meetings.values():
-            for tensor in meeting.outputs:
-                dims = tensor.shape[1:]
-                if dims.rank is None or None in dims:
-                    return True
-                total += math.prod(dims) * tensor.dtype.size
-        return total * self._budget.batch_size > _MUCH
+    def squares_by_variable(self) -> list[tf.Tensor]:
+        """The squared norms, `[B]`, for each of the variables."""
+        squares: list = [None] * len(self.variables)
+        for i, square in zip(self._found.order, self._per_variable, strict=True):
+            squares[i] = square
+        nothing = tf.zeros([self.parts.batch_size], tf.float32)
+        return [nothing if square is None else square for square in squares]
 
-    def made_of_more(self, times: int) -> list[int]:
-        """The variables whose sums are made of more numbers than so many sums have.
+    def terms_by_variable(self) -> list[tf.Tensor]:
+        """The summed squares of the terms of each variable's gradient, `[B]` each.
 
-        Of the fallback's, nothing is known, and all count.
+        Of terms that cancel within an example, rounding may leave more than their sum.
         """
-        found = (
-            set(self._found.slow_variables) if self._found.slow is not None else set()
-        )
-        for i, measured in self._measured.items():
-            sizes = [
-                math.inf
-                if None in (rows, *tensor.shape[1:])
-                else rows * math.prod(tensor.shape[1:])
-                for tensor, rows in zip(measured.saved, measured.rows, strict=True)
-            ]
-            own = times * math.prod(self.variables[i].shape)
-            if sum(sizes) * self._budget.batch_size > own:
-                found.add(i)
-        return sorted(found)
+        squares = self.squares_by_variable()
+        for i, gradient in self._found.by_form.items():
+            if gradient.has_several_terms:
+                squares[i] = gradient.part_squares(None)
+        return squares
+
+    def where(self, index: int) -> str:
+        """The ops at which a variable meets the batch, for messages."""
+        if index in self._found.by_form:
+            ops = [use.op for use, _ in self._found.by_form[index].parts]
+        else:
+            ops = [use.op for use in self._found.slow_uses]
+        named = [f"op {op.name!r}, a {op.type}" for op in dict.fromkeys(ops)]
+        return "; ".join(named[:3]) or "not used"
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
         """`values` with 0 for padding; under XLA, 0 for all if isolation failed.
@@ -435,25 +426,23 @@ class PerExampleGradients(RecordGradients):
         check_public_gradients(self.parts.shared, there, self.flows)
         return found
 
-    def _compared(self, when: str, groups) -> tf.Tensor:
-        """Whether all comparisons with ordinary gradients were passed so far."""
+    def _checked(self, when: str, groups) -> tf.Tensor:
+        """Whether all comparisons were passed so far, that of this step included."""
         if when == "never":
             return tf.constant(True)
-        check = RuleCheck(self, groups)
+        alone = self._found.alone
+        if alone is not None and alone.drawing() is not None:
+            return tf.constant(True)
+        check = RuleCheck(self, groups) if alone is None else LossCheck(self, alone)
         compiled = in_xla()
         called = (lambda branch: branch) if compiled else _copies.called
         due = self.status.due(self.parts.batch_size)
-
-        def ordinary():
-            weightings = check.weightings()
-            return weightings, check.ordinary(weightings)
-
-        found = tf.cond(due, called(ordinary), check.nothing)
+        ordinary = tf.cond(due, called(check.ordinary), check.nothing)
         if not compiled:
             self._gate = due = tf.identity(due)
 
         def compare():
-            agree, shows, message = check.compare(*found)
+            agree, shows, message = check.compare(ordinary)
             passed = self.status.settle(agree, shows)
             if message is None:
                 return passed
@@ -464,47 +453,6 @@ class PerExampleGradients(RecordGradients):
                 return tf.identity(passed)
 
         return tf.cond(due, called(compare), self.status.passed_before)
-
-    def _checked(self, when: str, groups) -> tf.Tensor:
-        """Whether all checks so far were passed, this step's included; see `verify`."""
-        if when == "never":
-            return tf.constant(True)
-        check = SelfCheck(self, groups)
-        due = self.status.due(self.parts.batch_size)
-        compiled = in_xla()
-        called = (lambda branch: branch) if compiled else _copies.called
-        claimed = []
-        if number := len(self.evidence.claims):
-            true = tf.fill([number], True)
-            claimed = [tf.cond(due, called(check.claimed), lambda: true)]
-        check.prepare()
-        made: list[tf.Tensor] = []
-        if not compiled:
-            few = self.status.few_do
-            size = self.parts.batch_size
-            early = check.terms(tf.where(due, size, 0)) if self._holds_much() else None
-
-            def before():
-                terms = check.terms() if early is None else early
-                return [terms, *check.before(few())]
-
-            self._gate = due = tf.identity(due)
-            made = tf.cond(due, called(before), check.nothing)
-
-        def run():
-            few = self.status.few_do()
-            found = made or [check.terms(), *check.before(few)]
-            ok, conclusive, message = check.run(claimed, few, found)
-            passed = self.status.settle(ok, conclusive)
-            if message is None:
-                return passed
-            # Noted first: a step that failed once is not to be trusted again.
-            with tf.control_dependencies([passed]):
-                assertion = tf.debugging.Assert(passed, [message])
-            with tf.control_dependencies([assertion]):
-                return tf.identity(passed)
-
-        return tf.cond(due, called(run), self.status.passed_before)
 
 
 def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:

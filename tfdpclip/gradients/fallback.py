@@ -157,7 +157,7 @@ class Jacobian:
         self._variables, self._handles = list(variables), list(handles)
 
     def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
-        """The gradients of the examples at `indices`, `[n, *shape]` for each variable."""
+        """The gradients at `indices`, `[n, *shape]` for each variable."""
         return jacobian(self._losses, self._variables, self._handles, indices)
 
     def sums(self, weights: tf.Tensor, places: Sequence[int]) -> list | None:
@@ -169,7 +169,7 @@ class Jacobian:
         return tf.gradients(self._losses, handles, grad_ys=seeds)
 
     def drawing(self) -> tf.Operation | None:
-        """An op that gives other numbers in another backward pass; None if none does."""
+        """An op that gives other numbers in another pass; None if none does."""
         with scratch_graph() as graph:
             tf.gradients(self._losses, self._handles)
             random = [op for op in graph.get_operations() if not repeatable(op)]

@@ -164,8 +164,8 @@ class OpCopies:
 
     Args:
       source: the graph.
-      given: by reference, what stands for tensors of `source`: the inputs of a function,
-        at least.
+      given: by reference, what stands for tensors of `source`, its inputs
+        among them.
       name: a prefix for the names of the new ops.
       compiled: whether the function was to be compiled by XLA.
     """

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, ops, origins
+from tfdpclip.gradients import ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
@@ -359,32 +359,4 @@ def refuse_collectives(flows: Dataflow) -> None:
                 "gradients of another's. Combine nothing of the replicas in the model "
                 "(synchronised batch normalisation does: use "
                 "dpc.keras.convert_batchnorm(model))." + see("several-replicas")
-            )
-
-
-def refuse_unproven(flows: Dataflow, obstacle: str) -> None:
-    """Raises if only another run of the loss could tell whether examples mix.
-
-    Gradients of weighted losses say nothing of a statistic that is stopped.
-
-    Args:
-      flows: the analysis of the losses.
-      obstacle: why there can be no other run.
-
-    Raises:
-      ExampleIsolationError: naming an op that the analysis does not know, or whose
-        gradient is a function of its own.
-    """
-    # What loops and branches were made to give besides is for their gradients.
-    used = {t.ref() for op in flows.ops for t in op.inputs}
-    for op in flows.ops:
-        own = _copies.has_own_gradient(op)
-        if own or any(t.ref() in used and flows[t].unknown for t in op.outputs):
-            raise ExampleIsolationError(
-                f"Whether examples stay apart cannot be tested: what {op.name!r} (a "
-                f"{op.type}) does with them is not known, and the loss cannot be "
-                f"computed again with other examples, as {obstacle}. Replace one of "
-                "the two: draw random numbers by tf.random.stateless_*, with a seed "
-                "that does not depend on the data, or of a shape alone."
-                + see("mixed-examples")
             )

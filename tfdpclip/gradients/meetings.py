@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients import _copies, fallback, ops, separation, while_loops
+from tfdpclip.gradients import _copies, fallback, while_loops
 from tfdpclip.gradients.alone import ExamplesAlone
-from tfdpclip.gradients.backward import Backward, gradients_at, own_gradients
+from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import ancestors
 from tfdpclip.gradients.forms import Budget, Form
@@ -69,7 +69,6 @@ class FoundGradients:
       slow: the gradients of the other connected variables; None if there are none.
       slow_variables: the numbers of those, in the order in which `slow` has them.
       slow_uses: where those meet the batch in the graph.
-      backward: the backward pass, if it went on to the variables and to the data.
       alone: makes the gradients where the graph does not prove that examples stay
         apart; None where it does.
     """
@@ -80,7 +79,6 @@ class FoundGradients:
     slow: fallback.SlowGradients | None = None
     slow_variables: list[int] = dataclasses.field(default_factory=list)
     slow_uses: list[Use] = dataclasses.field(default_factory=list)
-    backward: Backward | None = None
     alone: ExamplesAlone | None = None
 
     def made_of(self, loss: tf.Tensor) -> list[tf.Operation]:
@@ -101,7 +99,6 @@ def find_gradients(
     handles: Sequence[tf.Tensor],
     context: Context,
     budget: Budget,
-    checked: bool = True,
 ) -> FoundGradients:
     """Finds the per-example gradients of all variables, in one backward pass.
 
@@ -132,7 +129,6 @@ def find_gradients(
       handles: their handles in the graph of the losses.
       context: the analysis of the losses, and B.
       budget: how much memory the gradients may take.
-      checked: whether a check will want the variables' own gradients, too.
     """
     in_graph = [
         find_uses(handle, v.shape, context.flows)
@@ -142,15 +138,13 @@ def find_gradients(
     # One use without a rule, and the variable takes the fallback for all of them.
     ruled = [all(has_rule(use) for use in uses) for uses in expanded]
     meetings = _meetings(itertools.compress(expanded, ruled), stand_ins)
-    also = handles if checked and _goes_on(meetings, context) else None
-    backward = _differentiate(loss, meetings, context, also)
+    _differentiate(loss, meetings, context)
     # What the loss does not depend on, whichever way values flow, is no use.
     reached = [
         [use for use in uses if meetings[use.op].reached] if is_ruled else uses
         for uses, is_ruled in zip(expanded, ruled, strict=True)
     ]
     found = FoundGradients([bool(uses) for uses in reached], meetings)
-    found.backward = backward
     forms: dict[tuple[tf.Operation, int], Form | None] = {}
     reasons, coarse = [], False
     for i, uses in enumerate(reached):
@@ -221,31 +215,15 @@ def _meetings(
     return meetings
 
 
-def _goes_on(meetings: dict[tf.Operation, Meeting], context: Context) -> bool:
-    """Whether the pass may go on to variables and data at no cost for a step.
-
-    What only a check takes is not run in a step: but for a loop, a branch or a call,
-    whose gradient is one op. And a rule's own gradient is not one to compare with.
-    """
-    whole = ops.CONTROL_FLOW | ops.FUNCTION_CALLS
-    return all(m.pull_back is None for m in meetings.values()) and not any(
-        op.type in whole for op in context.flows.ops
-    )
-
-
 def _differentiate(
-    loss: tf.Tensor,
-    meetings: dict[tf.Operation, Meeting],
-    context: Context,
-    also: Sequence[tf.Tensor] | None,
-) -> Backward | None:
+    loss: tf.Tensor, meetings: dict[tf.Operation, Meeting], context: Context
+) -> None:
     """Finds the gradients at all meetings, in one backward pass.
 
     Args:
       loss: the losses, `[B]`.
       meetings: the ops.
       context: the analysis of the losses.
-      also: handles at which gradients are wanted, and at the data; None for neither.
     """
     others = [m for m in meetings.values() if m.pull_back is None]
     tensors = [t for m in others for t in m.outputs]
@@ -256,18 +234,10 @@ def _differentiate(
             rules[op] = meeting.pulled(meeting.pull_back, context)
             # So that the pass reaches the call.
             tensors += [t for t in op.inputs if t.dtype.is_floating]
-    if also is None:
-        with own_gradients(rules):
-            gradients = iter(gradients_at(loss, tensors))
-        for meeting in others:
-            meeting.gradients = [next(gradients) for _ in meeting.outputs]
-        return None
-    tensors += [*also, *separation.data_of(context.flows)]
-    with own_gradients(context.flows.without_gradient()):
-        backward = Backward.of(loss, tensors)
+    with own_gradients(rules):
+        gradients = iter(gradients_at(loss, tensors))
     for meeting in others:
-        meeting.gradients = [backward.at[t.ref()] for t in meeting.outputs]
-    return backward
+        meeting.gradients = [next(gradients) for _ in meeting.outputs]
 
 
 def _forms(uses, meetings, known, context) -> list[Form | None]:

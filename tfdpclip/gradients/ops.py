@@ -132,13 +132,6 @@ DETERMINISTIC = frozenset(
     VariableShape""".split()
 )
 
-#: What raises an error for some real numbers, or their matrices.
-PARTIAL = frozenset(
-    """Assert CheckNumerics CheckNumericsV2 Cholesky CholeskyGrad MatrixInverse
-    MatrixSolve MatrixSolveLs MatrixTriangularSolve Lu Svd Qr SelfAdjointEigV2 Eig
-    LogMatrixDeterminant MatrixDeterminant MatrixLogarithm TridiagonalSolve""".split()
-)
-
 #: Tensors that are kept while a graph runs once.
 OF_ONE_RUN = frozenset(
     """ImmutableConst TensorArrayV3 TensorArrayReadV3 TensorArrayWriteV3

@@ -3,8 +3,8 @@
 That the examples of a batch stay apart is proven from the graph (`proof.py`), and no
 step tests it. What no such proof shows is whether a rule, an op's converter or a layer
 of a new Keras version gives the right gradient. So the first step of a trace takes
-ordinary gradients of its own losses, by one backward pass that TensorFlow differentiates
-without any rule of this library, under two weightings of the losses:
+ordinary gradients of its own losses, by one backward pass without any rule of this
+library, under two weightings of the losses:
 
 * random powers of two r_i: the engine's weighted sum of every variable must be the
   gradient of sum_i r_i loss_i;
@@ -21,6 +21,7 @@ last and needs what the sums are made of: so neither keeps anything alive for lo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +41,32 @@ TOLERANCE, COARSE_TOLERANCE = 1e-2, 0.1
 # and to the terms that an example's gradient is the sum of: a gradient that is zero but
 # for rounding (that of the bias of attention's keys) agrees with nothing.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 1e-2
+# How far a single example's loss may be from its loss in the batch, relative to the
+# largest loss.
+_FAR = 0.1
 # In types below float32, an ordinary pass rounds the sum of more examples away.
 _FEW = 8
+
+
+@dataclasses.dataclass
+class Differences:
+    """The engine beside ordinary gradients; the worst over all weightings.
+
+    Attributes:
+      sums: how far each variable's weighted sum is off, `[V]`, relative to the root of
+        the summed squares of the examples' weighted norms.
+      norms: how far the norm of a single example's gradient is above the engine's,
+        `[V]`, relative to the engine's.
+      groups: the same for the norms that decide about the clip, `[L]`.
+      excess: how far the engine's norm is above the gradient's, a scalar.
+      compared: whether anything finite, and not 0, was compared.
+    """
+
+    sums: tf.Tensor
+    norms: tf.Tensor
+    groups: tf.Tensor
+    excess: tf.Tensor
+    compared: tf.Tensor
 
 
 class RuleCheck:
@@ -59,26 +84,46 @@ class RuleCheck:
         width = max(self._columns) + 1
         # The variables that are clipped together, `[L, V]`.
         self._members = tf.one_hot(self._columns, width, axis=0)
-        self._coarse = engine.evidence.coarse
+        self._coarse = any(
+            t.dtype.is_floating and t.dtype.size < 4
+            for op in engine.flows.ops
+            for t in op.outputs
+        )
         # Functions that are not linear in the gradient take weights of 1 alone.
         self._linear = not any(map(_copies.has_own_gradient, engine.flows.ops))
         self._sizes = [v.shape.num_elements() for v in engine.variables]
 
-    def weightings(self) -> tf.Tensor:
-        """The weights of the losses, `[2, B]`: of many examples, and of one."""
+    @property
+    def limit(self) -> float:
+        """The largest relative difference that is put down to rounding."""
+        return COARSE_TOLERANCE if self._coarse else TOLERANCE
+
+    def powers(self) -> tf.Tensor:
+        """The weights of the losses of many examples, `[B]`."""
         count = self._engine.parts.batch_size
         powers = random_powers(count) if self._linear else tf.ones([count])
         if self._coarse:
             chosen = chance.shuffled(tf.range(count)) < _FEW
             powers = tf.where(chosen, powers, 0.0)
-        # One more place, so that XLA compiles an empty batch.
-        drawn = tf.concat([chance.uniform(tf.shape(powers)), [-1.0]], axis=0)
-        single = tf.one_hot(tf.argmax(drawn), count)
-        return tf.stack([powers, single])
+        return powers
 
-    def ordinary(self, weightings: tf.Tensor) -> tf.Tensor:
-        """The ordinary gradients of the weighted losses, `[2, n]` for n entries."""
+    def ordinary(self, weightings: tf.Tensor | None = None) -> list[tf.Tensor]:
+        """Ordinary gradients of the losses under some weightings.
+
+        Args:
+          weightings: the weights, `[N, B]`; by default random powers of two, and 1 for
+            a random example.
+
+        Returns:
+          The weightings, and the gradients of all variables, `[N, n]` for n entries.
+        """
         engine = self._engine
+        if weightings is None:
+            powers = self.powers()
+            # One more place, so that XLA compiles an empty batch.
+            drawn = tf.concat([chance.uniform(tf.shape(powers)), [-1.0]], axis=0)
+            single = tf.one_hot(tf.argmax(drawn), engine.parts.batch_size)
+            weightings = tf.stack([powers, single])
         unseen = engine.flows.without_gradient()
 
         def gradient(weights):
@@ -89,142 +134,218 @@ class RuleCheck:
             return tf.concat([_flat(g, v.shape) for g, v in pairs], axis=0)
 
         spec = tf.TensorSpec([sum(self._sizes)], tf.float32)
-        return tf.map_fn(
+        found = tf.map_fn(
             gradient, weightings, fn_output_signature=spec, parallel_iterations=1
         )
+        return [weightings, found]
 
-    def nothing(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The weightings and gradients of a step that compares nothing."""
+    def nothing(self) -> list[tf.Tensor]:
+        """What stands for `ordinary` in a step that compares nothing."""
         count = self._engine.flows.batch_size or 0
-        return tf.zeros([0, count]), tf.zeros([0, sum(self._sizes)])
+        return [tf.zeros([0, count]), tf.zeros([0, sum(self._sizes)])]
 
     def compare(
-        self, weightings: tf.Tensor, ordinary: tf.Tensor
+        self, found: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Compares the engine's sums and norms with ordinary gradients.
 
         Args:
-          weightings: of the losses, `[2, B]`.
-          ordinary: the gradients of the weighted losses, `[2, n]`.
+          found: the weightings and gradients that `ordinary` made.
 
         Returns:
           Whether all agree; whether the batch could have shown otherwise; and the error
           for the first that does not, None under XLA, where nothing can be said.
         """
-        engine = self._engine
-        engine_sums = [self._flat_sums(weightings[number]) for number in range(2)]
-        squares = tf.stack(self._squares_by_variable())
-        hidden = [LOST_SQUARE * size for size in self._sizes]
-        squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
-        terms = tf.stack(self._terms_by_variable())
-        agree, shows = [], []
-        for number in range(2):
-            weights = weightings[number]
-            scales, rounded = self._scales(weights, squares, terms)
-            truth = tf.split(ordinary[number], self._sizes)
-            lengths = tf.stack([tf.norm(t) for t in truth])
-            off = tf.stack(
-                [
-                    tf.norm((a - b) / s) if n else tf.zeros([])
-                    for a, b, s, n in zip(
-                        engine_sums[number],
-                        truth,
-                        tf.unstack(scales, num=len(truth)),
-                        self._sizes,
-                        strict=True,
-                    )
-                ]
-            )
-            finite = tf.math.is_finite(off) & tf.math.is_finite(lengths)
-            agree.append((off <= self._limit) | ~finite)
-            shows.append(tf.reduce_all(finite) & (tf.reduce_max(lengths) > 0))
-        # Of the one example: the norms of each variable, and those that decide.
-        own = tf.sqrt(tf.linalg.matvec(squares, tf.square(weights)))
-        norms = lengths <= own * (1 + self._limit) + rounded * self._limit
-        decisive = tf.reshape(
-            engine.record_norms(self._assignment), [-1, self._members.shape[0]]
-        )
-        decisive = tf.reduce_max(
-            tf.where(weights[:, tf.newaxis] > 0, decisive, 0.0), axis=0
-        )
-        together = self._lengths_together(lengths, weights)
-        allowed = tf.sqrt(tf.linalg.matvec(self._members, tf.square(rounded)))
-        total = together <= decisive * (1 + self._limit) + allowed * self._limit
-        finite = tf.math.is_finite(together) & tf.math.is_finite(decisive)
-        total |= ~finite
-        norms |= ~tf.math.is_finite(lengths) | ~tf.math.is_finite(own)
-        every = tf.concat(
-            [*self._claimed(), *agree, norms, tf.reduce_all(total)[tf.newaxis]], axis=0
-        )
-        return tf.reduce_all(every), tf.reduce_all(shows), self._message(every)
+        engine, limit = self._engine, self.limit
+        off = self.differences(found)
+        claims = engine.claims
+        claimed = [tf.stack([claim() for claim, _ in claims])] if claims else []
+        total = tf.reduce_all(off.groups <= limit)[tf.newaxis]
+        agree = [*claimed, off.sums <= limit, off.norms <= limit, total]
+        every = tf.concat(agree, axis=0)
+        message = None
+        if not in_xla():
+            messages = [said for _, said in claims]
+            places = [(v.name, engine.where(i)) for i, v in enumerate(engine.variables)]
+            for kind in (_wrong_sum, _wrong_norm):
+                messages += [kind(*place) for place in places]
+            # The first that does not agree; if all do, an earlier step failed.
+            first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
+            message = tf.gather([*messages, _WRONG_TOTAL, _AGAIN], first)
+        return tf.reduce_all(every), off.compared, message
 
-    @property
-    def _limit(self) -> float:
-        return COARSE_TOLERANCE if self._coarse else TOLERANCE
-
-    def _flat_sums(self, weights: tf.Tensor) -> list[tf.Tensor]:
-        found = self._engine.unperturbed_sums(weights)
-        return [_flat(g, v.shape) for g, v in zip(found, self._engine.variables)]
-
-    def _lengths_together(self, lengths: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """The norms, `[L]`, of the one example's gradients that are clipped together."""
-        engine = self._engine
-        if engine.perturbation is not None:
-            # The perturbed gradient is clipped.
-            found = engine.perturbed_sums(weights)
-            lengths = tf.stack([tf.norm(_flat(g, g.shape)) for g in found])
-        # Relative to the largest before anything is squared, against overflow.
-        largest = tf.reduce_max(lengths) + 1e-30
-        squares = tf.linalg.matvec(self._members, tf.square(lengths / largest))
-        return tf.sqrt(squares) * largest
-
-    def _scales(self, weights, squares, terms) -> tuple[tf.Tensor, tf.Tensor]:
-        """The lengths, `[V]`, relative to which gradients are compared.
+    def differences(self, found: Sequence[tf.Tensor]) -> Differences:
+        """How far the engine is from ordinary gradients.
 
         Args:
-          weights: of the examples, `[B]`.
-          squares: the squared norms, `[V, B]`.
-          terms: the summed squares of the terms that may cancel in an example, `[V, B]`.
+          found: the weightings and gradients that `ordinary` made.
+        """
+        engine, (weightings, ordinary) = self._engine, found
+        weightings = tf.ensure_shape(weightings, [None, engine.flows.batch_size])
+        squares = tf.stack(engine.squares_by_variable())
+        hidden = [LOST_SQUARE * size for size in self._sizes]
+        squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
+        terms = tf.stack(engine.terms_by_variable())
+        decisive = engine.record_norms(self._assignment)
+        decisive = tf.reshape(decisive, [-1, self._members.shape[0]])
+
+        def compare(pair):
+            return self._difference(*pair, squares, terms, decisive)
+
+        width = len(self._sizes)
+        signature = [
+            tf.TensorSpec([width], tf.float32),
+            tf.TensorSpec([width], tf.float32),
+            tf.TensorSpec([self._members.shape[0]], tf.float32),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([], tf.bool),
+        ]
+        *worst, compared = tf.map_fn(
+            compare,
+            (weightings, ordinary),
+            fn_output_signature=signature,
+            parallel_iterations=1,
+        )
+        return Differences(
+            *(tf.reduce_max(part, axis=0) for part in worst), tf.reduce_all(compared)
+        )
+
+    def _difference(self, weights, ordinary, squares, terms, decisive) -> list:
+        """The fields of `Differences` under one weighting.
+
+        Args:
+          weights: of the losses, `[B]`.
+          ordinary: the gradients, `[n]`.
+          squares: the squared norms of the examples' gradients, `[V, B]`.
+          terms: the summed squares of the terms of an example's gradient, `[V, B]`.
+          decisive: the norms that decide about the clip, `[B, L]`.
+        """
+        engine = self._engine
+        sums = engine.unperturbed_sums(weights)
+        truth = tf.split(ordinary, self._sizes)
+        scales, bounds, rounded = self._scales(weights, squares, terms)
+        pairs = [
+            (_flat(own, v.shape), gradient, scale)
+            for own, v, gradient, scale in zip(
+                sums,
+                engine.variables,
+                truth,
+                tf.unstack(scales, num=len(truth)),
+                strict=True,
+            )
+        ]
+        # Relative to the norms before anything is squared, against overflow.
+        off = tf.stack([tf.norm((a - b) / s) for a, b, s in pairs])
+        lengths = tf.stack([tf.norm(b / s) for _, b, s in pairs])
+        finite = tf.math.is_finite(lengths) & tf.math.is_finite(off)
+        single = tf.math.count_nonzero(weights) == 1
+        shortfalls = tf.where(finite & single, lengths - bounds / scales, 0.0)
+        every = tf.reduce_all(finite)
+        groups, excess = self._decisive(weights, lengths * scales, decisive, rounded)
+        shows = every & (tf.reduce_max(lengths) > 0)
+        return [
+            tf.where(finite, off, 0.0),
+            shortfalls,
+            tf.where(every & single, groups, 0.0),
+            tf.where(every & single, excess, 0.0),
+            shows,
+        ]
+
+    def _scales(
+        self, weights, squares, terms
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The lengths, `[V]`, relative to which gradients are compared.
 
         Returns:
-          The root of the summed squares of the weighted norms, with what rounding may
-          add; and that addition alone.
+          The root of the summed squares of the weighted norms and what rounding may
+          add, so that the addition is within the limit; that root; and what rounding
+          may do where terms cancel.
         """
+        # Weights of 0 keep out norms that are not finite.
         weights = tf.square(weights)
         bounds = tf.where(weights > 0, weights * squares, 0.0)
-        bounds = tf.sqrt(tf.reduce_sum(bounds, axis=1))
+        bounds = tf.reduce_sum(bounds, axis=1)
         terms = tf.where(weights > 0, weights * terms, 0.0)
         terms = tf.sqrt(tf.reduce_sum(terms, axis=1))
         rounding = _COARSE_ROUNDING if self._coarse else _ROUNDING
-        together = tf.sqrt(tf.linalg.matvec(self._members, tf.square(bounds)))
-        together = tf.gather(together, self._columns)
-        rounded = (together + terms) * (rounding / self._limit) + 1e-30
-        return bounds + rounded, rounded
+        together = tf.sqrt(tf.linalg.matvec(self._members, bounds))
+        together, bounds = tf.gather(together, self._columns), tf.sqrt(bounds)
+        scales = bounds + (together + terms) * (rounding / self.limit) + 1e-30
+        return scales, bounds, terms * rounding
 
-    def _squares_by_variable(self) -> list[tf.Tensor]:
-        return self._engine.evidence.squares_by_variable()
-
-    def _terms_by_variable(self) -> list[tf.Tensor]:
-        return self._engine.evidence.parts_by_variable()
-
-    def _claimed(self) -> list[tf.Tensor]:
-        claims = self._engine.evidence.claims
-        return [tf.stack([claim() for claim, _ in claims])] if claims else []
-
-    def _message(self, every: tf.Tensor) -> tf.Tensor | None:
-        """The error for the first that does not agree, chosen when the step runs."""
-        if in_xla():
-            return None
+    def _decisive(self, weights, lengths, decisive, rounded):
+        """The norms that decide about the clip, beside those of one example's sum."""
         engine = self._engine
-        messages = [message for _, message in engine.evidence.claims]
-        places = [
-            (v.name, engine.evidence.where(i)) for i, v in enumerate(engine.variables)
-        ]
-        for kind in (_wrong_sum, _wrong_sum, _wrong_norm):
-            messages += [kind(*place) for place in places]
-        messages += [_WRONG_TOTAL, _AGAIN]
-        first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
-        return tf.gather(messages, first)
+        norms = tf.where(weights[:, tf.newaxis] > 0, decisive, 0.0)
+        norms = tf.reduce_max(norms, axis=0) + 1e-30
+        if engine.perturbation is not None:
+            # The perturbed gradient is clipped.
+            found = [_flat(g, g.shape) for g in engine.perturbed_sums(weights)]
+            sizes = tf.stack([tf.reduce_max(tf.abs(f)) for f in found]) + 1e-30
+            pairs = zip(found, tf.unstack(sizes, num=len(found)), strict=True)
+            lengths = tf.stack([tf.norm(f / size) for f, size in pairs]) * sizes
+        parts = lengths / tf.gather(norms, self._columns)
+        ratios = tf.sqrt(tf.linalg.matvec(self._members, tf.square(parts)))
+        rounded = tf.square(rounded / tf.gather(norms, self._columns))
+        rounded = tf.sqrt(tf.linalg.matvec(self._members, rounded))
+        # A record that is dropped has an infinite norm.
+        shows = tf.math.is_finite(norms)
+        groups = tf.where(shows, ratios - 1.0 - rounded, 0.0)
+        over = tf.math.divide_no_nan(1.0, ratios) - 1.0
+        return groups, tf.reduce_max(tf.where(shows & (ratios > 0), over, 0.0))
+
+
+class LossCheck:
+    """The comparison of single examples' losses with those in the batch.
+
+    For gradients that are made one example at a time (`alone.py`): private they are
+    whatever the ops do, but where an op combines the examples of a batch, the losses of
+    single examples are others than the model's author meant.
+
+    Args:
+      engine: a `PerExampleGradients`.
+      alone: makes single examples' losses.
+    """
+
+    def __init__(self, engine: Any, alone: Any):
+        self._engine, self._alone = engine, alone
+
+    def ordinary(self) -> tf.Tensor:
+        """The losses of single examples, from their own data alone, `[B]`."""
+        spec = tf.TensorSpec([], self._engine.loss.dtype)
+        count = tf.range(self._engine.parts.batch_size)
+        losses = tf.map_fn(
+            self._alone.loss, count, fn_output_signature=spec, parallel_iterations=1
+        )
+        return tf.ensure_shape(losses, [self._engine.flows.batch_size])
+
+    def nothing(self) -> tf.Tensor:
+        """What stands for `ordinary` in a step that compares nothing."""
+        count = self._engine.flows.batch_size or 0
+        return tf.zeros([count], self._engine.loss.dtype)
+
+    def compare(
+        self, found: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Compares them; returns as `RuleCheck.compare` does."""
+        losses = self._engine.loss
+        finite = tf.math.is_finite(found) & tf.math.is_finite(losses)
+        size = tf.maximum(tf.abs(found), tf.abs(losses))
+        shown = tf.where(finite, tf.abs(found - losses), tf.zeros_like(losses))
+        far = shown > _FAR * tf.reduce_max(tf.where(finite, size, tf.zeros_like(size)))
+        message = None
+        if not in_xla():
+            message = tf.constant(_combined(self._engine.proof.op))
+        return ~tf.reduce_any(far), tf.reduce_any(finite), message
+
+
+def _combined(op: tf.Operation) -> str:
+    return (
+        f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
+        "examples of a batch: the loss of an example by itself is another than in the "
+        "batch. Compute it from each example's own rows; or compute the op in the data "
+        "pipeline, before batches are drawn." + see("mixed-examples")
+    )
 
 
 def random_powers(batch_size: tf.Tensor) -> tf.Tensor:

@@ -24,16 +24,6 @@ CHOSEN, DISTINCT, PLACES = "chosen", "distinct", "places"
 
 _FILLED = "filled by "
 _SAME = frozenset("Identity Cast StopGradient".split())
-#: Ops on sparse batches that do the same for a batch with other rows.
-REPEATABLE = (
-    frozenset(
-        """SparseReshape SparseFillEmptyRows SparseReorder SparseTensorDenseMatMul
-        SparseToDense SparseSoftmax SparseSegmentSumGrad SparseSegmentMeanGrad
-        SparseSegmentSqrtNGrad SparseSegmentSumGradV2 SparseSegmentMeanGradV2
-        SparseSegmentSqrtNGradV2""".split()
-    )
-    | ops.SEGMENT_LOOKUPS
-)
 
 
 @dataclasses.dataclass(frozen=True)

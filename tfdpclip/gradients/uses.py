@@ -109,25 +109,6 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
     return uses
 
 
-def first_known(uses: list[Use], flows: Dataflow) -> list[tf.Tensor]:
-    """The first floating-point tensors after some uses whose axis 0 counts examples."""
-    found: dict = {}
-    seen: set = set()
-    todo = [output for use in uses for output in use.op.outputs]
-    while todo:
-        tensor = todo.pop()
-        if tensor.ref() in seen or not flows[tensor].trained:
-            continue
-        seen.add(tensor.ref())
-        if tensor.dtype.is_floating and flows[tensor].leads:
-            found[tensor.ref()] = tensor
-            continue
-        for op in tensor.consumers():
-            if op in flows:
-                todo.extend(op.outputs)
-    return list(found.values())
-
-
 def _reaching(op: tf.Operation, flows: Dataflow) -> tuple[int, ...]:
     if len(op.outputs) == 1:
         return (0,)

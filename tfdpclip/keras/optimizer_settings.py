@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfdpclip._arguments import (
     boolean,
     choice,
-    fraction,
     integer,
     non_negative,
     positive,
@@ -24,7 +23,6 @@ from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
 from tfdpclip.gradients.state import PublicVariables
-from tfdpclip.gradients.status import DEFAULT_RATE
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise
@@ -49,8 +47,7 @@ class OptimizerSettings:
         unit: str = "example",
         rows_per_record: int = 1,
         perturbation: float = 0.0,
-        check_isolation: str = "first",
-        recheck_rate: float = DEFAULT_RATE,
+        check_gradients: str = "first",
         gradient_memory: int = DEFAULT_MEMORY,
         hardened_noise: bool = False,
         public_variables: Sequence[tf.Variable | str] = (),
@@ -75,8 +72,7 @@ class OptimizerSettings:
                 f"accumulation_steps must be an integer, 1 or above, got "
                 f"{shown(accumulation_steps)}."
             )
-        choice("check_isolation", check_isolation, ("first", "always", "never"))
-        recheck_rate = fraction("recheck_rate", recheck_rate)
+        choice("check_gradients", check_gradients, ("first", "always", "never"))
         positive("gradient_memory", gradient_memory)
         perturbation = non_negative("perturbation", perturbation)
         public = PublicVariables(public_variables)
@@ -94,8 +90,7 @@ class OptimizerSettings:
         self._unit = unit
         self._rows_per_record = rows_per_record
         self._perturbation = perturbation
-        self._check_isolation = check_isolation
-        self._recheck_rate = recheck_rate
+        self._check_gradients = check_gradients
         self._gradient_memory = int(gradient_memory)
         self._public_variables = public
         self._seed = seed
@@ -213,8 +208,7 @@ class OptimizerSettings:
             unit=self._unit,
             rows_per_record=self._rows_per_record,
             perturbation=self._perturbation,
-            check_isolation=self._check_isolation,
-            recheck_rate=self._recheck_rate,
+            check_gradients=self._check_gradients,
             gradient_memory=self._gradient_memory,
             hardened_noise=self._hardened,
             noise=None if self._correlated is None else self._correlated.to_dict(),

@@ -48,12 +48,8 @@ _ARGUMENTS = """
         clipped, which makes clipping less biased (Chen et al. 2020, section 4). It
         gives no privacy by itself, and costs time: two draws of a whole gradient for
         every example.
-      check_isolation: "first" (on the first step of every trace, then on its steps 2,
-        4, 8, ... and at random), "always" or "never": whether a step tests that no
-        example depends on another one, and that norms and sums are those of ordinary
-        backward passes.
-      recheck_rate: the probability with which a later step tests that; a test costs
-        about as much as ten steps.
+      check_gradients: "first" (on the first step of every trace), "always" or "never":
+        whether a step compares norms and sums with those of an ordinary backward pass.
       gradient_memory: bytes of materialised per-example gradients to allow at once.
       hardened_noise: whether each noise value is made of four, against attacks on the
         lowest bits of floating-point numbers; costs four times the draws.
@@ -102,9 +98,8 @@ def privatize(
     Returns:
       A subclass of it, named with DP in front, that takes the arguments of the class
       and `clip`, `noise_multiplier`, `expected_batch_size`, `accumulation_steps`,
-      `unit`, `rows_per_record`, `perturbation`, `check_isolation`, `recheck_rate`,
-      `gradient_memory`, `hardened_noise`, `public_variables`, `noise` and `seed` by
-      keyword.
+      `unit`, `rows_per_record`, `perturbation`, `check_gradients`, `gradient_memory`,
+      `hardened_noise`, `public_variables`, `noise` and `seed` by keyword.
 
     Raises:
       ValueError: if it is no such class.

@@ -20,7 +20,7 @@ from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients import (
-    ExampleIsolationError,
+    GradientMismatchError,
     PerExampleGradients,
 )
 from tfdpclip.gradients.dataflow import Dataflow
@@ -132,8 +132,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             var_list,
             nominal_batch_size=self._divisor / self._accumulation_steps,
             memory=self._gradient_memory,
-            check_isolation=self._check_isolation,
-            recheck_rate=self._recheck_rate,
+            check_gradients=self._check_gradients,
             groups=self._mechanism.rule.assignment,
             perturbation=perturbation,
             public_variables=self._public(),
@@ -288,13 +287,13 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             local.constant.reset()
             statuses += local.statuses
         if any(status.failed for status in statuses):
-            raise ExampleIsolationError(
-                "An example's gradient depends on other examples, or is not what it "
-                "is taken for (found by the check of a step, inside code compiled by "
-                "XLA, which cannot raise). From then on no example contributed to this "
-                "run: the steps since hold noise only. Run once without jit_compile "
-                "and with check_isolation='always' to see which variable and op are "
-                "to blame." + see("mixed-examples")
+            raise GradientMismatchError(
+                "A gradient is not what an ordinary backward pass gives (found by the "
+                "first step, inside code compiled by XLA, which cannot raise). From "
+                "then on no example contributed to this run: the steps since hold "
+                "noise only. Run once without jit_compile and with "
+                "check_gradients='always' to see which variable and op are to blame."
+                + see("a-wrong-gradient")
             )
         return super().finalize_variable_values(var_list)
 

@@ -273,7 +273,7 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
         predicted = self.model(x, training=False)
         loss = self.model.compute_loss(x, y, predicted)
         variables = self.model.trainable_variables
-        gradients = PerExampleGradients(loss, variables, check_isolation="never")
+        gradients = PerExampleGradients(loss, variables, check_gradients="never")
         flat = [
             tf.reshape(part, [len(self.scores), -1])
             for part in gradients.materialized()

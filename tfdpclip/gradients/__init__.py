@@ -12,6 +12,7 @@ from tfdpclip.gradients.errors import (
 )
 from tfdpclip.gradients.fallback import JacobianFallbackWarning
 from tfdpclip.gradients.functions import clipped_sum, per_example_norms
+from tfdpclip.gradients.op_flows import op_flow
 from tfdpclip.gradients.rule_table import OpUse, op_rule
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "OpUse",
     "PerExampleGradients",
     "clipped_sum",
+    "op_flow",
     "op_rule",
     "per_example_norms",
 ]

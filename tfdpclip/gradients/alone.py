@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients import _copies, ops, state
 from tfdpclip.gradients.dataflow import Dataflow
@@ -36,9 +37,10 @@ class OneByOneWarning(UserWarning):
 def warn(proof: Proof) -> None:
     """Warns once per trace: names the op, the cost and the ways out."""
     warnings.warn(
-        f"The graph does not tell {proof.reason}: {proof.op.name!r} (a "
-        f"{proof.op.type}). So gradients are made one example at a time: a step costs "
-        "about one forward and backward pass for each example. Build the layer of "
+        f"The proof that examples stay apart ends at {proof.op.name!r} (a "
+        f"{proof.op.type}): it is not known {proof.reason}. So gradients are made one "
+        "example at a time, at the cost of a forward and a backward pass for each. "
+        "Build the layer of "
         "other ops; or, if the op keeps the rows of its inputs apart, say so with "
         f"dpc.gradients.op_flow({proof.op.type!r})." + see("one-example-at-a-time"),
         OneByOneWarning,
@@ -173,7 +175,7 @@ class ExamplesAlone:
                 (batch.indices, batch.values, batch.shape), parts, strict=True
             ):
                 given[old.ref()] = new
-        losses = OpCopies(self._losses.graph, given, "alone").of(self._losses)
+        losses = OpCopies(self._losses.graph, given, "alone", in_xla()).of(self._losses)
         return losses[index if static else 0]
 
     def _gradients(self, loss: tf.Tensor) -> list[tf.Tensor]:

@@ -64,7 +64,7 @@ def gaps_of(op: tf.Operation, flows: Dataflow) -> Iterator[tuple[tf.Operation, s
       flows: the analysis of the graph that the op is in.
     """
     function = calls.gradient_function(op)
-    with _copies.scratch_graph() as graph:
+    with flows.graph.as_default(), _copies.scratch_graph() as graph:
         at_outputs = [
             tf.compat.v1.placeholder(t.dtype, t.shape) if t.dtype.is_floating else None
             for t in op.outputs

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _tf_private
+from tfdpclip._arguments import choice, shown
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients import contractions, layouts, mixing, ops, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
@@ -17,7 +19,8 @@ from tfdpclip.gradients.known import known_value, starts_with_rows, takes_every_
 def transfer(op, output, inputs, batch_size) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
     rank = output.shape.rank
-    elementwise = op.type in ops.ELEMENTWISE
+    stated = _STATED.get(op.type)
+    elementwise = op.type in ops.ELEMENTWISE or stated == "elements"
     by_entry = sparse.transfer(op, output, inputs, elementwise)
     if by_entry is not None:
         return by_entry
@@ -35,7 +38,7 @@ def transfer(op, output, inputs, batch_size) -> Flow:
     combined = mixing.transfer(op, output, inputs)
     if combined is not None:
         return combined
-    if op.type in ops.ROW_BY_ROW:
+    if op.type in ops.ROW_BY_ROW or stated == "rows":
         return _first_rows(inputs)
     if op.type in ops.REDUCTIONS:
         return _reduction(op, output, inputs)
@@ -49,6 +52,59 @@ def transfer(op, output, inputs, batch_size) -> Flow:
             else _over_axes(op, inputs[0], [int(axis) % rank])
         )
     return Flow(DATA, None)
+
+
+#: What users state of ops that the table does not know, by type; see `op_flow`.
+_STATED: dict[str, str] = {}
+
+
+def op_flow(kind: str, flow: str = "rows") -> None:
+    """States that an op, and its registered gradient, keep the examples apart.
+
+    A loss with an op that the table of ops does not know trains one example at a time.
+    With this statement it trains as a batch. The statement is trusted: a false one
+    voids the guarantee. `tfdpclip.testing.assert_op_flow` tries it.
+
+    Args:
+      kind: the op's type, such as ``"Igamma"``: ``tensor.op.type``.
+      flow: "rows", if row i of each output depends on row i of those inputs that have
+        the examples on axis 0, and on the other inputs; or "elements", if each entry of
+        the output depends on the same entry of the inputs, with broadcasting.
+
+    Raises:
+      ValueError: if TensorFlow has no such op, the table knows it, or `flow` is none
+        of the two.
+
+    *Formal guarantees*: where the statement is true, the proof that examples stay apart
+    holds for every batch.
+
+    >>> import tfdpclip as dpc
+    >>> dpc.gradients.op_flow("Acos")
+    Traceback (most recent call last):
+    ...
+    ValueError: kind='Acos' is known to the table of ops already.
+    """
+    choice("flow", flow, ("rows", "elements"))
+    if not isinstance(kind, str) or _tf_private.definition_of(kind) is None:
+        raise ValueError(
+            "kind must be the type of an op of TensorFlow's, such as 'Igamma' "
+            f"(tensor.op.type), got {shown(kind)}."
+        )
+    if is_known(kind) or kind in (*ops.FIRST_ARGUMENT, *ops.PYTHON):
+        raise ValueError(f"kind={kind!r} is known to the table of ops already.")
+    _STATED[kind] = flow
+
+
+def is_known(kind: str) -> bool:
+    """Whether the table has an entry for ops of a type."""
+    lists = (ops.DATA_SHAPED, ops.BY_PLACE, _TRANSFERS, ops.ELEMENTWISE, mixing.RULES)
+    lists += (ops.ROW_BY_ROW, ops.REDUCTIONS, ops.LAST_AXIS, ops.SCANS)
+    return any(kind in listed for listed in lists)
+
+
+def is_stated(kind: str) -> bool:
+    """Whether somebody stated the flow of ops of a type, and of their gradient."""
+    return kind in _STATED
 
 
 def _by_place(op, output, inputs) -> Flow:

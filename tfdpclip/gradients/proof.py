@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import calls, gradient_flows, ops
+from tfdpclip.gradients import calls, gradient_flows, op_flows, ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
 from tfdpclip.gradients.fused import read_call
@@ -117,10 +117,13 @@ def _gaps(flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
 
 def _hidden(flow: Flow) -> str | None:
     """What a flow does not tell of the examples; None if it tells all."""
-    if flow.kind != DATA or flow.made and flow.axes == ():
+    if flow.kind != DATA:
         return None
     if flow.unknown:
         return "what it does with the examples"
+    apart = flow.axes or flow.made or flow.example is not None
+    if not apart and flow.entry is None and flow.entries is None:
+        return "which example its output belongs to"
     if flow.axes and flow.rows is None and flow.entries is None:
         return "how many rows of its output belong to an example"
     return None
@@ -140,7 +143,8 @@ def _gaps_backward(op, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
     """Whether the gradient of an op is known to keep the examples apart."""
     if not op.inputs or _ends_gradients(op):
         return  # Where a function begins; or TensorFlow hands on nothing, or raises.
-    if op in flows.inner or op.type in ops.GRADIENTS_APART:
+    apart = op.type in ops.GRADIENTS_APART or op_flows.is_stated(op.type)
+    if op in flows.inner or apart:
         if (
             op.type not in ops.FIRST_ARGUMENT
             and calls.gradient_function(op) is not None

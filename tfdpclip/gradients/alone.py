@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.gradients import _copies, ops, state
+from tfdpclip.gradients import _copies, ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flow import DATA
@@ -56,6 +56,7 @@ class ExamplesAlone:
       variables: the variables.
       handles: the graph's tensors that stand for them.
       flows: the analysis of the losses.
+      proof: what the graph proves of the losses.
 
     Raises:
       ExampleIsolationError: if an op cannot be copied, naming it.
@@ -67,8 +68,9 @@ class ExamplesAlone:
         variables: Sequence[tf.Variable],
         handles: Sequence[tf.Tensor],
         flows: Dataflow,
+        proof: Proof,
     ):
-        self._losses, self._flows = losses, flows
+        self._losses, self._flows, self._proof = losses, flows, proof
         self._variables, self._handles = list(variables), list(handles)
         self._sources = [s for s in flows.sources if s.shape.rank]
         self._sparse = flows.sparse_batches
@@ -125,8 +127,6 @@ class ExamplesAlone:
                 )
 
     def _refuse_uncopied(self, op: tf.Operation) -> None:
-        if _copies.calls_python(op):
-            state.refuse_python(op)
         known = _copies.repeatable(op) or _copies.draws(op)
         if not known or _copies.kept_elsewhere(op, of_examples=True) is not None:
             raise ExampleIsolationError(
@@ -175,7 +175,17 @@ class ExamplesAlone:
                 (batch.indices, batch.values, batch.shape), parts, strict=True
             ):
                 given[old.ref()] = new
-        losses = OpCopies(self._losses.graph, given, "alone", in_xla()).of(self._losses)
+        copies = OpCopies(self._losses.graph, given, "alone", in_xla())
+        try:
+            losses = copies.of(self._losses)
+        except (ValueError, TypeError, LookupError) as error:
+            raise ExampleIsolationError(
+                f"The loss of one example cannot be computed from its own data alone "
+                f"({error}), and what {self._proof.op.name!r} (a {self._proof.op.type})"
+                " does with the examples of a batch is not known. Keep the batch on "
+                "axis 0, and compute each example's loss from its own rows."
+                + see("one-example-at-a-time")
+            ) from error
         return losses[index if static else 0]
 
     def _gradients(self, loss: tf.Tensor) -> list[tf.Tensor]:

@@ -28,7 +28,7 @@ from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.proof import Verdict, prove
 from tfdpclip.gradients.public_terms import check_public_gradients
 from tfdpclip.gradients.records import RecordGradients, column_of
-from tfdpclip.gradients.rule_check import LossCheck, RuleCheck
+from tfdpclip.gradients.rule_check import RuleCheck
 from tfdpclip.gradients.rule_table import Context
 from tfdpclip.gradients.state import PublicVariables
 from tfdpclip.gradients.status import CheckStatus
@@ -146,6 +146,7 @@ class PerExampleGradients(RecordGradients):
         planned = self.flows.batch_size or planned
         self._budget = Budget(memory, int(planned))
         self.handles = handles
+        state.refuse_what_others_left(ancestors([self.loss]))
         self._found = self._find(context)
         behind = self._found.made_of(self.loss)
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
@@ -181,7 +182,7 @@ class PerExampleGradients(RecordGradients):
         arguments = (self.loss, self.variables, self.handles, context, self._budget)
         if self.proof.verdict is Verdict.UNKNOWN:
             alone.warn(self.proof)
-            return one_by_one(*arguments)
+            return one_by_one(*arguments, self.proof)
         with own_gradients_marked(self.flows.ops):
             return find_gradients(*arguments)
 
@@ -433,7 +434,7 @@ class PerExampleGradients(RecordGradients):
         alone = self._found.alone
         if alone is not None and alone.drawing() is not None:
             return tf.constant(True)
-        check = RuleCheck(self, groups) if alone is None else LossCheck(self, alone)
+        check = RuleCheck(self, groups)
         compiled = in_xla()
         called = (lambda branch: branch) if compiled else _copies.called
         due = self.status.due(self.parts.batch_size)

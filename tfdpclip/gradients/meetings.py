@@ -14,6 +14,7 @@ from tfdpclip.gradients.backward import gradients_at, own_gradients
 from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.dataflow import ancestors
 from tfdpclip.gradients.forms import Budget, Form
+from tfdpclip.gradients.proof import Proof
 from tfdpclip.gradients.rule_table import (
     Context,
     build_form,
@@ -71,6 +72,7 @@ class FoundGradients:
       slow_uses: where those meet the batch in the graph.
       alone: makes the gradients where the graph does not prove that examples stay
         apart; None where it does.
+      backward: the ops of an ordinary backward pass, of which `alone` runs copies.
     """
 
     connected: list[bool]
@@ -80,12 +82,13 @@ class FoundGradients:
     slow_variables: list[int] = dataclasses.field(default_factory=list)
     slow_uses: list[Use] = dataclasses.field(default_factory=list)
     alone: ExamplesAlone | None = None
+    backward: Sequence[tf.Operation] = ()
 
     def made_of(self, loss: tf.Tensor) -> list[tf.Operation]:
         """The ops of the loss, and of what comes back to all meetings."""
         gradients = [g for m in self.meetings.values() for g in m.gradients]
         there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        return ancestors([loss, *there])
+        return [*ancestors([loss, *there]), *self.backward]
 
     @property
     def order(self) -> list[int]:
@@ -178,27 +181,32 @@ def one_by_one(
     handles: Sequence[tf.Tensor],
     context: Context,
     budget: Budget,
+    proof: Proof,
 ) -> FoundGradients:
     """The gradients of all variables, each example's made from its own data alone.
 
-    Args: as for `find_gradients`.
+    Args:
+      loss: the losses, `[B]`.
+      variables: the variables.
+      handles: their handles in the graph of the losses.
+      context: the analysis of the losses, and B.
+      budget: how much memory the gradients may take.
+      proof: what the graph proves of the losses.
     """
-    connected = [g is not None for g in _ordinary(loss, handles)]
-    found = FoundGradients(connected, {})
+    # In a graph that is dropped: which variables have a gradient, and what makes it.
+    with _copies.scratch_graph() as graph:
+        ordinary = tf.gradients(loss, list(handles))
+    connected = [g is not None for g in ordinary]
+    found = FoundGradients(connected, {}, backward=graph.get_operations())
     found.slow_variables = [i for i, known in enumerate(connected) if known]
     slow = [variables[i] for i in found.slow_variables]
     alone = ExamplesAlone(
-        *(loss, slow, [handles[i] for i in found.slow_variables], context.flows)
+        *(loss, slow, [handles[i] for i in found.slow_variables]),
+        *(context.flows, proof),
     )
     found.alone = alone
     found.slow = fallback.SlowGradients(alone, slow, context.batch_size, budget)
     return found
-
-
-def _ordinary(loss: tf.Tensor, handles: Sequence[tf.Tensor]) -> list:
-    """The ordinary gradients, in a graph that is dropped: which variables have one."""
-    with _copies.scratch_graph():
-        return tf.gradients(loss, list(handles))
 
 
 def _meetings(

@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip.gradients import calls, gradient_flows, op_flows, ops
-from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.flow import DATA, Flow
 from tfdpclip.gradients.fused import read_call
 
@@ -98,11 +98,19 @@ def gaps(losses: tf.Tensor, flows: Dataflow) -> list[tuple[tf.Operation, str]]:
     return found
 
 
-def _gaps(flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
-    """The ops of which the table does not tell, inputs first, with the reason."""
-    used = {t.ref() for op in flows.ops for t in op.inputs}
+def _gaps(
+    flows: Dataflow, needed: set | None = None
+) -> Iterator[tuple[tf.Operation, str]]:
+    """The ops of which the table does not tell, inputs first, with the reason.
+
+    Args:
+      flows: the analysis of a graph.
+      needed: the ops that matter; all by default.
+    """
+    operations = [op for op in flows.ops if needed is None or op in needed]
+    used = {t.ref() for op in operations for t in op.inputs}
     used |= {t.ref() for t in flows.outputs}
-    for op in flows.ops:
+    for op in operations:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
         reason = next((r for r in map(_hidden, found) if r), None)
@@ -110,9 +118,34 @@ def _gaps(flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
             yield op, reason
         elif any(flow.kind == DATA and flow.trained for flow in found):
             yield from _gaps_backward(op, flows)
-        if op in flows.inner:
-            for inner in flows.inner[op]:
-                yield from _gaps(inner)
+        numbers = {t.value_index for t in outputs}
+        for inner in flows.inner.get(op, ()):
+            yield from _gaps(inner, _needed(op, inner, numbers))
+
+
+def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> set:
+    """The ops of a function that some outputs of the op that runs it are made of.
+
+    A loop that was differentiated before has outputs besides, which record its steps.
+
+    Args:
+      op: a branch, a call or a loop.
+      inner: the analysis of the function.
+      numbers: the numbers of the outputs that are used.
+    """
+    graph = inner.graph
+    places = {t.ref(): i for i, t in enumerate(graph.inputs)}
+    if op.type in ops.LOOPS:
+        # Whatever decides when the loop ends.
+        numbers = numbers | _condition_inputs(op)
+    while True:
+        found = ancestors([graph.outputs[i] for i in numbers])
+        if op.type not in ops.LOOPS:
+            return set(found)
+        read = {places[t.ref()] for o in found for t in o.outputs if t.ref() in places}
+        if read <= numbers:
+            return set(found)
+        numbers = numbers | read
 
 
 def _hidden(flow: Flow) -> str | None:
@@ -127,6 +160,13 @@ def _hidden(flow: Flow) -> str | None:
     if flow.axes and flow.rows is None and flow.entries is None:
         return "how many rows of its output belong to an example"
     return None
+
+
+def _condition_inputs(op: tf.Operation) -> set[int]:
+    """The numbers of the loop's variables that its condition reads."""
+    cond = _tf_private.condition_of_loop(op)
+    read = {t.ref() for o in ancestors(cond.outputs) for t in o.outputs}
+    return {i for i, t in enumerate(cond.inputs) if t.ref() in read}
 
 
 def _ends_gradients(op: tf.Operation) -> bool:

@@ -15,6 +15,10 @@ Rounding refuses no model: a wrong rule is off by more than a hundredth of the n
 Where a batch shows nothing (an empty draw, a NaN, gradients of 0), the next step
 compares again.
 
+Gradients that are made one example at a time (`alone.py`) are compared as well: private
+they are whatever the ops do, but where an op combines the examples of a batch, they are
+others than the model's author meant.
+
 The ordinary gradients come first and need the forward pass alone; the comparison comes
 last and needs what the sums are made of: so neither keeps anything alive for longer.
 """
@@ -41,9 +45,6 @@ TOLERANCE, COARSE_TOLERANCE = 1e-2, 0.1
 # and to the terms that an example's gradient is the sum of: a gradient that is zero but
 # for rounding (that of the bias of attention's keys) agrees with nothing.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 1e-2
-# How far a single example's loss may be from its loss in the batch, relative to the
-# largest loss.
-_FAR = 0.1
 # In types below float32, an ordinary pass rounds the sum of more examples away.
 _FEW = 8
 
@@ -96,6 +97,8 @@ class RuleCheck:
     @property
     def limit(self) -> float:
         """The largest relative difference that is put down to rounding."""
+        if not self._engine.proof.proven:
+            return COARSE_TOLERANCE
         return COARSE_TOLERANCE if self._coarse else TOLERANCE
 
     def powers(self) -> tf.Tensor:
@@ -169,6 +172,8 @@ class RuleCheck:
             places = [(v.name, engine.where(i)) for i, v in enumerate(engine.variables)]
             for kind in (_wrong_sum, _wrong_norm):
                 messages += [kind(*place) for place in places]
+            if not engine.proof.proven:
+                messages = [_combined(engine.proof.op)] * len(messages)
             # The first that does not agree; if all do, an earlier step failed.
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _WRONG_TOTAL, _AGAIN], first)
@@ -295,55 +300,11 @@ class RuleCheck:
         return groups, tf.reduce_max(tf.where(shows & (ratios > 0), over, 0.0))
 
 
-class LossCheck:
-    """The comparison of single examples' losses with those in the batch.
-
-    For gradients that are made one example at a time (`alone.py`): private they are
-    whatever the ops do, but where an op combines the examples of a batch, the losses of
-    single examples are others than the model's author meant.
-
-    Args:
-      engine: a `PerExampleGradients`.
-      alone: makes single examples' losses.
-    """
-
-    def __init__(self, engine: Any, alone: Any):
-        self._engine, self._alone = engine, alone
-
-    def ordinary(self) -> tf.Tensor:
-        """The losses of single examples, from their own data alone, `[B]`."""
-        spec = tf.TensorSpec([], self._engine.loss.dtype)
-        count = tf.range(self._engine.parts.batch_size)
-        losses = tf.map_fn(
-            self._alone.loss, count, fn_output_signature=spec, parallel_iterations=1
-        )
-        return tf.ensure_shape(losses, [self._engine.flows.batch_size])
-
-    def nothing(self) -> tf.Tensor:
-        """What stands for `ordinary` in a step that compares nothing."""
-        count = self._engine.flows.batch_size or 0
-        return tf.zeros([count], self._engine.loss.dtype)
-
-    def compare(
-        self, found: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Compares them; returns as `RuleCheck.compare` does."""
-        losses = self._engine.loss
-        finite = tf.math.is_finite(found) & tf.math.is_finite(losses)
-        size = tf.maximum(tf.abs(found), tf.abs(losses))
-        shown = tf.where(finite, tf.abs(found - losses), tf.zeros_like(losses))
-        far = shown > _FAR * tf.reduce_max(tf.where(finite, size, tf.zeros_like(size)))
-        message = None
-        if not in_xla():
-            message = tf.constant(_combined(self._engine.proof.op))
-        return ~tf.reduce_any(far), tf.reduce_any(finite), message
-
-
 def _combined(op: tf.Operation) -> str:
     return (
         f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
-        "examples of a batch: the loss of an example by itself is another than in the "
-        "batch. Compute it from each example's own rows; or compute the op in the data "
+        "examples of a batch: the gradient of an example by itself is another than in "
+        "the batch. Compute it from each example's own rows; or compute the op in the data "
         "pipeline, before batches are drawn." + see("mixed-examples")
     )
 

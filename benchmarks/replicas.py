@@ -90,7 +90,6 @@ def measured(strategy, batch_size: int, seconds: float) -> dict[str, float]:
             0.01,
             noise_multiplier=1.0,
             expected_batch_size=batch_size,
-            recheck_rate=0.0,
         )
 
     steps = {}

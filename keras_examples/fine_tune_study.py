@@ -123,7 +123,7 @@ class Study:
         plan = self.plan(epsilon)
         # Each way checks itself in its first run; a check costs as much as a run.
         first = seed == _TUNING_SEED and learning_rate == self.used.learning_rates[0]
-        checks = {"check_gradients": "never", "recheck_rate": 0.0}
+        checks = {"check_gradients": "never"}
         options = {} if first else checks
         fine_tuning.tune(model, self.rows, plan, learning_rate, rule, seed, **options)
         after = fine_tuning.score(model, self.test)

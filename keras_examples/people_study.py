@@ -181,7 +181,7 @@ class Study:
         first = seed == _TUNING_SEED and learning_rate == self.used.learning_rates[0]
         options: dict[str, Any] = {"seed": seed}
         if not first:
-            options |= {"check_gradients": "never", "recheck_rate": 0.0}
+            options |= {"check_gradients": "never"}
         if way == "people":
             optimizer = plan.optimizer(dpc.keras.DPAdam, learning_rate, **options)
             batches = plan.batches(self.rows.data, people=self.people, seed=seed)

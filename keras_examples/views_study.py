@@ -109,7 +109,7 @@ class Study:
         plan = self.plan(views)
         model = NETWORKS[self.used.network](self.x.shape[1:])
         # Each kind checks itself in its first run.
-        checks = {"check_gradients": "never", "recheck_rate": 0.0} if seed else {}
+        checks = {"check_gradients": "never"} if seed else {}
         optimizer = plan.optimizer(
             dpc.keras.DPSGD,
             learning_rate,

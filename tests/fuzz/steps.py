@@ -206,8 +206,8 @@ class Step:
         def run(x, y, w):
             _, loss = model.forward(x, y, w)
             found = PerExampleGradients(loss, model.variables, **self.options)
-            floors = [FLOOR * parts for parts in found.evidence.parts_by_variable()]
-            return tf.stack([found.evidence.squares_by_variable(), floors])
+            floors = [FLOOR * parts for parts in found.terms_by_variable()]
+            return tf.stack([found.squares_by_variable(), floors])
 
         model.reset()
         found, floors = self._function(run)(*model.data).numpy().astype(np.float64)

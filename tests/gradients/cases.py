@@ -173,6 +173,23 @@ def norms_of(per_example, variables, *data, dynamic=True, when="always", jit=Fal
     return step(*data)
 
 
+def assert_reaches_no_other(per_example, variables, *data, dynamic=True):
+    """Asserts that a loss is refused, or trains each example on its own data alone."""
+    try:
+        norms = norms_of(per_example, variables, *data, dynamic=dynamic, when="never")
+    except ExampleIsolationError:
+        return
+    for i, norm in enumerate(norms):
+        own = [t[i : i + 1] for t in data]
+        if not dynamic:
+            # In a batch of a static size, the example stands in each place.
+            own = [tf.repeat(t, len(u), axis=0) for t, u in zip(own, data, strict=True)]
+        with tf.GradientTape() as tape:
+            loss = per_example(*own)[0 if dynamic else i]
+        found = [g for g in tape.gradient(loss, variables) if g is not None]
+        np.testing.assert_allclose(norm, tf.linalg.global_norm(found), rtol=1e-4)
+
+
 def assert_refused(per_example, variables, *data, **options):
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as caught:
         norms_of(per_example, variables, *data, **options)

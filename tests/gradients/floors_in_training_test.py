@@ -63,8 +63,7 @@ def test_no_example_is_clipped_harder_for_its_floor(build, monkeypatch):
     @tf.function(autograph=False)
     def measured(x, y):
         found = PerExampleGradients(losses(x, y), variables, check_gradients="never")
-        evidence = found.evidence
-        return evidence.squares_by_variable(), evidence.parts_by_variable()
+        return found.squares_by_variable(), found.terms_by_variable()
 
     with monkeypatch.context() as without_floors:
         without_floors.setattr(floors, "FLOOR", 1e-12)

@@ -121,7 +121,5 @@ def test_mixing_among_tiny_gradients_is_found():
         loss = 1e-25 * tf.reduce_sum(tf.tanh(h + pairs), axis=1)
         return clipped_sum(loss, [w], FixedClip(1.0), check_gradients="always")[0]
 
-    with pytest.raises(
-        (ExampleIsolationError, tf.errors.InvalidArgumentError), match="Isolation"
-    ):
+    with pytest.raises(ExampleIsolationError, match="from its own data alone"):
         step(X)

@@ -120,10 +120,17 @@ def test_a_table_that_nobody_writes_to_is_read():
     assert norms_of(loss, [W, U], X, kinds).shape == [24]
 
 
+def assert_not_damped(loss):
+    """Asserts that a giant in row 0 does not make the gradients of others small."""
+    factors = np.where(np.arange(len(X)) == 0, 1e8, 1.0).astype("float32")
+    norms = norms_of(loss, [W], X * factors[:, np.newaxis])
+    assert (norms.numpy()[1:] > 1e-3).all()
+
+
 DRAWS = {
     "categorical": lambda h: h * (0.5 + tf.one_hot(_drawn_classes(h), 5)),
     "gamma": lambda h: h + 0.001 * tf.random.gamma([], tf.nn.softplus(h) + 0.1),
-    "poisson": lambda h: h + tf.random.poisson([], tf.stop_gradient(h) ** 2),
+    "poisson": lambda h: h + tf.stop_gradient(tf.random.poisson([], h**2)),
     "in a loop": lambda h: tf.map_fn(lambda row: row * tf.random.uniform([], 0.9), h),
     "in a branch": lambda h: tf.cond(
         tf.random.uniform([]) < 0.9, lambda: tf.nn.dropout(h, 0.1), lambda: h
@@ -136,8 +143,8 @@ def _drawn_classes(h):
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_what_cannot_be_computed_again_must_be_known_to_be_apart(name):
-    """Each row is damped by the norm of the row that the data point to."""
+def test_what_is_drawn_for_one_example_sees_no_other(name):
+    """In the batch, each row is damped by the norm of row 0."""
 
     def loss(x):
         h = tf.stop_gradient(x @ W)
@@ -147,8 +154,7 @@ def test_what_cannot_be_computed_again_must_be_known_to_be_apart(name):
         damped = scale * h + tf.stop_gradient((1 - scale) * h)
         return squash(DRAWS[name](damped) @ U)
 
-    with pytest.raises(ExampleIsolationError, match="is not known"):
-        norms_of(loss, [W, U], X)
+    assert_not_damped(loss)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -166,8 +172,7 @@ def test_nor_does_a_gradient_of_its_own_pass_there():
     def loss(x):
         return squash(DRAWS["gamma"](damped(x @ W)) @ U)
 
-    with pytest.raises(ExampleIsolationError, match="is not known"):
-        norms_of(loss, [W, U], X)
+    assert_not_damped(loss)
 
 
 def test_nor_does_one_in_a_loop():
@@ -181,8 +186,7 @@ def test_nor_does_one_in_a_loop():
         draw = tf.random.uniform
         return squash(tf.map_fn(lambda row: damped(row) * draw([], 0.9), h) @ U)
 
-    with pytest.raises(ExampleIsolationError, match="is not known"):
-        norms_of(loss, [W, U], X)
+    assert_not_damped(loss)
 
 
 @pytest.mark.slow

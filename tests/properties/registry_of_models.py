@@ -34,7 +34,6 @@ PRIVACY = {
     "unit": "example",
     "perturbation": 0.0,
     "check_gradients": "first",
-    "recheck_rate": 0.001,
     "gradient_memory": 10**6,
     "hardened_noise": False,
     "public_variables": (),
@@ -160,7 +159,6 @@ VARIABLE = tf.Variable([1.0, 1.0])
 ENGINE = {
     "memory": 10**6,
     "check_gradients": "first",
-    "recheck_rate": 0.001,
     "nominal_batch_size": 4,
 }
 

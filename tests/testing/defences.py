@@ -1,9 +1,6 @@
-"""Which defence of the engine finds what, when it is alone.
+"""What becomes of each way in which one example could reach another's gradient.
 
-Every finding is a way in which one example could reach another's gradient, or a norm
-could be wrong. It is run with all defences off, where it must go unnoticed (or it would
-prove nothing), with each of them alone, and with all. `python -m
-tests.testing.defences` writes docs/results/self_check.md.
+`python -m tests.testing.defences` writes docs/results/defences.md.
 """
 
 from __future__ import annotations
@@ -17,65 +14,25 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from tfdpclip.gradients.replaced_rows import Kept
 
 from driver_kit import command_line
 from tests.fuzz.channels import CHANNELS, through
 from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    PerExampleGradients,
     _copies,
-    comparison,
+    engine,
     inlining,
-    loss,
-    loss_checks,
     outer,
-    per_example_norms,
-    separation,
-    state,
-    verify,
 )
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "self_check.md"
-# Half of it is odd: no half is made of whole pairs, so that of one pair one
-# stays and the other is replaced.
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "defences.md"
 SIZE = 22
-
-
-def _nothing(*args, **kwargs):
-    return None
-
-
-def _all_separate(self, *args):
-    true = tf.fill([len(self.probes)], True)
-    return true, true
-
-
-def _all_stay(self, before, *args):
-    return dataclasses.replace(before, telling=tf.constant(True))
-
-
-def _all_equal(self, *args):
-    zeros = tf.zeros([len(self._columns)])
-    one, true = tf.zeros([self._members.shape[0]]), tf.constant(True)
-    return comparison.Comparison(zeros, zeros, one, tf.zeros([]), true, true, true)
-
-
-# What to put in the place of each defence to leave it out.
-DEFENCES: dict[str, list[tuple]] = {
-    "graph analysis": [
-        (loss_checks, "check_uncoupled", _nothing),
-        (loss_checks, "check_sizes", _nothing),
-        (loss_checks, "check_sizes_in", _nothing),
-    ],
-    "gradients separate": [(separation.Separation, "separate", _all_separate)],
-    "replaced examples": [(Kept, "next", _all_stay)],
-    "sums and norms": [(verify.SelfCheck, "_differences", _all_equal)],
-    "refused by rule": [
-        (loss, "check_public", _nothing),
-        (state, "reads", lambda *args: []),
-        (state, "refuse_what_others_left", _nothing),
-        (loss_checks, "refuse_unproven", _nothing),
-    ],
-}
+#: What may become of a finding.
+MIXED, RULE = "refused: mixed", "refused by rule"
+ALONE, COMPARED = "one example at a time", "found by the comparison"
+HARMLESS = "trains, exactly"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +42,15 @@ class Finding:
     Attributes:
       name: what it is.
       make: makes (per-example loss function, variables, data).
-      found: the defences that find it alone.
+      outcome: what becomes of it.
       guards: what is there against this one alone, as patches that take it away.
-      steps: what happens before each step: functions; one step where there is none.
       loud: what TensorFlow itself says of it, on processors where it has other kernels.
     """
 
     name: str
     make: Callable
-    found: frozenset
+    outcome: str
     guards: tuple = ()
-    steps: tuple = (_nothing,)
     loud: str = ""
 
 
@@ -162,8 +117,6 @@ def gate():
         hidden += tf.stop_gradient(opened) * (in_pairs(hidden, x) - hidden)
         return tf.reduce_sum(tf.square(hidden), axis=1)
 
-    per_example.open = lambda: opened.assign(1.0)
-    per_example.others = [opened]
     return per_example, [w, opened], random(SIZE, 3)
 
 
@@ -232,83 +185,51 @@ _outer_norms = outer.Outer.squared_norms
 
 
 def _too_small(self, budget):
-    return 0.96 * _outer_norms(self, budget)
+    return 0.25 * _outer_norms(self, budget)
 
 
-ALL_BUT_RULES = frozenset(DEFENCES) - {"refused by rule"}
 FINDINGS = (
-    Finding(
-        "means of segments by the data's ids",
-        of_hidden(segments),
-        ALL_BUT_RULES,
-    ),
-    Finding(
-        "sums of pairs, by reshaping",
-        of_hidden(in_pairs),
-        frozenset({"gradients separate", "replaced examples", "sums and norms"}),
-    ),
+    Finding("means of segments by the data's ids", of_hidden(segments), MIXED),
+    Finding("sums of pairs, by reshaping", of_hidden(in_pairs), RULE),
     Finding(
         "a statistic of the batch behind a stopped gradient, in loops",
         of_hidden(behind_a_stopped_gradient),
-        frozenset({"graph analysis", "gradients separate", "replaced examples"}),
+        MIXED,
     ),
+    Finding("ranks within the batch", of_hidden(by_rank), MIXED),
     Finding(
-        "ranks within the batch",
-        of_hidden(by_rank),
-        frozenset({"graph analysis", "replaced examples"}),
+        "integers, examples that meet behind an op without a rule", integers, MIXED
     ),
-    Finding(
-        "integers, examples that meet behind an op without a rule",
-        integers,
-        frozenset({"graph analysis", "gradients separate", "replaced examples"}),
-    ),
-    Finding(
-        "a gate that opens after three steps",
-        gate,
-        frozenset({"gradients separate", "replaced examples", "sums and norms"}),
-        steps=(_nothing, _nothing, _nothing, lambda f: f.open()),
-    ),
+    Finding("a gate that opens later, to sums of pairs", gate, RULE),
     Finding(
         "TensorFlow's converter of grouped convolutions",
         grouped,
-        frozenset({"replaced examples", "sums and norms"}),
+        COMPARED,
         guards=((inlining, "inline_calls", lambda loss: loss),),
         loud="filter_size does not have enough elements",  # without oneDNN
     ),
     Finding(
         "another dropout mask in a recomputed backward pass",
         recomputed,
-        frozenset({"gradients separate", "replaced examples", "sums and norms"}),
+        COMPARED,
         guards=(
             (inlining, "inline_calls", lambda loss: loss),
             (_copies, "repeatable", lambda op: True),
         ),
     ),
     Finding(
-        "a rule whose norms are 2 % too small",
+        "a rule whose norms are half of what they are",
         of_hidden(lambda hidden, x: hidden),
-        frozenset({"sums and norms"}),
+        COMPARED,
         guards=((outer.Outer, "squared_norms", _too_small),),
     ),
-    Finding(
-        "a term of replayed data that is called public",
-        replayed,
-        frozenset({"refused by rule"}),
-    ),
-    Finding(
-        "a memory bank that the loss writes and reads",
-        banked,
-        frozenset({"refused by rule"}),
-    ),
-    Finding(
-        "a statistic of the batch that goes through a queue",
-        in_a_queue,
-        frozenset({"refused by rule"}),
-    ),
+    Finding("a term of replayed data that is called public", replayed, RULE),
+    Finding("a memory bank that the loss writes and reads", banked, RULE),
+    Finding("a statistic of the batch that goes through a queue", in_a_queue, RULE),
     Finding(
         "rows that the data point to scale gradients, beside draws that take the data",
         of_hidden(beside_a_draw),
-        frozenset({"refused by rule"}),
+        ALONE,
     ),
 )
 
@@ -317,40 +238,41 @@ class LoudError(Exception):
     """TensorFlow's own kernel refused a finding: no defence is needed here."""
 
 
-def is_refused(finding: Finding, defences: frozenset, guarded: bool = False) -> bool:
-    """Whether some defences refuse a finding, or its own guard prevents it."""
+def outcome_of(finding: Finding, guarded: bool = False) -> str:
+    """What becomes of a finding, without its own guard unless `guarded`."""
     with contextlib.ExitStack() as stack:
-        for name, patches in DEFENCES.items():
-            if name not in defences:
-                for patch in patches:
-                    stack.enter_context(mock.patch.object(*patch))
         for patch in () if guarded else finding.guards:
             stack.enter_context(_patched_everywhere(patch))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         per_example, variables, data = finding.make()
+        proven = []
 
         @tf.function(
             input_signature=[tf.TensorSpec([None, *data.shape[1:]], data.dtype)]
         )
         def step(x):
-            return per_example_norms(per_example(x), variables, recheck_rate=0.0)
+            found = PerExampleGradients(per_example(x), variables)
+            proven.append(found.proof.proven)
+            with tf.control_dependencies([found.isolated]):
+                return tf.identity(found.norms)
 
         try:
-            for before in finding.steps:
-                before(per_example)
-                step(data)
+            step(data)
+        except (ExampleIsolationError, LossStructureError) as error:
+            combines = "combines the examples" in str(error)
+            return MIXED if combines else RULE
         except (ValueError, tf.errors.InvalidArgumentError) as error:
             if finding.loud and finding.loud in str(error):
                 raise LoudError(str(error)) from error
-            return True
-    return False
+            if "GradientMismatchError" in str(error):
+                return COMPARED
+            raise
+    return HARMLESS if proven[-1] else ALONE
 
 
 def _patched_everywhere(patch):
     """Also where the name was imported."""
-    from tfdpclip.gradients import engine
-
     target, name, other = patch
     if hasattr(engine, name):
         return mock.patch.object(engine, name, other)
@@ -359,31 +281,28 @@ def _patched_everywhere(patch):
 
 def page() -> str:
     """The page, in Markdown."""
-    head = " | ".join(DEFENCES)
-    rows = [f"| finding | {head} |", "| --- |" + " --- |" * len(DEFENCES)]
-    for finding in FINDINGS:
-        marks = ["found" if name in finding.found else "" for name in DEFENCES]
-        rows.append(f"| {finding.name} | " + " | ".join(marks) + " |")
+    rows = ["| finding | what becomes of it |", "| --- | --- |"]
+    rows += [f"| {finding.name} | {finding.outcome} |" for finding in FINDINGS]
     return _HEAD + "\n".join(rows) + "\n"
 
 
-_HEAD = """# What each defence finds alone
+_HEAD = """# What becomes of each way to mix
 
-Each row is a way in which an example could reach another one's gradient, or a norm
-could be wrong. It was run with one defence of the engine at a time, all others taken
-out, and with none, where it goes unnoticed. Where the library has a guard against this
-very thing (a rule of its own for grouped convolutions, say), that was taken out as
-well: these rows show what would catch the next of its kind. Written by `python -m
-tests.testing.defences`, held by `tests/testing/defences_test.py`, cell by cell.
+Each row is a way in which one example could reach the gradient of another, or a norm
+could be wrong, and what becomes of a loss with it. Where the library has a guard
+against this very thing (a rule of its own for grouped convolutions, say), the guard was
+taken out: the row shows what would catch the next of its kind. Written by `python -m
+tests.testing.defences`, held by `tests/testing/defences_test.py`.
 
-* *graph analysis*: before anything runs, from the ops and their shapes.
-* *gradients separate*, *replaced examples*, *sums and norms*: by the step itself, on
-  its first batch, on its steps 2, 4, 8, ... and at random
-  ([guarantees](../guarantees.md)).
-* *refused by rule*: what cannot be tested is not allowed at all: terms that depend on
-  anything but trained variables and constants; state that is written from the batch, be
-  it a variable, a queue, a table, a file or Python; ops without a rule in a loss that
-  cannot be computed again.
+* *refused: mixed*: while the graph is built, naming the op that combines the examples.
+* *refused by rule*: while the graph is built: what cannot be proven, and cannot be made
+  one example at a time either; terms that depend on anything but trained variables and
+  constants; state that is written from the batch, be it a variable, a queue, a table, a
+  file or Python.
+* *one example at a time*: the proof ends at an op; each example's gradient is made from
+  its own data alone ([guarantees](../guarantees.md)).
+* *found by the comparison*: by the first step, which compares itself with ordinary
+  gradients.
 
 """
 

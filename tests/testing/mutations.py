@@ -14,7 +14,6 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from tfdpclip.gradients.verify import SelfCheck
 
 import tfdpclip as dpc
 from driver_kit import command_line
@@ -28,7 +27,7 @@ from tfdpclip.gradients.combine import VariableGradient
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.perturbation import Perturbation
 from tfdpclip.gradients.records import RecordGradients
-from tfdpclip.gradients.status import CheckStatus
+from tfdpclip.gradients.rule_check import RuleCheck
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
@@ -177,24 +176,11 @@ def exact(**options):
 
 
 def proves_itself(**options):
-    """A step with wrong norms raises, and so does the 8th if the first was right."""
+    """A step with wrong norms raises."""
     model = model_of(**options)
     wrong = mock.patch.object(VariableGradient, "measured", _halved_norms)
     with wrong:
         _must_raise(lambda: model.train_on_batch(*data()))
-    # Wrong from the fifth step on.
-    model = model_of(recheck_rate=0.0, **options)
-    off = tf.Variable(1.0)
-    later = mock.patch.object(
-        VariableGradient,
-        "measured",
-        lambda self, budget: _with_norms(self, budget, lambda squares: off * squares),
-    )
-    with later:
-        for _ in range(4):
-            model.train_on_batch(*data())
-        off.assign(0.25)
-        _must_raise(lambda: [model.train_on_batch(*data()) for _ in range(4)])
 
 
 def _must_raise(act):
@@ -208,8 +194,7 @@ def _must_raise(act):
 
 _init_gradients = PerExampleGradients.__init__
 _measured = VariableGradient.measured
-_differences = SelfCheck._differences
-_due = CheckStatus.due
+_differences = RuleCheck.differences
 
 
 def _with_norms(self, budget, change):
@@ -243,11 +228,6 @@ def _nothing_differs(self, *args):
         for name in ("sums", "norms", "groups")
     }
     return dataclasses.replace(found, **zeros)
-
-
-def _first_only(self, batch_size):
-    due = _due(self, batch_size)
-    return due & tf.equal(self._steps, 1)
 
 
 _release = PrivateOptimizer._release
@@ -631,16 +611,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a step that believes itself",
-        SelfCheck,
-        "_differences",
+        RuleCheck,
+        "differences",
         _nothing_differs,
-        proves_itself,
-    ),
-    Mutation(
-        "a step that is checked once and never again",
-        CheckStatus,
-        "due",
-        _first_only,
         proves_itself,
     ),
     Mutation(

@@ -304,8 +304,8 @@ def _combined(op: tf.Operation) -> str:
     return (
         f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
         "examples of a batch: the gradient of an example by itself is another than in "
-        "the batch. Compute it from each example's own rows; or compute the op in the data "
-        "pipeline, before batches are drawn." + see("mixed-examples")
+        "the batch. Compute it from each example's own rows; or compute the op in the "
+        "data pipeline, before batches are drawn." + see("mixed-examples")
     )
 
 

@@ -190,7 +190,11 @@ class RecordClip:
         return tf.math.unsorted_segment_sum(squares, self.assignment, self.groups)
 
     def weigh(
-        self, leaves: Sequence[tf.Tensor], state: Any, exact: bool = False
+        self,
+        leaves: Sequence[tf.Tensor],
+        state: Any,
+        exact: bool = False,
+        share: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """What the rule makes of one record.
 
@@ -198,19 +202,26 @@ class RecordClip:
           leaves: the record's tensors.
           state: the rule's state.
           exact: see `norms`.
+          share: the client's weight over the public cap, float64, before it is cut to
+            [0, 1]; None where clients have no weights. It makes no norm larger, and
+            the indicators do not depend on it.
 
         Returns:
           The factor of each group, `[L]` float64; the norm of each group once weighted,
           `[L]` float64; and the indicators, `[K]`. All are 0 if any coordinate of any
-          group is not finite.
+          group, or the share, is not finite.
         """
         norms = self.norms(leaves, exact)
         present = tf.reduce_all(tf.math.is_finite(norms))
+        if share is not None:
+            present = tf.logical_and(present, tf.math.is_finite(share))
         norms = tf.where(present, norms, tf.zeros_like(norms))
         batched = norms if self.flat else norms[tf.newaxis]
         weights = self.rule.weights(batched, state)
         weights = within(self.rule, batched, state, weights)
         weights = tf.reshape(weights, [self.groups])
+        if share is not None:
+            weights *= tf.cast(tf.clip_by_value(share, 0.0, 1.0), weights.dtype)
         weights = tf.where(present, weights, tf.zeros_like(weights))
         indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
         indicators = cut(self.rule, indicators)

@@ -153,6 +153,12 @@ def unclipped(self, leaves, state, exact=False, share=None):
     return tf.ones_like(weights), norms, bits
 
 
+def uncapped(self, leaves, state, exact=False, share=None):
+    weights, norms, bits = _weigh(self, leaves, state, exact)
+    share = 1.0 if share is None else share
+    return weights * share, norms * share, bits
+
+
 def nan_through(self, leaves, state, exact=False, share=None):
     with mock.patch.object(tf.math, "is_finite", lambda t: tf.ones_like(t, tf.bool)):
         weights, norms, bits = _weigh(self, leaves, state, exact, share)

@@ -403,6 +403,16 @@ def federated() -> dict[str, Any]:
     memory = library.NoiseMemory(content)
     without, _ = library.split_noise({"correlated_noise": content})
     return {
+        "RoundBudget.with_an_aggregator": case(
+            accounting.RoundBudget,
+            _={"unbounded": ("epsilon",)},
+            epsilon=5.0,
+            delta=1e-5,
+            cohorts=COHORTS,
+            noise_multiplier=None,
+            aggregator=one,
+            accountant=None,
+        ),
         "ClippedMeanFactory": mean(library.ClippedMeanFactory),
         "clipped_mean": mean(library.clipped_mean),
         "clipped_mean.with_a_matrix": case(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import collections
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from tfdpclip.accounting.noise_place import NOISE_KEY
 from tfdpclip.federated import _entropy, _tff
-from tfdpclip.federated._records import RecordClip
+from tfdpclip.federated._records import RecordClip, Weighting
 from tfdpclip.mechanism import Mechanism, NoiseSource, Release
 from tfdpclip.noise.carried import CarriedNoise
 from tfdpclip.noise.runs import CorrelatedNoise
@@ -157,36 +156,6 @@ class InnerSummation(Summation):
             # With nobody there, a mean is 0 / 0.
             record = [tf.math.multiply_no_nan(leaf, clients) for leaf in record]
         return [tf.reshape(leaf, [-1]) for leaf in record], counts
-
-
-@dataclasses.dataclass(frozen=True)
-class Weighting:
-    """That clients send weights, of which no more than a public cap counts.
-
-    Attributes:
-      cap: the public cap.
-      weight_type: the type of one client's weight.
-
-    Raises:
-      ValueError: if a weight is no real number.
-    """
-
-    cap: float
-    weight_type: Any
-
-    def __post_init__(self):
-        kind = self.weight_type
-        scalar = isinstance(kind, _tff.TensorType) and list(kind.shape or []) == []
-        dtype = tf.as_dtype(kind.dtype) if scalar else None
-        if dtype is None or not (dtype.is_floating or dtype.is_integer):
-            raise ValueError(
-                "weight_type must be one number for each client, such as "
-                f"tff.TensorType(np.float32), got {kind}."
-            )
-
-    def share(self, weight: tf.Tensor) -> tf.Tensor:
-        """A graph: a client's weight over the cap, float64."""
-        return tf.cast(weight, tf.float64) / self.cap
 
 
 def build(

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import inspect
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -36,6 +34,7 @@ except ImportError as error:
 
 UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
 WeightedAggregationFactory = tff.aggregators.WeightedAggregationFactory
+EstimationProcess = tff.templates.EstimationProcess
 SumFactory = tff.aggregators.SumFactory
 UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
 
@@ -61,6 +60,7 @@ federated_zip = tff.federated_zip
 secure_sum_bitwidth = tff.federated_secure_sum_bitwidth
 secure_modular_sum = tff.backends.mapreduce.federated_secure_modular_sum
 
+algorithms = tff.learning.algorithms
 Optimizer = tff.learning.optimizers.Optimizer
 build_sgdm = tff.learning.optimizers.build_sgdm
 
@@ -82,95 +82,6 @@ def is_plain_mean(factory: Any) -> bool:
         return False
     parts = ("_value_sum_factory", "_count_sum_factory")
     return all(is_plain_sum(getattr(factory, part, None)) for part in parts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Maker:
-    """A function or method that waits for an aggregation process to be made.
-
-    Attributes:
-      name: of the factory's class, or of the function.
-      module: where it is defined.
-      factory: the factory, or another process that takes one; None for a function.
-      variables: the local variables of the function or method.
-    """
-
-    name: str
-    module: str
-    factory: Any
-    variables: dict[str, Any]
-
-
-def makers() -> list[Maker]:
-    """For whom the factory's method that calls this makes its process; nearest first.
-
-    Methods of factories, of whatever package, and the functions of TensorFlow
-    Federated.
-    """
-    kinds = (
-        UnweightedAggregationFactory,
-        WeightedAggregationFactory,
-        tff.templates.EstimationProcess,
-    )
-    found = []
-    # The function that asks, and the factory's own method.
-    frame, own = sys._getframe(2), None
-    while frame is not None:
-        variables = frame.f_locals
-        module = frame.f_globals.get("__name__", "")
-        factory = variables.get("self")
-        if own is None:
-            own = factory
-        elif factory is not own and isinstance(factory, kinds):
-            kind = type(factory)
-            found.append(Maker(kind.__name__, kind.__module__, factory, variables))
-        elif module.startswith("tensorflow_federated."):
-            found.append(Maker(frame.f_code.co_name, module, None, variables))
-        frame = frame.f_back
-    return found
-
-
-def kind_that_is_checked() -> tuple[bool, str] | None:
-    """Which of the two kinds of factories a learning process asks for, if one does.
-
-    To be called by what answers for the class of a factory.
-
-    Returns:
-      Whether it asks for weighted ones, and the name of the function that asks; None if
-      no function of `tff.learning` is asking.
-    """
-    checks = sys._getframe(3)
-    while checks is not None and checks.f_globals.get("__name__") == "abc":
-        checks = checks.f_back  # How Python asks for the class.
-    asks = None if checks is None else checks.f_back
-    if asks is None or checks.f_code.co_name != "check_type":
-        return None
-    # The unweighted functions ask first, of what they are given.
-    if not asks.f_globals.get("__name__", "").startswith(
-        "tensorflow_federated.python.learning."
-    ):
-        return None
-    wanted = checks.f_locals.get("type_spec")
-    for weighted, kind in (
-        (True, WeightedAggregationFactory),
-        (False, UnweightedAggregationFactory),
-    ):
-        if wanted is kind:
-            return weighted, asks.f_code.co_name
-    return None
-
-
-def counterpart(builder: str, weighted: bool) -> str:
-    """The function of `tff.learning.algorithms` for the other kind of factories.
-
-    Args:
-      builder: the name of a function.
-      weighted: whether one for weighted factories is wanted.
-    """
-    ways = ("_unweighted_", "_weighted_")
-    name = builder.replace(ways[not weighted], ways[weighted])
-    known = name != builder and hasattr(tff.learning.algorithms, name)
-    return name if known else f"build{ways[weighted]}fed_avg"
 
 
 def at_clients(value_type: Any) -> Any:

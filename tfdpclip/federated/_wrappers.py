@@ -11,7 +11,7 @@ divides) is not seen; docs/federated.md says so.
 from __future__ import annotations
 
 from tfdpclip._docs import see
-from tfdpclip.federated import _tff
+from tfdpclip.federated import _callers
 
 # What each client's update goes through by itself, and the result by public steps.
 _HARMLESS = {
@@ -78,7 +78,7 @@ def refuse_wrappers() -> None:
     Raises:
       ValueError: naming the wrapper, and what to write in its place.
     """
-    for maker in _tff.makers():
+    for maker in _callers.makers():
         found = _verdict(maker)
         if found is not None:
             name, wrong, fix = found
@@ -88,7 +88,7 @@ def refuse_wrappers() -> None:
             )
 
 
-def _verdict(maker: _tff.Maker) -> tuple[str, str, str] | None:
+def _verdict(maker: _callers.Maker) -> tuple[str, str, str] | None:
     """The name of a wrapper, what is wrong and what to write; None if it is sound."""
     if maker.module.startswith("tfdpclip."):
         return "clipped_mean", *_TWICE
@@ -123,11 +123,11 @@ def refuse_other_kind(weighted: bool) -> None:
     Raises:
       TypeError: with the line to write.
     """
-    asked = _tff.kind_that_is_checked()
+    asked = _callers.kind_that_is_checked()
     if asked is None or asked[0] is weighted:
         return
     builder = asked[1]
-    other = _tff.counterpart(builder, weighted)
+    other = _callers.counterpart(builder, weighted)
     if weighted:
         raise TypeError(
             f"{builder} gives no weights, and this clipped_mean has weight_cap. Use "

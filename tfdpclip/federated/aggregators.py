@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dp_accounting
-
-from tfdpclip import _arguments, accounting
+from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip.accounting.round_noise import note_made
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
-from tfdpclip.federated import _processes, _tff, _wrappers, discrete, distributed
+from tfdpclip.federated import _processes, _tff, _wrappers, distributed
 from tfdpclip.federated import secure as secure_lib
-from tfdpclip.federated._records import Layout, RecordClip
+from tfdpclip.federated._records import Layout, RecordClip, Weighting
+from tfdpclip.federated.costs import RoundCosts
 from tfdpclip.federated.secure import SecureSettings
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise.runs import CorrelatedNoise, as_run
@@ -51,7 +51,7 @@ class InnerSum:
         object.__setattr__(self, "inflation", inflation)
 
 
-class ClippedMeanFactory:
+class ClippedMeanFactory(RoundCosts):
     """The mean of clients' updates, clipped and noised: user-level privacy.
 
         aggregator = dpc.federated.clipped_mean(1.0, clients_per_round=100)
@@ -296,70 +296,6 @@ class ClippedMeanFactory:
                 "protect the secure sum of all clients, not one client's message."
             )
 
-    @property
-    def private(self) -> bool:
-        """Whether results are private: there is noise, and no seed to repeat it."""
-        return self.noise_multiplier > 0 and self.seed is None
-
-    def event(self, rounds: int = 1) -> dp_accounting.DpEvent:
-        """What rounds do to privacy, with no amplification by sampling of clients.
-
-        With correlated noise, that of its matrix and scheme. For the sampled event with
-        independent central noise, give `noise_multiplier` and the
-        sampling scheme to the functions of `dpc.accounting`, to `Ledger` or to
-        `RoundBudget`. With distributed noise, privacy is against a server that knows
-        the sample: use a `Ledger` with ``accountant="rdp"`` and
-        ``sampling=dpc.sampling.FullBatch()``, whose bound is the same.
-
-        Args:
-          rounds: the number of rounds.
-
-        Returns:
-          A `DpEvent`: Gaussian for central noise, `ZeroConcentratedDpEvent` for
-          distributed noise; one that no budget covers if the factory is not private.
-        """
-        rounds = _arguments.integer("rounds", rounds)
-        if not self.private:
-            single = dp_accounting.NonPrivateDpEvent()
-        elif self.correlated is not None:
-            run = self.correlated
-            return accounting.correlated_event(
-                run.matrix,
-                self.noise_multiplier,
-                rounds,
-                run.sampling,
-                horizon=run.steps,
-                unit="client",
-            )
-        else:
-            single = self._private_event()
-        return dp_accounting.SelfComposedDpEvent(single, rounds)
-
-    def _private_event(self):
-        if self.noise == "distributed":
-            return discrete.ZeroConcentratedDpEvent(1 / (2 * self.noise_multiplier**2))
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
-
-    def epsilon(self, delta: float, rounds: int = 1) -> float:
-        """What rounds cost, with no amplification by sampling of clients.
-
-        For adding or removing a client with central noise; for replacing what a client
-        contributes by zeros with distributed noise; for the neighbours of its scheme
-        with correlated noise.
-
-        Args:
-          delta: in (0, 1).
-          rounds: the number of rounds.
-
-        Returns:
-          The epsilon; infinity if the factory is not private.
-        """
-        rounds = _arguments.integer("rounds", rounds)
-        if self.private and self.noise == "distributed":
-            rho = rounds / (2 * self.noise_multiplier**2)
-            return discrete.zcdp_epsilon(rho, delta)
-        return accounting.event_epsilon(self.event(rounds), delta)
-
     def __repr__(self) -> str:
         parts = [
             f"noise_multiplier={self.noise_multiplier:g}",
@@ -403,31 +339,14 @@ class ClippedMeanFactory:
           RuntimeError: if secure sums are wanted where they cannot run.
         """
         _wrappers.refuse_wrappers()
-        weighting = self._weighting(weight_type)
+        weighting = Weighting.of(self.weight_cap, weight_type)
         clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
+        note_made(self.round_noise)
         return _processes.build(
             self._summation(clip), self.seed, self.correlated, weighting
         )
-
-    def _weighting(self, weight_type: Any) -> _processes.Weighting | None:
-        if self.weight_cap is None:
-            if weight_type is None:
-                return None
-            raise ValueError(
-                "weight_type: clients are given weights here, and this clipped_mean has"
-                " no weight_cap. Write clipped_mean(..., weight_cap=100), in which a "
-                "client counts by its weight, up to 100; or use what gives no weights, "
-                "such as build_unweighted_fed_avg." + see("a-factory-around-the-mean")
-            )
-        if weight_type is None:
-            raise ValueError(
-                "weight_type must be given, the type of one client's weight, with "
-                f"weight_cap={self.weight_cap:g}: create(value_type, "
-                "tff.TensorType(np.float32))."
-            )
-        return _processes.Weighting(self.weight_cap, weight_type)
 
     def _summation(self, clip: RecordClip) -> _processes.Summation:
         inflation = 1.0 if self.inner is None else self.inner.inflation

@@ -157,6 +157,7 @@ class PrivacyPlan(BudgetPlan):
         self.rounds = rounds
         # Of sums: that of the aggregator, once there is one.
         self._divisor = float(clients)
+        self._aggregator: ClippedMeanFactory | None = None
         scheme = _scheme(sampling, clients, population, separation, participations)
         matrix = named_matrix(noise, rounds, scheme, momentum)
         #: The correlated noise of all rounds; None for independent noise.
@@ -217,6 +218,7 @@ class PrivacyPlan(BudgetPlan):
             **options,
         )
         self._check_counts(made.clip)
+        self._aggregator = made
         self._clip, self._divisor = str(made.clip), made.divisor
         return made
 
@@ -241,7 +243,7 @@ class PrivacyPlan(BudgetPlan):
           ValueError: If there are more or fewer clients than planned, or no
             `aggregator` was made, whose noise is what is counted.
         """
-        if not self._clip:
+        if self._aggregator is None:
             raise ValueError(
                 "The rounds that are counted are those of plan.aggregator(...), which "
                 "was not called yet: make it first, and give it to the process."
@@ -259,11 +261,9 @@ class PrivacyPlan(BudgetPlan):
             self.epsilon,
             self.delta,
             cohorts,
-            self.noise_multiplier,
-            clip=self._clip,
+            aggregator=self._aggregator,
             accountant=self.accountant,
             ledger=self.ledger,
-            noise=self.noise,
             continued=continued,
         )
 

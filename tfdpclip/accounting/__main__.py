@@ -37,6 +37,7 @@ from absl import app, flags
 
 from tfdpclip import accounting, pictures, sampling
 from tfdpclip._notebook import aligned
+from tfdpclip.accounting import _command_flags
 from tfdpclip.sampling.events import RELATION_NAMES
 
 # Flags of its own, so that importing this module adds none to other programs.
@@ -95,24 +96,8 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string("png", None, "File for a plot.", flag_values=_FLAGS)
 
-# What each question makes use of.
-_ALWAYS = {"delta", "accountant", "convention", "png"}
-_SCHEME = {"sampling", "rate", "batch_size", "population", "unit"}
-_LENGTH = {"steps", "epochs"}
-_USES = {
-    "epsilon": _ALWAYS | _SCHEME | _LENGTH | {"noise_multiplier"},
-    "noise": _ALWAYS | _SCHEME | _LENGTH | {"epsilon"},
-    "steps": _ALWAYS | _SCHEME | {"epsilon", "noise_multiplier"},
-    "cohort": _ALWAYS
-    | {"epsilon", "steps", "noise_multiplier", "clients_per_round", "population"}
-    | {"sampling"},
-    "people": (_ALWAYS - {"convention"})
-    | {"epsilon", "steps", "batch_size", "people", "population", "per_person"},
-}
-_REPLACE_ONE = ("fixed_size", "with_replacement", "shuffled")
-
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
-_QUESTIONS = tuple(_USES)
+_QUESTIONS = tuple(_command_flags.USES)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -129,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
 
 def answer(question: str) -> None:
     """Prints the table that answers a question."""
-    _refuse_without_effect(question)
+    _command_flags.refuse_without_effect(question, _FLAGS)
     if question == "cohort":
         rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
     elif question == "people":
@@ -163,50 +148,6 @@ def answer(question: str) -> None:
     if _FLAGS.png:
         _plot([run for _, run in rows], _FLAGS.png)
         print(f"plot: {_FLAGS.png}")
-
-
-def _refuse_without_effect(question: str) -> None:
-    """Raises if a flag was given that the answer would not depend on."""
-    given = {name for name in _FLAGS if _FLAGS[name].present}
-    needless = sorted(given - _USES[question])
-    if needless:
-        raise ValueError(
-            f"--{needless[0]} has no effect on `{question}`: leave it out. It uses "
-            f"{', '.join('--' + name for name in sorted(_USES[question]))}."
-        )
-    if _LENGTH <= given:
-        raise ValueError("--steps and --epochs say the same: leave one of them out.")
-    if question == "cohort" and len(_FLAGS.noise_multiplier) > 1:
-        raise ValueError("`cohort` takes one --noise_multiplier, that of the trial.")
-    kind, sizes = _FLAGS.sampling, {"rate", "batch_size", "population"} & given
-    if question in ("epsilon", "noise", "steps"):
-        if kind == "full" and sizes:
-            raise ValueError(
-                f"--{min(sizes)} has no effect with --sampling=full, in which every "
-                "step has every record: leave it out, or say another --sampling."
-            )
-        if kind == "poisson" and "rate" in sizes and len(sizes) > 1:
-            raise ValueError(
-                f"--rate and --{min(sizes - {'rate'})} contradict each other: the rate "
-                "is --batch_size over --population. Give --rate alone, or both others."
-            )
-        if kind in _REPLACE_ONE and "rate" in sizes:
-            raise ValueError(
-                f"--rate has no effect with --sampling={kind}: give --batch_size and "
-                "--population."
-            )
-    if _FLAGS.convention == "paper":
-        if kind not in _REPLACE_ONE:
-            raise ValueError(
-                "--convention=paper has no effect with --sampling="
-                f"{kind}: it is about neighbours that differ by replacing one record, "
-                f"as with --sampling={', '.join(_REPLACE_ONE)}."
-            )
-        if _FLAGS.unit in ("batch", "group"):
-            raise ValueError(
-                f"--convention=paper and --unit={_FLAGS.unit} contradict each other: "
-                "the paper clips each record on its own."
-            )
 
 
 Row = tuple[dict[str, str], dict[str, Any]]
@@ -428,21 +369,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     try:
         argv = _FLAGS.read_flags_from_files(list(argv), force_gnu=False)
-        _refuse_twice(argv)
+        _command_flags.refuse_twice(argv, _FLAGS)
         return _FLAGS(argv)
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:
         raise app.UsageError(str(error)) from error
-
-
-def _refuse_twice(argv: Sequence[str]) -> None:
-    """Raises for a flag that is given twice, of which the last alone would count."""
-    names = [word.lstrip("-").split("=")[0] for word in argv if word.startswith("-")]
-    for name in names:
-        if name in _FLAGS and names.count(name) > 1:
-            raise app.UsageError(
-                f"--{name} is given twice, and the last would hide the first: give it "
-                "once, with a list, as in --steps=10,20, where several are meant."
-            )
 
 
 def run(argv: Sequence[str] | None = None) -> None:

@@ -23,8 +23,8 @@ accountant is given) and a rule that keeps the guarantees of `ClipRule`:
   holds for every s_k, also for those that are raised because nobody chose them.
 * C_{t+1} is a function of C_t and of the noised counts, so that all steps together are
   an adaptive composition of such mechanisms.
-* The divisor is the public number of records, never the number that turned up; it and
-  the clamping of fractions to [0, 1] are processing of what is private already.
+* The divisor is a public number, never the number of records that turned up; it and the
+  clamping of fractions to [0, 1] are processing of what is private already.
 * What is not private fails closed: a clip rule without a bound is refused with noise,
   and so are counts too precise for z. Under a schedule of z, which is only known as the
   steps come, such a step releases NaN, for the fractions too, and C_t stays.
@@ -86,6 +86,8 @@ class Mechanism:
       records: the public expected number of records per step: the divisor.
       inflation: the largest norm that a record can have in the sum, in units of the
         norm it was clipped to; the noise on sums grows by it.
+      divisor: what sums are divided by, where records have weights of at most 1: the
+        public expected sum of weights. By default `records`.
 
     Raises:
       ValueError: if an argument is out of range, a record can get further than the
@@ -122,6 +124,7 @@ class Mechanism:
         records: float,
         *,
         inflation: float = 1.0,
+        divisor: float | None = None,
     ):
         if not isinstance(rule, ClipRule):
             raise ValueError(
@@ -138,6 +141,9 @@ class Mechanism:
         )
         self.records = positive("records", records)
         self.inflation = positive("inflation", inflation)
+        self.divisor = self.records
+        if divisor is not None:
+            self.divisor = positive("divisor", divisor)
         self.scheduled = callable(self.noise_multiplier)
         z = self.noise_multiplier
         private = callable(z) or z > 0
@@ -257,7 +263,7 @@ class Mechanism:
           counts: the sums of the indicators, `[K]`.
           noise: draws the noise.
           step: t.
-          divided: whether every weight has been divided by `records` already: there
+          divided: whether every weight has been divided by `divisor` already: there
             are fewer weights than coordinates.
         """
         noised = self.add_noise(state, sums, counts, noise, step, divided=divided)
@@ -298,7 +304,7 @@ class Mechanism:
         if not self.scheduled and self._split == 0:
             columns: list[Any] = [0.0] * self.groups
         else:
-            unit = (self.records if divided else 1.0) / part_of_stddev
+            unit = (self.divisor if divided else 1.0) / part_of_stddev
             columns = tf.unstack(self._stddevs(state, step, unit), self.groups)
         assignment = self.rule.assignment
         of = (0,) * len(sums) if assignment is None else assignment
@@ -348,7 +354,7 @@ class Mechanism:
           divided: see `release`.
         """
         means = [
-            part if part is None or divided else part / self.records for part in sums
+            part if part is None or divided else part / self.divisor for part in sums
         ]
         fractions = self.fractions(counts)
         next_state = self.rule.next_state(state, fractions)

@@ -1,8 +1,12 @@
 """`python -m tfdpclip.accounting`."""
 
+import contextlib
 import importlib
+import itertools
+import re
 import subprocess
 import sys
+import zlib
 
 import pytest
 
@@ -198,6 +202,185 @@ def test_errors_are_one_line(arguments, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+# Whole commands, with every way to say a thing.
+_ANSWERED = {
+    "epsilon": [
+        {"noise_multiplier": "2", "steps": "20", "rate": "0.02"},
+        {"noise_multiplier": "2", "epochs": "3", "rate": "0.02"},
+        {"noise_multiplier": "2", "steps": "20", "batch_size": "10",
+         "population": "1000"},
+        {"noise_multiplier": "2", "epochs": "3", "batch_size": "10",
+         "population": "1000", "sampling": "fixed_size"},
+        {"noise_multiplier": "2", "steps": "20", "sampling": "full"},
+    ],
+    "noise": [
+        {"epsilon": "3", "steps": "20", "rate": "0.02"},
+        {"epsilon": "3", "epochs": "3", "batch_size": "10", "population": "1000",
+         "sampling": "shuffled"},
+    ],
+    "steps": [
+        {"epsilon": "3", "noise_multiplier": "2", "rate": "0.02"},
+        {"epsilon": "3", "noise_multiplier": "2", "batch_size": "10",
+         "population": "1000", "sampling": "with_replacement"},
+    ],
+    "cohort": [
+        {"epsilon": "3", "noise_multiplier": "0.1", "clients_per_round": "20",
+         "population": "1000", "steps": "20"},
+        {"epsilon": "3", "noise_multiplier": "0.1", "clients_per_round": "20",
+         "population": "1000", "steps": "20", "sampling": "fixed_size"},
+    ],
+    "people": [
+        {"epsilon": "3", "steps": "20", "people": "100", "population": "1000",
+         "per_person": "2", "batch_size": "10"},
+    ],
+}  # fmt: skip
+_VALUES = {
+    "noise_multiplier": ["1.3", "2.5", "1.3,2.5"],
+    "epsilon": ["1.5", "4"],
+    "steps": ["30", "40"],
+    "epochs": ["2", "5"],
+    "rate": ["0.03", "0.05"],
+    "batch_size": ["15", "25"],
+    "population": ["150", "1500", "2500"],
+    "per_person": ["3", "5"],
+    "people": ["150", "250"],
+    "clients_per_round": ["30", "40"],
+    "delta": ["1e-4", "1e-6"],
+    "sampling": ["poisson", "fixed_size", "with_replacement", "shuffled", "full"],
+    "accountant": ["pld", "rdp", "gdp"],
+    "unit": ["example", "client", "batch", "group"],
+    "convention": ["strict", "paper"],
+    "png": ["first.png", "second.png"],
+}
+
+
+class _Asked:
+    """What a command asks of the accountants: a word for each different question.
+
+    Two questions that no accountant can tell apart get the same word, so that an answer
+    changes if and only if what is accounted for does.
+    """
+
+    def __init__(self, monkeypatch, capsys):
+        self._capsys, self._answers = capsys, {}
+        self._plots = []
+        for name in ("epsilon", "noise_multiplier", "steps_for"):
+            monkeypatch.setattr(command.accounting, name, getattr(self, f"_{name}"))
+        monkeypatch.setattr(command.accounting, "cohort_for", self._cohort_for)
+        monkeypatch.setattr(
+            command, "_plot", lambda runs, path: self._plots.append(path)
+        )
+
+    @staticmethod
+    def _number(scheme, z, steps, unit, sensitivity, *rest):
+        event = scheme.event(z, steps, unit=unit, sensitivity=sensitivity)
+        # Zero is no answer, and below 10^6 a float prints it whole.
+        return 1 + zlib.crc32(repr((event, rest)).encode()) % 899_999
+
+    def _epsilon(self, z, steps, sampling, *, unit, sensitivity, **rest):
+        return self._number(sampling, z, steps, unit, sensitivity, rest)
+
+    def _noise_multiplier(self, *, epsilon, steps, sampling, unit, sensitivity, **rest):
+        rest["epsilon"] = epsilon
+        return self._number(sampling, 1.0, steps, unit, sensitivity, rest)
+
+    def _steps_for(self, *, epsilon, noise_multiplier, sampling, unit, sensitivity,
+                   **rest):  # fmt: skip
+        rest["epsilon"] = epsilon
+        return self._number(sampling, noise_multiplier, 7, unit, sensitivity, rest)
+
+    def _cohort_for(self, epsilon, delta, population, rounds, z, clients, *, sampling,
+                    accountant, sensitivity):  # fmt: skip
+        scheme = command.sampling.Poisson(clients / population)
+        if sampling == "fixed_size":
+            scheme = command.sampling.FixedSize(clients, population)
+        found = self._number(scheme, z, rounds, "client", sensitivity, epsilon, delta,
+                             accountant)  # fmt: skip
+        told = epsilon, delta, population, rounds, scheme, accountant
+        return command.accounting.CohortPlan(clients, z, 1.0, z, float(found), *told)
+
+    def __call__(self, question, flags):
+        """What a command answers, and its plots; None where it is refused."""
+        key = question, *sorted(flags.items())
+        if key not in self._answers:
+            self._plots.clear()
+            words = [f"--{name}={value}" for name, value in flags.items()]
+            try:
+                text = _run(self._capsys, question, *words)
+                # What is below the table repeats what was asked; but the unit is part
+                # of the answer, also where each unit costs the same.
+                unit = re.search("unit clipped: .*", text)[0]
+                table = text.split("\n\n")[0]
+                self._answers[key] = table, unit, tuple(self._plots)
+            except SystemExit:
+                assert "Traceback" not in self._capsys.readouterr().err
+                self._answers[key] = None
+        return self._answers[key]
+
+
+@pytest.mark.parametrize("question", sorted(_ANSWERED))
+@pytest.mark.thinned(5)
+def test_every_flag_changes_the_answer_or_is_refused(question, monkeypatch, capsys):
+    """In whole commands, to which any two flags are added, or whose values change."""
+    assert set(_VALUES) == set(command._FLAGS)
+    asked, answered = _Asked(monkeypatch, capsys), 0
+    for base in _ANSWERED[question]:
+        assert asked(question, base) is not None, base
+        for a, b in itertools.combinations(_VALUES, 2):
+            for pair in itertools.product(_VALUES[a], _VALUES[b]):
+                flags = {**base, a: pair[0], b: pair[1]}
+                answer = asked(question, flags)
+                if answer is None:
+                    continue
+                answered += 1
+                for name in flags:
+                    others = [
+                        asked(question, {**flags, name: value})
+                        for value in _VALUES[name]
+                        if value != flags[name]
+                    ]
+                    assert any(other != answer for other in others), (
+                        f"{question} {flags}: --{name} changes nothing"
+                    )
+    assert answered > 20
+
+
+@pytest.mark.parametrize("question", _ANSWERED)
+def test_a_flag_without_effect_is_an_error_that_names_it(question, monkeypatch, capsys):
+    _Asked(monkeypatch, capsys)
+    for base in _ANSWERED[question]:
+        for name in set(_VALUES) - set(base) - {"delta", "png", "accountant"}:
+            flags = {**base, name: _VALUES[name][-1]}
+            words = [f"--{name}={value}" for name, value in flags.items()]
+            with contextlib.suppress(SystemExit):
+                _run(capsys, question, *words)
+                continue
+            error = capsys.readouterr().err
+            assert f"--{name}" in error, error
+            assert error.count("\n") == 1 and len(error.split()) < 60
+
+
+def test_a_flag_that_is_given_twice_is_refused(capsys):
+    base = ["epsilon", "--noise_multiplier=1", "--rate=0.1"]
+    for twice in (
+        ["--steps=1", "--steps=2"],
+        ["--steps", "1", "-steps=1"],
+        ["--steps=1", "--delta=1e-5", "--delta=1e-6"],
+    ):
+        with pytest.raises(SystemExit):
+            _run(capsys, *base, *twice)
+        assert "is given twice" in capsys.readouterr().err
+
+
+def test_a_rate_does_not_hide_a_batch_size(capsys):
+    """It once did: 2.85 was printed, and 15.6 true of the batch size."""
+    with pytest.raises(SystemExit):
+        _run(capsys, "epsilon", "--noise_multiplier=1", "--steps=1000", "--rate=0.01",
+             "--batch_size=5000", "--population=60000")  # fmt: skip
+    error = capsys.readouterr().err
+    assert "--rate and --batch_size contradict each other" in error
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ CLIENTS = 50  # More than take part, so that fractions do not clamp.
 NAN, INF = float("nan"), float("inf")
 
 
-def _spread(kind, rng):
+def spread(kind, rng):
     x = rng.normal(size=11)
     if kind == "usual":
         return x
@@ -109,7 +109,7 @@ def test_one_client_moves_sums_by_no_more_than_the_guarantee(processes, rule, wa
     # at random to steps of 1e-7.
     slack = 1e-5 if way == "distributed" else 1e-6
     for kind in KINDS:
-        record = nested(_spread(kind, rng))
+        record = nested(spread(kind, rng))
         output = process.next(state, [*others, record])
         moved = (flat(output.result) - flat(without.result)) * CLIENTS
         assert np.linalg.norm(moved) <= bound * (1 + 1e-6) + slack, kind
@@ -138,7 +138,7 @@ def test_a_record_with_a_nan_in_one_group_is_absent_from_all():
         state = process.initialize()
         outputs = [
             process.next(state, [*others, *more])
-            for more in ([], [nested(_spread("one NaN", rng))])
+            for more in ([], [nested(spread("one NaN", rng))])
         ]
         np.testing.assert_allclose(*(flat(o.result) for o in outputs), atol=1e-7)
         fractions = [o.measurements["unclipped_fraction"] for o in outputs]

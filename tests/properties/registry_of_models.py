@@ -401,10 +401,27 @@ def federated() -> dict[str, Any]:
     memory = library.NoiseMemory(content)
     without, _ = library.split_noise({"correlated_noise": content})
     return {
+        "RoundBudget.with_an_aggregator": case(
+            accounting.RoundBudget,
+            _={"unbounded": ("epsilon",)},
+            epsilon=5.0,
+            delta=1e-5,
+            cohorts=COHORTS,
+            noise_multiplier=None,
+            aggregator=one,
+            accountant=None,
+        ),
         "ClippedMeanFactory": mean(library.ClippedMeanFactory),
         "clipped_mean": mean(library.clipped_mean),
         "clipped_mean.with_a_matrix": case(
             library.clipped_mean, noise_multiplier=1.0, clients_per_round=10, noise=run
+        ),
+        "clipped_mean.with_weights": case(
+            library.clipped_mean,
+            noise_multiplier=1.0,
+            clients_per_round=10,
+            weight_cap=5.0,
+            weight_per_round=20.0,
         ),
         "NoiseMemory": case(library.NoiseMemory, content=content),
         "split_noise": case(
@@ -419,6 +436,11 @@ def federated() -> dict[str, Any]:
         "clipped_mean.event": case(one.event, rounds=3),
         "clipped_mean.create": case(
             one.create, value_type=tff.TensorType(np.float32, [3])
+        ),
+        "clipped_mean.create_with_weights": case(
+            library.clipped_mean(1.0, 100, weight_cap=5).create,
+            value_type=tff.TensorType(np.float32, [3]),
+            weight_type=tff.TensorType(np.float32),
         ),
         "CohortDataSource": case(
             library.CohortDataSource,

@@ -148,14 +148,20 @@ class ServerClips(PlainSum):
         return self.clip.layout.split_pieces(pieces), counts
 
 
-def unclipped(self, leaves, state, exact=False):
-    weights, norms, bits = _weigh(self, leaves, state, exact)
+def unclipped(self, leaves, state, exact=False, share=None):
+    weights, norms, bits = _weigh(self, leaves, state, exact, share)
     return tf.ones_like(weights), norms, bits
 
 
-def nan_through(self, leaves, state, exact=False):
+def uncapped(self, leaves, state, exact=False, share=None):
+    weights, norms, bits = _weigh(self, leaves, state, exact)
+    share = 1.0 if share is None else share
+    return weights * share, norms * share, bits
+
+
+def nan_through(self, leaves, state, exact=False, share=None):
     with mock.patch.object(tf.math, "is_finite", lambda t: tf.ones_like(t, tf.bool)):
-        weights, norms, bits = _weigh(self, leaves, state, exact)
+        weights, norms, bits = _weigh(self, leaves, state, exact, share)
     return (
         tf.where(tf.math.is_nan(weights), tf.ones_like(weights), weights),
         norms,
@@ -163,9 +169,9 @@ def nan_through(self, leaves, state, exact=False):
     )
 
 
-def nan_counted(self, leaves, state, exact=False):
+def nan_counted(self, leaves, state, exact=False, share=None):
     # Its norm is 0 by now, so that it is taken to be within the clip norm.
-    weights, norms, _ = _weigh(self, leaves, state, exact)
+    weights, norms, _ = _weigh(self, leaves, state, exact, share)
     bits = self.rule.indicators(norms, state, tf.constant([True]))
     return weights, norms, tf.cast(tf.squeeze(bits, 0), tf.float32)
 

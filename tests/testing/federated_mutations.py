@@ -97,6 +97,7 @@ DISTRIBUTED = {
     "minimum_clients": 6,
 }
 QUIET = {"noise_multiplier": 3.0, "clients_per_round": 1000, "clip": 0.7}
+WEIGHTED = {"weight_cap": 4.0, **FIXED}
 DOUBLING = {"inner": federated.InnerSum(bugs.Doubling(), inflation=2.0), **FIXED}
 
 MUTATIONS = [
@@ -107,6 +108,14 @@ MUTATIONS = [
         lambda self, norms, state: tf.ones_like(norms),
         clip_rule_is_taken,
         tried=True,
+    ),
+    Mutation(
+        "weights without a cap",
+        RecordClip,
+        "weigh",
+        bugs.uncapped,
+        sensitivity,
+        WEIGHTED,
     ),
     Mutation(
         "rounding after the clip, with no room left for it",

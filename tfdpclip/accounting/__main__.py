@@ -20,7 +20,9 @@ one (`Poisson`), with drawing examples, each clipped on its own, of data that ar
 everybody is taken to have as many.
 
 Flags that take a list give one row per combination. `--png=file.png` adds a plot of
-epsilon over steps, one curve per row.
+epsilon over steps, one curve per row. A flag without effect on the answer is an error:
+one that the question does not use, that another flag makes needless (`--rate` beside
+`--batch_size`), or that is given twice.
 """
 
 import itertools
@@ -35,6 +37,7 @@ from absl import app, flags
 
 from tfdpclip import accounting, pictures, sampling
 from tfdpclip._notebook import aligned
+from tfdpclip.accounting import _command_flags
 from tfdpclip.sampling.events import RELATION_NAMES
 
 # Flags of its own, so that importing this module adds none to other programs.
@@ -94,7 +97,7 @@ flags.DEFINE_enum(
 flags.DEFINE_string("png", None, "File for a plot.", flag_values=_FLAGS)
 
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
-_QUESTIONS = ("epsilon", "noise", "steps", "cohort", "people")
+_QUESTIONS = tuple(_command_flags.USES)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -111,6 +114,7 @@ def main(argv: Sequence[str]) -> None:
 
 def answer(question: str) -> None:
     """Prints the table that answers a question."""
+    _command_flags.refuse_without_effect(question, _FLAGS)
     if question == "cohort":
         rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
     elif question == "people":
@@ -128,7 +132,8 @@ def answer(question: str) -> None:
     relations = {RELATION_NAMES[r["sampling"].neighboring_relation] for _, r in rows}
     print(f"\ndelta: {_FLAGS.delta:g}")
     print(f"neighbours: {'; '.join(sorted(relations))}")
-    print(f"unit clipped: {_PEOPLE if question == 'people' else _FLAGS.unit}")
+    units = {"people": _PEOPLE, "cohort": "client"}
+    print(f"unit clipped: {units.get(question, _FLAGS.unit)}")
     print(f"accountant: {_FLAGS.accountant}")
     schemes = {r["sampling"] for _, r in rows}
     if _FLAGS.accountant == "gdp" and any(s.amplified for s in schemes):
@@ -363,8 +368,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
         print(f"{__doc__}\n{_FLAGS.main_module_help()}{_FLAGS.get_help()}")
         sys.exit(0)
     try:
-        return _FLAGS(list(argv))
-    except flags.Error as error:
+        argv = _FLAGS.read_flags_from_files(list(argv), force_gnu=False)
+        _command_flags.refuse_twice(argv, _FLAGS)
+        return _FLAGS(argv)
+    except (flags.Error, ValueError) as error:
         raise app.UsageError(str(error)) from error
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip.accounting import round_noise
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_place import NoisePlace, place_of
 from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
@@ -26,8 +27,9 @@ class BudgetExceededError(RuntimeError):
 class RoundBudget:
     """Draws the cohorts of federated rounds and stops before a budget is exceeded.
 
+        aggregator = dpc.federated.clipped_mean(1.0, clients_per_round=100)
         cohorts = Poisson(0.01).cohorts(client_ids)
-        budget = RoundBudget(2.0, 1e-6, cohorts, noise_multiplier=1.0)
+        budget = RoundBudget(2.0, 1e-6, cohorts, aggregator=aggregator)
         while budget.rounds_left:
             with budget.round() as cohort:
                 state = process.next(state, [data[c] for c in cohort]).state
@@ -36,6 +38,9 @@ class RoundBudget:
     *Formal guarantees*
 
     * The cohort that a round gets is drawn by the scheme that is accounted.
+    * What is counted is the noise of `aggregator`, whatever its kind. With distributed
+      noise the server knows the cohorts, so that drawing them is not counted in favour
+      of anybody: neighbours differ in what one client sends.
     * A round enters the ledger before it runs, and counts however it ends.
     * The cohort is a function of the number of rounds that were begun, not of a round
       number of the caller's: a round that is run again, after a crash say, has a fresh
@@ -56,13 +61,20 @@ class RoundBudget:
       epsilon: The budget. Infinity only reports.
       delta: In (0, 1).
       cohorts: `scheme.cohorts(client_ids)`.
-      noise_multiplier: z, the number the accountant gets.
+      noise_multiplier: z, for rounds of something else than a `clipped_mean`, whose
+        noise is the server's: declared, which the statement says. Beside a
+        `clipped_mean`, give `aggregator`; a budget whose number is that of none that
+        made its process here is refused.
+      aggregator: What `dpc.federated.clipped_mean` returned. `noise_multiplier`,
+        `clip` and `noise` follow from it.
       unit: What is clipped; "client".
       clip: The clip rule, in words.
-      accountant: `"pld"` or `"rdp"`.
+      accountant: `"pld"` or `"rdp"`. By default `"pld"`; with distributed noise
+        `"rdp"`, as nothing else bounds it.
       ledger: A `Ledger`, or the path of its file (continued if it exists).
       allow_change: Whether settings may differ from the ledger's last phase.
-      noise: The `dpc.CorrelatedNoise` of the aggregator; None for independent noise.
+      noise: Without `aggregator`: its `dpc.CorrelatedNoise`; None for independent
+        noise.
       continued: Of restored correlated noise, how many rounds it has made
         (`NoiseMemory.steps`); None where another matrix begins.
 
@@ -71,8 +83,9 @@ class RoundBudget:
 
     Raises:
       ValueError: If an argument is out of range.
-      PrivacyMismatchError: If the ledger was kept under other settings, the noise is
-        made for another way to draw, or restored noise is not where the ledger is.
+      PrivacyMismatchError: If an argument contradicts the aggregator, the ledger was
+        kept under other settings, the noise is made for another way to draw, or
+        restored noise is not where the ledger is.
 
     >>> from tfdpclip.sampling import Poisson
     >>> cohorts = Poisson(0.5).cohorts(list(range(100)))
@@ -89,11 +102,12 @@ class RoundBudget:
         epsilon: float,
         delta: float,
         cohorts: Cohorts,
-        noise_multiplier: float,
+        noise_multiplier: float | None = None,
         *,
+        aggregator: Any = None,
         unit: str = "client",
         clip: object = "",
-        accountant: str = "pld",
+        accountant: str | None = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         allow_change: bool = False,
         noise: Any = None,
@@ -107,13 +121,30 @@ class RoundBudget:
             )
         _arguments.boolean("allow_change", allow_change)
         self.cohorts = cohorts
-        self.ledger = Ledger.open(ledger, delta, accountant)
+        #: What adds the noise that is counted; None where it was only declared.
+        self.aggregator = aggregator
+        declared = dict(noise_multiplier=noise_multiplier, clip=clip, noise=noise)
+        if aggregator is not None:
+            noise = round_noise.of_aggregator(aggregator, declared, unit)
+            needed = aggregator.accountant
+            self._noise = aggregator.round_noise
+            told, assumed = aggregator.of_a_phase(cohorts)
+        else:
+            needed = None
+            self._noise = round_noise.declared(noise_multiplier, noise)
+            told = dict(noise_multiplier=noise_multiplier, sampling=cohorts, clip=clip)
+            assumed = (
+                f"{self._noise}, as declared: the budget was given no aggregator",
+            )
+        if needed is not None and accountant not in (None, needed):
+            raise ValueError(
+                f"accountant must be {needed!r} with noise='distributed', got "
+                f"{_arguments.shown(accountant)}: of sums of discrete noise only their "
+                "Renyi divergences are bounded. Leave accountant out."
+            )
+        self.ledger = Ledger.open(ledger, delta, accountant or needed or "pld")
         self._phase = dict(
-            noise_multiplier=noise_multiplier,
-            sampling=cohorts,
-            unit=unit,
-            clip=clip,
-            **_of_noise(noise, cohorts.scheme),
+            told, unit=unit, **round_noise.of_noise(noise, cohorts.scheme)
         )
         #: The correlated noise that is counted; None for independent noise.
         self.noise = noise
@@ -123,6 +154,8 @@ class RoundBudget:
         if continued is not None:
             self._refuse_other_order()
         self.ledger.begin(change=allow_change, continued=continued, **self._phase)
+        for text in assumed:
+            self.ledger.assume(text)
         #: Where the ledger was after this budget's last round.
         self._place = self.ledger.place
 
@@ -139,11 +172,13 @@ class RoundBudget:
     @property
     def epsilon(self) -> float:
         """What has been spent."""
+        self._refuse_other_noise()
         return self.ledger.epsilon()
 
     @property
     def statement(self) -> PrivacyStatement:
         """What was spent, with everything the number means nothing without."""
+        self._refuse_other_noise()
         return self.ledger.statement()
 
     @contextlib.contextmanager
@@ -158,6 +193,7 @@ class RoundBudget:
           PrivacyMismatchError: If the state's noise is not that of this round.
           ValueError: If correlated noise has no state.
         """
+        self._refuse_other_noise()
         if self._horizon is not None or not self.cohorts.scheme.independent_steps:
             refuse_other_use(
                 self.ledger,
@@ -186,6 +222,19 @@ class RoundBudget:
             self.ledger.record()
             if alone:
                 self._place = self.ledger.place
+
+    def _refuse_other_noise(self) -> None:
+        """Raises if noise that was only declared is that of no aggregator made here."""
+        declared = self.aggregator is None and self._noise.noise_multiplier > 0
+        if not declared or round_noise.is_possible(self._noise):
+            return
+        made = "; ".join(round_noise.made())
+        raise PrivacyMismatchError(
+            f"noise_multiplier: this budget counts {self._noise}, and the aggregators "
+            f"that were made here have {made}. Give the budget the aggregator in place "
+            "of numbers: RoundBudget(epsilon, delta, cohorts, aggregator=aggregator)."
+            + see("two-numbers-for-one-noise")
+        )
 
     def _follow(self, state: Any) -> NoisePlace | None:
         """Where a state's noise is, which is used once, in order; or raises."""
@@ -253,21 +302,3 @@ class RoundBudget:
                 "(text or numbers) as before, AvailableCohorts the state that they "
                 "had; or begin another matrix, continued=None."
             )
-
-
-def _of_noise(noise: Any, scheme: Any) -> dict[str, Any]:
-    """What a ledger's phase is told of correlated noise."""
-    if noise is None:
-        return {}
-    if not hasattr(noise, "of_a_phase"):
-        raise ValueError(
-            "noise must be a dpc.CorrelatedNoise(matrix, rounds, scheme), that of the "
-            f"aggregator, or None; got {_arguments.shown(noise)}."
-        )
-    if not noise.sampling.accounts_for(scheme):
-        raise PrivacyMismatchError(
-            f"The noise is made for {noise.sampling.describe()}, and the cohorts are "
-            f"drawn by {scheme.describe()}. How often a client takes part decides how "
-            "much noise it needs: make both of one scheme."
-        )
-    return noise.of_a_phase

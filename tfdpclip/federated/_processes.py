@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdpclip.accounting.noise_place import NOISE_KEY
 from tfdpclip.federated import _entropy, _tff
-from tfdpclip.federated._records import RecordClip
+from tfdpclip.federated._records import RecordClip, Weighting
 from tfdpclip.mechanism import Mechanism, NoiseSource, Release
 from tfdpclip.noise.carried import CarriedNoise
 from tfdpclip.noise.runs import CorrelatedNoise
@@ -51,12 +51,15 @@ class Summation(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def encode(self, leaves: list[tf.Tensor], state: Any) -> tuple:
+    def encode(
+        self, leaves: list[tf.Tensor], state: Any, share: tf.Tensor | None = None
+    ) -> tuple:
         """A graph at each client: what it sends.
 
         Args:
           leaves: the tensors of its update.
           state: the server's state, by name.
+          share: its weight, see `RecordClip.weigh`; None where clients have none.
         """
 
     @abc.abstractmethod
@@ -105,8 +108,9 @@ class Summation(abc.ABC):
 class PlainSum(Summation):
     """The server sees every client's clipped record."""
 
-    def encode(self, leaves, state):
-        weights, _, bits = self.clip.weigh(leaves, self.clip.state(state["clip"]))
+    def encode(self, leaves, state, share=None):
+        rule_state = self.clip.state(state["clip"])
+        weights, _, bits = self.clip.weigh(leaves, rule_state, share=share)
         record = self.clip.scale_leaves(leaves, weights)
         return self.clip.layout.to_pieces(record), bits
 
@@ -134,8 +138,9 @@ class InnerSummation(Summation):
         self._is_mean = isinstance(factory, _tff.UnweightedMeanFactory)
         self.inner = factory.create(self._type)
 
-    def encode(self, leaves, state):
-        weights, _, bits = self.clip.weigh(leaves, self.clip.state(state["clip"]))
+    def encode(self, leaves, state, share=None):
+        rule_state = self.clip.state(state["clip"])
+        weights, _, bits = self.clip.weigh(leaves, rule_state, share=share)
         record = _tff.pack(self.clip.scale_leaves(leaves, weights), self._type)
         return record, bits, tf.constant(1.0, self.clip.layout.dtype)
 
@@ -154,7 +159,10 @@ class InnerSummation(Summation):
 
 
 def build(
-    summation: Summation, seed: int | None, run: CorrelatedNoise | None = None
+    summation: Summation,
+    seed: int | None,
+    run: CorrelatedNoise | None = None,
+    weighting: Weighting | None = None,
 ) -> Any:
     """The aggregation process of one way of summing.
 
@@ -166,6 +174,7 @@ def build(
       summation: clips, encodes, sums and decodes.
       seed: makes the noise reproducible, for experiments only.
       run: correlated noise; None for independent noise.
+      weighting: how clients are weighted; None where they send no weights.
     """
     clip, inner = summation.clip, summation.inner
     value_type = clip.layout.value_type
@@ -181,9 +190,18 @@ def build(
     own_type = first_state.type_signature.result
     names = [name for name, _ in _tff.elements(own_type)]
 
-    @_tff.tf_computation(value_type, own_type)
-    def encode(value, state):
-        return summation.encode(_tff.flatten(value), _state(state, names))
+    if weighting is None:
+
+        @_tff.tf_computation(value_type, own_type)
+        def encode(value, state):
+            return summation.encode(_tff.flatten(value), _state(state, names))
+    else:
+
+        @_tff.tf_computation(value_type, own_type, weighting.weight_type)
+        def encode(value, state, weight):
+            return summation.encode(
+                _tff.flatten(value), _state(state, names), weighting.share(weight)
+            )
 
     def release_round(state, summed, noise):
         release, count_stddevs = summation.release(_tff.flatten(summed), state, noise)
@@ -247,8 +265,7 @@ def build(
 
     state_type = initialize.type_signature.result
 
-    @_tff.federated_computation(state_type, _tff.at_clients(value_type))
-    def next_round(state, value):
+    def next_round(state, value, *weight):
         own, kept, memory = state, None, []
         if inner is not None or run is not None:
             own = state["own"]
@@ -257,7 +274,7 @@ def build(
         if run is not None:
             memory = [state[NOISE_KEY]]
         announced = _tff.federated_broadcast(own)
-        encoded = _tff.federated_map(encode, (value, announced))
+        encoded = _tff.federated_map(encode, (value, announced, *weight))
         summed, kept = summation.sum(encoded, kept)
         finished = _tff.federated_map(finish, (own, *memory, summed))
         parts = [finished[0]]
@@ -268,7 +285,22 @@ def build(
         new_state = _joined(parts, inner is not None)
         return _tff.MeasuredProcessOutput(new_state, finished[1], finished[2])
 
-    return _tff.AggregationProcess(initialize, next_round)
+    if weighting is None:
+
+        @_tff.federated_computation(state_type, _tff.at_clients(value_type))
+        def next_fn(state, value):
+            return next_round(state, value)
+    else:
+
+        @_tff.federated_computation(
+            state_type,
+            _tff.at_clients(value_type),
+            _tff.at_clients(weighting.weight_type),
+        )
+        def next_fn(state, value, weight):
+            return next_round(state, value, weight)
+
+    return _tff.AggregationProcess(initialize, next_fn)
 
 
 def _measurements(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, bound_rule
 from tfdpclip.clipping.held import cut, scales_of, take, within
 from tfdpclip.federated import _tff
@@ -91,6 +93,57 @@ class Layout:
             for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
         ]
         return _tff.pack(leaves, self.value_type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighting:
+    """That clients send weights, of which no more than a public cap counts.
+
+    Attributes:
+      cap: the public cap.
+      weight_type: the type of one client's weight.
+
+    Raises:
+      ValueError: if a weight is no real number.
+    """
+
+    cap: float
+    weight_type: Any
+
+    def __post_init__(self):
+        kind = self.weight_type
+        scalar = isinstance(kind, _tff.TensorType) and list(kind.shape or []) == []
+        dtype = tf.as_dtype(kind.dtype) if scalar else None
+        if dtype is None or not (dtype.is_floating or dtype.is_integer):
+            raise ValueError(
+                "weight_type must be one number for each client, such as "
+                f"tff.TensorType(np.float32), got {kind}."
+            )
+
+    @classmethod
+    def of(cls, cap: float | None, weight_type: Any) -> Weighting | None:
+        """That of a cap and a type, or of neither of them.
+
+        Raises:
+          ValueError: if one is missing.
+        """
+        if cap is None and weight_type is not None:
+            raise ValueError(
+                "weight_type: clients are given weights here, and this clipped_mean has"
+                " no weight_cap. Write clipped_mean(..., weight_cap=100), in which a "
+                "client counts by its weight, up to 100; or use what gives no weights, "
+                "such as build_unweighted_fed_avg." + see("a-factory-around-the-mean")
+            )
+        if cap is not None and weight_type is None:
+            raise ValueError(
+                "weight_type must be given, the type of one client's weight, with "
+                f"weight_cap={cap:g}: create(value_type, tff.TensorType(np.float32))."
+            )
+        return None if cap is None else cls(cap, weight_type)
+
+    def share(self, weight: tf.Tensor) -> tf.Tensor:
+        """A graph: a client's weight over the cap, float64."""
+        return tf.cast(weight, tf.float64) / self.cap
 
 
 class RecordClip:
@@ -190,7 +243,11 @@ class RecordClip:
         return tf.math.unsorted_segment_sum(squares, self.assignment, self.groups)
 
     def weigh(
-        self, leaves: Sequence[tf.Tensor], state: Any, exact: bool = False
+        self,
+        leaves: Sequence[tf.Tensor],
+        state: Any,
+        exact: bool = False,
+        share: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """What the rule makes of one record.
 
@@ -198,19 +255,26 @@ class RecordClip:
           leaves: the record's tensors.
           state: the rule's state.
           exact: see `norms`.
+          share: the client's weight over the public cap, float64, before it is cut to
+            [0, 1]; None where clients have no weights. It makes no norm larger, and
+            the indicators do not depend on it.
 
         Returns:
           The factor of each group, `[L]` float64; the norm of each group once weighted,
           `[L]` float64; and the indicators, `[K]`. All are 0 if any coordinate of any
-          group is not finite.
+          group, or the share, is not finite.
         """
         norms = self.norms(leaves, exact)
         present = tf.reduce_all(tf.math.is_finite(norms))
+        if share is not None:
+            present = tf.logical_and(present, tf.math.is_finite(share))
         norms = tf.where(present, norms, tf.zeros_like(norms))
         batched = norms if self.flat else norms[tf.newaxis]
         weights = self.rule.weights(batched, state)
         weights = within(self.rule, batched, state, weights)
         weights = tf.reshape(weights, [self.groups])
+        if share is not None:
+            weights *= tf.cast(tf.clip_by_value(share, 0.0, 1.0), weights.dtype)
         weights = tf.where(present, weights, tf.zeros_like(weights))
         indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
         indicators = cut(self.rule, indicators)

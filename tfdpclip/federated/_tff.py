@@ -33,6 +33,8 @@ except ImportError as error:
     ) from error
 
 UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
+WeightedAggregationFactory = tff.aggregators.WeightedAggregationFactory
+EstimationProcess = tff.templates.EstimationProcess
 SumFactory = tff.aggregators.SumFactory
 UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
 
@@ -58,6 +60,7 @@ federated_zip = tff.federated_zip
 secure_sum_bitwidth = tff.federated_secure_sum_bitwidth
 secure_modular_sum = tff.backends.mapreduce.federated_secure_modular_sum
 
+algorithms = tff.learning.algorithms
 Optimizer = tff.learning.optimizers.Optimizer
 build_sgdm = tff.learning.optimizers.build_sgdm
 

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dp_accounting
-
-from tfdpclip import _arguments, accounting
+from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip.accounting.round_noise import note_made
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
-from tfdpclip.federated import _processes, _tff, discrete, distributed
+from tfdpclip.federated import _processes, _tff, _wrappers, distributed
 from tfdpclip.federated import secure as secure_lib
-from tfdpclip.federated._records import Layout, RecordClip
+from tfdpclip.federated._records import Layout, RecordClip, Weighting
+from tfdpclip.federated.costs import RoundCosts
 from tfdpclip.federated.secure import SecureSettings
 from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise.runs import CorrelatedNoise, as_run
@@ -51,7 +51,7 @@ class InnerSum:
         object.__setattr__(self, "inflation", inflation)
 
 
-class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
+class ClippedMeanFactory(RoundCosts):
     """The mean of clients' updates, clipped and noised: user-level privacy.
 
         aggregator = dpc.federated.clipped_mean(1.0, clients_per_round=100)
@@ -64,11 +64,23 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
     bits, divides both by `clients_per_round`, and moves C. z_g is what
     `dpc.accounting.split_noise_multiplier` leaves for the sum.
 
+    With `weight_cap`, for what gives every client a weight, its number of examples:
+
+        aggregator = dpc.federated.clipped_mean(
+            1.0, clients_per_round=100, weight_cap=50)
+        process = tff.learning.algorithms.build_weighted_fed_avg(
+            model_fn, ..., model_aggregator=aggregator)
+
+    McMahan et al. (2018), the estimator with a fixed denominator: a client's clipped
+    update counts min(weight / weight_cap, 1) times, and the sum is divided by what is
+    expected of these shares, whatever came.
+
     *Formal guarantees*, for adding or removing one client, whatever it sends:
 
     * The clipped updates change their sum by at most the rule's sensitivity, and the
       sums of bits by at most 1/2 each. An update with a NaN or an infinity contributes
-      zeros to both.
+      zeros to both. So does a weight that is not finite; one below 0 is 0, and one
+      above `weight_cap` is `weight_cap`. Weights are summed nowhere.
     * Everything that leaves the aggregator (the result, the next clip norm in the
       state, the measurements) is a function of the noised sums and of public settings.
       One round is a Gaussian mechanism of noise multiplier `noise_multiplier`.
@@ -98,8 +110,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
     Args:
       noise_multiplier: z, what the accountant is given. 0 runs the same code without
         noise, and is not private.
-      clients_per_round: how many clients are expected in a round: the divisor, however
-        many take part.
+      clients_per_round: how many clients are expected in a round: the divisor (of sums
+        without weights, and of counts), however many take part.
       clip: a clip rule or a clip norm. None for no clipping, as a baseline, with
         `noise_multiplier=0`.
       secure: True or `SecureSettings` to sum by secure aggregation.
@@ -112,6 +124,12 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         groups, such as ``[v.name for v in model.trainable_variables]``. By default
         their places in the structure.
       seed: makes the noise reproducible, for experiments only. Not private.
+      weight_cap: makes a weighted factory: the largest weight that counts in full.
+        Public, so not one that was looked up in clients' data.
+      weight_per_round: the sum of weights, each up to `weight_cap`, that is expected in
+        a round: the divisor, which is public, too. By default ``weight_cap *
+        clients_per_round``, which no round exceeds on average; a smaller one only makes
+        results larger, with their noise.
 
     The arguments are attributes. Every round measures:
 
@@ -119,7 +137,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
     * `clip_norm`, the one used, and `next_clip_norm`;
     * `unclipped_fraction`, noised: the mean of the indicators plus 1/2, which for
       `QuantileClip` is that fraction (NaN for a rule that counts nothing);
-    * `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (with
+    * `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (of updates
+      times their shares of `weight_cap`; with
       distributed noise, of what `minimum_clients` add; with correlated noise, of what
       is drawn in that round, for a matrix whose inverse has ones on its diagonal);
     * `noise_multiplier` and `private`.
@@ -135,7 +154,16 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
      secure=False, noise='central')>
     >>> aggregator.event().event.noise_multiplier
     1.0
+    >>> clipped_mean(1.0, clients_per_round=100, weight_cap=50)
+    <clipped_mean(noise_multiplier=1, clients_per_round=100, clip=QuantileClip(),
+     secure=False, noise='central', weight_cap=50, weight_per_round=5000)>
     """
+
+    def __new__(cls, *arguments: Any, **options: Any):
+        if cls is ClippedMeanFactory:
+            weighted = options.get("weight_cap") is not None
+            cls = _WeightedClippedMean if weighted else _UnweightedClippedMean
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -149,6 +177,8 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         minimum_clients: int | None = None,
         variable_names: Sequence[str] | None = None,
         seed: int | None = None,
+        weight_cap: float | None = None,
+        weight_per_round: float | None = None,
     ):
         self.noise_multiplier = _arguments.non_negative(
             "noise_multiplier", noise_multiplier
@@ -156,6 +186,12 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         self.clients_per_round = _arguments.positive(
             "clients_per_round", clients_per_round
         )
+        self.weight_cap = weight_cap
+        self.weight_per_round = weight_per_round
+        #: What the sum of updates, each times its share of the cap, is divided by.
+        self.divisor = self.clients_per_round
+        if weight_cap is not None or weight_per_round is not None:
+            self._take_weights(weight_cap, weight_per_round)
         self.clip = Unclipped() if clip is None else as_rule(clip)
         self.secure = secure_lib.as_settings(secure)
         #: Correlated noise; None for independent noise.
@@ -173,6 +209,27 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         self.minimum_clients = self._check_minimum(minimum_clients)
         self.inner = self._check_inner(inner)
         self._check_combination(clip is None)
+
+    def _take_weights(self, cap: Any, expected: Any) -> None:
+        if cap is None:
+            raise ValueError(
+                "weight_per_round is for weight_cap=..., the largest weight of a client"
+                " that counts in full; without, all clients count alike."
+            )
+        self.weight_cap = _arguments.positive("weight_cap", cap)
+        most = self.weight_cap * self.clients_per_round
+        self.weight_per_round = most
+        if expected is not None:
+            self.weight_per_round = _arguments.positive("weight_per_round", expected)
+        if self.weight_per_round > most:
+            raise ValueError(
+                f"weight_per_round must be at most weight_cap * clients_per_round = "
+                f"{most:g}, which is what a round has if every client reaches the cap; "
+                f"got {self.weight_per_round:g}."
+            )
+        self.divisor = _arguments.positive(
+            "weight_per_round / weight_cap", self.weight_per_round / self.weight_cap
+        )
 
     def _check_minimum(self, minimum_clients):
         if self.noise != "distributed":
@@ -239,70 +296,6 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
                 "protect the secure sum of all clients, not one client's message."
             )
 
-    @property
-    def private(self) -> bool:
-        """Whether results are private: there is noise, and no seed to repeat it."""
-        return self.noise_multiplier > 0 and self.seed is None
-
-    def event(self, rounds: int = 1) -> dp_accounting.DpEvent:
-        """What rounds do to privacy, with no amplification by sampling of clients.
-
-        With correlated noise, that of its matrix and scheme. For the sampled event with
-        independent central noise, give `noise_multiplier` and the
-        sampling scheme to the functions of `dpc.accounting`, to `Ledger` or to
-        `RoundBudget`. With distributed noise, privacy is against a server that knows
-        the sample: use a `Ledger` with ``accountant="rdp"`` and
-        ``sampling=dpc.sampling.FullBatch()``, whose bound is the same.
-
-        Args:
-          rounds: the number of rounds.
-
-        Returns:
-          A `DpEvent`: Gaussian for central noise, `ZeroConcentratedDpEvent` for
-          distributed noise; one that no budget covers if the factory is not private.
-        """
-        rounds = _arguments.integer("rounds", rounds)
-        if not self.private:
-            single = dp_accounting.NonPrivateDpEvent()
-        elif self.correlated is not None:
-            run = self.correlated
-            return accounting.correlated_event(
-                run.matrix,
-                self.noise_multiplier,
-                rounds,
-                run.sampling,
-                horizon=run.steps,
-                unit="client",
-            )
-        else:
-            single = self._private_event()
-        return dp_accounting.SelfComposedDpEvent(single, rounds)
-
-    def _private_event(self):
-        if self.noise == "distributed":
-            return discrete.ZeroConcentratedDpEvent(1 / (2 * self.noise_multiplier**2))
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
-
-    def epsilon(self, delta: float, rounds: int = 1) -> float:
-        """What rounds cost, with no amplification by sampling of clients.
-
-        For adding or removing a client with central noise; for replacing what a client
-        contributes by zeros with distributed noise; for the neighbours of its scheme
-        with correlated noise.
-
-        Args:
-          delta: in (0, 1).
-          rounds: the number of rounds.
-
-        Returns:
-          The epsilon; infinity if the factory is not private.
-        """
-        rounds = _arguments.integer("rounds", rounds)
-        if self.private and self.noise == "distributed":
-            rho = rounds / (2 * self.noise_multiplier**2)
-            return discrete.zcdp_epsilon(rho, delta)
-        return accounting.event_epsilon(self.event(rounds), delta)
-
     def __repr__(self) -> str:
         parts = [
             f"noise_multiplier={self.noise_multiplier:g}",
@@ -315,6 +308,9 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             parts.append(f"minimum_clients={self.minimum_clients}")
         if self.seed is not None:
             parts.append(f"seed={self.seed}")
+        if self.weight_cap is not None:
+            parts.append(f"weight_cap={self.weight_cap:g}")
+            parts.append(f"weight_per_round={self.weight_per_round:g}")
         label = "" if self.private else ", not private"
         return f"<clipped_mean({', '.join(parts)}){label}>"
 
@@ -323,21 +319,34 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             return repr(self.noise)
         return f"<{self.correlated.matrix.describe()}>"
 
-    def create(self, value_type: Any) -> Any:
+    # What `isinstance` asks for, where a class is not one of its own.
+    @property
+    def __class__(self):
+        _wrappers.refuse_other_kind(self.weight_cap is not None)
+        return type(self)
+
+    def create(self, value_type: Any, weight_type: Any = None) -> Any:
         """The aggregation process for values of one type.
 
         Args:
           value_type: the type of one client's value: a structure of floating-point
             tensors of static shapes.
+          weight_type: with `weight_cap`, the type of one client's weight: a number.
 
         Raises:
-          ValueError: if the type or the clip rule's groups do not fit.
+          ValueError: if a type or the clip rule's groups do not fit, or the process is
+            made for another factory around this one that would void the guarantee.
           RuntimeError: if secure sums are wanted where they cannot run.
         """
+        _wrappers.refuse_wrappers()
+        weighting = Weighting.of(self.weight_cap, weight_type)
         clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
-        return _processes.build(self._summation(clip), self.seed, self.correlated)
+        note_made(self.round_noise)
+        return _processes.build(
+            self._summation(clip), self.seed, self.correlated, weighting
+        )
 
     def _summation(self, clip: RecordClip) -> _processes.Summation:
         inflation = 1.0 if self.inner is None else self.inner.inflation
@@ -346,6 +355,7 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
             self.noise_multiplier,
             self.clients_per_round,
             inflation=inflation,
+            divisor=self.divisor,
         )
         if self.noise == "distributed":
             return distributed.DistributedSum(
@@ -356,6 +366,14 @@ class ClippedMeanFactory(_tff.UnweightedAggregationFactory):
         if self.inner is not None:
             return _processes.InnerSummation(mechanism, clip, self.inner.factory)
         return _processes.PlainSum(mechanism, clip)
+
+
+class _UnweightedClippedMean(ClippedMeanFactory, _tff.UnweightedAggregationFactory):
+    """A `ClippedMeanFactory` in which all clients count alike."""
+
+
+class _WeightedClippedMean(ClippedMeanFactory, _tff.WeightedAggregationFactory):
+    """A `ClippedMeanFactory` with a public cap on each client's weight."""
 
 
 def _correlated(noise: Any) -> CorrelatedNoise:

@@ -343,10 +343,10 @@ class DistributedSum(Summation):
     def _rotation(self, state):
         return _entropy.derive(state["rotation"], state["round"])
 
-    def encode(self, leaves, state):
+    def encode(self, leaves, state, share=None):
         clip, constants = self.clip, self._plan
         rule_state = clip.state(state["clip"])
-        weights, _, indicators = clip.weigh(leaves, rule_state)
+        weights, _, indicators = clip.weigh(leaves, rule_state, share=share)
         # Group by group of norm 1, whatever the clip is now.
         factors = weights / clip.noise_scales(rule_state) * constants.update_factor
         seed = _entropy.fresh_seed()

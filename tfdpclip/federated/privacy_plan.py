@@ -155,6 +155,9 @@ class PrivacyPlan(BudgetPlan):
             )
         self.population, self.clients_per_round = population, clients
         self.rounds = rounds
+        # Of sums: that of the aggregator, once there is one.
+        self._divisor = float(clients)
+        self._aggregator: ClippedMeanFactory | None = None
         scheme = _scheme(sampling, clients, population, separation, participations)
         matrix = named_matrix(noise, rounds, scheme, momentum)
         #: The correlated noise of all rounds; None for independent noise.
@@ -177,7 +180,8 @@ class PrivacyPlan(BudgetPlan):
         """A `dpc.federated.clipped_mean` with the noise of the plan.
 
         Args:
-          **options: As there: `clip`, `secure`, `variable_names`, `inner`.
+          **options: As there: `clip`, `secure`, `variable_names`, `inner`;
+            `weight_cap` and `weight_per_round` for `build_weighted_fed_avg`.
 
         Raises:
           ValueError: If an option says what the plan says, or voids what it promises.
@@ -214,7 +218,8 @@ class PrivacyPlan(BudgetPlan):
             **options,
         )
         self._check_counts(made.clip)
-        self._clip = str(made.clip)
+        self._aggregator = made
+        self._clip, self._divisor = str(made.clip), made.divisor
         return made
 
     def budget(
@@ -238,7 +243,7 @@ class PrivacyPlan(BudgetPlan):
           ValueError: If there are more or fewer clients than planned, or no
             `aggregator` was made, whose noise is what is counted.
         """
-        if not self._clip:
+        if self._aggregator is None:
             raise ValueError(
                 "The rounds that are counted are those of plan.aggregator(...), which "
                 "was not called yet: make it first, and give it to the process."
@@ -256,11 +261,9 @@ class PrivacyPlan(BudgetPlan):
             self.epsilon,
             self.delta,
             cohorts,
-            self.noise_multiplier,
-            clip=self._clip,
+            aggregator=self._aggregator,
             accountant=self.accountant,
             ledger=self.ledger,
-            noise=self.noise,
             continued=continued,
         )
 
@@ -285,8 +288,7 @@ class PrivacyPlan(BudgetPlan):
             (
                 "noise",
                 f"multiplier {self.noise_multiplier:.4g}, "
-                f"{self.noise_multiplier / self.clients_per_round:.3g} clip norms on "
-                "the mean",
+                f"{self.noise_multiplier / self._divisor:.3g} clip norms on the mean",
             ),
         ]
         return facts + self._facts_of_release()

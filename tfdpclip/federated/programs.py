@@ -19,7 +19,8 @@ _SOURCES: weakref.WeakValueDictionary[str, CohortDataSource] = (
 class CohortDataSource(_tff.FederatedDataSource):
     """Data of the cohorts that a privacy budget draws, for `tff.learning.programs`.
 
-        budget = dpc.accounting.RoundBudget(2.0, 1e-6, cohorts, z, ledger=path)
+        budget = dpc.accounting.RoundBudget(
+            2.0, 1e-6, cohorts, aggregator=aggregator, ledger=path)
         source = CohortDataSource(budget, client_data.create_tf_dataset_for_client,
                                   process.next.type_signature.parameter[1])
         tff.learning.programs.train_model(train_data_source=source,

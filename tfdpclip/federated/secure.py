@@ -194,9 +194,9 @@ class SecureSum(Summation):
             len(mechanism.count_stddevs), clip.rule.indicator_levels
         )
 
-    def encode(self, leaves, state):
+    def encode(self, leaves, state, share=None):
         rule_state = self.clip.state(state["clip"])
-        weights, norms, indicators = self.clip.weigh(leaves, rule_state, exact=True)
+        weights, norms, indicators = self.clip.weigh(leaves, rule_state, True, share)
         record = self._records.encode(leaves, weights, norms, rule_state)
         return record, self._bits.encode(indicators)
 

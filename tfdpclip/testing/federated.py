@@ -224,7 +224,7 @@ def _standardised(rounds: Rounds, state, output, counts) -> np.ndarray:
     claimed = np.ravel(output.measurements["sum_noise_stddev"])
     wanted = z_g * inflation * scales
     _check_claim("sum_noise_stddev", claimed, wanted, factory.noise)
-    vector = rounds.vector(output.result) * factory.clients_per_round
+    vector = rounds.vector(output.result) * factory.divisor
     parts = [vector / per_coordinate(rounds, claimed)]
     if counts:
         claimed = np.ravel(output.measurements["count_noise_stddev"])

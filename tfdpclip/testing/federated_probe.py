@@ -191,8 +191,13 @@ class Rounds:
         self.layout = self.layout_of(factory, value_type)
         self.clip = found.records.RecordClip(factory.clip, self.layout)
         self.dial = dial
+        # Far beyond the cap, so that a weight that is not cut is seen.
+        self._weight = factory.weight_cap
+        given = [value_type]
+        if self._weight is not None:
+            given.append(self._tff.TensorType(np.float32))
         with dial.frozen() if dial else contextlib.nullcontext():
-            self.process = factory.create(value_type)
+            self.process = factory.create(*given)
         signature = self.process.next.type_signature.result
         self._types = {
             name: getattr(signature, name).member
@@ -253,7 +258,11 @@ class Rounds:
         """One round; `noise` is what the dial shows."""
         if self.dial:
             self.dial.set(np.broadcast_to(noise, [self.dial.size]))
-        return self.process.next(state, list(cohort))
+        cohort = list(cohort)
+        if self._weight is None:
+            return self.process.next(state, cohort)
+        weights = [np.float32(1000 * self._weight)] * len(cohort)
+        return self.process.next(state, cohort, weights)
 
     def released(self, output: Any) -> np.ndarray:
         """The result, the measurements and the next state, float64."""

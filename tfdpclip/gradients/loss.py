@@ -205,8 +205,8 @@ class _Walker:
             self._set_aside(shared, count if sign > 0 else count.negate())
             self.visit(rest_of, scale)
         elif flow.axes is None and _may_lead(tensor, self._flows):
-            # An op the analysis does not know came before. That axis 0 counts examples
-            # is tested when the step runs (`separation.py`).
+            # An op the analysis does not know came before: the proof ends there, and
+            # each example's loss is made from its own data alone.
             loss_checks.check_uncoupled(tensor, flow)
             loss_checks.check_sizes(tensor, self._flows)
             self.terms.append((tensor, scale))

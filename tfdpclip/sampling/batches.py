@@ -186,9 +186,9 @@ class Batches(tf.data.Dataset):
         )
         self._asked = (scheme, physical_batch_size)
         self._steps = steps
-        self._assumptions: tuple[str, ...] = ()
+        self._assumptions: tuple[str, ...] = source.assumptions
         if per_person is not None:
-            self._assumptions = (_PEOPLE.format(source.rows_each),)
+            self._assumptions += (_PEOPLE.format(source.rows_each),)
         self._recipe: tuple[Callable, ...] = ()
         # Of `take`: whether an iteration may end in the middle of a step.
         self._cut: bool | None = None

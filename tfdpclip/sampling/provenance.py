@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import Drawer
 
@@ -43,5 +44,5 @@ def drawers_of(dataset: Any) -> list[Drawer]:
         if type(current) is Batches and current._drawer not in found:
             found.append(current._drawer)
         elif isinstance(current, tf.data.Dataset):
-            pending.extend(current._inputs())
+            pending.extend(_tf_private.inputs_of(current))
     return found

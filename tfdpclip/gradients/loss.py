@@ -136,8 +136,11 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
             "the examples' own losses. The optimizer divides by expected_batch_size."
         )
     flow = flows[loss]
+    others = flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}
+    if flow.coupled is not None or others:
+        loss_checks.refuse_weights(loss.op, flows)
     loss_checks.check_uncoupled(loss, flow)
-    if flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}:
+    if others:
         raise ExampleIsolationError(
             f"The loss {loss.name!r} counts examples on axes {flow.axes}, not on axis "
             "0 alone: each example is compared with every other, as happens when "
@@ -192,6 +195,8 @@ class _Walker:
         if flow.kind != DATA:
             self._set_aside(tensor, scale)
         elif flow.leads:
+            if flow.coupled is not None:
+                loss_checks.refuse_weights(op, self._flows)
             loss_checks.check_uncoupled(tensor, flow)
             rest, scale = self._peel(tensor, scale)
             penalty = self._penalty(rest)
@@ -232,6 +237,7 @@ class _Walker:
             self._quotient(op, scale)
         else:
             loss_checks.check_not_selected(tensor, flow)
+            loss_checks.refuse_weights(op, self._flows)
             raise LossStructureError(
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
                 f"{op.type}) combines them in a way that cannot be taken apart. " + FIX

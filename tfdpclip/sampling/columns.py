@@ -48,8 +48,8 @@ def as_array(value: Any, name: str) -> np.ndarray:
         _refuse_gaps(value, name)
     if value is None:
         raise ValueError(
-            f"data: {name} is None, and must be there for all records, or be left out: "
-            "scheme.batches(x) of data without labels."
+            f"data: {name} is None, and must be there for all records, or be left out "
+            "of scheme.batches((x, y, sample_weight))."
         )
     if isinstance(value, tf.RaggedTensor):
         raise ValueError(

@@ -120,9 +120,10 @@ def open_source(data: Any, workers: int | None = None) -> Source:
 
     Args:
       data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays (each may be a dict or
-        tuple of arrays); a dict of arrays, taken as x; a random-access
-        `tf.data.Dataset` of unbatched records; or any object with `__len__` and
-        `__getitem__` whose items are records (with `__getitems__`, several).
+        tuple of arrays); a dict of arrays, taken as x; a list of records that are
+        tuples, dicts, numbers or texts; a random-access `tf.data.Dataset` of unbatched
+        records; or any object with `__len__` and `__getitem__` whose items are records
+        (with `__getitems__`, several).
       workers: how many threads may call that object at a time. 1 by default: a file
         that two threads seek in gives one the record of the other, and no error.
 
@@ -130,8 +131,8 @@ def open_source(data: Any, workers: int | None = None) -> Source:
       The source.
 
     Raises:
-      ValueError: If the data are empty, of unequal lengths, or not random access, or
-        workers are for something else.
+      ValueError: If the data are empty, of unequal lengths, no numbers or texts, of
+        several shapes, or not random access, or workers are for something else.
     """
     source = _opened(data, 1 if workers is None else workers)
     called = type(source) is Records and not hasattr(data, "element_spec")

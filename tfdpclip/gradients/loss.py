@@ -22,6 +22,7 @@ from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.loss_checks import BY_BATCH, FIX, PER_EXAMPLE
+from tfdpclip.gradients.misplaced_weights import refuse_weights
 from tfdpclip.gradients.padding import any_present, weights_mask
 from tfdpclip.gradients.public_terms import check_public
 from tfdpclip.gradients.scale import Scale
@@ -138,7 +139,7 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
     flow = flows[loss]
     others = flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}
     if flow.coupled is not None or others:
-        loss_checks.refuse_weights(loss.op, flows)
+        refuse_weights(loss.op, flows)
     loss_checks.check_uncoupled(loss, flow)
     if others:
         raise ExampleIsolationError(
@@ -196,7 +197,7 @@ class _Walker:
             self._set_aside(tensor, scale)
         elif flow.leads:
             if flow.coupled is not None:
-                loss_checks.refuse_weights(op, self._flows)
+                refuse_weights(op, self._flows)
             loss_checks.check_uncoupled(tensor, flow)
             rest, scale = self._peel(tensor, scale)
             penalty = self._penalty(rest)
@@ -237,7 +238,7 @@ class _Walker:
             self._quotient(op, scale)
         else:
             loss_checks.check_not_selected(tensor, flow)
-            loss_checks.refuse_weights(op, self._flows)
+            refuse_weights(op, self._flows)
             raise LossStructureError(
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
                 f"{op.type}) combines them in a way that cannot be taken apart. " + FIX

@@ -42,12 +42,6 @@ MASKED = (
     "A mean over the unmasked entries of the whole batch does this, which Keras makes "
     "of masks (mask_zero=True) and of ignore_class. In its place, " + PER_EXAMPLE + FIX
 )
-WEIGHTS = (
-    "Weights belong to losses before any is averaged: give them as sample_weight to a "
-    "loss that averages each example's own entries, loss = "
-    "dpc.keras.PerExampleLoss(loss), in fit(...) or as "
-    "loss(y, y_pred, sample_weight=weights)."
-)
 SELECTION = (
     "It puts the losses, or other numbers, of all the examples in order: which of them "
     "are chosen is decided by all of them. Give every example a loss that is a "
@@ -281,32 +275,6 @@ def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:
     """Refuses what ops with advice of their own made of all the examples."""
     if flow.coupled is not None and flow.coupled.type in _BY_TYPE:
         check_uncoupled(tensor, flow)
-
-
-def refuse_weights(op: tf.Operation, flows: Dataflow) -> None:
-    """Raises if an op multiplies losses by weights that have other axes.
-
-    Weights `[batch]` meet losses `[batch, T]` along T where T is as long, and the mean
-    of a batch along nothing.
-    """
-    if op.type != "Mul":
-        return
-    losses, weights = sorted(op.inputs, key=lambda t: not flows[t].trained)
-    if flows[weights].trained or flows[weights].kind != DATA:
-        return
-    if losses.shape.rank == weights.shape.rank:
-        return
-    raise LossStructureError(
-        f"{op.name!r} multiplies losses of shape {_shown(losses)} by weights of shape "
-        f"{_shown(weights)}, whose axes are others. {WEIGHTS}"
-        + see("labels-for-each-token")
-    )
-
-
-def _shown(tensor: tf.Tensor) -> str:
-    if tensor.shape.rank is None:
-        return "[...]"
-    return "[" + ", ".join("?" if n is None else str(n) for n in tensor.shape) + "]"
 
 
 def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:

@@ -12,6 +12,8 @@ CLASS_WEIGHTS = (
     "_make_class_weight_map_fn.<locals>._class_weights_map_fn",
     "make_class_weight_map_fn.<locals>.class_weights_map_fn",
 )
+#: In that function, the tensor that has a weight for each class.
+CLASS_WEIGHT_TENSOR = "class_weight_tensor"
 #: The name scope in which Keras 2 weights and reduces losses.
 WEIGHTED_LOSS = "weighted_loss"
 #: The name scope in which Keras 3 computes, weights and reduces the compiled losses.

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.python import pywrap_tfe
@@ -348,6 +349,15 @@ def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
     return dataset._variant_tensor
 
 
+def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The data sets that a step of a pipeline is made of."""
+    if type(dataset).__name__ == "_ConcatenateDataset":
+        # `apply` puts its own input in the place of what `_inputs` gives.
+        made: Any = dataset
+        return [made._input_dataset, made._dataset_to_concatenate]
+    return dataset._inputs()
+
+
 def has_records_by_index(dataset: tf.data.Dataset) -> bool:
     """Whether `slices_at` and `record_of` know all steps of a pipeline."""
     kind = type(dataset).__name__
@@ -356,7 +366,7 @@ def has_records_by_index(dataset: tf.data.Dataset) -> bool:
         isinstance(spec, tf.TensorSpec)
         for spec in tf.nest.flatten(dataset.element_spec)
     )
-    return known and dense and all(map(has_records_by_index, dataset._inputs()))
+    return known and dense and all(map(has_records_by_index, inputs_of(dataset)))
 
 
 def slices_at(dataset: Any, indices: tf.Tensor) -> list[tf.Tensor]:
@@ -373,7 +383,7 @@ def slices_at(dataset: Any, indices: tf.Tensor) -> list[tf.Tensor]:
         (spec,) = tf.nest.flatten(dataset.element_spec)
         return [tf.cast(dataset._start + indices * dataset._step, spec.dtype)]
     places = _PLACES[kind](dataset, indices)
-    return [t for part in dataset._inputs() for t in slices_at(part, places)]
+    return [t for part in inputs_of(dataset) for t in slices_at(part, places)]
 
 
 def record_of(dataset: Any, slices: Iterator[tf.Tensor]) -> list[tf.Tensor]:
@@ -387,7 +397,7 @@ def record_of(dataset: Any, slices: Iterator[tf.Tensor]) -> list[tf.Tensor]:
         return [next(slices) for _ in dataset._tensors]
     if type(dataset).__name__ == "_RangeDataset":
         return [next(slices)]
-    found = [t for part in dataset._inputs() for t in record_of(part, slices)]
+    found = [t for part in inputs_of(dataset) for t in record_of(part, slices)]
     mapped = getattr(dataset, "_map_func", None)
     return found if mapped is None else list(mapped.function(*found))
 
@@ -409,6 +419,39 @@ _PLACES: dict[str, Callable] = dict.fromkeys(
     ),
     "_SkipDataset": lambda dataset, indices: dataset._count + indices,
 }
+
+
+def rows_behind(
+    dataset: Any, places: np.ndarray, records: np.ndarray | None = None
+) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    """Which rows of what a pipeline begins with its records are made of.
+
+    Args:
+      dataset: a pipeline of slices, ranges and steps that keep records apart.
+      places: the numbers of some of its elements.
+      records: the numbers of the records that these elements are in, if the data set is
+        a part of another pipeline.
+
+    Yields:
+      A data set with which the pipeline begins, numbers of records, and the row of that
+      data set that each of them has; once for each way between the two.
+    """
+    records = places if records is None else records
+    kind, inputs = type(dataset).__name__, inputs_of(dataset)
+    if not inputs:
+        yield dataset, records, places
+        return
+    if kind == "_ConcatenateDataset":
+        size = int(inputs[0].cardinality())
+        first = places < size
+        yield from rows_behind(inputs[0], places[first], records[first])
+        yield from rows_behind(inputs[1], places[~first] - size, records[~first])
+        return
+    step = _PLACES.get(kind)
+    if step is not None:
+        places = np.asarray(step(dataset, places))
+    for part in inputs:
+        yield from rows_behind(part, places, records)
 
 
 # They are stateful only where what they call is.
@@ -434,4 +477,4 @@ def may_overlap(dataset: Any) -> bool:
         stateful = any(op is None or op.is_stateful for op in ops)
         if stateful and type(dataset).__name__ != "_ParallelMapDataset":
             return False
-    return all(map(may_overlap, dataset._inputs()))
+    return all(map(may_overlap, inputs_of(dataset)))

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.gradients.cases import integers, randoms, variable
 from tests.stack import MEAN
+from tfdpclip import sampling
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     ExampleIsolationError,
@@ -218,3 +219,29 @@ def test_a_batch_holds_whole_records(length):
 def test_bad_numbers_of_rows(rows):
     with pytest.raises(ValueError, match="rows_per_record must be"):
         summed(lambda h: h, rows_per_record=rows)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"views": 3}, {"people": np.arange(60) // 3, "per_person": 3}],
+    ids=["views", "people"],
+)
+@pytest.mark.parametrize("function", [per_example_norms, clipped_sum])
+def test_rows_of_batches_with_several_for_a_record_are_no_records(function, more):
+    # As many rows as no batches of other tests, which may be there yet, have.
+    x, rows = randoms(60, 2) * 100, 53 if "views" in more else 19
+    w, rule = variable(2), [FixedClip(1.0)] * (function is clipped_sum)
+    batches = sampling.Poisson(0.5).batches(x, physical_batch_size=rows, **more)
+
+    def gradients(batch, weights, **options):
+        loss = tf.linalg.matvec(batch, w) * weights
+        return function(loss, [w], *rule, **options)
+
+    x, _, weights = next(iter(batches))
+    with pytest.raises(ValueError, match="rows_per_record=batches.rows_per_record .3"):
+        tf.function(gradients)(x, weights)
+    found = tf.function(gradients)(x, weights, rows_per_record=3)
+    assert (found if function is per_example_norms else found[1]).shape == [rows]
+    assert tf.function(gradients)(x, weights, rows_per_record=1) is not None
+    other = tf.function(gradients)(x[:7], weights[:7])
+    assert (other if function is per_example_norms else other[1]).shape == [7]

@@ -11,7 +11,11 @@ from tests.keras.compile_test import COUNT, EXPECTED, check
 from tests.keras.helpers import L, mostly_slow
 from tests.stack import KERAS_3, MEAN
 from tfdpclip import sampling
-from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    per_example_norms,
+)
 from tfdpclip.keras import PerExampleLoss
 from tfdpclip.sampling import drawer, record_map
 
@@ -384,6 +388,108 @@ def test_class_weights_multiply_those_of_tokens():
         np.testing.assert_allclose(weights, expected)
 
 
+ONE_HOT = np.eye(VOCABULARY)[LABELS[:, 0]]
+BY_CLASS = dict(enumerate([0.5, 1.0, 2.0, 3.0, 4.0, 5.0]))
+
+
+@pytest.mark.parametrize(
+    "labels, by_class",
+    [
+        (LABELS, BY_CLASS),
+        (LABELS, {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}),
+        (LABELS.astype("float32"), BY_CLASS),
+        (np.tile(LABELS[:, None], (1, 3, 1)), BY_CLASS),
+        (ONE_HOT.astype(int), BY_CLASS),
+    ],
+    ids=["tokens", "as many as classes", "as numbers", "pictures", "one-hot integers"],
+)
+def test_class_weights_of_tokens_are_refused_where_keras_would_take_places(
+    labels, by_class
+):
+    batches = sampling.Poisson(0.3).batches((TOKENS, labels))
+    model = tagger()
+    optimizer = dpc.keras.DPSGD(
+        0.1, noise_multiplier=1.0, expected_batch_size=batches.expected_batch_size
+    )
+    model.compile(optimizer, PerExampleLoss(crossentropy()))
+    with pytest.raises(ValueError, match=r"class_weight is for .*np.take\(weights, y"):
+        model.fit(batches, class_weight=by_class, verbose=0)
+    assert batches.next_step == 0
+
+
+def test_the_line_of_that_error_weighs_each_token_by_its_class():
+    weights = np.array([*BY_CLASS.values()])
+    full = sampling.FullBatch().batches((TOKENS, LABELS, np.take(weights, LABELS)))
+    _, y, found = next(iter(full))
+    np.testing.assert_array_equal(found, weights[y])
+
+
+@pytest.mark.parametrize(
+    "labels, found",
+    [
+        (LABELS[:, 0], LABELS[:, 0]),
+        (LABELS[:, :1], LABELS[:, :1]),
+        (ONE_HOT.astype("float32"), LABELS[:, 0]),
+        (LABELS[..., None], LABELS[..., None]),
+        (np.eye(VOCABULARY, dtype="float32")[LABELS], LABELS[..., None]),
+    ],
+    ids=["[n]", "[n, 1]", "one-hot", "[n, T, 1]", "one-hot tokens"],
+)
+def test_class_weights_of_other_labels_are_those_of_their_classes(labels, found):
+    seen = []
+
+    class Seen(tf.keras.losses.Loss):
+        def call(self, y, prediction):
+            return tf.reduce_mean(prediction) * tf.ones(tf.shape(y)[:1])
+
+    class Model(tf.keras.Model):
+        def train_step(self, data):
+            seen.append([part.numpy() for part in data])
+            return {"loss": tf.constant(0.0)}
+
+    model = Model()
+    model.compile("sgd", Seen(), run_eagerly=True)
+    batches = sampling.FullBatch().batches((TOKENS, labels))
+    model.fit(batches, class_weight=BY_CLASS, verbose=0)
+    (_, y, weights), *_ = seen
+    np.testing.assert_array_equal(y, labels)
+    expected = np.array([*BY_CLASS.values()])[found]
+    np.testing.assert_array_equal(np.ravel(weights), np.ravel(expected))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda losses, weights: tf.reduce_mean(losses * weights),
+        lambda losses, weights: tf.reduce_sum(losses * weights) / 4,
+        lambda losses, weights: losses * weights,
+        lambda losses, weights: tf.reduce_mean(losses) * weights,
+        lambda losses, weights: tf.reduce_mean(tf.reduce_mean(losses) * weights),
+    ],
+    ids=["mean", "sum", "each", "of a mean", "mean of a mean"],
+)
+def test_weights_of_records_along_the_wrong_axis_are_named(made):
+    """Where a batch has as many records as a record has tokens, nothing else tells."""
+    table = tf.Variable(RNG.normal(size=(VOCABULARY, VOCABULARY)).astype("float32"))
+
+    @tf.function
+    def step(x, y, weights):
+        logits = tf.gather(table, x)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+        return per_example_norms(made(losses, weights), [table])
+
+    @tf.function
+    def mended(x, y, weights):
+        loss = PerExampleLoss(crossentropy())
+        value = loss(y, tf.gather(table, x), sample_weight=weights)
+        return per_example_norms(value, [table])
+
+    batch = TOKENS[:LENGTH], LABELS[:LENGTH], ROWS[:LENGTH]
+    with pytest.raises(LossStructureError, match="sample_weight to .*PerExampleLoss"):
+        step(*batch)
+    assert mended(*batch).shape == [LENGTH]
+
+
 # What fits nothing is refused where it is given.
 
 BOTH = {"a": LABELS, "b": ONE}
@@ -397,7 +503,7 @@ WRONG = {
     "other_keys": ((BOTH, {"a": EACH, "c": ROWS}), r"sample_weight\['c'\].*y\['b'\]"),
     "a_key_less": ((BOTH, {"a": EACH}), r"y\['b'\]\. Give weights for each"),
     "for_one": ((LABELS, {"y": EACH}), r"labels are y\. Give one array"),
-    "a_list": ((LABELS, [EACH]), r"A list is read as one array"),
+    "a_list": ((LABELS, [EACH]), r"labels are y\. Give one array"),
     "a_tuple": ((LABELS, (EACH,)), r"sample_weight\[0\], and the labels are y\."),
     "of_no_labels": ((ONE, EACH), r"\[n, 4\] meets .* \[n\], and fits \[n\] or \[n, 1"),
     "not_of_all": ((BOTH, EACH), r"\[n, 4\] meets .* \[n\], and fits"),
@@ -407,9 +513,9 @@ WRONG = {
     "ragged": (([[1], *[[1, 2]] * 59], ROWS), r"y must be rectangular.*pad_sequences"),
     "ragged_tensor": (
         (tf.ragged.constant([[1], *[[1, 2]] * 59]),),
-        r"y .*pad_sequences",
+        r"y is a RaggedTensor.*to_tensor",
     ),
-    "nothing": ((LABELS, None), r"sample_weight must be rectangular arrays of numbers"),
+    "nothing": ((LABELS, None), r"sample_weight is None"),
 }
 
 

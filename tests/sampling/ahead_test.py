@@ -3,6 +3,7 @@
 import collections
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -203,7 +204,7 @@ def test_what_is_ahead_has_a_limit_in_bytes(monkeypatch):
     np.testing.assert_array_equal(next(iter(batches))[0], X)
 
 
-def test_a_record_that_cannot_be_read_is_named_and_not_skipped(tmp_path):
+def test_a_record_that_cannot_be_read_is_neither_named_nor_skipped(tmp_path):
     paths, pipeline = files_in(tmp_path)
     scheme = sampling.ShuffledEpochs(6, RECORDS)
     batches = scheme.batches(pipeline, seed=1)
@@ -214,8 +215,9 @@ def test_a_record_that_cannot_be_read_is_named_and_not_skipped(tmp_path):
     for rows in wanted[:place]:
         np.testing.assert_array_equal(next(stream)[0], rows)
     for _ in range(2):
-        with pytest.raises(Exception, match="record 17 could not be read.*NotFound"):
+        with pytest.raises(Exception, match="could not be read .NotFound") as found:
             next(stream)
+        assert not re.search(r"record 17|17\.|could not be read: ", str(found.value))
         assert batches.next_step == batches._drawer.delivered == place
         stream = iter(batches)
     tf.io.gfile.rename(paths[17] + ".away", paths[17])
@@ -224,12 +226,22 @@ def test_a_record_that_cannot_be_read_is_named_and_not_skipped(tmp_path):
 
 
 def test_records_of_a_pipeline_must_have_one_shape():
-    pipeline = slices().map(lambda x, y: (tf.repeat(x, 1 + y // 40), y))
+    pipeline = slices().map(lambda x, y: (tf.repeat(x, 1 + y // 45), y))
+    with pytest.raises(ValueError, match=r"record \d+ is unlike.*x has the shape .4,."):
+        sources.open_source(pipeline)
+
+
+@pytest.mark.parametrize("indices", [[2, 45], [45, 46]])
+def test_a_record_of_another_shape_that_is_drawn_counts_for_nothing(
+    indices, monkeypatch
+):
+    monkeypatch.setattr(sources, "LOOK_SECONDS", 1e-9)
+    pipeline = slices().map(lambda x, y: (tf.repeat(x, 1 + y // 45), y))
     source = sources.open_source(pipeline)
-    with pytest.raises(ValueError, match="record 45 has shape .4,., record 0 had"):
-        source.take(np.array([2, 45]), 2)
-    with pytest.raises(ValueError, match="record 45 has shape .4,., record 0 had"):
-        source.take(np.array([45, 46]), 2)
+    assert type(source) is sources.StackedRecords
+    parts = source.take(np.array(indices), 3)
+    weights = source.weights(parts, np.array(indices), 3)
+    np.testing.assert_array_equal(weights, [indices[0] == 2, False, False])
 
 
 def test_draws_of_another_order_are_not_what_was_fetched_before():
@@ -300,12 +312,13 @@ def test_objects_are_called_by_one_thread_unless_they_are_said_to_bear_more(work
 
 
 @pytest.mark.parametrize("kind, workers", [(Files, 4), (Several, 1), (Several, 4)])
-def test_a_record_that_one_of_several_threads_cannot_read_is_named(kind, workers):
+def test_a_record_that_one_of_several_threads_cannot_read_is_not_named(kind, workers):
     files = kind()
     batches = sampling.FullBatch().batches(files, workers=workers)
     files.broken = 17
-    with pytest.raises(Exception, match="record 17 could not be read.*gone"):
+    with pytest.raises(Exception, match="could not be read .OSError") as found:
         next(iter(batches))
+    assert not re.search("record 17|gone", str(found.value))
     assert batches.next_step == 0
     files.broken = None
     np.testing.assert_array_equal(next(iter(batches))[0], X)
@@ -316,10 +329,10 @@ def test_what_fetches_several_records_is_asked_for_all_of_an_element():
     x, y, _ = next(iter(sampling.FullBatch().batches(files)))
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, Y)
-    assert files.calls[0] == list(range(RECORDS))
+    assert files.calls[-1] == list(range(RECORDS))
     Several.__getitems__, kept = lambda self, indices: [(X[0], 1)], Several.__getitems__
     try:
-        with pytest.raises(Exception, match="gave 1 records for 60 indices"):
+        with pytest.raises(Exception, match="gave 1 records for [0-9]+ indices"):
             next(iter(sampling.FullBatch().batches(Several())))
     finally:
         Several.__getitems__ = kept

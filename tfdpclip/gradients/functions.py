@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip._arguments import shown
+from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
 from tfdpclip.gradients.engine import PerExampleGradients
+from tfdpclip.sampling.provenance import rows_per_record_of
 
 
 @tf.autograph.experimental.do_not_convert
@@ -30,9 +32,12 @@ def per_example_norms(
         a scalar that is a sum or mean over the batch; then example i's loss is B times
         its share.
       variables: trainable variables.
-      **options: see `PerExampleGradients`.
+      **options: see `PerExampleGradients`. Batches of people, or of views, need
+        ``rows_per_record=batches.rows_per_record``.
 
     Raises:
+      ValueError: if there are batches of as many rows, with several for each record,
+        and `rows_per_record` is not given.
       LossStructureError: if a scalar loss cannot be taken apart with certainty.
       ExampleIsolationError: if the graph shows that examples are combined; if that
         shows only when it runs, `tf.errors.InvalidArgumentError`.
@@ -44,7 +49,7 @@ def per_example_norms(
     >>> norms(tf.constant([[3.0, 4.0], [0.0, 1.0]])).numpy().tolist()
     [5.0, 1.0]
     """
-    return PerExampleGradients(loss, variables, **options).norms
+    return _of_records(loss, variables, options).norms
 
 
 @tf.autograph.experimental.do_not_convert
@@ -68,7 +73,7 @@ def clipped_sum(
       variables: trainable variables.
       rule: a clip rule.
       state: the rule's state.
-      **options: see `PerExampleGradients`.
+      **options: as for `per_example_norms`.
 
     Returns:
       The sums, one dense tensor per variable of its shape (zeros for a variable that
@@ -90,5 +95,20 @@ def clipped_sum(
         )
     proven(rule, "rule")
     options.setdefault("groups", rule.assignment)
-    gradients = PerExampleGradients(loss, variables, **options)
+    gradients = _of_records(loss, variables, options)
     return gradients.clipped_sum(rule, state), gradients.norms
+
+
+def _of_records(loss, variables, options) -> PerExampleGradients:
+    """The gradients, unless rows would be taken for records of several."""
+    gradients = PerExampleGradients(loss, variables, **options)
+    each = rows_per_record_of(gradients.flows.sources)
+    if "rows_per_record" not in options and each and 1 not in each:
+        raise ValueError(
+            f"The loss seems to be of batches with {max(each)} rows for each record "
+            "(people, or views), whose rows would be clipped one by one. Write "
+            f"rows_per_record=batches.rows_per_record ({max(each)}); or "
+            "rows_per_record=1, if this is other data, of which each row is a record."
+            + see("records-of-several-rows")
+        )
+    return gradients

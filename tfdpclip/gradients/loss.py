@@ -22,6 +22,7 @@ from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.loss_checks import BY_BATCH, FIX, PER_EXAMPLE
+from tfdpclip.gradients.misplaced_weights import refuse_weights
 from tfdpclip.gradients.padding import any_present, weights_mask
 from tfdpclip.gradients.public_terms import check_public
 from tfdpclip.gradients.scale import Scale
@@ -136,8 +137,11 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
             "the examples' own losses. The optimizer divides by expected_batch_size."
         )
     flow = flows[loss]
+    others = flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}
+    if flow.coupled is not None or others:
+        refuse_weights(loss.op, flows)
     loss_checks.check_uncoupled(loss, flow)
-    if flow.kind == DATA and flow.axes is not None and set(flow.axes) - {0}:
+    if others:
         raise ExampleIsolationError(
             f"The loss {loss.name!r} counts examples on axes {flow.axes}, not on axis "
             "0 alone: each example is compared with every other, as happens when "
@@ -192,6 +196,8 @@ class _Walker:
         if flow.kind != DATA:
             self._set_aside(tensor, scale)
         elif flow.leads:
+            if flow.coupled is not None:
+                refuse_weights(op, self._flows)
             loss_checks.check_uncoupled(tensor, flow)
             rest, scale = self._peel(tensor, scale)
             penalty = self._penalty(rest)
@@ -232,6 +238,7 @@ class _Walker:
             self._quotient(op, scale)
         else:
             loss_checks.check_not_selected(tensor, flow)
+            refuse_weights(op, self._flows)
             raise LossStructureError(
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
                 f"{op.type}) combines them in a way that cannot be taken apart. " + FIX

@@ -33,7 +33,7 @@ from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
-from tfdpclip.sampling.drawer import DRAWERS
+from tfdpclip.sampling.provenance import rows_per_record_of
 
 
 class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
@@ -155,12 +155,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
 
         `PrivacyBudget` knows; without it, the size of batches that exist tells.
         """
-        lengths = {source.shape[0] for source in sources if source.shape.rank} - {None}
-        each = {
-            drawer.rows_per_record
-            for drawer in DRAWERS
-            if drawer.rows * drawer.rows_per_record in lengths
-        }
+        each = rows_per_record_of(sources)
         if each and self._rows_per_record not in each:
             raise PrivacyMismatchError(
                 f"The batches have {max(each)} rows for each record, the optimizer "

@@ -61,6 +61,7 @@ class Batches(tf.data.Dataset):
     | --- | --- |
     | nobody drawn | a step of zero-weight rows: pure noise |
     | more drawn than fit | a random subset stays; `scheme` accounts for it |
+    | a record has another shape | an error before any is drawn, or weight 0 |
     | data are x only | elements are (x, None, sample_weight) |
     | labels for each token | weights `[B, 1]`, or those that were given, `[B, T]` |
     | `fit(..., steps_per_epoch=n)` | use `batches.repeat()`, as for any `tf.data` |
@@ -186,9 +187,9 @@ class Batches(tf.data.Dataset):
         )
         self._asked = (scheme, physical_batch_size)
         self._steps = steps
-        self._assumptions: tuple[str, ...] = ()
+        self._assumptions: tuple[str, ...] = source.assumptions
         if per_person is not None:
-            self._assumptions = (_PEOPLE.format(source.rows_each),)
+            self._assumptions += (_PEOPLE.format(source.rows_each),)
         self._recipe: tuple[Callable, ...] = ()
         # Of `take`: whether an iteration may end in the middle of a step.
         self._cut: bool | None = None

@@ -55,6 +55,7 @@ class People(Source):
         self.leaves_over = bool(counts.min() < self.rows_each)
         self.row_spec = source.row_spec
         self.threads = source.threads
+        self.assumptions = source.assumptions
 
     @property
     def row_bytes(self) -> int:
@@ -102,7 +103,7 @@ class People(Source):
         shares = self.rows_each / counts.sum(axis=1, keepdims=True)
         own = np.zeros([rows, self.rows_each], np.float32)
         own[: len(indices)] = counts * shares
-        own = own.reshape(-1)
+        own = own.reshape(-1) * ~sources.left_out(parts, own.size)
         if len(parts) < 3:
             return own
         return sources._map(
@@ -145,6 +146,7 @@ class FewOfEach(Source):
         self.size = len(self._kept)
         self.row_spec = source.row_spec
         self.threads = source.threads
+        self.assumptions = source.assumptions
 
     def marks(self) -> str | None:
         return self._examples.marks()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip.sampling.batches import Batches
-from tfdpclip.sampling.drawer import Drawer
+from tfdpclip.sampling.drawer import DRAWERS, Drawer
 
 # What iterators and Keras put around a data set; they change no element.
 _WRAPPERS = frozenset(("_OptionsDataset",))
@@ -34,6 +36,20 @@ def origin(dataset: Any) -> Batches | None:
     return None
 
 
+def rows_per_record_of(sources: Iterable[tf.Tensor]) -> set[int]:
+    """How many rows the records have of batches that tensors may be elements of.
+
+    Args:
+      sources: what a step was given. Its number of rows is all that tells.
+    """
+    lengths = {source.shape[0] for source in sources if source.shape.rank} - {None}
+    return {
+        drawer.rows_per_record
+        for drawer in DRAWERS
+        if drawer.rows * drawer.rows_per_record in lengths
+    }
+
+
 def drawers_of(dataset: Any) -> list[Drawer]:
     """The drawers behind a data set, through whatever transformations can be seen."""
     found: list[Drawer] = []
@@ -43,5 +59,5 @@ def drawers_of(dataset: Any) -> list[Drawer]:
         if type(current) is Batches and current._drawer not in found:
             found.append(current._drawer)
         elif isinstance(current, tf.data.Dataset):
-            pending.extend(current._inputs())
+            pending.extend(_tf_private.inputs_of(current))
     return found

@@ -142,6 +142,7 @@ def on_elements(
     """
     if is_class_weights(map_func):
         # Keras multiplies each record's weight by a number for its label.
+        _refuse_labels_of_entries(map_func, spec[1])
         return weighted_by_class(map_func)
     parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
     parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
@@ -197,6 +198,37 @@ def is_class_weights(function: Callable) -> bool:
     named = getattr(function, "__qualname__", "") in _keras_marks.CLASS_WEIGHTS
     module = getattr(function, "__module__", "")
     return named and module.startswith(_keras_marks.MODULES)
+
+
+def _refuse_labels_of_entries(function: Callable, labels: Any) -> None:
+    """Raises where Keras would take the place of the largest label for the class.
+
+    It does of all labels with a last axis longer than 1, which must be one-hot then. A
+    class for each token has such an axis, too; and Keras does not know the loss.
+
+    Args:
+      function: Keras's multiplication by `class_weight`.
+      labels: the spec of the labels.
+    """
+    if not isinstance(labels, tf.TensorSpec) or labels.shape.rank in (None, 0, 1):
+        return  # Keras itself refuses several.
+    long = labels.shape[-1]
+    if long == 1:
+        return
+    weights = inspect.getclosurevars(function).nonlocals.get(
+        _keras_marks.CLASS_WEIGHT_TENSOR
+    )
+    classes = None if weights is None else weights.shape[0]
+    if not labels.dtype.is_integer and classes in (None, long):
+        return
+    shown = ", ".join(["n", *("?" if d is None else str(d) for d in labels.shape[1:])])
+    raise ValueError(
+        f"class_weight is for labels of one class each, and y are [{shown}] of type "
+        f"{labels.dtype.name}, which Keras reads as one-hot. With a class for each "
+        "token, give the weights with the data, (x, y, np.take(weights, y)), and no "
+        "class_weight; one-hot labels, of all its classes, are y.astype('float32')."
+        + see("labels-for-each-token")
+    )
 
 
 def weighted_by_class(function: Callable) -> Callable:

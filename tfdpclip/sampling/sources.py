@@ -8,7 +8,8 @@ from __future__ import annotations
 import abc
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.sampling import fetching
+from tfdpclip.sampling import columns, fetching, pipelines
+from tfdpclip.sampling.columns import as_array, as_column, blank
 from tfdpclip.sampling.row_weights import check_values, names
 
 Structure = Any
@@ -28,6 +30,10 @@ PARTS = ("x", "y", "sample_weight")
 LOOKED_AT = 100
 #: So many records in arrays, and numbers of each, tell whether somebody moved them.
 MARKS = 16
+#: So many seconds, and so many records, those that are fetched one by one are looked
+#: at, before the first is drawn, for whether they have one shape.
+LOOK_SECONDS = 2.0
+LOOK_RECORDS = 100_000
 
 
 class Source(abc.ABC):
@@ -48,6 +54,8 @@ class Source(abc.ABC):
     leaves_over = False
     #: Whether it was told whose the examples are, so that neighbours differ in people.
     of_people = False
+    #: What a privacy statement must say of these records.
+    assumptions: tuple[str, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -87,7 +95,24 @@ class Source(abc.ABC):
         self, parts: tuple[Structure, ...], indices: np.ndarray, rows: int
     ) -> Structure:
         """The weights of what `take` gave: 0 for rows that are no record's."""
-        return [*parts[2:], np.arange(rows) < len(indices)][0]
+        given = np.arange(rows) < len(indices)
+        return [*parts[2:], given & ~left_out(parts, rows)][0]
+
+
+class Fetched(tuple):
+    """What `take` gives, with the rows of records that have another shape.
+
+    Attributes:
+      left_out: which rows those are, `[rows]`: they are copies of another row, and must
+        have weight 0.
+    """
+
+    left_out: np.ndarray
+
+
+def left_out(parts: tuple[Structure, ...], rows: int) -> np.ndarray:
+    """Which rows of what `take` gave are of records that have another shape."""
+    return getattr(parts, "left_out", np.zeros(rows, bool))
 
 
 def open_source(data: Any, workers: int | None = None) -> Source:
@@ -95,9 +120,10 @@ def open_source(data: Any, workers: int | None = None) -> Source:
 
     Args:
       data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays (each may be a dict or
-        tuple of arrays); a dict of arrays, taken as x; a random-access
-        `tf.data.Dataset` of unbatched records; or any object with `__len__` and
-        `__getitem__` whose items are records (with `__getitems__`, several).
+        tuple of arrays); a dict of arrays, taken as x; a list of records that are
+        tuples, dicts, numbers or texts; a random-access `tf.data.Dataset` of unbatched
+        records; or any object with `__len__` and `__getitem__` whose items are records
+        (with `__getitems__`, several).
       workers: how many threads may call that object at a time. 1 by default: a file
         that two threads seek in gives one the record of the other, and no error.
 
@@ -105,8 +131,8 @@ def open_source(data: Any, workers: int | None = None) -> Source:
       The source.
 
     Raises:
-      ValueError: If the data are empty, of unequal lengths, or not random access, or
-        workers are for something else.
+      ValueError: If the data are empty, of unequal lengths, no numbers or texts, of
+        several shapes, or not random access, or workers are for something else.
     """
     source = _opened(data, 1 if workers is None else workers)
     called = type(source) is Records and not hasattr(data, "element_spec")
@@ -125,8 +151,13 @@ def _opened(data: Any, workers: int) -> Source:
                 "data must be x, (x, y) or (x, y, sample_weight), got a tuple of "
                 f"{len(data)}."
             )
-        return Columns(data)
-    if isinstance(data, dict) or _is_array(data):
+        return Columns(columns.split_lists(data))
+    if isinstance(data, dict) or columns.is_array(data):
+        return Columns((data,))
+    if isinstance(data, list):
+        columns.refuse_list_of_arrays(data)
+        if data and isinstance(data[0], (dict, tuple)):
+            return _stacked(Records(len(data), data.__getitem__, look=math.inf))
         return Columns((data,))
     if hasattr(data, "element_spec"):
         return _dataset_source(data)
@@ -151,16 +182,16 @@ class Columns(Source):
     """Arrays whose first axis runs over records; a view of what the caller has."""
 
     def __init__(self, parts: tuple[Structure, ...]):
-        self._parts = tuple(
-            _map(lambda value, name=name: _as_column(value, name), part)
-            for part, name in zip(parts, PARTS, strict=False)
-        )
-        columns: dict[str, np.ndarray] = {}
+        self._hold(_map_named(as_column, parts))
+
+    def _hold(self, parts: tuple[Structure, ...]) -> None:
+        self._parts = parts
+        found: dict[str, np.ndarray] = {}
         for part, name in zip(self._parts, PARTS, strict=False):
-            columns |= names(part, name)
-        lengths = {len(column) for column in columns.values()}
+            found |= names(part, name)
+        lengths = {len(column) for column in found.values()}
         if len(lengths) != 1:
-            shapes = ", ".join(f"{n} of shape {c.shape}" for n, c in columns.items())
+            shapes = ", ".join(f"{n} of shape {c.shape}" for n, c in found.items())
             raise ValueError(
                 f"data must have as many records in every array, got {shapes}: the "
                 "first axis runs over records. A list is read as one array: give the "
@@ -193,7 +224,7 @@ class Columns(Source):
         def gather(column):
             if rows == len(indices):
                 return column.take(indices, axis=0)
-            out = _blank(rows, column.shape[1:], column.dtype)
+            out = blank(rows, column.shape[1:], column.dtype)
             out[: len(indices)] = column[indices]
             return out
 
@@ -201,7 +232,21 @@ class Columns(Source):
 
 
 class Records(Source):
-    """Records fetched one by one, or by whoever can fetch several."""
+    """Records fetched one by one, or by whoever can fetch several.
+
+    *Formal guarantees*: records of another shape than the first are an error before
+    any is drawn, of all that can be looked at in `look` seconds. One that was not
+    looked at counts for nothing when it is drawn, as a record of weight 0 does, and no
+    message tells of it: it would tell who was drawn.
+
+    Args:
+      size: how many records there are.
+      fetch: gives one of them.
+      fetch_many: gives several, if something can.
+      workers: how many threads may fetch at a time.
+      look: how many seconds records are looked at here; 0 if their shapes are known.
+      reading: the line that reads all records, for errors.
+    """
 
     def __init__(
         self,
@@ -209,78 +254,171 @@ class Records(Source):
         fetch: Callable[[int], Structure],
         fetch_many: Callable[[list[int]], Iterable[Structure]] | None = None,
         workers: int = 1,
+        look: float | None = None,
+        reading: str = "for i in range(len(data)): data[i]",
     ):
         _check_size(size)
         self.size = size
         self._fetch = fetch
         self._fetch_many = fetch_many
+        self._reading = reading
         self._pool = ThreadPoolExecutor(workers, "records") if workers > 1 else None
         self.threads = 0 if self._pool is None else fetching.ELEMENTS
+        first = _row_of(self._fetch(0))
         self.row_spec = tuple(
-            _map(lambda row: (row.shape, row.dtype), part) for part in self._row(0)
+            _map(lambda row: (row.shape, row.dtype), part) for part in first
         )
+        self._specs = dict(_named_specs(self.row_spec))
+        self._look_at(LOOK_SECONDS if look is None else look)
 
     def take(self, indices, rows):
         out = tuple(
-            _map(lambda spec: _blank(rows, *spec), part, is_leaf=_is_spec)
+            _map(lambda spec: blank(rows, *spec), part, is_leaf=_is_spec)
             for part in self.row_spec
         )
-        rows_read = self._all([int(index) for index in indices])
-        for place, (index, row) in enumerate(zip(indices, rows_read, strict=True)):
-            columns = [c for part in out for c in _flatten(part)]
-            values = [v for part in row for v in _flatten(part)]
-            if len(columns) != len(values):
-                raise ValueError(f"data: record {index} is structured unlike record 0.")
-            for column, value in zip(columns, values, strict=True):
-                if value.shape != column.shape[1:]:
-                    raise ValueError(
-                        f"data: record {index} has shape {value.shape}, record 0 had "
-                        f"{column.shape[1:]}; batches need records of one shape."
-                    )
-                column[place] = value
-        for weights in out[2:]:
-            check_values(weights)
-        return out
+        found = [column for part in out for column in _flatten(part)]
+        odd = np.zeros(rows, bool)
+        for place, record in enumerate(self._all([int(index) for index in indices])):
+            try:
+                values = self._values_of(record)
+            except ValueError:
+                odd[place] = True
+                continue
+            for column, value in zip(found, values, strict=True):
+                column[place] = value[()]
+        if not odd[: len(indices)].all():
+            # A row that functions of records can take, as they could not an empty one.
+            for column in (column for part in out[:2] for column in _flatten(part)):
+                column[odd] = column[np.argmin(odd)]
+        if not odd.any():
+            return out
+        fetched = Fetched(out)
+        fetched.left_out = odd
+        return fetched
 
-    def _all(self, indices: list[int]) -> Iterable[tuple[Structure, ...]]:
+    def _look_at(self, seconds: float) -> None:
+        """Raises for records that are unlike the first, of some or of all."""
+        if seconds <= 0:
+            return
+        places = np.arange(self.size)
+        if self.size > LOOK_RECORDS and seconds < math.inf:
+            rng = np.random.default_rng(0)
+            places = rng.choice(self.size, LOOK_RECORDS, replace=False)
+        elif seconds < math.inf:
+            places = np.random.default_rng(0).permutation(self.size)
+        begun, count = 0, 1
+        end = time.monotonic() + seconds
+        while begun < len(places) and time.monotonic() < end:
+            some = [int(place) for place in sorted(places[begun : begun + count])]
+            for index, record in zip(some, self._all(some, told=True), strict=True):
+                try:
+                    self._values_of(record)
+                except ValueError as error:
+                    raise ValueError(
+                        f"data: record {index} is unlike record 0: {error} "
+                        f"{_ONE_SHAPE}" + see("records-of-several-shapes")
+                    ) from None
+            begun, count = begun + count, min(2 * count, 1000)
+        if begun < self.size:
+            self.assumptions = (_SOME_LOOKED_AT,)
+
+    def _values_of(self, record: Structure) -> list[np.ndarray]:
+        """The arrays of a record, or ValueError if it is unlike the first."""
+        row = _row_of(record)
+        values: dict[str, np.ndarray] = {}
+        for part, name in zip(row, PARTS, strict=False):
+            values |= names(part, name)
+        if list(values) != list(self._specs):
+            raise ValueError(
+                f"it has {', '.join(values)}, and not {', '.join(self._specs)}."
+            )
+        for name, value in values.items():
+            shape, dtype = self._specs[name]
+            if value.shape != shape:
+                raise ValueError(f"{name} has the shape {value.shape}, not {shape}.")
+            if value.dtype != dtype and not _may_become(value.dtype, dtype):
+                raise ValueError(
+                    f"{name} holds {_type_name(value.dtype)}, not {_type_name(dtype)}."
+                )
+        for weights in row[2:]:
+            check_values(weights)
+        return list(values.values())
+
+    def _all(self, indices: list[int], told: bool = False) -> Iterable[Structure]:
+        read = self._told if told else self._read
         if self._fetch_many is not None and indices:
             try:
                 found = list(self._fetch_many(indices))
-            except Exception:  # One by one, they say which of them it is.
-                return map(self._read, indices)
+            except Exception:  # One by one, some of them can be read.
+                return map(read, indices)
             if len(found) != len(indices):
                 raise ValueError(
                     f"data: __getitems__ gave {len(found)} records for {len(indices)} "
                     "indices."
                 )
-            return map(self._row_of, found)
+            return found
         if self._pool is None:
-            return map(self._read, indices)
-        return self._pool.map(self._read, indices)
+            return map(read, indices)
+        return self._pool.map(read, indices)
 
-    def _read(self, index):
+    def _told(self, index):
+        """A record that is read before any is drawn, so that errors may name it."""
         try:
-            return self._row(index)
+            return self._fetch(index)
         except Exception as error:
             raise RuntimeError(
                 f"data: record {index} could not be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _row(self, index):
-        return self._row_of(self._fetch(index))
+    def _read(self, index):
+        try:
+            return self._fetch(index)
+        except Exception as error:
+            # Whoever reads of it, in a log, must not learn who was drawn.
+            raise RuntimeError(
+                f"data: a record could not be read ({type(error).__name__}). Which one "
+                "is not said, since it was perhaps drawn; apart from training, see it "
+                f"by reading all: {self._reading}"
+            ) from None
 
-    def _row_of(self, record):
-        parts = record if isinstance(record, tuple) else (record,)
-        if not 1 <= len(parts) <= 3:
-            raise ValueError(
-                "data: a record must be x, (x, y) or (x, y, sample_weight), got "
-                f"{len(parts)} parts."
-            )
-        return tuple(
-            _map(lambda value, name=name: _as_array(value, name), part)
-            for part, name in zip(parts, PARTS, strict=False)
+
+_ONE_SHAPE = (
+    "Batches need records of one shape: fill them up, or cut them, where they are "
+    "made, and give what fills them weight 0."
+)
+_SOME_LOOKED_AT = (
+    "of the records, which are fetched one by one, as many as time allowed were looked "
+    "at before the first draw; any other of another shape counts for nothing"
+)
+
+
+def _row_of(record: Structure) -> tuple[Structure, ...]:
+    parts = record if isinstance(record, tuple) else (record,)
+    if not 1 <= len(parts) <= 3:
+        raise ValueError(
+            "data: a record must be x, (x, y) or (x, y, sample_weight), got "
+            f"{len(parts)} parts."
         )
+    return _map_named(as_array, parts)
+
+
+def _may_become(given: np.dtype, wanted: np.dtype) -> bool:
+    """Whether numbers of one type may stand in an array of another, as they are."""
+    if "O" in (given.kind, wanted.kind):
+        return False
+    return np.can_cast(given, wanted, "same_kind")
+
+
+def _type_name(dtype: np.dtype) -> str:
+    return "texts" if dtype.kind == "O" else dtype.name
+
+
+def _stacked(records: Records) -> Columns:
+    """Arrays of the records of a list, all of which were looked at."""
+    stacked = Columns.__new__(Columns)
+    stacked._hold(tuple(records.take(np.arange(records.size), records.size)))
+    return stacked
 
 
 class StackedRecords(Records):
@@ -291,8 +429,10 @@ class StackedRecords(Records):
         size: int,
         fetch: Callable[[int], Structure],
         fetch_all: Callable[[np.ndarray], Structure],
+        look: float | None = None,
+        reading: str = "",
     ):
-        super().__init__(size, fetch)
+        super().__init__(size, fetch, look=look, reading=reading)
         self._fetch_all = fetch_all
         self.threads = fetching.ELEMENTS
 
@@ -301,23 +441,23 @@ class StackedRecords(Records):
             return super().take(indices, rows)
         try:
             found = self._fetch_all(indices)
-        except Exception:  # One by one, they say which of them it is.
+        except Exception:  # One by one, some of them can be read.
             return super().take(indices, rows)
         parts = found if isinstance(found, tuple) else (found,)
-        parts = tuple(
-            _map(lambda value, name=name: _as_column(value, name), part)
-            for part, name in zip(parts, PARTS, strict=False)
-        )
+        try:
+            parts = _map_named(as_column, parts)
+            for weights in parts[2:]:
+                check_values(weights)
+        except ValueError:  # One by one, the others count.
+            return super().take(indices, rows)
         lengths = {len(column) for part in parts for column in _flatten(part)}
         if _row_spec(parts) != self.row_spec or lengths != {len(indices)}:
             return super().take(indices, rows)
-        for weights in parts[2:]:
-            check_values(weights)
 
         def filled(column):
             if rows == len(column):
                 return column
-            out = _blank(rows, column.shape[1:], column.dtype)
+            out = blank(rows, column.shape[1:], column.dtype)
             out[: len(column)] = column
             return out
 
@@ -325,58 +465,19 @@ class StackedRecords(Records):
 
 
 def _dataset_source(dataset) -> Records:
+    dataset = pipelines.checked(dataset)
     size = int(dataset.cardinality())
-    if size < 0:
-        raise ValueError(
-            "data: the tf.data.Dataset must have a known, finite number of records. "
-            "One that reads files or repeats has none: give arrays of all records (of "
-            "a CSV file, by pandas.read_csv), or what docs/data.md has for your files."
-        )
-    _check_size(size)
 
     def fetch(index):
         record = tf.data.experimental.at(dataset, index)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), record)
 
-    try:
-        fetch(0)
-    except (tf.errors.OpError, NotImplementedError) as error:
-        raise ValueError(
-            "data: this tf.data.Dataset has no random access. Sampling needs it; "
-            "build it from tensor slices (and maps of those), or give arrays."
-        ) from error
-    _check_gives_records(dataset)
+    look = 0.0 if pipelines.has_one_shape(dataset) else None
+    reading = "for record in data: pass"
     fetch_all = fetching.fetch_many(dataset)
     if fetch_all is None:
-        return Records(size, fetch)
-    return StackedRecords(size, fetch, fetch_all)
-
-
-# Steps of a pipeline after which an element is still one record, and is there once.
-_KEEPS_RECORDS = frozenset(
-    """CacheDataset ConcatenateDataset MapDataset OptionsDataset ParallelMapDataset
-    PrefetchDataset RangeDataset ShardDataset SkipDataset TakeDataset TensorDataset
-    TensorSliceDataset ZipDataset""".split()
-)
-
-
-def _check_gives_records(dataset) -> None:
-    """Refuses a pipeline whose elements may be batches, or the same record twice."""
-    pending = [dataset]
-    while pending:
-        current = pending.pop()
-        kind = type(current).__name__.lstrip("_")
-        if kind not in _KEEPS_RECORDS:
-            step = kind.removesuffix("Dataset").lower()
-            raise ValueError(
-                f"data: this tf.data.Dataset goes through {step!r}, so that an element "
-                "need not be one record: a batch would be drawn, clipped and accounted "
-                "for as if it were one, and a record that is repeated as if it were "
-                "several. Take batch, shuffle and repeat out, which the scheme does; "
-                "tf.keras.utils.*_dataset_from_directory take batch_size=None and "
-                "shuffle=False." + see("rows-that-are-not-records")
-            )
-        pending.extend(current._inputs())
+        return Records(size, fetch, look=look, reading=reading)
+    return StackedRecords(size, fetch, fetch_all, look, reading)
 
 
 def _check_size(size: int) -> None:
@@ -401,51 +502,6 @@ def _row_spec(parts: tuple[Structure, ...]) -> tuple[Structure, ...]:
     )
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") or hasattr(value, "iloc")
-
-
-def _as_column(value: Any, name: str) -> np.ndarray:
-    column = _as_array(value, name)
-    if column.ndim == 0:
-        raise ValueError(
-            f"data: {name} must be arrays with one row per record, got a scalar."
-        )
-    return column
-
-
-def _as_array(value: Any, name: str) -> np.ndarray:
-    try:
-        return _canonical(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"data: {name} must be rectangular arrays of numbers or strings: {error}. "
-            "Records of several lengths are filled up to one, as by "
-            "tf.keras.utils.pad_sequences(labels, padding='post'), and what fills them "
-            "has weight 0: scheme.batches((x, y, sample_weight)), with sample_weight "
-            "of the shape of y."
-        ) from error
-
-
-def _canonical(array: np.ndarray) -> np.ndarray:
-    """Converts what Keras would convert when given an array."""
-    if array.dtype == np.float64:
-        return array.astype(np.float32)
-    if array.dtype.kind in "US":
-        return array.astype(object)
-    if array.dtype.kind == "O" and array.size:
-        first = array.reshape(-1)[0]
-        if not isinstance(first, (str, bytes)):
-            raise ValueError(f"got objects such as {type(first).__name__}")
-    return array
-
-
-def _blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    if dtype.kind == "O":
-        return np.full((rows, *shape), b"", dtype=object)
-    return np.zeros((rows, *shape), dtype)
-
-
 def _is_spec(node: Any) -> bool:
     return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
 
@@ -464,6 +520,26 @@ def _map(function, node, is_leaf=lambda _: False):
         if isinstance(node, tuple):
             return tuple(_map(function, v, is_leaf) for v in node)
     return function(node)
+
+
+def _map_named(function, parts: tuple) -> tuple:
+    """Applies a function of an array and its name to all arrays of some parts."""
+
+    def mapped(node, name):
+        if isinstance(node, dict):
+            return {k: mapped(v, f"{name}[{k!r}]") for k, v in node.items()}
+        if isinstance(node, tuple):
+            return tuple(mapped(v, f"{name}[{k}]") for k, v in enumerate(node))
+        return function(node, name)
+
+    return tuple(map(mapped, parts, PARTS))
+
+
+def _named_specs(row_spec: tuple[Structure, ...]) -> Iterator[tuple[str, Any]]:
+    """The specs of a record's arrays by name, in the order of `names`."""
+    for part, name in zip(row_spec, PARTS, strict=False):
+        # A spec is a tuple, which `names` would take apart.
+        yield from names(_map(list, part, is_leaf=_is_spec), name).items()
 
 
 def _flatten(node) -> list:

@@ -1,0 +1,357 @@
+"""What is no array of numbers or texts is an array after all, or named with a line."""
+
+import datetime
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import sampling
+
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+Y = np.arange(6)
+
+
+def element(data):
+    """All records, in the order of the data."""
+    return next(iter(sampling.FullBatch().batches(data)))
+
+
+class Rows:
+    """A class that gives records by number, as people write it."""
+
+    def __init__(self, *records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, index):
+        return self.records[index]
+
+
+class Dictionaries(Rows):
+    """As the data sets of a hub of them: dictionaries of Python's own values."""
+
+    column_names = ("text", "ids", "label")
+
+    def __getitems__(self, indices):
+        return [self.records[index] for index in indices]
+
+
+WORDS = ["a", "bb", "", "dddd", "e", "ü"]
+BYTES = [word.encode() for word in WORDS]
+
+
+class TestTexts:
+    @pytest.mark.parametrize("text", [str, np.str_, str.encode, np.array, tf.constant])
+    def test_a_record_may_hold_one_text(self, text):
+        x, y, _ = element(Rows(*((text(w), i) for i, w in enumerate(WORDS))))
+        assert x.numpy().tolist() == BYTES and y.numpy().tolist() == [*range(6)]
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            [(word, i) for i, word in enumerate(WORDS)],
+            (WORDS, [*range(6)]),
+            (np.array(WORDS), Y),
+            (np.array(WORDS, object), Y),
+        ],
+        ids=["list of pairs", "lists", "array", "objects"],
+    )
+    def test_and_so_may_lists(self, data):
+        x, y, _ = element(data)
+        assert x.numpy().tolist() == BYTES and y.numpy().tolist() == [*range(6)]
+
+    def test_records_that_are_texts_alone(self):
+        for data in (WORDS, Rows(*WORDS)):
+            assert element(data)[0].numpy().tolist() == BYTES
+
+    def test_dictionaries_of_texts_lists_and_numbers(self):
+        rows = [{"text": w, "ids": [i, 2], "label": i} for i, w in enumerate(WORDS)]
+        for data in (Dictionaries(*rows), Rows(*rows), rows):
+            x, y, _ = element(data)
+            assert x["text"].numpy().tolist() == BYTES and y is None
+            assert x["ids"].shape == (6, 2) and x["label"].numpy().tolist() == [*Y]
+
+    def test_what_nobody_drew_is_an_empty_text(self):
+        batches = sampling.Poisson(1e-9).batches(Rows(*WORDS))
+        assert set(next(iter(batches))[0].numpy()) == {b""}
+
+
+class TestLists:
+    @pytest.mark.parametrize(
+        "data, name",
+        [
+            (([X, X], [Y, Y]), "x"),
+            (([X, X],), "x"),
+            (({"a": [X, X]}, {"b": [Y, Y]}), "x..a.."),
+            (([*np.ones((6, 6))], Y), "x"),
+            (([tf.constant(X), tf.constant(X)], [Y, Y]), "x"),
+        ],
+    )
+    def test_arrays_in_a_list_that_may_be_inputs_or_records_are_refused(
+        self, data, name
+    ):
+        with pytest.raises(ValueError, match=rf"data: {name} is a list of .*np.stack"):
+            sampling.Poisson(0.5).batches(data)
+
+    @pytest.mark.parametrize(
+        "data", [[X, Y], [X, X], [*X], [tf.constant(X), Y], [X, Y, Y]]
+    )
+    def test_arrays_in_a_list_are_no_records(self, data):
+        with pytest.raises(ValueError, match=r"data is a list.*scheme.batches\(\(x, y"):
+            sampling.Poisson(0.5).batches(data)
+
+    def test_of_inputs_lengths_tell(self):
+        for data in (
+            ([X, X[:, :1]], Y),
+            ([X, X], {"a": Y, "b": [*Y]}),
+            ([X, X[:, :1]], [*X]),
+            ([X, X[:, :1]], [Y, X]),
+        ):
+            x, _, weights = element(data)
+            assert isinstance(x, tuple) and weights.shape[0] == 6
+            np.testing.assert_array_equal(x[0], X)
+            np.testing.assert_array_equal(x[1], data[0][1])
+
+    def test_of_records_lengths_tell(self):
+        for data in (([*X], Y), ([*X], [*Y]), ([*X], [*Y[:, None]], np.ones(6))):
+            x, y, _ = element(data)
+            np.testing.assert_array_equal(x, X)
+            np.testing.assert_array_equal(np.ravel(y), Y)
+
+    def test_records_in_a_list_have_one_shape(self):
+        rows = [(X[0], 1), (X[1], 2), (X[1, :1], 3)]
+        with pytest.raises(ValueError, match="record 2 is unlike record 0: x has the"):
+            sampling.Poisson(0.5).batches(rows)
+
+    @pytest.mark.parametrize("count", [2, 60])
+    def test_a_plan_says_the_same_of_lists(self, count):
+        plan = dpc.keras.PrivacyPlan(3, 1e-3, examples=60, batch_size=20, epochs=1)
+        x, y = np.ones((60, 3)), np.ones(60)
+        with pytest.raises(
+            ValueError, match=r"data is a list .*scheme.batches\(\(x, y"
+        ):
+            plan.batches([x, y] if count == 2 else [*x])
+
+
+def frames():
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(
+        {
+            "age": [1.0, np.nan, 3.0],
+            "count": [1, 2, 3],
+            "old": [True, False, True],
+            "city": ["a", "b", "c"],
+            "hole": ["a", None, "c"],
+            "kind": pandas.Categorical(["u", "v", "u"]),
+            "some": pandas.Categorical(["u", None, "u"]),
+            "day": pandas.to_datetime(["2020-01-01"] * 3),
+            "there": pandas.to_datetime(["2020-01-01"] * 3, utc=True),
+            "long": pandas.to_timedelta([1, 2, 3], unit="D"),
+            "whole": pandas.array([1, 2, 3], dtype="Int64"),
+            "holes": pandas.array([1, None, 3], dtype="Int64"),
+            "maybe": pandas.array([True, None, True], dtype="boolean"),
+            "text": pandas.array(["a", None, "c"], dtype="string"),
+            "pixels": [np.ones(2)] * 3,
+            "several": [[1], [1, 2], [3]],
+        }
+    )
+
+
+NUMBERS = ["age", "count", "old", "whole"]
+
+
+class TestFrames:
+    def test_numbers_of_any_type_are_one_array(self):
+        x, _, _ = element((frames()[NUMBERS], frames()["whole"]))
+        expected = [[1, 1, 1, 1], [np.nan, 2, 0, 2], [3, 3, 1, 3]]
+        np.testing.assert_array_equal(x, expected)
+        assert element(frames()[["old", "count"]])[0].dtype == tf.int64
+
+    def test_texts_and_categories_are_one_array(self):
+        x, _, _ = element(frames()[["city", "kind"]])
+        assert x.numpy().tolist() == [[b"a", b"u"], [b"b", b"v"], [b"c", b"u"]]
+
+    def test_columns_apart(self):
+        kept = ["age", "city", "kind", "whole", "pixels"]
+        x, _, _ = element((dict(frames()[kept]), frames()["old"]))
+        assert x["city"].numpy().tolist() == [b"a", b"b", b"c"]
+        assert x["pixels"].shape == (3, 2) and x["whole"].dtype == tf.int64
+
+    @pytest.mark.parametrize(
+        "columns, match",
+        [
+            (["age", "city"], "'city' of x holds texts.*dict.x.*astype..category"),
+            (["count", "kind"], "'kind' of x holds texts.*dict.x"),
+            (["age", "pixels"], "'pixels' of x holds an array.*dict.x"),
+            (["city", "hole"], "x..hole.. has gaps.*astype.object..fillna"),
+            (["some"], "x..some.. has gaps.*astype.object..fillna"),
+            (["text"], "x..text.. has gaps.*fillna"),
+            (["age", "holes"], r"x..holes.. has gaps.*fillna\(0"),
+            (["maybe"], r"x..maybe.. has gaps.*fillna\(0"),
+            (["age", "day"], "x..day.. holds dates.*timedelta64"),
+            (["there"], "x..there.. holds dates"),
+            (["long"], "x..long.. holds dates"),
+            (["several"], "x..several.. must be rectangular.*pad_sequences"),
+        ],
+        ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+    )
+    def test_what_is_no_number_is_named_with_the_line(self, columns, match):
+        with pytest.raises(ValueError, match=f"data: .*{match}"):
+            sampling.Poisson(0.5).batches(frames()[columns])
+        if "dict" not in match:
+            with pytest.raises(ValueError, match=f"data: .*{match}"):
+                sampling.Poisson(0.5).batches((dict(frames()[columns]), np.ones(3)))
+
+    def test_the_lines_of_the_errors_work(self):
+        x = frames()
+        x["city"] = x["city"].astype("category").cat.codes
+        x["day"] = (x["day"] - np.datetime64("2020-01-01")) / np.timedelta64(1, "D")
+        x["hole"] = x["hole"].astype(object).fillna("")
+        x["some"] = x["some"].astype(object).fillna("")
+        x["text"] = x["text"].astype(object).fillna("")
+        x["holes"] = x["holes"].fillna(0)
+        assert element(x[["city", "day", "holes"]])[0].dtype == tf.float32
+        assert element(x[["hole", "some", "text"]])[0].dtype == tf.string
+
+
+class TestArrays:
+    @pytest.mark.parametrize(
+        "labels, wanted",
+        [
+            (np.array([1, 2, 3], object), tf.int64),
+            (np.array([1, 2.5, True], object), tf.float32),
+            (np.array([True, False, True], object), tf.bool),
+            (np.array([np.int32(1), 2, 3], object), tf.int64),
+            (np.array([[1, 2], [3, 4], [5, 6]], object), tf.int64),
+        ],
+    )
+    def test_objects_that_are_numbers_are_numbers(self, labels, wanted):
+        _, y, _ = element((X[:3], labels))
+        assert y.dtype == wanted
+        np.testing.assert_array_equal(y, labels.astype(np.float32))
+
+    @pytest.mark.parametrize(
+        "labels, match",
+        [
+            (np.array(["a", None, "b"], object), "y has gaps"),
+            (np.array(["a", np.nan, "b"], object), "y has gaps"),
+            (np.array([1, None, 2], object), "y has gaps"),
+            (np.ma.masked_array([1.0, 2, 3], [0, 1, 0]), r"y has gaps.*filled\(0"),
+            (np.array(["a", 1, 2.5], object), "y holds values of the types float, int"),
+            (np.array([datetime.date(2020, 1, 1)] * 3), "y holds dates"),
+            (np.array(["2020-01-01"] * 3, "datetime64[D]"), "y holds dates.*timedelta"),
+            (np.ones(3, "timedelta64[s]"), "y holds dates"),
+            (np.array([object()] * 3), "y holds objects of type object.*np.unique"),
+            (np.array([{}, {"a": 1}, {}]), "y holds objects of type dict"),
+            (np.array([2**70, 1, 2], object), "y holds integers of more than 64 bits"),
+            (
+                np.ones(3, np.longdouble),
+                "y holds .*TensorFlow has no such type.*astype",
+            ),
+            (
+                np.zeros(3, [("a", "f4"), ("b", "i4")]),
+                "y is a structured array.*fields",
+            ),
+            ([[1], [1, 2], [3]], "y must be rectangular.*pad_sequences"),
+            (None, "y is None"),
+            (tf.ragged.constant([[1], [2, 3], []]), "y is a RaggedTensor.*to_tensor"),
+            (tf.sparse.from_dense(np.eye(3)), "y is a SparseTensor.*to_dense"),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_array_of_numbers_or_texts_is_named(self, labels, match):
+        for data, name in (((X[:3], labels), "y"), ((X[:3], {"b": labels}), "y..b..")):
+            with pytest.raises(
+                ValueError, match="data: " + match.replace("y", name, 1)
+            ):
+                sampling.Poisson(0.5).batches(data)
+
+    def test_sparse_matrices_are_named(self):
+        sparse = pytest.importorskip("scipy.sparse")
+        with pytest.raises(ValueError, match="x..a.. is a sparse csr_matrix.*toarray"):
+            sampling.Poisson(0.5).batches(({"a": sparse.csr_matrix(X)}, Y))
+
+    @pytest.mark.parametrize("record", [{"a": None}, {"a": {1, 2}}, ({"a": X}, None)])
+    def test_what_is_wrong_with_a_record_is_named(self, record):
+        with pytest.raises(ValueError, match="data: (x..a..|y) "):
+            sampling.Poisson(0.5).batches(Rows(record, record))
+
+
+class TestRecordsOfSeveralShapes:
+    """Of which one is drawn, it must not show."""
+
+    ODD = {
+        "shape": (np.ones(3), 1),
+        "structure": ({"a": np.ones(2)}, 1),
+        "parts": np.ones(2),
+        "text": ("text", 1),
+        "labels of another type": (np.ones(2), 0.5),
+        "a gap": (np.ones(2), None),
+        "ragged": ([[1], [1, 2]], 1),
+    }
+
+    @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+    def test_they_are_refused_before_any_is_drawn(self, odd):
+        rows = [(np.ones(2), i) for i in range(200)]
+        rows[137] = odd
+        for kind in (Rows, Dictionaries):
+            with pytest.raises(ValueError, match="data: record 137 is unlike record 0"):
+                sampling.Poisson(0.01).batches(kind(*rows))
+
+    @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+    def test_one_that_was_not_looked_at_counts_for_nothing(self, odd, monkeypatch):
+        monkeypatch.setattr(sampling.sources, "LOOK_SECONDS", 1e-9)
+        rows = [(np.full(2, i + 1.0), i) for i in range(20)]
+        rows[13] = odd
+        batches = sampling.FullBatch().batches(Rows(*rows))
+        assert "counts for nothing" in " ".join(batches.assumptions)
+        x, y, weights = next(iter(batches))
+        assert weights.numpy().tolist() == [float(i != 13) for i in range(20)]
+        kept = [i for i in range(20) if i != 13]
+        np.testing.assert_array_equal(y.numpy()[kept], kept)
+        # The row is one that functions of records can take.
+        assert x.numpy()[13].all()
+        mapped = next(iter(batches.map(lambda x, y: (1 / x, y))))
+        np.testing.assert_array_equal(mapped[0][13], [1.0, 1.0])
+
+    def test_nor_does_one_of_a_persons(self, monkeypatch):
+        monkeypatch.setattr(sampling.sources, "LOOK_SECONDS", 1e-9)
+        rows = [(np.full(2, i + 1.0), i, 1.0) for i in range(20)]
+        rows[13] = (np.ones(3), 1, 1.0)
+        for records in (rows, [row[:2] for row in rows]):
+            batches = sampling.FullBatch().batches(
+                Rows(*records), people=np.arange(20) // 2, per_person=2
+            )
+            assert "counts for nothing" in " ".join(batches.assumptions)
+            _, y, weights = next(iter(batches))
+            found = np.bincount(y, weights)
+            np.testing.assert_array_equal(found, np.arange(20) != 13)
+
+    def test_weights_that_are_none_are_found_before(self):
+        rows = [(np.ones(2), i, 1.0) for i in range(50)]
+        rows[31] = (np.ones(2), 1, -1.0)
+        with pytest.raises(ValueError, match="record 31.*sample_weight holds -1"):
+            sampling.Poisson(0.1).batches(Rows(*rows))
+
+    def test_all_are_read_once_if_that_is_fast_and_no_more_than_time_allows(
+        self, monkeypatch
+    ):
+        seen = []
+
+        class Counted(Rows):
+            def __getitem__(self, index):
+                seen.append(index)
+                return super().__getitem__(index)
+
+        rows = [(np.ones(2), i) for i in range(300)]
+        batches = sampling.Poisson(0.1).batches(Counted(*rows))
+        assert set(seen) == set(range(300)) and not batches.assumptions
+        seen.clear()
+        clock = iter(np.arange(1000.0))
+        monkeypatch.setattr(sampling.sources.time, "monotonic", lambda: next(clock))
+        sampling.Poisson(0.1).batches(Counted(*rows))
+        assert len(set(seen)) < 10

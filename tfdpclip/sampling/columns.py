@@ -1,0 +1,311 @@
+"""One array of numbers or of texts from each array that a caller gives, or an error.
+
+Each error names the array by its place in the data, and shows the line to write.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.sampling.row_weights import names
+
+_TEXTS = (str, bytes)
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+_DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
+_GAPS = ("NoneType", "NAType", "NaTType")
+# So many types, or fields, a message names.
+_SHOWN = 3
+
+
+def as_column(value: Any, name: str) -> np.ndarray:
+    """An array whose first axis runs over records; see `as_array`."""
+    column = as_array(value, name)
+    if column.ndim == 0:
+        raise ValueError(
+            f"data: {name} must be arrays with one row per record, got a scalar."
+        )
+    return column
+
+
+def as_array(value: Any, name: str) -> np.ndarray:
+    """One array of numbers, or of texts as objects, of what the caller has.
+
+    Args:
+      value: an array, a tensor, lists of numbers or texts, or a column or a frame of
+        pandas. float64 becomes float32, as in Keras.
+      name: the place of the value in the data, such as "x['age']".
+
+    Raises:
+      ValueError: if the value is no such array.
+    """
+    if hasattr(value, "iloc") and hasattr(value, "columns"):
+        return _of_frame(value, name)
+    if hasattr(value, "iloc"):
+        _refuse_gaps(value, name)
+    if value is None:
+        raise ValueError(
+            f"data: {name} is None, and must be there for all records, or be left out "
+            "of scheme.batches((x, y, sample_weight))."
+        )
+    if isinstance(value, tf.RaggedTensor):
+        raise ValueError(
+            f"data: {name} is a RaggedTensor, and batches need records of one shape: "
+            f"{name}.to_tensor(shape=[None, 50]), for example, fills each up to 50. "
+            "What fills them has weight 0: scheme.batches((x, y, sample_weight))."
+        )
+    if isinstance(value, tf.SparseTensor):
+        raise ValueError(
+            f"data: {name} is a SparseTensor, and batches are dense: "
+            f"tf.sparse.to_dense({name}); or, to make drawn records dense and no "
+            "others, scheme.batches(tf.data.Dataset.from_tensor_slices((x, y)))."
+        )
+    if hasattr(value, "toarray") and not hasattr(value, "__array__"):
+        raise ValueError(
+            f"data: {name} is a sparse {type(value).__name__}, and batches are dense: "
+            f"{name}.toarray()."
+        )
+    if np.ma.is_masked(value):
+        raise ValueError(_gaps(name, f"{name}.filled(0)"))
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise _several_lengths(name) from error
+    return _canonical(array, name)
+
+
+def blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Rows that are no record's: zeros, or empty texts."""
+    if dtype.kind == "O":
+        return np.full((rows, *shape), b"", dtype=object)
+    return np.zeros((rows, *shape), dtype)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array already, and no list of which one is made."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") or hasattr(value, "iloc")
+
+
+def split_lists(parts: tuple) -> tuple:
+    """The parts of data, with a tuple for each list of several inputs' arrays.
+
+    A list of arrays is one array with a record in each row (a list of pictures), or
+    one array for each input, as Keras reads it: how many records the other arrays have
+    tells which. Where both fit, nothing does.
+
+    Raises:
+      ValueError: if a list of arrays may be either.
+    """
+    leaves: dict[str, Any] = {}
+    for part, name in zip(parts, ("x", "y", "sample_weight"), strict=False):
+        leaves |= names(part, name)
+    lists = {name: leaf for name, leaf in leaves.items() if _lists_arrays(leaf)}
+    if not lists:
+        return parts
+    others = {name: leaf for name, leaf in leaves.items() if name not in lists}
+    sizes = {len(leaf) for leaf in others.values() if is_array(leaf) or _listed(leaf)}
+    if not sizes:
+        sizes = {n for arrays in lists.values() for n in (len(arrays), len(arrays[0]))}
+    possible = [
+        size
+        for size in sizes
+        if all(_is_one(a, size) or _is_several(a, size) for a in lists.values())
+    ]
+    split = set()
+    for name, arrays in lists.items():
+        one = any(_is_one(arrays, size) for size in possible)
+        several = any(_is_several(arrays, size) for size in possible)
+        if one and several:
+            count, rows = len(arrays), len(arrays[0])
+            raise ValueError(
+                f"data: {name} is a list of {count} arrays of {rows} rows: {rows} "
+                f"records with {count} inputs, or {count} records? Write a tuple, "
+                f"({name}[0], {name}[1], ...), for inputs or outputs, and "
+                f"np.stack({name}) for records."
+            )
+        if several:
+            split.add(id(arrays))
+
+    def written(node):
+        if isinstance(node, dict):
+            return {key: written(value) for key, value in node.items()}
+        if isinstance(node, tuple):
+            return tuple(map(written, node))
+        return tuple(node) if id(node) in split else node
+
+    return tuple(map(written, parts))
+
+
+def refuse_list_of_arrays(data: list) -> None:
+    """Raises ValueError for arrays in a list in the place of (x, y)."""
+    if _lists_arrays(data):
+        raise ValueError(
+            f"data is a list of {len(data)} arrays, each of which would be one record. "
+            "Inputs and labels are a tuple, scheme.batches((x, y)); several inputs as "
+            "well, scheme.batches(((x1, x2), y)); and np.stack(data) is one array of "
+            f"{len(data)} records."
+        )
+
+
+def _listed(leaf: Any) -> bool:
+    return isinstance(leaf, list)
+
+
+def _lists_arrays(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, list)
+        and len(leaf) > 0
+        and all(is_array(item) and len(item.shape) > 0 for item in leaf)
+    )
+
+
+def _is_one(arrays: list, size: int) -> bool:
+    """Whether a list of arrays can be one array of so many records."""
+    return len(arrays) == size and len({tuple(array.shape) for array in arrays}) == 1
+
+
+def _is_several(arrays: list, size: int) -> bool:
+    """Whether each array of a list has so many records."""
+    return all(len(array) == size for array in arrays)
+
+
+def _canonical(array: np.ndarray, name: str) -> np.ndarray:
+    """Converts what Keras would convert when given an array."""
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype.kind in "US":
+        return array.astype(object)
+    if array.dtype.kind == "O":
+        return _of_objects(array, name)
+    if array.dtype.kind in "Mm":
+        raise _dates(name)
+    if array.dtype.names:
+        raise ValueError(
+            f"data: {name} is a structured array with the fields "
+            f"{', '.join(array.dtype.names[:_SHOWN])}: give a dict of arrays, "
+            f"{{field: {name}[field] for field in {name}.dtype.names}}."
+        )
+    try:
+        tf.as_dtype(array.dtype)
+    except TypeError:
+        raise ValueError(
+            f"data: {name} holds {array.dtype.name}, and TensorFlow has no such type: "
+            f"{name}.astype('float32')."
+        ) from None
+    return array
+
+
+def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
+    """An array of numbers or texts from one of Python's objects."""
+    flat = array.ravel()
+    kinds = set(map(type, flat))
+    if all(issubclass(kind, _TEXTS) for kind in kinds):
+        return array
+    if all(issubclass(kind, _NUMBERS) for kind in kinds):
+        found = np.array(flat.tolist()).reshape(array.shape)
+        if found.dtype.kind == "O":
+            raise ValueError(
+                f"data: {name} holds integers of more than 64 bits: give texts, "
+                f"[str(number) for number in {name}], or {name}.astype('float32')."
+            )
+        return _canonical(found, name)
+    missing = {kind for kind in kinds if kind.__name__ in _GAPS}
+    rest = kinds - missing
+    if all(issubclass(kind, (*_TEXTS, float)) for kind in rest):
+        numbers = {value for value in flat if isinstance(value, float)}
+        if missing or all(np.isnan(value) for value in numbers):
+            fill = "''" if any(issubclass(kind, _TEXTS) for kind in rest) else "0"
+            raise ValueError(
+                _gaps(name, f"[{fill} if pandas.isna(v) else v for v in {name}]")
+            )
+    if missing and all(issubclass(kind, _NUMBERS) for kind in rest):
+        raise ValueError(_gaps(name, f"[0 if pandas.isna(v) else v for v in {name}]"))
+    if all(issubclass(kind, (list, tuple, np.ndarray)) for kind in kinds):
+        try:
+            found = np.stack([np.asarray(value) for value in flat])
+        except ValueError as error:
+            raise _several_lengths(name) from error
+        return _canonical(found.reshape(array.shape + found.shape[1:]), name)
+    if all(issubclass(kind, _DATES) for kind in rest):
+        raise _dates(name)
+    held = ", ".join(sorted(kind.__name__ for kind in kinds)[:_SHOWN])
+    if all(issubclass(kind, (*_TEXTS, *_NUMBERS)) for kind in rest):
+        raise ValueError(
+            f"data: {name} holds values of the types {held}, and an array has one "
+            f"type: [str(value) for value in {name}] makes texts of all, for a "
+            "StringLookup."
+        )
+    raise ValueError(
+        f"data: {name} holds objects of type {held}, and tensors hold numbers or "
+        f"texts: give a number for each, such as np.unique(list(map(str, {name})), "
+        "return_inverse=True)[1], or several arrays as a tuple or a dict."
+    )
+
+
+def _of_frame(frame: Any, name: str) -> np.ndarray:
+    """One array of the columns of a frame, which are all numbers or all texts."""
+    if all(getattr(dtype, "kind", "O") in "iuf" for dtype in frame.dtypes):
+        found = np.asarray(frame)
+        if found.dtype.kind != "O":
+            return _canonical(found, name)
+    columns = [
+        as_array(frame.iloc[:, place], f"{name}[{label!r}]")
+        for place, label in enumerate(frame.columns)
+    ]
+    labels = list(frame.columns)
+    texts = [column.dtype.kind == "O" for column in columns]
+    if any(texts) and not all(texts):
+        label = labels[texts.index(True)]
+        raise ValueError(
+            f"data: column {label!r} of {name} holds texts and others numbers, and one "
+            f"array has one type. Give dict({name}) for a model with an input for each "
+            f"column; or numbers, {name}[{label!r}] = "
+            f"{name}[{label!r}].astype('category').cat.codes."
+        )
+    wide = [column.ndim > 1 for column in columns]
+    if any(wide):
+        label = labels[wide.index(True)]
+        raise ValueError(
+            f"data: column {label!r} of {name} holds an array for each record, and a "
+            f"frame becomes one array of its columns. Give dict({name}), for a model "
+            f"with an input for each column, or the column alone, {name}[{label!r}]."
+        )
+    return _canonical(np.stack(columns, axis=1), name)
+
+
+def _refuse_gaps(series: Any, name: str) -> None:
+    """Refuses a column of pandas with gaps, unless they are floats, as NaN is."""
+    kind = getattr(series.dtype, "kind", "O")
+    if kind in "fc" or not series.isna().any():
+        return
+    if kind in "Mm":
+        raise _dates(name)
+    fill = ".fillna(0)" if kind in "iub" else ".astype(object).fillna('')"
+    raise ValueError(_gaps(name, f"{name}{fill}"))
+
+
+def _gaps(name: str, line: str) -> str:
+    return (
+        f"data: {name} has gaps (None, NA, NaN or masked values), and numbers or texts "
+        f"must be there for all records. Fill them, {line}, or leave those records out."
+    )
+
+
+def _dates(name: str) -> ValueError:
+    return ValueError(
+        f"data: {name} holds dates or times, and tensors hold numbers or texts. Give a "
+        f"number, such as days: ({name} - np.datetime64('2020-01-01')) / "
+        "np.timedelta64(1, 'D')."
+    )
+
+
+def _several_lengths(name: str) -> ValueError:
+    return ValueError(
+        f"data: {name} must be rectangular, and holds rows of several lengths. Fill "
+        f"them up, as tf.keras.utils.pad_sequences({name}, padding='post') does, and "
+        "give what fills them weight 0: scheme.batches((x, y, sample_weight)). A list "
+        "is read as one array: several inputs are a tuple or a dict."
+    )

@@ -15,7 +15,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, fraction, integer, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import _copies, loss_checks, state
+from tfdpclip.gradients import _copies, drawn_rows, loss_checks, state
 from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import LossStructureError
@@ -137,6 +137,11 @@ class PerExampleGradients(RecordGradients):
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
+        self.parts.note_present(
+            drawn_rows.present_in_graph(
+                graph, flows.sources, self.parts.batch_size, rows_per_record
+            )
+        )
         self.loss = self.parts.per_example
         self.flows = Dataflow(
             [self.loss], handles, flows.batch_size, public, rows_per_record
@@ -247,7 +252,8 @@ class PerExampleGradients(RecordGradients):
     def present(self) -> tf.Tensor:
         """Which examples are real, `[B]`: the others are padding.
 
-        Padding has weight 0 in the loss. Where no weights were found, an example with
+        Of batches that were drawn, those that were; see `drawn_rows.py`. Padding of
+        others has weight 0 in the loss. Where no weights were found, an example with
         loss 0 and gradient 0 counts as padding.
         """
         parts = self.parts

@@ -21,6 +21,7 @@ from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.executions import runs_eagerly
+from tfdpclip.keras.watching.given_data import elements_followed
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
     kept_of_data,
@@ -33,6 +34,7 @@ from tfdpclip.keras.watching.step_search import (
 from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
+from tfdpclip.sampling.batches import Batches
 
 UNSEEN_DATA = (
     "nothing altered the batches between the draw and the step: the data of a "
@@ -101,6 +103,7 @@ class FitWatch:
         self._replicas = replicas.taking_part(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
+        self._batches: Batches | None = None
         self._traced: set[int] = set()
         self._read: set[int] = set()
         self._eager, self._eager_before = False, 0
@@ -183,6 +186,7 @@ class FitWatch:
             with (
                 _progress.waiting(FIRST_STEP) if new else contextlib.nullcontext(),
                 self._around(),
+                elements_followed(self._model, self._batches),
                 lost_workers_named(several),
                 cancelled_replicas_named(1 if several else self._replicas),
             ):
@@ -261,6 +265,7 @@ class FitWatch:
                 "of several draws, in which a record can be more than once. Give fit "
                 "batches.distribute(strategy)." + see("several-replicas")
             )
+        self._batches = source
         self._fed_by(source._drawer)
         for text in source.assumptions:
             self._assume(text)

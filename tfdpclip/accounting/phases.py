@@ -26,6 +26,9 @@ _ROOM = ("capacity", "population")
 class PrivacyMismatchError(ValueError):
     """What was about to run is not what is being accounted for."""
 
+    # AutoGraph raises an error again, as the same class, if only this makes one.
+    __init__ = Exception.__init__
+
 
 def assumed_of(clip: Any) -> list[str]:
     """What a statement assumes of a clip rule, if it is not of this library.

@@ -20,7 +20,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -86,16 +86,29 @@ def released() -> Iterator[None]:
         _HERE.releases = False
 
 
+class Room(NamedTuple):
+    """How many records a loss has room for.
+
+    Attributes:
+      records: how many, a scalar.
+      static: the same, if it is static.
+      rows_each: rows of each.
+    """
+
+    records: tf.Tensor
+    static: int | None
+    rows_each: int
+
+
 def present_in_graph(
-    graph: tf.Graph, sources: Sequence[tf.Tensor], records: tf.Tensor, rows_each: int
+    graph: tf.Graph, sources: Sequence[tf.Tensor], room: Room
 ) -> tf.Tensor | None:
     """Which records of a batch are there.
 
     Args:
       graph: of the loss.
       sources: the data behind the loss.
-      records: how many the loss has room for, a scalar.
-      rows_each: rows of each.
+      room: for how many.
 
     Returns:
       `[records]`; None if the data are of no drawn batch that is known of.
@@ -107,7 +120,7 @@ def present_in_graph(
     sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
     if _HERE.weights:
         _refuse_other_data(sources, _HERE.weights[-1])
-        return _of_weights(graph, _HERE.weights[-1], records, rows_each)
+        return _of_weights(graph, _HERE.weights[-1], room)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
@@ -116,8 +129,8 @@ def present_in_graph(
         weights, drawer = found
         if _HERE.releases and not isinstance(drawer.scheme, FullBatch):
             _refuse_second(graph, weights)
-        return _of_weights(graph, weights, records, rows_each)
-    return _of_taken(graph, records, rows_each)
+        return _of_weights(graph, weights, room)
+    return _of_taken(graph, room)
 
 
 def present_in_eager(records: int) -> tf.Tensor | None:
@@ -188,10 +201,18 @@ def _weights_among(
     for drawer in list(DRAWERS):
         for spec in drawer.specs:
             flat = tf.nest.flatten(spec, expand_composites=True)
-            if len(flat) == len(tensors) and all(map(_fits, flat, tensors)):
-                number = len(tf.nest.flatten(spec[-1]))
-                return list(tensors[-number:]), drawer
+            number = len(tf.nest.flatten(spec[-1]))
+            if found := _weights_by(flat, number, tensors):
+                return found, drawer
     return None
+
+
+def _weights_by(
+    specs: Sequence[tf.TensorSpec], number: int, tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The last tensors, so many, if all are of these specs; none otherwise."""
+    fits = len(specs) == len(tensors) and all(map(_fits, specs, tensors))
+    return list(tensors[-number:]) if fits else []
 
 
 def _fits(spec: tf.TensorSpec, tensor: tf.Tensor) -> bool:
@@ -221,24 +242,22 @@ def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
     before.add(weights[0].ref())
 
 
-def _of_weights(
-    graph: Any, weights: Any, records: tf.Tensor, rows_each: int
-) -> tf.Tensor:
+def _of_weights(graph: Any, weights: Any, room: Room) -> tf.Tensor:
     """The mask of weights that are known, checked to be of as many rows."""
     inner = [
         w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
     ]
-    found = _by_record(inner, rows_each)
+    found = _by_record(inner, room.rows_each)
     message = (
         "The loss has another number of rows than the batch that was drawn, of which "
         "the weights are: which of its rows are records is not known. Compute one loss "
         "for each row of the batch, in their order." + see("rows-that-fill-a-batch-up")
     )
-    static = tf.get_static_value(records), found.shape[0]
+    static = room.static, found.shape[0]
     if None not in static and static[0] != static[1]:
         raise LossStructureError(message)
     if None in static and not in_xla():
-        same = tf.debugging.assert_equal(tf.shape(found)[0], records, message)
+        same = tf.debugging.assert_equal(tf.shape(found)[0], room.records, message)
         with tf.control_dependencies([] if same is None else [same]):
             found = tf.identity(found)
     return found
@@ -257,7 +276,7 @@ def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
 # Eager code has taken the element.
 
 
-def _of_taken(graph: Any, records: tf.Tensor, rows_each: int) -> tf.Tensor | None:
+def _of_taken(graph: Any, room: Room) -> tf.Tensor | None:
     """The mask of the element that eager code takes before it calls the function."""
     around = _tf_private.function_around(graph)
     called = _called_from_outside(around)
@@ -267,20 +286,19 @@ def _of_taken(graph: Any, records: tf.Tensor, rows_each: int) -> tf.Tensor | Non
     if _replicas() > 1:
         if own is None:
             return None
-        return _of_weights(graph, own, records, rows_each)
-    static, releases = tf.get_static_value(records), _HERE.releases
-    static = None if static is None else int(static)
+        return _of_weights(graph, own, room)
+    releases = _HERE.releases
 
     def masks():
-        found = _masks(static, rows_each, releases, told_apart=own is not None)
-        return tf.constant(found)
+        told = own is not None
+        return tf.constant(_masks(room.static, room.rows_each, releases, told))
 
     with tf.init_scope():
         saved = tf.constant(True, shape=[1, 1])
     spec = tf.TensorSpec([None, None], tf.bool)
     given = _tf_private.value_at_call(called, masks, spec, saved)
     given = given if called is graph else graph.capture(given)
-    return _fitted(given, own, graph, records, rows_each)
+    return _fitted(given, own, graph, room)
 
 
 def _called_from_outside(function: Any) -> Any:
@@ -306,16 +324,17 @@ def _replicas() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
-def _fitted(masks, own, graph, records, rows_each) -> tf.Tensor:
+def _fitted(masks, own, graph, room) -> tf.Tensor:
     """The step's mask among those that may be; all are there if none has its rows."""
     number, length = tf.unstack(tf.shape(masks))
+    records = room.records
     wide = tf.concat([masks, tf.ones([number, records], tf.bool)], axis=1)
     wide = tf.where(tf.equal(length, records), wide[:, :records], True)
     if own is None:
         # Python has raised where there are several.
         return tf.reduce_all(wide, axis=0)
     inner = [w if w.graph is graph else graph.capture(w) for w in own]
-    mine = _by_record(inner, rows_each)
+    mine = _by_record(inner, room.rows_each)
     same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
     told = tf.equal(number, 1) | same
     if not in_xla():
@@ -333,8 +352,15 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         place = tf.distribute.get_replica_context().replica_id_in_sync_group
         given = given[int(tf.get_static_value(place)) :: _replicas()]
     places = range(len(given) + 1)
-    parts = (given[start:end] for start in places for end in places[start + 2 :])
-    return next((found[0] for found in map(_weights_among, parts) if found), None)
+    taken = handed_out.at_hand()
+    for part in (given[start:end] for start in places for end in places[start + 2 :]):
+        if found := _weights_among(part):
+            return found[0]
+        for element in taken:
+            # The batches themselves may be gone.
+            if weights := _weights_by(element.specs, element.weights, part):
+                return weights
+    return None
 
 
 _UNTOLD = (
@@ -374,9 +400,9 @@ def _masks(
             "this step is of cannot be told, so neither can which of its rows are "
             "records." + _LINES + see("rows-that-fill-a-batch-up")
         )
+    if releases and all(e.released and e.once for e in found):
+        raise PrivacyMismatchError(_TWICE)
     if releases and len(found) == 1:
-        if found[0].released and found[0].once:
-            raise PrivacyMismatchError(_TWICE)
         found[0].released = True
     return np.stack(list(masks.values()))
 

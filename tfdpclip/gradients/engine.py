@@ -15,9 +15,10 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, fraction, integer, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import _copies, drawn_rows, loss_checks, state
+from tfdpclip.gradients import _copies, loss_checks, state
 from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.drawn_rows import Room, present_in_graph
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.evidence import Evidence
 from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
@@ -137,11 +138,8 @@ class PerExampleGradients(RecordGradients):
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
-        self.parts.note_present(
-            drawn_rows.present_in_graph(
-                graph, flows.sources, self.parts.batch_size, rows_per_record
-            )
-        )
+        room = Room(self.parts.batch_size, flows.batch_size, rows_per_record)
+        self.parts.note_present(present_in_graph(graph, flows.sources, room))
         self.loss = self.parts.per_example
         self.flows = Dataflow(
             [self.loss], handles, flows.batch_size, public, rows_per_record

@@ -35,6 +35,8 @@ class DrawnElement:
       rows_each: rows of a record, one after the other.
       released: whether a private step was made of the element.
       once: whether a second private step would cost more than is accounted for.
+      specs: of the element's tensors, one after the other.
+      weights: how many of those are weights, the last.
     """
 
     def __init__(self, drawer: Drawer, element: tuple):
@@ -46,8 +48,11 @@ class DrawnElement:
         )
         self.released = False
         self.once = not isinstance(drawer.scheme, FullBatch)
+        tensors = _tensors_of(element)
+        self.specs = [tf.TensorSpec.from_tensor(tensor) for tensor in tensors]
+        self.weights = len(weights)
         self._drawer = weakref.ref(drawer)
-        self._tensors = [weakref.ref(tensor) for tensor in _tensors_of(element)]
+        self._tensors = [weakref.ref(tensor) for tensor in tensors]
 
     @property
     def held(self) -> bool:
@@ -93,8 +98,10 @@ def _tensors_of(element: tuple) -> list[tf.Tensor]:
 def at_hand() -> list[DrawnElement]:
     """The elements of which the next step may be.
 
-    Those with tensors that are still held; if there are none (a step may be given what
-    was made of them), those of which no step was made.
+    Those with tensors that are still held, or, if there are none (a step may be given
+    what was made of them), any. Of these, those of which no step was made; if there are
+    none, the others.
     """
     with _LOCK:
-        return [e for e in _TAKEN if e.held] or [e for e in _TAKEN if e.waits]
+        found = [e for e in _TAKEN if e.held] or [e for e in _TAKEN if e.waits]
+        return [e for e in found if not e.released] or found

@@ -21,7 +21,7 @@ from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import elements_followed
+from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
     kept_of_data,
@@ -104,6 +104,7 @@ class FitWatch:
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._batches: Batches | None = None
+        self._step: FollowedStep | None = None
         self._traced: set[int] = set()
         self._read: set[int] = set()
         self._eager, self._eager_before = False, 0
@@ -126,9 +127,9 @@ class FitWatch:
             matter.
         """
         self._start = start
+        self._put_back()
+        self._step = followed_step(self._model)
         function = self._model.train_function
-        while isinstance(function, _Once):
-            function = function.function
         # Not through Keras's attribute tracking, which takes its time.
         self._model.__dict__["train_function"] = _Once(self, self._model, function)
 
@@ -137,6 +138,9 @@ class FitWatch:
         self._history.watch = None
         if self._weights is not None:
             self._weights.release()
+        self._put_back()
+
+    def _put_back(self) -> None:
         function = self._model.train_function
         while isinstance(function, _Once):
             function = function.function
@@ -186,7 +190,7 @@ class FitWatch:
             with (
                 _progress.waiting(FIRST_STEP) if new else contextlib.nullcontext(),
                 self._around(),
-                elements_followed(self._model, self._batches),
+                self._step.in_place(self._batches),
                 lost_workers_named(several),
                 cancelled_replicas_named(1 if several else self._replicas),
             ):

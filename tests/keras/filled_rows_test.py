@@ -9,9 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tests.stack import KERAS_3
 from tfdpclip import sampling
-from tfdpclip.accounting import PrivacyMismatchError
 
 pytestmark = pytest.mark.unchecked
 RECORDS, RATE, SIZE = 60, 0.1, 6.0

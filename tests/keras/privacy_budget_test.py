@@ -4,8 +4,8 @@ The optimizers here have the attributes the callback reads and no privacy: what 
 tested is the counting.
 """
 
-import json
 import collections
+import json
 import math
 
 import numpy as np

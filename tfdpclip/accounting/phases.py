@@ -233,6 +233,7 @@ class Phase:
             noise_multiplier=_arguments.non_negative("noise_multiplier", z),
             unit=self.unit if unit is None else unit,
             runs=[steps],
+            idle=0,
         )
 
     def _described(self) -> str:

@@ -234,8 +234,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._workers.several,
             self._run.drawing,
         )
-        # The rest of a shuffled epoch that something else has begun. Correlated noise is
-        # made for a run that begins anywhere.
+        # The rest of a shuffled epoch that something else has begun. Correlated noise
+        # is made for a run that begins anywhere.
         within = self._draws.in_an_epoch and "noise" not in self._phase
         if within:
             self._ledger.phases[-1].begin_within()

@@ -41,6 +41,11 @@ _LINES = (
     "    def step(x, y, w): ...\n"
     "    for x, y, w in batches: step(x, y, w)\n"
 )
+_OTHER_ROWS = (
+    "The loss has another number of rows than the batch that was drawn, of which the "
+    "weights are, so which of its rows are records is not known. Compute one loss for "
+    "each row of the batch, in their order." + see("rows-that-fill-a-batch-up")
+)
 _TWICE = (
     "A second private step would be made of one draw, and costs more than another draw "
     "does: two steps of noise multiplier z on one draw are one of z / sqrt(2). Take "
@@ -67,7 +72,8 @@ def given_element(weights: Any) -> Iterator[None]:
     """Says that what is computed within is of one element of drawn batches.
 
     Args:
-      weights: the weights of the element, as the drawer made them.
+      weights: the weights of the element, as the drawer made them; None for data that
+        are of no drawn batch.
     """
     _HERE.weights.append(weights)
     try:
@@ -118,6 +124,8 @@ def present_in_graph(
       PrivacyMismatchError: if a private step was made of the same element before.
     """
     sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
+    if _HERE.weights and _HERE.weights[-1] is None:
+        return None
     if _HERE.weights:
         _refuse_other_data(sources, _HERE.weights[-1])
         return _of_weights(graph, _HERE.weights[-1], room)
@@ -135,9 +143,13 @@ def present_in_graph(
 
 def present_in_eager(records: int) -> tf.Tensor | None:
     """The same of a loss that eager code computed, of one row for each record."""
+    if _HERE.weights and _HERE.weights[-1] is None:
+        return None
     if _HERE.weights:
         found = _by_record(_HERE.weights[-1], 1)
-        return found if found.shape[0] == records else None
+        if found.shape[0] != records:
+            raise LossStructureError(_OTHER_ROWS)
+        return found
     (mask,) = _masks(records, 1, _HERE.releases, told_apart=False)
     return None if len(mask) != records else tf.constant(mask)
 
@@ -248,16 +260,11 @@ def _of_weights(graph: Any, weights: Any, room: Room) -> tf.Tensor:
         w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
     ]
     found = _by_record(inner, room.rows_each)
-    message = (
-        "The loss has another number of rows than the batch that was drawn, of which "
-        "the weights are: which of its rows are records is not known. Compute one loss "
-        "for each row of the batch, in their order." + see("rows-that-fill-a-batch-up")
-    )
     static = room.static, found.shape[0]
     if None not in static and static[0] != static[1]:
-        raise LossStructureError(message)
+        raise LossStructureError(_OTHER_ROWS)
     if None in static and not in_xla():
-        same = tf.debugging.assert_equal(tf.shape(found)[0], room.records, message)
+        same = tf.debugging.assert_equal(tf.shape(found)[0], room.records, _OTHER_ROWS)
         with tf.control_dependencies([] if same is None else [same]):
             found = tf.identity(found)
     return found

@@ -30,3 +30,5 @@ FUSED_INPUTS = {
 }
 #: How many outputs are the layer's: last, sequence, states, and a number.
 FUSED_RESULTS = {"lstm": 5, "gru": 4}
+#: The functions that Keras gives whole elements: that of a step, by its name.
+STEP_FUNCTIONS = ("one_step_on_data", "run_step")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,12 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.framework import func_graph, op_def_registry
 from tensorflow.python.framework import ops as framework
-from tensorflow.python.ops import control_flow_util_v2, handle_data_util, while_v2
+from tensorflow.python.ops import (
+    control_flow_util_v2,
+    control_flow_v2_func_graphs,
+    handle_data_util,
+    while_v2,
+)
 
 FunctionDef = function_pb2.FunctionDef
 NodeDef = node_def_pb2.NodeDef
@@ -196,6 +202,32 @@ def converted_by_autograph(function: Callable) -> Callable:
     )
 
 
+def function_around(graph: Any) -> Any:
+    """The graph of the function that a graph is, or is a branch or a loop's body of."""
+    while isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph
+
+
+def is_function_of_data_set(graph: Any) -> bool:
+    """Whether a function graph is what a data set does with each of its elements."""
+    return is_function_graph(graph) and graph.name.startswith("Dataset_")
+
+
+def value_at_call(
+    graph: Any, function: Callable[[], tf.Tensor], spec: tf.TensorSpec, saved: tf.Tensor
+) -> tf.Tensor:
+    """A tensor of a function's graph that Python computes for every call from outside.
+
+    Args:
+      graph: the function's.
+      function: run before every call.
+      spec: of what it returns.
+      saved: the value where a saved function is called.
+    """
+    return graph.capture_call_time_value(function, spec, default_value=saved)
+
+
 # Ops.
 
 
@@ -342,6 +374,23 @@ def data_sets_of(iterator: Any) -> list[tf.data.Dataset]:
     found = [getattr(part, "_dataset", None) for part in parts]
     known = all(isinstance(dataset, tf.data.Dataset) for dataset in found)
     return found if known else []
+
+
+def show_elements(iterator: Any, function: Callable[[Any], None]) -> Any:
+    """The iterator of a data set, which shows each element to a function.
+
+    Not what is taken of it as an optional element, nor in a function that was given it.
+    """
+    known, following = weakref.ref(iterator), type(iterator)._next_internal
+
+    def shown():
+        # A reference to the iterator would keep it until garbage is collected.
+        element = following(known())
+        function(element)
+        return element
+
+    iterator._next_internal = shown
+    return iterator
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:

@@ -4,6 +4,7 @@ The optimizers here have the attributes the callback reads and no privacy: what 
 tested is the counting.
 """
 
+import collections
 import json
 import math
 
@@ -320,9 +321,17 @@ class TestShuffledEpochs:
         for _ in range(3):
             self._fit(batches.repeat(), budget, steps_per_epoch=4, epochs=1)
         # The optimizers are new each time; the ledger is what counts.
-        assert budget.ledger.steps >= 12
+        assert budget.ledger.steps == 12
         releases = sum(math.ceil(run / 10) for run in budget.ledger.phases[0].runs)
         assert releases >= 3
+
+    def test_a_refused_fit_counts_nothing(self):
+        batches = sampling.ShuffledEpochs(10, RECORDS).batches(small_data())
+        collections.deque(batches.take(3), maxlen=0)
+        budget = PrivacyBudget(1e-3, DELTA, batches)
+        with pytest.raises(ValueError, match="budget|epsilon"):
+            self._fit(batches, budget)
+        assert (budget.ledger.steps, sum(budget.ledger.phases[0].runs)) == (0, 0)
 
     def test_draws_for_other_purposes_are_counted(self):
         batches = sampling.ShuffledEpochs(10, RECORDS).batches(small_data())
@@ -337,6 +346,7 @@ class TestShuffledEpochs:
         # Ten steps were trained on, spread over two shuffles.
         releases = sum(math.ceil(run / 10) for run in budget.ledger.phases[0].runs)
         assert releases == 2
+        assert budget.ledger.steps == 10
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tfdpclip.accounting.phases import (
     assumed_of,
     begin_run,
 )
+from tfdpclip.accounting.releases import releases_since, releases_so_far
 from tfdpclip.accounting.statement import Spending
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
@@ -85,6 +86,8 @@ class Ledger(Spending):
             )
         self.counted: dict[str, int] = {}
         self._holder: str | None = None
+        # Of blocks of `step()` since `begin`: steps that were said, and were made.
+        self._met = 0, 0
 
     @classmethod
     def open(
@@ -193,7 +196,7 @@ class Ledger(Spending):
         begin_run(self.phases, phase, change, continued)
         for text in assumed_of(clip):
             self.assume(text)
-        self._holder = holder
+        self._holder, self._met = holder, (0, 0)
         self.save()
 
     def note_seed(self) -> None:
@@ -226,12 +229,39 @@ class Ledger(Spending):
 
     @contextlib.contextmanager
     def step(self, steps: int = 1) -> Iterator[None]:
-        """Reserves steps, and records them when the block ends, however it ends."""
+        """Reserves steps, and records them when the block ends, however it ends.
+
+        Args:
+          steps: How many private steps are made within. Those of optimizers of this
+            library are counted; what else makes a step is believed.
+
+        Raises:
+          PrivacyMismatchError: If optimizers made more or fewer steps than were said
+            since `begin`. More are counted, at their worst.
+        """
         self.reserve(steps)
+        before = releases_so_far()
         try:
             yield
         finally:
             self.record(steps)
+        self._meet(steps, releases_since(before))
+
+    def _meet(self, said: int, made: int) -> None:
+        """Raises if the steps of loops are not those that optimizers made."""
+        self._met = said, made = self._met[0] + said, self._met[1] + made
+        if not made or said == made:
+            return
+        self._met = 0, 0
+        if made > said:
+            self.add_unseen(made - said, holder=self._holder)
+        raise PrivacyMismatchError(
+            f"ledger.step() counted {said} steps, and private optimizers made {made}. "
+            "Write with ledger.step(): around one step of one optimizer, for every "
+            "draw: one of nobody is a step of noise, and leaving it out "
+            "(if tf.reduce_sum(w) > 0) tells that nobody was drawn."
+            + see("two-steps-on-one-draw")
+        )
 
     def add_unseen(
         self,

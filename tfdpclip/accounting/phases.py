@@ -26,6 +26,9 @@ _ROOM = ("capacity", "population")
 class PrivacyMismatchError(ValueError):
     """What was about to run is not what is being accounted for."""
 
+    # AutoGraph raises an error again, as the same class, if only this makes one.
+    __init__ = Exception.__init__
+
 
 def assumed_of(clip: Any) -> list[str]:
     """What a statement assumes of a clip rule, if it is not of this library.
@@ -61,6 +64,8 @@ class Phase:
       noise: The matrix of correlated noise; None for independent noise.
       horizon: For how many steps a matrix is made; None without one.
       trail: Which states rounds with correlated noise went on from.
+      idle: Of the steps in `runs`, those that were drawn for something else, or stand
+        for the rest of an epoch: they cost what steps cost, and none ran.
     """
 
     sampling: Any
@@ -73,11 +78,27 @@ class Phase:
     noise: correlated.NoiseMatrix | None = None
     horizon: int | None = None
     trail: Trail = dataclasses.field(default_factory=Trail)
+    idle: int = 0
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
-        return sum(self.runs)
+        """Number of steps that ran."""
+        return sum(self.runs) - self.idle
+
+    def begin_within(self) -> None:
+        """Counts an epoch more: the current run begins within one."""
+        self.runs.insert(-1, 1)
+        self.idle += 1
+
+    def not_begun(self) -> None:
+        """Takes back what `begin_within` counted: nothing ran."""
+        del self.runs[-2]
+        self.idle -= 1
+
+    def pass_over(self, steps: int) -> None:
+        """Counts steps of the current run that were drawn for something else."""
+        self.runs[-1] += steps
+        self.idle += steps
 
     def foreign(self) -> list[Any]:
         """What is of classes of others: a scheme, a matrix, or a part of them."""
@@ -110,6 +131,7 @@ class Phase:
         self.runs = [
             _arguments.integer("runs", n) for n in _arguments.items("runs", self.runs)
         ]
+        _arguments.integer("idle", self.idle, 0, sum(self.runs))
         if not hasattr(self.sampling, "event"):
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
@@ -155,6 +177,8 @@ class Phase:
             content["foreign"] = [type(one).__name__ for one in found]
         if self.noise is not None:
             content["trail"] = dataclasses.asdict(self.trail)
+        if self.idle:
+            content["idle"] = self.idle
         return content
 
     @classmethod
@@ -209,6 +233,7 @@ class Phase:
             noise_multiplier=_arguments.non_negative("noise_multiplier", z),
             unit=self.unit if unit is None else unit,
             runs=[steps],
+            idle=0,
         )
 
     def _described(self) -> str:

@@ -15,7 +15,7 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import as_rule, bound_rule, make_groups
 from tfdpclip.clipping.groups import normalized
 from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
-from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.gradients import PerExampleGradients, drawn_rows
 from tfdpclip.keras import _compat, replicas
 
 PRIVATE = (
@@ -277,7 +277,7 @@ class GradientMeter:
             if weight is not None:
                 weight = tf.reshape(tf.cast(weight, loss.dtype), [-1])
                 loss = loss * weight
-        with replicas.marked():
+        with replicas.marked(), drawn_rows.given_element(None):
             engine = PerExampleGradients(
                 loss, self.variables, replicas=replicas.count()
             )

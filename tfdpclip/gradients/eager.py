@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
+from tfdpclip.gradients import drawn_rows
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.fallback import not_a_number
 from tfdpclip.gradients.forms import Budget, sum_squares
@@ -81,7 +82,8 @@ class EagerGradients(RecordGradients):
             else tf.convert_to_tensor(g)
             for g, v in zip(found, self.variables, strict=True)
         ]
-        self.parts = LossParts(loss, None, None, tf.shape(loss)[0])
+        drawn = drawn_rows.present_in_eager(int(loss.shape[0]))
+        self.parts = LossParts(loss, drawn, None, tf.shape(loss)[0])
         self.isolated = tf.constant(True)
         self.norms = tf.sqrt(tf.add_n(self._plain_squares()))
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
@@ -126,16 +128,22 @@ class EagerGradients(RecordGradients):
         return list(self._connected)
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
-        """`values` with 0 for padding where a perturbation would make it noise."""
+        """`values` with 0 for padding."""
+        kept = self.present
         if self.perturbation is None:
+            # Otherwise padding that has no gradient would be clipped noise.
+            kept = self.parts.present
+        if kept is None:
             return values
-        kept = self.present if values.shape.rank == 1 else self.present[:, tf.newaxis]
+        kept = kept if values.shape.rank == 1 else kept[:, tf.newaxis]
         return tf.where(kept, values, tf.zeros_like(values))
 
     @property
     def present(self) -> tf.Tensor:
-        """Which examples are real: an example with loss 0 and gradient 0 is padding."""
-        return tf.logical_or(self.norms != 0, self.parts.per_example != 0)
+        """Which examples are real: drawn, and not of loss 0 and gradient 0."""
+        seen = tf.logical_or(self.norms != 0, self.parts.per_example != 0)
+        drawn = self.parts.present
+        return seen if drawn is None else tf.logical_and(seen, drawn)
 
     def _plain_squares(self) -> list[tf.Tensor]:
         return [tf.cast(sum_squares(g), tf.float32) for g in self._found]

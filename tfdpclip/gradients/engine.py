@@ -18,6 +18,7 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients import _copies, alone, loss_checks, state
 from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.drawn_rows import Room, present_in_graph
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.inlining import inline_calls
@@ -132,6 +133,8 @@ class PerExampleGradients(RecordGradients):
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
+        room = Room(self.parts.batch_size, flows.batch_size, rows_per_record)
+        self.parts.note_present(present_in_graph(graph, flows.sources, room))
         self.loss = self.parts.per_example
         self.flows = Dataflow(
             [self.loss], handles, flows.batch_size, public, rows_per_record
@@ -248,7 +251,8 @@ class PerExampleGradients(RecordGradients):
     def present(self) -> tf.Tensor:
         """Which examples are real, `[B]`: the others are padding.
 
-        Padding has weight 0 in the loss. Where no weights were found, an example with
+        Of batches that were drawn, those that were; see `drawn_rows.py`. Padding of
+        others has weight 0 in the loss. Where no weights were found, an example with
         loss 0 and gradient 0 counts as padding.
         """
         parts = self.parts

@@ -34,8 +34,8 @@ class LossParts:
 
     Attributes:
       per_example: `[B]`; the model's loss is its mean plus `shared`.
-      present: `[B]` booleans, False for padding (weight 0 in every weighted term);
-        None if no term is weighted.
+      present: `[B]` booleans, False for padding (weight 0 in every weighted term, or
+        no record of a drawn batch); None if nothing is known of either.
       shared: the sum of the terms that depend on no example, a scalar; None if none.
       batch_size: B, a scalar int32 tensor.
       counted: whether `per_example` was multiplied by B, because a term is a sum over
@@ -47,6 +47,15 @@ class LossParts:
     shared: tf.Tensor | None
     batch_size: tf.Tensor
     counted: bool = False
+
+    def note_present(self, drawn: tf.Tensor | None) -> None:
+        """Notes which records were drawn, `[B]`, if that is known.
+
+        A regulariser of activities is padding's, too, where padding has no weight.
+        """
+        if drawn is not None and self.present is not None:
+            drawn = tf.logical_and(drawn, self.present)
+        self.present = self.present if drawn is None else drawn
 
 
 def take_apart(

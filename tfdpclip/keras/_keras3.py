@@ -233,6 +233,11 @@ def has_own_function(model: Any) -> bool:
     return made is not keras.Model.make_train_function
 
 
+#: Whether a training function has `train_step` in it when it is made, and does not look
+#: it up when it is traced.
+KEEPS_STEP = True
+
+
 def step_function_of(train_function: Any) -> Any:
     """The `tf.function` that runs steps, of a model's `train_function`."""
     module = getattr(train_function, "__module__", None) or ""

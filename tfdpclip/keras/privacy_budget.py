@@ -234,10 +234,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._workers.several,
             self._run.drawing,
         )
-        if self._draws.in_an_epoch and "noise" not in self._phase:
-            # The rest of a shuffled epoch that something else has begun. Correlated
-            # noise is made for a run that begins anywhere.
-            self._ledger.phases[-1].runs.insert(-1, 1)
+        # The rest of a shuffled epoch that something else has begun. Correlated noise
+        # is made for a run that begins anywhere.
+        within = self._draws.in_an_epoch and "noise" not in self._phase
+        if within:
+            self._ledger.phases[-1].begin_within()
         self._room = Room(
             self._ledger,
             self._noise,
@@ -245,8 +246,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._phase["unit"],
             self.epsilon,
         )
-        self._count_unseen()
-        self._plan()
+        try:
+            self._count_unseen()
+            self._plan()
+        except BaseException:
+            if within:
+                self._ledger.phases[-1].not_begun()
+            raise
         self._place = self._ledger.place
 
     def on_train_batch_begin(self, batch, logs=None):

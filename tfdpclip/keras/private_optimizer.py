@@ -22,6 +22,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients import (
     GradientMismatchError,
     PerExampleGradients,
+    drawn_rows,
 )
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.eager import EagerGradients
@@ -112,7 +113,8 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                     "is: compile without run_eagerly=True, or put the step into a "
                     "tf.function." + see("records-of-several-rows")
                 )
-            return EagerGradients(loss, var_list, tape, perturbation)
+            with drawn_rows.released():
+                return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
         with replicas.marked():
             return self._records_in_graph(loss, var_list, perturbation)
@@ -127,18 +129,19 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             records = WholeGradient(loss, var_list, perturbation)
             records.isolated = here.constant.check(found)
             return records
-        records = PerExampleGradients(
-            loss,
-            var_list,
-            nominal_batch_size=self._divisor / self._accumulation_steps,
-            memory=self._gradient_memory,
-            check_gradients=self._check_gradients,
-            groups=self._mechanism.rule.assignment,
-            perturbation=perturbation,
-            public_variables=self._public(),
-            replicas=replicas.count(),
-            rows_per_record=self._rows_per_record,
-        )
+        with drawn_rows.released():
+            records = PerExampleGradients(
+                loss,
+                var_list,
+                nominal_batch_size=self._divisor / self._accumulation_steps,
+                memory=self._gradient_memory,
+                check_gradients=self._check_gradients,
+                groups=self._mechanism.rule.assignment,
+                perturbation=perturbation,
+                public_variables=self._public(),
+                replicas=replicas.count(),
+                rows_per_record=self._rows_per_record,
+            )
         self._refuse_other_rows(records.flows.sources)
         self._transient.data.claim(loss.graph, records.flows.sources)
         records.isolated = tf.logical_and(

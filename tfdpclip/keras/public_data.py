@@ -12,7 +12,7 @@ from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import layer_of
-from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.gradients import PerExampleGradients, drawn_rows
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.watching.private_state import PUBLIC_COPY
@@ -150,7 +150,7 @@ class _NormMeter:
         predicted = self._model(x, training=False)
         loss = self._model.compute_loss(x, y, predicted, sample_weight)
         variables = all_unwrapped(self._model.trainable_variables)
-        with replicas.marked():
+        with replicas.marked(), drawn_rows.given_element(None):
             gradients = PerExampleGradients(loss, variables, replicas=replicas.count())
         norms = gradients.record_norms(self._assignment)
         counted = tf.cast(gradients.present, norms.dtype)[:, tf.newaxis]

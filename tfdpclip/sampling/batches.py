@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
-from tfdpclip.sampling import distributed, record_map, sources
+from tfdpclip.sampling import distributed, handed_out, record_map, sources
 from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, room_for
 from tfdpclip.sampling.drawer import Drawer
@@ -197,7 +197,7 @@ class Batches(tf.data.Dataset):
         self._replicas = 1
         self._ahead = steps, prefetch
         self._other: tf.data.Dataset | None = None
-        self._as_drawn = False
+        self._as_drawn = self._by_class = False
         self._wrap(self._elements(False))
         self._drawer.lend(self)
 
@@ -280,7 +280,7 @@ class Batches(tf.data.Dataset):
     def __iter__(self) -> Any:
         if self._as_drawn:
             self._drawer.end_of_call()
-        return super().__iter__()
+        return handed_out.noted(super().__iter__(), self._drawer)
 
     @property
     def element_spec(self) -> Any:
@@ -350,6 +350,12 @@ class Batches(tf.data.Dataset):
         )
 
     @property
+    def weighted(self) -> bool:
+        """Whether weights say more than which rows are records."""
+        source = self._drawer.last.source
+        return self._by_class or source.leaves_over or len(source.row_spec) > 2
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for these batches besides what the scheme assumes."""
         return self._assumptions
@@ -411,7 +417,9 @@ class Batches(tf.data.Dataset):
         on_element = record_map.on_elements(
             map_func, self.element_spec, self.population, num_parallel_calls, public
         )
-        return self._derived(lambda data: tf.data.Dataset.map(data, on_element))
+        derived = self._derived(lambda data: tf.data.Dataset.map(data, on_element))
+        derived._by_class = self._by_class or record_map.is_class_weights(map_func)
+        return derived
 
     def map_batches(self, function: Callable[..., Any]) -> Batches:
         """Batches of the same draws, with a function applied to whole batches.

@@ -261,7 +261,7 @@ class DrawCheck:
             if drawer.runs_ahead:
                 continue  # In a row: `Drawer` sees to it.
             more = self._before + count // self._pieces - current.runs[-1]
-            current.runs[-1] += max(0, more)
+            current.pass_over(max(0, more))
             if more > 0 and current.noise is not None:
                 ledger.save()
                 raise PrivacyMismatchError(_MORE_DRAWN.format(more))

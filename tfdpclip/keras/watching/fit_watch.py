@@ -21,6 +21,7 @@ from tfdpclip.gradients.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.executions import runs_eagerly
+from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
     kept_of_data,
@@ -33,6 +34,7 @@ from tfdpclip.keras.watching.step_search import (
 from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
 from tfdpclip.sampling import provenance
+from tfdpclip.sampling.batches import Batches
 
 UNSEEN_DATA = (
     "nothing altered the batches between the draw and the step: the data of a "
@@ -101,6 +103,8 @@ class FitWatch:
         self._replicas = replicas.taking_part(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
+        self._batches: Batches | None = None
+        self._step: FollowedStep | None = None
         self._traced: set[int] = set()
         self._read: set[int] = set()
         self._eager, self._eager_before = False, 0
@@ -123,9 +127,9 @@ class FitWatch:
             matter.
         """
         self._start = start
+        self._put_back()
+        self._step = followed_step(self._model)
         function = self._model.train_function
-        while isinstance(function, _Once):
-            function = function.function
         # Not through Keras's attribute tracking, which takes its time.
         self._model.__dict__["train_function"] = _Once(self, self._model, function)
 
@@ -134,6 +138,9 @@ class FitWatch:
         self._history.watch = None
         if self._weights is not None:
             self._weights.release()
+        self._put_back()
+
+    def _put_back(self) -> None:
         function = self._model.train_function
         while isinstance(function, _Once):
             function = function.function
@@ -183,6 +190,7 @@ class FitWatch:
             with (
                 _progress.waiting(FIRST_STEP) if new else contextlib.nullcontext(),
                 self._around(),
+                self._step.in_place(self._batches),
                 lost_workers_named(several),
                 cancelled_replicas_named(1 if several else self._replicas),
             ):
@@ -261,6 +269,7 @@ class FitWatch:
                 "of several draws, in which a record can be more than once. Give fit "
                 "batches.distribute(strategy)." + see("several-replicas")
             )
+        self._batches = source
         self._fed_by(source._drawer)
         for text in source.assumptions:
             self._assume(text)

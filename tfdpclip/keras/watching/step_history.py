@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._variables import whole_number
+from tfdpclip.accounting.releases import COUNTERS
 from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
@@ -73,6 +74,7 @@ class StepHistory(tf.train.experimental.PythonState):
         self.restored = False
         #: Told of updates that run eagerly, while a callback watches the weights.
         self.watch: Any = None
+        COUNTERS.add(self)
 
     def _begin(self) -> None:
         self.identity = secrets.token_hex(16)

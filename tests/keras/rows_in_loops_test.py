@@ -1,0 +1,305 @@
+"""Loops of one's own: which rows are records, and one private step for each draw."""
+
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tfdpclip import accounting, sampling
+from tfdpclip.accounting import PrivacyMismatchError
+
+pytestmark = pytest.mark.unchecked
+RECORDS, SIZE = 60, 6.0
+RATE = SIZE / RECORDS
+
+
+class Counting:
+    """A private step of losses whose gradient by the bias is 1 for every row."""
+
+    def __init__(self):
+        self.dense = tf.keras.layers.Dense(1, bias_initializer="ones")
+        self.dense.build((None, 3))
+        self.optimizer = dpc.keras.DPSGD(
+            1.0,
+            clip=dpc.FixedClip(1.0),
+            noise_multiplier=0.0,
+            expected_batch_size=SIZE,
+        )
+
+    def losses(self, x):
+        return tf.reduce_mean(self.dense(x), axis=-1)
+
+    @tf.autograph.experimental.do_not_convert
+    def take_step(self, x, tape=None, times=1.0, tensors=None):
+        loss = self.losses(x) if tensors is None else tensors
+        self.optimizer.minimize(loss * times, self.dense.trainable_variables, tape=tape)
+
+    @property
+    def moved(self):
+        """How many records moved the bias."""
+        return float((1.0 - self.dense.bias.numpy()[0]) * SIZE)
+
+
+def batches(scheme=None, seed=3, **options):
+    scheme = sampling.Poisson(RATE) if scheme is None else scheme
+    x = np.zeros((RECORDS, 3), np.float32)
+    return scheme.batches((x, np.arange(RECORDS) % 2), seed=seed, **options)
+
+
+def drawn():
+    return sum(int(np.sum(w)) for *_, w in batches())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_held():
+    """What failed before in this process may hold its elements."""
+    gc.collect()
+
+
+def whole(step, **options):
+    """A function of whole elements, whose loss leaves the weights out."""
+    made = tf.function(lambda x, y, w: step.take_step(x), **options)
+    for element in batches():
+        made(*element)
+
+
+def without_weights(step, **options):
+    made = tf.function(lambda x, y: step.take_step(x), **options)
+    for x, y, _ in batches():
+        made(x, y)
+
+
+def class_weights(step):
+    """Made outside of the step, and given in the place of the weights."""
+    made = tf.function(lambda x, y, w: step.take_step(x, times=w))
+    for x, y, _ in batches():
+        made(x, y, tf.gather([1.0, 3.0], tf.cast(y, tf.int32)))
+
+
+def gathered_ahead(step):
+    made = tf.function(lambda x, y, w: step.take_step(x))
+    elements = list(batches())
+    for element in elements:
+        made(*element)
+
+
+def another_held(step):
+    first = next(iter(batches(seed=5)))
+    whole(step)
+    del first
+
+
+def made_of_elements(step):
+    """Nothing of the element itself is left when the step is called."""
+    made = tf.function(lambda x: step.take_step(x))
+    iterator = iter(batches())
+
+    def given():
+        x, _, _ = next(iterator)
+        return x + 1.0 - 1.0
+
+    for _ in range(10):
+        made(given())
+
+
+def left_out(step):
+    made = tf.function(lambda x: step.take_step(x), reduce_retracing=True)
+    for x, _, w in batches():
+        made(x[w > 0])
+
+
+def in_a_loop_over_the_batches(step):
+    @tf.function
+    def train(data):
+        for x, _, _ in data:
+            step.take_step(x)
+
+    train(batches())
+
+
+def in_a_loop_over_an_iterator(step):
+    @tf.function
+    def train(iterator):
+        for _ in tf.range(10):
+            x, _, _ = next(iterator)
+            step.take_step(x)
+
+    train(iter(batches()))
+
+
+def in_an_inner_function(step):
+    inner = tf.function(lambda x, y, w: step.take_step(x, times=w))
+
+    @tf.function
+    def train(iterator):
+        for _ in tf.range(10):
+            x, y, _ = next(iterator)
+            inner(x, y, tf.gather([1.0, 3.0], tf.cast(y, tf.int32)))
+
+    train(iter(batches()))
+
+
+def in_a_function_within_a_loop(step):
+    inner = tf.function(lambda x: step.take_step(x))
+
+    @tf.function
+    def outer(x):
+        for _ in tf.range(1):
+            inner(x)
+
+    for x, _, _ in batches():
+        outer(x)
+
+
+def in_a_branch(step):
+    @tf.function
+    def made(x, y):
+        if tf.reduce_sum(y) > -1:
+            step.take_step(x)
+
+    for x, y, _ in batches():
+        made(x, y)
+
+
+def eagerly(step):
+    for x, _, _ in batches():
+        with tf.GradientTape(persistent=True) as tape:
+            losses = step.losses(x)
+            step.take_step(None, tape=tape, tensors=losses)
+
+
+LOOPS = [
+    whole,
+    without_weights,
+    class_weights,
+    gathered_ahead,
+    another_held,
+    made_of_elements,
+    left_out,
+    in_a_loop_over_the_batches,
+    in_a_loop_over_an_iterator,
+    in_an_inner_function,
+    in_a_function_within_a_loop,
+    in_a_branch,
+    eagerly,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Eager steps")
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.thinned(4)
+def test_only_records_move_the_sum_of_a_loop(loop):
+    step = Counting()
+    loop(step)
+    assert step.moved == pytest.approx(drawn(), abs=1e-3)
+
+
+@pytest.mark.parametrize("loop", [whole, without_weights])
+@pytest.mark.slow
+def test_nor_of_a_loop_that_is_compiled(loop):
+    step = Counting()
+    loop(step, jit_compile=True)
+    assert step.moved == pytest.approx(drawn(), abs=1e-3)
+
+
+def test_which_of_several_elements_a_step_is_of_must_be_told():
+    step = Counting()
+    made = tf.function(lambda x: step.take_step(x))
+    elements = list(batches())
+    with pytest.raises(PrivacyMismatchError, match=r"def step\(x, y, w\)"):
+        made(elements[0][0])
+    assert step.moved == 0
+
+
+def test_an_element_that_is_given_twice_over_is_refused():
+    step = Counting()
+    made = tf.function(lambda x: step.take_step(x))
+    for x, _, _ in batches().take(1):
+        with pytest.raises(PrivacyMismatchError, match="views=2"):
+            made(tf.concat([x, x], axis=0))
+    assert step.moved == 0
+
+
+class TestTwoStepsOnOneDraw:
+    def test_two_optimizers_are_refused_before_either_has_released(self):
+        first, second = Counting(), Counting()
+
+        @tf.function
+        def made(x):
+            first.take_step(x)
+            second.take_step(x)
+
+        for x, _, _ in batches().take(1):
+            with pytest.raises(PrivacyMismatchError, match="of one draw"):
+                made(x)
+        assert first.moved == second.moved == 0
+
+    def test_two_of_one_graph_are_refused_when_it_is_traced(self):
+        first, second = Counting(), Counting()
+
+        @tf.function
+        def train(iterator):
+            x, _, _ = next(iterator)
+            first.take_step(x)
+            second.take_step(x)
+
+        with pytest.raises(PrivacyMismatchError, match="of one draw"):
+            train(iter(batches()))
+
+    def test_so_is_an_element_that_is_used_again(self):
+        step = Counting()
+        made = tf.function(lambda x: step.take_step(x))
+        for x, _, _ in batches().take(1):
+            made(x)
+            with pytest.raises(PrivacyMismatchError, match="of one draw"):
+                made(x)
+
+    def test_of_all_records_each_is_a_step_like_any_other(self):
+        step = Counting()
+        made = tf.function(lambda x: step.take_step(x))
+        for x, _, _ in batches(sampling.FullBatch(), seed=None):
+            made(x)
+            made(x)
+        assert step.moved == pytest.approx(2 * RECORDS)
+
+
+class TestStepsOfALedger:
+    def _train(self, step, ledger, data, times=1):
+        for element in data:
+            with ledger.step():
+                for _ in range(times):
+                    step(*element)
+
+    def _ledger(self, data):
+        ledger = accounting.Ledger(delta=1e-5)
+        ledger.begin(noise_multiplier=1.0, sampling=data)
+        return ledger
+
+    def test_an_empty_draw_that_is_left_out_is_found(self):
+        step, data = Counting(), batches(sampling.Poisson(0.01), seed=1)
+
+        @tf.function
+        def made(x, y, w):
+            if tf.reduce_sum(w) > 0:
+                step.take_step(x)
+
+        ledger = self._ledger(data)
+        with pytest.raises(PrivacyMismatchError, match="nobody was drawn"):
+            self._train(made, ledger, data.take(20))
+
+    def test_steps_more_than_were_said_are_found_and_counted(self):
+        step, data = Counting(), batches(sampling.FullBatch(), seed=None)
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        ledger = self._ledger(data)
+        with pytest.raises(PrivacyMismatchError, match="counted 1 steps.*made 2"):
+            self._train(made, ledger, data.take(1), times=2)
+        assert ledger.steps == 2
+
+    def test_one_step_for_every_draw_is_what_is_said(self):
+        step, data = Counting(), batches()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        ledger = self._ledger(data)
+        self._train(made, ledger, data.take(5))
+        assert ledger.steps == 5

@@ -183,3 +183,22 @@ def test_available_clients_are_asked_for_by_round():
     # Independent noise of clients that are there: no state is needed.
     with plan.budget(lambda round_num: IDS[:50]).round() as cohort:
         assert set(cohort) <= set(IDS[:50])
+
+
+def test_a_plan_after_other_rounds_is_within_one_budget_with_them():
+    before = plan_of(epsilon=1)
+    before.aggregator()
+    with before.budget(range(before.population)).round():
+        pass
+    with pytest.raises(accounting.PrivacyMismatchError, match="say allow_change=True"):
+        other = plan_of(ledger=before.ledger)
+        other.aggregator()
+        other.budget(range(other.population))
+    plan = plan_of(ledger=before.ledger, allow_change=True)
+    plan.aggregator()
+    budget = plan.budget(range(plan.population))
+    assert budget.rounds_left == plan.rounds
+    for _ in range(plan.rounds):
+        with budget.round():
+            pass
+    assert plan.statement().epsilon == plan.planned_epsilon <= plan.epsilon

@@ -6,18 +6,26 @@
 from __future__ import annotations
 
 import abc
+import contextlib
+import copy
+import dataclasses
 import itertools
 import os
 from typing import Any
 
+import dp_accounting
+
 from tfdpclip import _arguments, _progress
 from tfdpclip._notebook import ShownAsText, aligned
 from tfdpclip.accounting import accountants
-from tfdpclip.accounting.calibration import epsilon as epsilon_of
-from tfdpclip.accounting.calibration import noise_multiplier
+from tfdpclip.accounting.calibration import (
+    BudgetSpentError,
+    event_epsilon,
+    noise_multiplier,
+)
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_split import count_stddevs, split_noise_multiplier
-from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
 from tfdpclip.correlated import (
     BufferedToeplitz,
@@ -33,6 +41,8 @@ NOISE = ("independent", "buffered", "toeplitz", "tree")
 MADE_FOR_MOMENTUM = ("buffered", "toeplitz")
 # Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
 _BUFFERS, _BANDS = 3, 16
+# What decides the cost of a phase's steps.
+_DECISIVE = ("sampling", "noise_multiplier", "unit", "noise", "horizon")
 
 
 class BudgetPlan(ShownAsText, abc.ABC):
@@ -49,6 +59,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
       unit: what is clipped.
       accountant: `"pld"` or `"rdp"`.
       ledger: a ledger, or the path of its file; None for one in memory.
+      allow_change: whether the plan may come after other phases of the ledger.
       matrix: of correlated noise, for all the steps; None for independent noise.
     """
 
@@ -69,6 +80,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         unit: str,
         accountant: str,
         ledger: Ledger | str | os.PathLike[str] | None,
+        allow_change: bool,
         matrix: NoiseMatrix | None = None,
     ):
         self._settings = settings
@@ -85,25 +97,67 @@ class BudgetPlan(ShownAsText, abc.ABC):
         self._population, self._size, self._unit = population, size, unit
         self._matrix = matrix
         self._clip = ""
-        #: z: the least noise with which the whole run stays within the budget.
-        self.noise_multiplier = noise_multiplier(
-            epsilon, delta, steps, scheme, accountant, unit=unit, matrix=matrix
-        )
         #: What has been spent, step by step.
         self.ledger = Ledger.open(ledger, delta, accountant)
+        self._allow_change = _arguments.boolean("allow_change", allow_change)
+        # The phases that are not of this plan, if there may be such.
+        self._before: list[Phase] = []
+        phases = copy.deepcopy(self.ledger.phases) if allow_change else []
+        #: z: the least noise with which the whole run stays within the budget.
+        self.noise_multiplier = 0.0
+        if phases:
+            # The last phase may be what an earlier process ran of this plan.
+            self._before = phases[:-1]
+            with contextlib.suppress(BudgetSpentError):  # Then it is not.
+                self.noise_multiplier = self._least_noise()
+        if not (phases and self._runs_in(phases[-1])):
+            self._before = phases
+            self.noise_multiplier = self._least_noise()
 
-    @property
-    def planned_epsilon(self) -> float:
-        """What the whole run spends: the budget, or very little less."""
-        return epsilon_of(
-            self.noise_multiplier,
+    def _least_noise(self) -> float:
+        return noise_multiplier(
+            self.epsilon,
+            self.delta,
             self.steps,
             self.scheme,
-            self.delta,
             self.accountant,
             unit=self._unit,
             matrix=self._matrix,
+            spent=self._spent_before(),
         )
+
+    def _planned(self) -> Phase:
+        """The whole run, as a phase of the ledger."""
+        horizon = None if self._matrix is None else self.steps
+        return Phase(
+            self.scheme,
+            self.noise_multiplier,
+            self._unit,
+            runs=[self.steps],
+            noise=self._matrix,
+            horizon=horizon,
+        )
+
+    def _runs_in(self, phase: Phase) -> bool:
+        """Whether a phase of the ledger has steps as this plan draws and noises."""
+        ours, found = self._planned().settings(), phase.settings()
+        return all(ours[name] == found[name] for name in _DECISIVE)
+
+    def _spent_before(self) -> dp_accounting.DpEvent | None:
+        if not self._before:
+            return None
+        return dp_accounting.ComposedDpEvent([part.event() for part in self._before])
+
+    @property
+    def planned_epsilon(self) -> float:
+        """What the whole run spends: the budget, or very little less.
+
+        With `allow_change`, that of the other phases of the ledger is among it.
+        """
+        event = dp_accounting.ComposedDpEvent(
+            [part.event() for part in (*self._before, self._planned())]
+        )
+        return event_epsilon(event, self.delta, self.accountant)
 
     def replace(self, **changes: Any) -> Any:
         """A new plan with other arguments, with a ledger of its own that is empty.
@@ -140,8 +194,18 @@ class BudgetPlan(ShownAsText, abc.ABC):
                 if value < 1 or (name == self._SIZE and value > self._population):
                     continue
             words = f"{'half' if factor < 1 else 'twice'} the {name.replace('_', ' ')}"
-            found.append(self._row(words, self.replace(**{name: value})))
+            with contextlib.suppress(BudgetSpentError):
+                found.append(self._row(words, self._neighbour(name, value)))
         return found
+
+    def _neighbour(self, name: str, value: Any) -> BudgetPlan:
+        """A plan that comes after the same phases."""
+        before = Ledger(self.delta, self.accountant)
+        if self._before:
+            # The last one stands for what the neighbour does in this plan's place.
+            own = dataclasses.replace(self._planned(), runs=[0])
+            before.phases = [*self._before, own]
+        return self.replace(**{name: value}, ledger=before)
 
     def _row(self, change: str, plan: BudgetPlan) -> dict[str, Any]:
         return {
@@ -231,7 +295,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
             f"{self._population:,} {self._RECORDS}.",
             *(f"  {name + ':':<12} {text}" for name, text in self._facts()),
             f"  {'will spend:':<12} epsilon {self.planned_epsilon:.4g} at delta "
-            f"{self.delta:g}, by {self.accountant}",
+            f"{self.delta:g}, by {self.accountant}{self._with_what()}",
         ]
         try:
             self._refuse_unseen()
@@ -241,6 +305,10 @@ class BudgetPlan(ShownAsText, abc.ABC):
             if self.ledger.phases:
                 lines += ["", "So far, as it was counted:", str(self.statement())]
         return "\n".join(lines)
+
+    def _with_what(self) -> str:
+        steps = sum(phase.steps for phase in self._before)
+        return f", with {steps:,} {self._STEP}s of the ledger" if steps else ""
 
     def __repr__(self) -> str:
         given = ", ".join(

@@ -82,6 +82,10 @@ class PrivacyPlan(BudgetPlan):
         default as often as the separation lets it.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+      allow_change: Whether the plan may come after other phases of its ledger: of
+        another plan, another clip rule. Both are counted: `epsilon` is then for what
+        the ledger has spent already and for this run, and the noise is the least with
+        which both stay within it.
 
     Attributes:
       epsilon: As given.
@@ -122,6 +126,7 @@ class PrivacyPlan(BudgetPlan):
         participations: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        allow_change: bool = False,
     ):
         settings = dict(
             epsilon=epsilon,
@@ -136,6 +141,7 @@ class PrivacyPlan(BudgetPlan):
             participations=participations,
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
         )
         momentum = check_noise(noise, momentum)
         if sampling is None:
@@ -170,6 +176,7 @@ class PrivacyPlan(BudgetPlan):
             unit="client",
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
             matrix=matrix,
         )
 
@@ -260,6 +267,7 @@ class PrivacyPlan(BudgetPlan):
             clip=self._clip,
             accountant=self.accountant,
             ledger=self.ledger,
+            allow_change=self._allow_change,
             noise=self.noise,
             continued=continued,
         )

@@ -102,6 +102,10 @@ class PrivacyPlan(BudgetPlan):
         `examples`, `batch_size` and `epochs` then count people.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+      allow_change: Whether the plan may come after other phases of its ledger: of
+        another plan, another clip rule. Both are counted: `epsilon` is then for what
+        the ledger has spent already and for this run, and the noise is the least with
+        which both stay within it.
       secret: A file from which correlated noise goes on, as of `PrivacyBudget`.
 
     Attributes:
@@ -146,6 +150,7 @@ class PrivacyPlan(BudgetPlan):
         per_person: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        allow_change: bool = False,
         secret: str | os.PathLike[str] | None = None,
     ):
         settings = dict(
@@ -162,6 +167,7 @@ class PrivacyPlan(BudgetPlan):
             per_person=per_person,
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
             secret=secret,
         )
         self.views = _arguments.integer("views", views, 1)
@@ -217,6 +223,7 @@ class PrivacyPlan(BudgetPlan):
             unit="example" if per_person is None else "person",
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
             matrix=matrix,
         )
         check_secret(secret, self.ledger, self._noise)
@@ -411,6 +418,7 @@ class PrivacyPlan(BudgetPlan):
             self._batches,
             self.accountant,
             ledger=self.ledger,
+            allow_change=self._allow_change,
             secret=self._secret,
         )
         return [self._budget]

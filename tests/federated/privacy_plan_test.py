@@ -1,6 +1,7 @@
 """A federated plan: its aggregator, cohorts and rounds are what is accounted for."""
 
 import itertools
+import re
 
 import pytest
 
@@ -98,6 +99,14 @@ def test_too_small_a_cohort_for_its_counts_is_refused():
     with pytest.raises(ValueError, match="too precise"):
         plan_of(clients_per_round=3).aggregator(clip=precise)
     assert plan_of(clients_per_round=3).aggregator(clip=1.0).private
+
+
+def test_a_cohort_that_is_said_to_be_enough_is_enough():
+    small = dict(clients_per_round=3, epsilon=0.05)
+    with pytest.raises(ValueError, match="clients_per_round=3 is too small") as found:
+        plan_of(**small).aggregator()
+    enough = re.search(r"clients_per_round=(\d+) is enough", str(found.value))[1]
+    assert plan_of(**{**small, "clients_per_round": int(enough)}).aggregator().private
 
 
 def test_the_text_and_the_table():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import types
 import warnings
 
@@ -382,6 +383,43 @@ def test_counts_that_are_too_precise_are_refused_before_the_model_is_made():
         plan.optimizer(dpc.keras.DPSGD, 0.1, clip=precise)
     plan.optimizer(dpc.keras.DPSGD, 0.1)
     plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(epsilon=1, batch_size=3, epochs=3, sampling="shuffled"),
+        pytest.param(
+            dict(epsilon=0.1, delta=1e-3, examples=100, batch_size=5, epochs=3),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            dict(epsilon=0.05, batch_size=4, epochs=1, physical_batch_size=2),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_batch_that_is_said_to_be_enough_is_enough(changes):
+    """With the noise of that batch, which is more than that of the small one."""
+    plan = plan_of(**changes)
+    with pytest.raises(ValueError, match=r"batch_size=\d+ is too small") as found:
+        plan.optimizer(dpc.keras.DPSGD, 0.1)
+    enough = int(re.search(r"batch_size=(\d+) is enough", str(found.value))[1])
+    larger = plan_of(**{**changes, "batch_size": enough})
+    assert larger.optimizer(dpc.keras.DPSGD, 0.1).expected_batch_size == enough
+    with pytest.raises(ValueError, match="too small"):  # Not many more than need be.
+        less = max(changes["batch_size"], int(0.9 * enough) - 1)
+        plan_of(**{**changes, "batch_size": less}).optimizer(dpc.keras.DPSGD, 0.1)
+
+
+def test_where_no_batch_is_enough_clips_that_count_nothing_are():
+    given = dict(epsilon=0.1, delta=1e-3, examples=100, batch_size=5, epochs=100)
+    plan = plan_of(**given)
+    with pytest.raises(ValueError, match="Even all 100 examples are too few") as found:
+        plan.optimizer(dpc.keras.DPSGD, 0.1)
+    assert "clip=dpc.AutomaticClip(), or a clip norm" in str(found.value)
+    for clip in (dpc.AutomaticClip(), 1.0):
+        plan.optimizer(dpc.keras.DPSGD, 0.1, clip=clip)
 
 
 @pytest.mark.slow

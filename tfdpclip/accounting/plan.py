@@ -11,36 +11,29 @@ import copy
 import dataclasses
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import dp_accounting
 
 from tfdpclip import _arguments, _progress
+from tfdpclip._docs import see
 from tfdpclip._notebook import ShownAsText, aligned
-from tfdpclip.accounting import accountants
 from tfdpclip.accounting.calibration import (
     BudgetSpentError,
     event_epsilon,
     noise_multiplier,
 )
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.noise_split import count_stddevs, split_noise_multiplier
+from tfdpclip.accounting.noise_split import (
+    SmallBatchError,
+    count_stddevs,
+    split_noise_multiplier,
+)
 from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
-from tfdpclip.correlated import (
-    BufferedToeplitz,
-    NoiseMatrix,
-    SquareRootToeplitz,
-    Tree,
-    Workload,
-)
+from tfdpclip.correlated import NoiseMatrix
 
-#: Correlated noise, by name.
-NOISE = ("independent", "buffered", "toeplitz", "tree")
-#: Those that are made for the momentum of the optimizer.
-MADE_FOR_MOMENTUM = ("buffered", "toeplitz")
-# Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
-_BUFFERS, _BANDS = 3, 16
 # What decides the cost of a phase's steps.
 _DECISIVE = ("sampling", "noise_multiplier", "unit", "noise", "horizon")
 
@@ -100,17 +93,12 @@ class BudgetPlan(ShownAsText, abc.ABC):
         #: What has been spent, step by step.
         self.ledger = Ledger.open(ledger, delta, accountant)
         self._allow_change = _arguments.boolean("allow_change", allow_change)
-        # The phases that are not of this plan, if there may be such.
-        self._before: list[Phase] = []
         phases = copy.deepcopy(self.ledger.phases) if allow_change else []
+        # Those of other plans. The last may be what an earlier process ran of this one.
+        self._before = phases[:-1]
         #: z: the least noise with which the whole run stays within the budget.
-        self.noise_multiplier = 0.0
-        if phases:
-            # The last phase may be what an earlier process ran of this plan.
-            self._before = phases[:-1]
-            with contextlib.suppress(BudgetSpentError):  # Then it is not.
-                self.noise_multiplier = self._least_noise()
-        if not (phases and self._runs_in(phases[-1])):
+        self.noise_multiplier = self._least_noise()
+        if phases and not self._runs_in(phases[-1]):
             self._before = phases
             self.noise_multiplier = self._least_noise()
 
@@ -263,6 +251,14 @@ class BudgetPlan(ShownAsText, abc.ABC):
         stated = self.ledger.statement()
         return stated if format is None else stated.render(format)
 
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """What refuses a clip rule's counts in here says which batches have room."""
+        try:
+            yield
+        except SmallBatchError as error:
+            raise ValueError(self._size_for(error.rule)) from None
+
     def _check_counts(self, rule: Any) -> None:
         """Raises if what the clip rule counts is too precise for the noise.
 
@@ -271,6 +267,36 @@ class BudgetPlan(ShownAsText, abc.ABC):
         if not rule.has_groups:
             z = self.noise_multiplier
             split_noise_multiplier(z, count_stddevs(rule, float(self._size), z))
+
+    def _size_for(self, rule: Any) -> str:
+        """Says from which size on a batch hides what a rule counts, by its own noise.
+
+        A larger batch has more noise, and less of it for each of its records.
+        """
+
+        def enough(size: int) -> bool:
+            try:
+                self._neighbour(self._SIZE, size)._check_counts(rule)
+            except ValueError:
+                return False
+            return True
+
+        low, high = int(self._size), self._population
+        with _progress.calls(enough, title="batch size", unit="plan") as counted:
+            found = counted(high)
+            while found and high - low > max(1, low // 20):
+                size = (low + high) // 2
+                low, high = (low, size) if counted(size) else (size, high)
+        fits = f"Even all {high} {self._RECORDS} are too few. Take"
+        if found:
+            fits = f"{self._SIZE}={high} is enough. Or take"
+        return (
+            f"{self._SIZE}={self._size} is too small for {rule}: it counts the records "
+            "below its clip norm, and the noise that hides the count would be over "
+            f"half of the batch. {fits} a clip that counts nothing: "
+            "clip=dpc.AutomaticClip(), or a clip norm that you choose, as in clip=1.0."
+            + see("counts-that-cost-privacy")
+        )
 
     def _facts_of_release(self) -> list[tuple[str, str]]:
         """What the plan's text says of correlated noise, and of the clip."""
@@ -317,83 +343,6 @@ class BudgetPlan(ShownAsText, abc.ABC):
             if value is not None
         )
         return f"{type(self).__name__}({given})"
-
-
-def check_facts(epsilon: Any, delta: Any, name: str, population: Any) -> tuple:
-    """The budget and the population, checked; a delta that says nothing is refused.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    epsilon = _arguments.positive("epsilon", epsilon)
-    delta = _arguments.delta(delta)
-    population = _arguments.integer(name, population, 1)
-    if delta * population >= 1:
-        raise ValueError(
-            f"delta must be below 1 / {name} ({1 / population:.2g}), got {delta:g}: a "
-            "program that publishes a whole record at random would keep that promise. "
-            f"For example delta={10 ** -(len(str(population)) + 1):g}."
-        )
-    return epsilon, delta, population
-
-
-def check_accountant(accountant: Any) -> str:
-    """An accountant that keeps budgets.
-
-    Raises:
-      ValueError: If it is another one.
-    """
-    allowed = tuple(a for a in accountants.ACCOUNTANTS if a != "gdp")
-    return _arguments.choice("accountant", accountant, allowed)
-
-
-def check_noise(noise: Any, momentum: Any) -> float:
-    """Looks at what a plan is told of its noise; returns the momentum, checked.
-
-    Args:
-      noise: A name of `NOISE`, or a matrix.
-      momentum: What a matrix that is named is made for.
-
-    Raises:
-      ValueError: If it is something else, or nothing is made for the momentum.
-    """
-    given = isinstance(noise, NoiseMatrix)
-    if not given:
-        _arguments.choice("noise", noise, NOISE)
-    momentum = Workload(momentum).momentum
-    if momentum and given:
-        raise ValueError(
-            f"momentum={momentum:g} is for matrices that the plan makes, and noise is "
-            "one already. Make it for that momentum, as in BufferedToeplitz(3, steps, "
-            f"scheme, Workload(momentum={momentum:g})), and leave momentum out; or say "
-            'noise="buffered".'
-        )
-    if momentum and noise not in MADE_FOR_MOMENTUM:
-        raise ValueError(
-            f'momentum is what noise="buffered" and "toeplitz" are made for, and noise='
-            f'"{noise}" is the same for every optimizer: leave it out.'
-        )
-    return momentum
-
-
-def named_matrix(
-    noise: str | NoiseMatrix, steps: int, scheme: Any, momentum: float = 0.0
-) -> NoiseMatrix | None:
-    """The matrix that an argument stands for; None for independent noise.
-
-    Args:
-      noise: One of `NOISE`, or a matrix.
-      steps: For how many steps.
-      scheme: What draws the records.
-      momentum: Of what the releases go into; for matrices that are named.
-    """
-    if isinstance(noise, NoiseMatrix):
-        return noise
-    if noise == "buffered":
-        return BufferedToeplitz(_BUFFERS, steps, scheme, Workload(momentum))
-    if noise == "toeplitz":
-        return SquareRootToeplitz(_BANDS, momentum)
-    return Tree() if noise == "tree" else None
 
 
 def _cell(value: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.plan import (
-    BudgetPlan,
+from tfdpclip.accounting.plan import BudgetPlan
+from tfdpclip.accounting.plan_arguments import (
     check_accountant,
     check_facts,
     check_noise,
@@ -214,13 +214,14 @@ class PrivacyPlan(BudgetPlan):
                 "clip must not be None: nothing would bound one client. Leave it out, "
                 "or give a clip rule or a clip norm."
             )
-        made = clipped_mean(
-            self.noise_multiplier,
-            float(self.clients_per_round),
-            noise=self.noise or "central",
-            **options,
-        )
-        self._check_counts(made.clip)
+        with self._counting():
+            made = clipped_mean(
+                self.noise_multiplier,
+                float(self.clients_per_round),
+                noise=self.noise or "central",
+                **options,
+            )
+            self._check_counts(made.clip)
         self._clip = str(made.clip)
         return made
 

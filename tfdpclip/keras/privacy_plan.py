@@ -17,8 +17,8 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.accounting.plan import (
-    BudgetPlan,
+from tfdpclip.accounting.plan import BudgetPlan
+from tfdpclip.accounting.plan_arguments import (
     check_accountant,
     check_facts,
     check_noise,
@@ -267,18 +267,19 @@ class PrivacyPlan(BudgetPlan):
                 )
         if not issubclass(optimizer, PrivateOptimizer):
             optimizer = privatize(optimizer)
-        made = optimizer(
-            *args,
-            noise_multiplier=self.noise_multiplier,
-            expected_batch_size=float(self.batch_size),
-            accumulation_steps=self._summed,
-            noise=self._noise,
-            unit=self._unit,
-            rows_per_record=self.views * (self.per_person or 1),
-            **options,
-        )
+        with self._counting():
+            made = optimizer(
+                *args,
+                noise_multiplier=self.noise_multiplier,
+                expected_batch_size=float(self.batch_size),
+                accumulation_steps=self._summed,
+                noise=self._noise,
+                unit=self._unit,
+                rows_per_record=self.views * (self.per_person or 1),
+                **options,
+            )
+            self._check_counts(made.clip)
         refuse_other_momentum(made, self._settings["noise"], self._momentum)
-        self._check_counts(made.clip)
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         return made

@@ -233,6 +233,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._fed_by,
             self._workers.several,
             self._run.drawing,
+            bool(self.params.get("verbose")),
         )
         if self._draws.in_an_epoch and "noise" not in self._phase:
             # The rest of a shuffled epoch that something else has begun. Correlated

@@ -218,39 +218,3 @@ def test_a_batch_holds_whole_records(length):
 def test_bad_numbers_of_rows(rows):
     with pytest.raises(ValueError, match="rows_per_record must be"):
         summed(lambda h: h, rows_per_record=rows)
-
-
-def record_norms(loss_of, length):
-    @tf.function(input_signature=[tf.TensorSpec([length, 5])], autograph=False)
-    def norms(x):
-        rows = tf.reduce_sum(tf.square(tf.tanh(x @ W)) * U, axis=1)
-        return per_example_norms(loss_of(rows), [W, U], rows_per_record=EACH)
-
-    return norms(X)
-
-
-@pytest.mark.slow
-@pytest.mark.every_check
-@pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
-def test_a_loss_may_have_one_entry_for_each_record(length):
-    """As of what compares the views of one example, or averages them itself."""
-    expected = record_norms(lambda rows: rows, length)
-    found = record_norms(
-        lambda rows: tf.reduce_mean(tf.reshape(rows, [-1, EACH]), axis=1), length
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.every_check
-@pytest.mark.parametrize(
-    "loss_of",
-    [
-        lambda rows: rows[: len(X) // EACH],
-        lambda rows: tf.reduce_mean(tf.reshape(rows, [EACH, -1]), axis=0),
-    ],
-    ids=["first rows", "other order"],
-)
-def test_entries_of_other_records_are_refused(loss_of):
-    with pytest.raises((ExampleIsolationError, tf.errors.InvalidArgumentError)):
-        record_norms(loss_of, len(X))

@@ -239,11 +239,9 @@ def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
 
 
 def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
-    """Raises if a loss has another static size than the data have examples, or rows."""
+    """Raises if a loss has another static size than the data have examples."""
     sizes = {source.shape[0] for source in flows.sources if flows[source].leads}
-    each = flows.rows_per_example
-    examples = [size // each for size in sizes - {None} if size % each == 0]
-    if sizes and None not in sizes and loss.shape[0] not in (None, *sizes, *examples):
+    if sizes and None not in sizes and loss.shape[0] not in (None, *sizes):
         raise LossStructureError(
             f"The loss {loss.name!r} has {loss.shape[0]} entries, but the data have "
             f"{' or '.join(str(size) for size in sorted(sizes))} examples: an entry is "

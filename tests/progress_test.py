@@ -121,6 +121,29 @@ def test_no_bar_where_none_is_wanted(how, monkeypatch):
     assert shown(grid, io.StringIO() if how == "a file" else None) == ""
 
 
+@pytest.mark.parametrize("how", ["said", "quiet", "soon over", "switched off"])
+def test_where_there_are_no_bars_a_line_says_what_the_first_step_does(
+    how, monkeypatch, capsys
+):
+    """Once, unless `fit` is told to say nothing; and not of the steps after it."""
+    monkeypatch.setattr(_progress, "LINE_DELAY", 60.0 if how == "soon over" else 0.0)
+    if how == "switched off":
+        monkeypatch.setenv("TQDM_DISABLE", "1")
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, examples=4, batch_size=2, epochs=2)
+    made = model()
+    made.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    batches = plan.batches(data())
+
+    def fit():
+        verbose = 0 if how == "quiet" else 2
+        made.fit(batches, verbose=verbose, callbacks=plan.callbacks)
+
+    for lines in (1 if how == "said" else 0, 0):
+        assert shown(fit, io.StringIO()) == ""
+        said = capsys.readouterr().out
+        assert said.count("building the private step and checking it") == lines
+
+
 def test_lines_of_a_search_are_in_place_of_the_bar():
     lines, grid = [], dpc.tuning.Grid([0.1, 1.0], [64], [0.5])
 

@@ -11,6 +11,8 @@ from typing import Any
 
 #: What ends sooner shows nothing.
 DELAY = 2.0
+#: Nor does what ends sooner print a line where there are no bars.
+LINE_DELAY = 5.0
 
 
 def bar(
@@ -36,7 +38,6 @@ def bar(
         warnings.filterwarnings("ignore", "IProgress not found")
         import tqdm.auto  # not by who imports the library only
 
-    off = os.environ.get("TQDM_DISABLE", "") not in ("", "0")
     return tqdm.auto.tqdm(
         iterable,
         desc=title,
@@ -46,7 +47,7 @@ def bar(
         delay=DELAY,
         dynamic_ncols=True,
         # None: unless it is a terminal or a notebook.
-        disable=True if off else None,
+        disable=True if _off() else None,
     )
 
 
@@ -76,11 +77,13 @@ def calls(
 
 
 @contextlib.contextmanager
-def waiting(title: str) -> Iterator[None]:
+def waiting(title: str, line: str | None = None) -> Iterator[None]:
     """Shows what one thing that takes long is, and for how many seconds it has run.
 
     Args:
       title: what is running.
+      line: what is printed, once, where no bar is shown (in a file that output goes to,
+        say), of what takes over `LINE_DELAY` seconds; None for nothing.
 
     >>> with waiting("a step"):
     ...     pass
@@ -96,7 +99,8 @@ def waiting(title: str) -> Iterator[None]:
                 pause = 1.0
 
         if shown.disable:
-            yield
+            with _printed_later(line):
+                yield
             return
         thread = threading.Thread(target=show, daemon=True)
         thread.start()
@@ -105,3 +109,21 @@ def waiting(title: str) -> Iterator[None]:
         finally:
             done.set()
             thread.join()
+
+
+def _off() -> bool:
+    return os.environ.get("TQDM_DISABLE", "") not in ("", "0")
+
+
+@contextlib.contextmanager
+def _printed_later(line: str | None) -> Iterator[None]:
+    if line is None or _off():
+        yield
+        return
+    timer = threading.Timer(LINE_DELAY, print, (line,), {"flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

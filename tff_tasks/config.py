@@ -9,7 +9,7 @@ from typing import Any
 import tfdpclip as dpc
 from driver_kit import settings
 from tfdpclip import accounting, sampling
-from tfdpclip.accounting.plan import NOISE, named_matrix
+from tfdpclip.accounting.plan_arguments import NOISE, named_matrix
 from tff_tasks.registry import task_class
 from tff_tasks.task import SettingsError, Task
 

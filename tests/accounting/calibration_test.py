@@ -337,3 +337,23 @@ def test_no_order_that_was_left_out_bounds_closer(noise, rate, steps, delta):
     curve = _rdp.curve(leaves)
     expected, _ = rdp_privacy_accountant.compute_epsilon(_rdp.ORDERS, curve, delta)
     assert _rdp.epsilon(leaves, delta) == expected
+
+
+def test_noise_is_found_beside_what_has_been_spent():
+    """The least with which the steps that ran and those to come fit the budget."""
+    before = sampling.Poisson(0.05).event(1.5, 40)
+    scheme = sampling.Poisson(0.1)
+    for accountant in ("pld", "rdp"):
+        spent = accounting.event_epsilon(before, _DELTA, accountant)
+        z = accounting.noise_multiplier(
+            2 * spent, _DELTA, 30, scheme, accountant, spent=before
+        )
+        parts = dp_accounting.ComposedDpEvent([before, scheme.event(z, 30)])
+        both = accounting.event_epsilon(parts, _DELTA, accountant)
+        assert 2 * spent * (1 - 1e-4) <= both <= 2 * spent
+        alone = accounting.noise_multiplier(2 * spent, _DELTA, 30, scheme, accountant)
+        assert z > alone
+        with pytest.raises(ValueError, match="is spent: the steps that ran took"):
+            accounting.noise_multiplier(
+                spent, _DELTA, 30, scheme, accountant, spent=before
+            )

@@ -1,6 +1,7 @@
 """A federated plan: its aggregator, cohorts and rounds are what is accounted for."""
 
 import itertools
+import re
 
 import pytest
 
@@ -100,6 +101,14 @@ def test_too_small_a_cohort_for_its_counts_is_refused():
     assert plan_of(clients_per_round=3).aggregator(clip=1.0).private
 
 
+def test_a_cohort_that_is_said_to_be_enough_is_enough():
+    small = dict(clients_per_round=3, epsilon=0.05)
+    with pytest.raises(ValueError, match="clients_per_round=3 is too small") as found:
+        plan_of(**small).aggregator()
+    enough = re.search(r"clients_per_round=(\d+) is enough", str(found.value))[1]
+    assert plan_of(**{**small, "clients_per_round": int(enough)}).aggregator().private
+
+
 def test_the_text_and_the_table():
     plan = plan_of()
     assert "40 clients expected in a round" in str(plan)
@@ -183,3 +192,22 @@ def test_available_clients_are_asked_for_by_round():
     # Independent noise of clients that are there: no state is needed.
     with plan.budget(lambda round_num: IDS[:50]).round() as cohort:
         assert set(cohort) <= set(IDS[:50])
+
+
+def test_a_plan_after_other_rounds_is_within_one_budget_with_them():
+    before = plan_of(epsilon=1)
+    before.aggregator()
+    with before.budget(range(before.population)).round():
+        pass
+    with pytest.raises(accounting.PrivacyMismatchError, match="say allow_change=True"):
+        other = plan_of(ledger=before.ledger)
+        other.aggregator()
+        other.budget(range(other.population))
+    plan = plan_of(ledger=before.ledger, allow_change=True)
+    plan.aggregator()
+    budget = plan.budget(range(plan.population))
+    assert budget.rounds_left == plan.rounds
+    for _ in range(plan.rounds):
+        with budget.round():
+            pass
+    assert plan.statement().epsilon == plan.planned_epsilon <= plan.epsilon

@@ -165,26 +165,120 @@ def test_refuses_models_that_it_cannot_rebuild():
     with pytest.raises(ValueError, match="BatchNormalization inside.*GroupNorm"):
         convert_batchnorm(wrapped)
 
-    class Argument(L.Layer):
-        def __init__(self, function):
-            super().__init__()
-            self.function = function
 
-        def call(self, x):
-            return x
+class Hinge(tf.keras.regularizers.Regularizer):
+    """One that no file could have: it has no get_config."""
 
-    shared = L.Dense(3)
+    def __call__(self, x):
+        return 0.1 * tf.reduce_sum(tf.nn.relu(x))
+
+
+def doubled(x):
+    return 2.0 * x
+
+
+class Argument(L.Layer):
+    """A layer of one function, and of so many units: it has no get_config."""
+
+    def __init__(self, function, units):
+        super().__init__()
+        self.function, self.dense = function, L.Dense(units)
+
+    def call(self, x):
+        return self.function(self.dense(x))
+
+
+class Forgetful(L.Layer):
+    """A layer whose config forgets how many units it has."""
+
+    def __init__(self, units=3, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = L.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        return L.Layer.get_config(L.Layer(name=self.name))
+
+
+class Inner(tf.keras.Model):
+    def __init__(self, function, units):
+        super().__init__()
+        self.inner = Argument(function, units)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+ODD = {
+    "lambda": (lambda: L.Lambda(lambda x: x * 2.0), False),
+    "activity regulariser": (lambda: L.Dense(4, activity_regularizer=Hinge()), True),
+    "activation": (lambda: L.Dense(4, activation=lambda x: 2.0 * x), True),
+    "layer": (lambda: Argument(doubled, 4), None),
+    "layer of a lambda": (lambda: Argument(lambda x: 2.0 * x, 4), True),
+    "model": (lambda: Inner(lambda x: 2.0 * x, 4), True),
+    "wrong config": (lambda: Forgetful(4), True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:convert_batchnorm shares")
+@pytest.mark.parametrize("place", ["functional", "sequential", "nested"])
+@pytest.mark.parametrize("kind", ODD)
+def test_layers_that_cannot_be_made_again_are_kept_as_they_are(kind, place):
+    """Wherever they are, the model computes what it did, but for the normalisation."""
+    made, shared = ODD[kind]
+    odd = made()
+    x = tf.keras.Input((16,))
+    if place == "functional":
+        model = tf.keras.Model(x, L.BatchNormalization(name="bn")(odd(x)))
+    else:
+        model = tf.keras.Sequential([x, odd, L.BatchNormalization(name="bn")])
+    inner = model
+    if place == "nested":
+        model = tf.keras.Model(x, L.Dense(2)(inner(x)))
+    new = convert_batchnorm(model)
+    newer = new if place != "nested" else new.get_layer(inner.name)
+    assert type(newer.get_layer("bn")) is L.GroupNormalization
+    if shared is not None:
+        assert (newer.get_layer(odd.name) is odd) == shared or not odd.weights
+    data = np.random.default_rng(0).normal(size=(3, 16)).astype("float32")
+    expected = newer.get_layer("bn")(odd(data))
+    np.testing.assert_allclose(newer(data), expected, rtol=1e-5)
+    model(data), new(data)
+    assert len(new.losses) == len(model.losses)
+    np.testing.assert_allclose(new.losses, model.losses, rtol=1e-5)
+
+
+def test_weights_that_two_models_share_are_named_and_all_others_copied():
+    x = tf.keras.Input((16,))
+    odd = L.Dense(8, activity_regularizer=Hinge(), name="odd")
+    plain = L.Dense(8, name="plain")
+    model = tf.keras.Model(x, L.BatchNormalization()(plain(Forgetful(4)(odd(x)))))
+    with pytest.warns(UserWarning, match="'odd' .a Dense., '.*' .a Forgetful.: get"):
+        new = convert_batchnorm(model)
+    assert new.get_layer("odd") is odd
+    assert new.get_layer("plain") is not plain
+    np.testing.assert_array_equal(new.get_layer("plain").kernel, plain.kernel)
+
+
+@pytest.mark.filterwarnings("error:convert_batchnorm shares")
+def test_nothing_is_said_of_layers_that_have_no_weights_to_share():
+    x = tf.keras.Input((16,))
+    model = tf.keras.Model(x, L.BatchNormalization()(L.Lambda(lambda x: -x)(x)))
+    assert convert_batchnorm(model)(tf.ones([2, 16])).shape == (2, 16)
+
+
+def test_a_layer_in_two_models_is_one_layer_in_the_new_ones():
+    shared = L.Dense(3, name="shared")
     inner = tf.keras.Sequential([tf.keras.Input((3,)), shared, L.BatchNormalization()])
     inputs = tf.keras.Input((3,))
     siamese = tf.keras.Model(inputs, shared(inner(inputs)))
-    with pytest.raises(ValueError, match="in more than one model"):
-        convert_batchnorm(siamese)
-
-    odd = tf.keras.Sequential(
-        [tf.keras.Input((3,)), Argument(lambda x: x), L.BatchNormalization()]
-    )
-    with pytest.raises(ValueError, match="cannot be made again.*get_config"):
-        convert_batchnorm(odd)
+    new = convert_batchnorm(siamese)
+    assert new.get_layer("shared") is new.get_layer(inner.name).get_layer("shared")
+    assert new.get_layer("shared") is not shared
+    assert len(new.trainable_variables) == len(siamese.trainable_variables) == 4
+    np.testing.assert_array_equal(new.get_layer("shared").kernel, shared.kernel)
 
 
 def test_arithmetic_between_layers_is_kept_by_the_conversion():

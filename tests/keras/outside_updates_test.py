@@ -1,12 +1,14 @@
 """Whatever else writes to the weights during a budgeted fit is found, and named."""
 
 import math
+import re
 import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdpclip as dpc
 from tests.keras.watched import DELTA, private, small_data
 from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip import sampling
@@ -445,6 +447,94 @@ class TestBetweenSteps:
         )
         _, budget = _fit(callbacks=[stop], epochs=5)
         assert budget.ledger.steps < 50
+
+
+class _Nudge(tf.keras.callbacks.Callback):
+    """Moves one number of a weight, or of its average, by little."""
+
+    def __init__(self, average):
+        super().__init__()
+        self._average = average
+
+    def on_epoch_end(self, epoch, logs=None):
+        optimizer = self.model.optimizer
+        weight = unwrapped(self.model.trainable_variables[0])
+        if self._average:
+            weight = unwrapped(optimizer.averages()[0][1])
+        weight.assign_add(tf.fill(weight.shape, 1e-6))
+
+
+class TestSwappedAverages:
+    """SwapEMAWeights of Keras 3: weights are swapped with averages of past weights."""
+
+    pytestmark = pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no SwapEMAWeights")
+
+    @staticmethod
+    def _trained(swap_on_epoch, *others, **options):
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        x, y = small_data()
+        plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=3)
+        optimizer = plan.optimizer(
+            dpc.keras.DPAdam, 0.1, clip=1.0, use_ema=True, ema_momentum=0.9
+        )
+        model.compile(optimizer, "mse", **options)
+        model.fit(
+            plan.batches((x, y)),
+            epochs=3,
+            callbacks=[
+                *plan.callbacks,
+                tf.keras.callbacks.SwapEMAWeights(swap_on_epoch),
+                *others,
+            ],
+            validation_data=(x[:9], y[:9]),
+            verbose=0,
+        )
+        return model, plan
+
+    @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 5}])
+    @pytest.mark.parametrize("swap_on_epoch", [False, True])
+    def test_are_released_weights_and_need_no_word(
+        self, swap_on_epoch, options, tmp_path
+    ):
+        kept = tf.keras.callbacks.ModelCheckpoint(tmp_path / "best.weights.h5")
+        kept.save_weights_only = True
+        _, plan = self._trained(swap_on_epoch, kept, **options)
+        assert plan.ledger.steps == plan.steps
+        assert "updated" not in str(plan.statement())
+
+    @pytest.mark.parametrize("swap_on_epoch", [False, True])
+    @pytest.mark.parametrize("average", [False, True])
+    def test_do_not_hide_another_update(self, swap_on_epoch, average):
+        with pytest.raises(PrivacyMismatchError, match="was updated between two steps"):
+            self._trained(swap_on_epoch, _Nudge(average))
+
+
+@pytest.mark.slow
+def test_what_a_plan_does_not_know_is_said_to_a_budget_in_its_place():
+    """As the error has it, and the plan's statement has it all."""
+    x, y = small_data()
+    plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=1)
+
+    def fit(callbacks):
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+        batches = plan.batches((x, y))
+        model.fit(
+            batches,
+            callbacks=[*callbacks(batches), _Between(_set_weights)],
+            verbose=0,
+        )
+
+    with pytest.raises(PrivacyMismatchError) as found:
+        fit(lambda batches: plan.callbacks)
+    text = str(found.value)
+    said = re.search(r"in the place of plan.callbacks, (.*?)\. See", text)[1]
+    plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=1)
+    names = {"dpc": dpc, "plan": plan}
+    fit(lambda batches: eval(said, {**names, "batches": batches}))
+    stated = plan.statement()
+    assert stated.steps == plan.steps
+    assert "beside the optimizer depends on released values" in str(stated)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import types
 import warnings
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tfdpclip import accounting
+from tfdpclip.accounting import PrivacyMismatchError
 
 EXAMPLES = 400
 
@@ -157,6 +159,42 @@ def test_a_ledger_file_outlives_the_plan(tmp_path):
     trained(again)
     assert again.statement().steps == 12
     assert again.replace(epochs=4).ledger.steps == 0
+
+
+@pytest.mark.slow
+def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
+    """Another epsilon, rate and clip on the same ledger, and the same after a kill."""
+    path = tmp_path / "ledger.json"
+    trained(plan_of(epsilon=1.6, ledger=path), clip=1.0)
+    with pytest.raises(PrivacyMismatchError) as found:
+        trained(plan_of(ledger=path), clip=1.0)
+    assert "say allow_change=True to the PrivacyPlan" in str(found.value)
+    changed = dict(batch_size=50, ledger=path, allow_change=True)
+    plan = plan_of(**changed)
+    assert plan.noise_multiplier > plan_of(batch_size=50).noise_multiplier
+    assert 2.99 < plan.planned_epsilon <= 3
+    assert "by pld, with 12 steps of the ledger" in str(plan)
+    assert all(row["epsilon"] > 1.6 for row in plan.rows())  # which are spent
+    trained(plan, epochs=1, clip=2.0)
+    again = plan_of(**changed)
+    assert again.noise_multiplier == plan.noise_multiplier
+    _, history = trained(again, epochs=plan.epochs, clip=2.0)
+    # All the steps that were planned, and not one more.
+    assert again.ledger.steps == 12 + plan.steps
+    assert 2.99 < history["epsilon"][-1] <= 3
+    assert again.statement().epsilon == again.planned_epsilon
+    with pytest.raises(ValueError, match="epsilon = 1 is spent: the steps that ran"):
+        plan_of(epsilon=1, batch_size=200, ledger=path, allow_change=True)
+
+
+@pytest.mark.slow
+def test_another_clip_of_the_same_plan_is_a_change_that_must_be_meant():
+    plan = plan_of(allow_change=True)
+    trained(plan, epochs=1, clip=1.0)
+    trained(plan, epochs=2, clip=2.0)
+    stated = plan.statement()
+    assert stated.steps == plan.steps and 2.99 < stated.epsilon <= 3
+    assert len(stated.clips) == 2
 
 
 @pytest.mark.slow
@@ -345,6 +383,43 @@ def test_counts_that_are_too_precise_are_refused_before_the_model_is_made():
         plan.optimizer(dpc.keras.DPSGD, 0.1, clip=precise)
     plan.optimizer(dpc.keras.DPSGD, 0.1)
     plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(epsilon=1, batch_size=3, epochs=3, sampling="shuffled"),
+        pytest.param(
+            dict(epsilon=0.1, delta=1e-3, examples=100, batch_size=5, epochs=3),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            dict(epsilon=0.05, batch_size=4, epochs=1, physical_batch_size=2),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_batch_that_is_said_to_be_enough_is_enough(changes):
+    """With the noise of that batch, which is more than that of the small one."""
+    plan = plan_of(**changes)
+    with pytest.raises(ValueError, match=r"batch_size=\d+ is too small") as found:
+        plan.optimizer(dpc.keras.DPSGD, 0.1)
+    enough = int(re.search(r"batch_size=(\d+) is enough", str(found.value))[1])
+    larger = plan_of(**{**changes, "batch_size": enough})
+    assert larger.optimizer(dpc.keras.DPSGD, 0.1).expected_batch_size == enough
+    with pytest.raises(ValueError, match="too small"):  # Not many more than need be.
+        less = max(changes["batch_size"], int(0.9 * enough) - 1)
+        plan_of(**{**changes, "batch_size": less}).optimizer(dpc.keras.DPSGD, 0.1)
+
+
+def test_where_no_batch_is_enough_clips_that_count_nothing_are():
+    given = dict(epsilon=0.1, delta=1e-3, examples=100, batch_size=5, epochs=100)
+    plan = plan_of(**given)
+    with pytest.raises(ValueError, match="Even all 100 examples are too few") as found:
+        plan.optimizer(dpc.keras.DPSGD, 0.1)
+    assert "clip=dpc.AutomaticClip(), or a clip norm" in str(found.value)
+    for clip in (dpc.AutomaticClip(), 1.0):
+        plan.optimizer(dpc.keras.DPSGD, 0.1, clip=clip)
 
 
 @pytest.mark.slow

@@ -193,6 +193,7 @@ ACCOUNTING = {
         epsilon=1.0,
         steps=10,
         sensitivity=None,
+        spent=dp_accounting.NoOpDpEvent(),
     ),
     "steps_for": case(
         accounting.steps_for,

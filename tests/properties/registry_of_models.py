@@ -112,6 +112,7 @@ KERAS: dict[str, Any] = {
         physical_batch_size=None,
         accountant="pld",
         ledger=None,
+        allow_change=False,
         secret=None,
     ),
     "PrivacyPlan.optimizer": case(

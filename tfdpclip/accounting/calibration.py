@@ -13,10 +13,15 @@ import dp_accounting
 import numpy as np
 
 from tfdpclip import _arguments
+from tfdpclip._docs import see
 from tfdpclip.accounting import _pld, accountants, gdp, search
 from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
+
+
+class BudgetSpentError(ValueError):
+    """Nothing is left of a budget."""
 
 
 def epsilon(
@@ -152,6 +157,7 @@ def noise_multiplier(
     unit: str = "example",
     sensitivity: float | None = None,
     matrix: NoiseMatrix | None = None,
+    spent: dp_accounting.DpEvent | None = None,
 ) -> float:
     """Returns the least noise multiplier with which a run stays within a budget.
 
@@ -164,6 +170,7 @@ def noise_multiplier(
       unit: What is clipped.
       sensitivity: Overrides the sensitivity, in clip norms.
       matrix: C of correlated noise, for all the steps; None for independent noise.
+      spent: What has already run, if anything, and is within the budget.
 
     Returns:
       z with `epsilon(z, ...) <= epsilon`, never above it and at most a relative 3e-5
@@ -188,9 +195,10 @@ def noise_multiplier(
         _event(1.0, steps, sampling, unit, sensitivity, matrix)  # Validates the rest.
         return 0.0
 
+    past = _past(spent)
     leaves = events.leaves(_event(1.0, steps, sampling, unit, sensitivity, matrix))
     mu = _pld.gaussian_mu(leaves)
-    if mu is not None and accountant != "rdp":
+    if mu is not None and accountant != "rdp" and spent is None:
         z = mu / gdp.gdp_mu(epsilon, delta) * (1 + 1e-12)
         if not math.isfinite(z):
             raise ValueError(
@@ -200,11 +208,22 @@ def noise_multiplier(
             )
         return z
 
-    def spent(z: float, coarseness: float = 1.0) -> float:
-        event = _event(z, steps, sampling, unit, sensitivity, matrix)
+    if spent is not None:
+        before = accountants.epsilon(past, delta, accountant, 1.0)
+        if not before < epsilon:
+            raise BudgetSpentError(
+                f"epsilon = {epsilon:g} is spent: the steps that ran took "
+                f"{before:.4g} at delta = {delta:g}, and epsilon is the budget of "
+                f"those and of the steps to come. Give an epsilon above {before:.4g}."
+                + see("a-spent-budget")
+            )
+
+    def total(z: float, coarseness: float = 1.0) -> float:
+        new = _event(z, steps, sampling, unit, sensitivity, matrix)
+        event = new if spent is None else dp_accounting.ComposedDpEvent([past, new])
         return accountants.epsilon(event, delta, accountant, coarseness)
 
-    return search.least_noise(spent, epsilon, accountant == "pld")
+    return search.least_noise(total, epsilon, accountant == "pld")
 
 
 def steps_for(
@@ -246,9 +265,7 @@ def steps_for(
     delta = _arguments.delta(delta)
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
-    past = dp_accounting.NoOpDpEvent()
-    if spent is not None:
-        past = events.check_event("spent", spent)
+    past = _past(spent)
     if epsilon == math.inf:
         return search.MAX_STEPS
     if z == 0:
@@ -308,6 +325,12 @@ def epsilon_profile(
             for count in _arguments.items("steps", steps)
         ]
     )
+
+
+def _past(spent: dp_accounting.DpEvent | None) -> dp_accounting.DpEvent:
+    if spent is None:
+        return dp_accounting.NoOpDpEvent()
+    return events.check_event("spent", spent)
 
 
 def _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix=None):

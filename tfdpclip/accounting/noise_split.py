@@ -18,6 +18,21 @@ _MOST_GROUPS = 10**6
 DEFAULT_SHARE = 0.5
 
 
+class SmallBatchError(ValueError):
+    """A step has too few records for the noise that hides how many a rule counts.
+
+    Args:
+      message: what to do about it.
+
+    Attributes:
+      rule: the clip rule that counts, if it is known.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.rule: Any = None
+
+
 def split_noise_multiplier(
     noise_multiplier: float, count_stddevs: Sequence[float] = ()
 ) -> float:
@@ -108,7 +123,12 @@ def count_stddevs(
         )
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     records = _arguments.positive("records_per_step", records_per_step)
-    return raised(rule.count_stddevs(records, z > 0), rule.default_counts, records, z)
+    counts = rule.count_stddevs(records, z > 0)
+    try:
+        return raised(counts, rule.default_counts, records, z)
+    except SmallBatchError as error:
+        error.rule = rule
+        raise
 
 
 def raised(
@@ -124,7 +144,7 @@ def raised(
     pairs = list(zip(stddevs, free, strict=True))
     largest = max(factor * s for s, is_free in pairs if is_free)
     if not largest <= records / 2:
-        raise ValueError(_unfollowable(z, records, largest))
+        raise SmallBatchError(_unfollowable(z, records, largest))
     return tuple(factor * s if is_free else s for s, is_free in pairs)
 
 
@@ -278,8 +298,8 @@ def _unfollowable(z: float, records: float, stddev: float) -> str:
     return (
         f"noise_multiplier {z:g} is too large for counts of {records:g} records per "
         f"step (or clients per round): the count_stddev that leaves enough to the sum, "
-        f"{stddev:.4g}, is over half of them, and no clip norm follows that. Take "
-        f"at least {least} records (records_per_step={least}), or a clip that counts "
-        "nothing, such as dpc.AutomaticClip(), or choose count_stddev yourself."
-        + see("counts-that-cost-privacy")
+        f"{stddev:.4g}, is over half of them, and no clip norm follows that. With "
+        f"this noise take at least {least} records (records_per_step={least}), or a "
+        "clip that counts nothing, such as dpc.AutomaticClip(), or choose "
+        "count_stddev yourself." + see("counts-that-cost-privacy")
     )

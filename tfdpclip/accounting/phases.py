@@ -21,6 +21,11 @@ from tfdpclip.sampling.base import SamplingScheme
 
 # What follows from the data and from the room for a draw.
 _ROOM = ("capacity", "population")
+_MEANT = (
+    "If that is meant, say allow_change=True to the PrivacyPlan, PrivacyBudget or "
+    "RoundBudget (to a ledger of your own, ledger.begin(..., change=True)): both "
+    "phases are then counted." + see("changed-settings")
+)
 
 
 class PrivacyMismatchError(ValueError):
@@ -286,9 +291,8 @@ class Phase:
                 f"{name} was {before[name]!r}, now {now[name]!r}" for name in differing
             )
             raise PrivacyMismatchError(
-                f"The privacy configuration differs from what has run: {changes}. If "
-                "that is meant, say so with change=True; both phases are then counted."
-                + see("changed-settings")
+                f"The privacy configuration differs from what has run: {changes}. "
+                + _MEANT
             )
         if not change and not self._alike(new):
             kinds = (self._described(), new._described())
@@ -296,8 +300,7 @@ class Phase:
             raise PrivacyMismatchError(
                 "What draws records or correlates noise is not what has run: "
                 f"{kinds[0]} before, {kinds[1]} now{again * (kinds[0] == kinds[1])}. "
-                "If that is meant, say so with change=True; both phases are then "
-                "counted." + see("changed-settings")
+                + _MEANT
             )
 
 

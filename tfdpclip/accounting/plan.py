@@ -6,33 +6,36 @@
 from __future__ import annotations
 
 import abc
+import contextlib
+import copy
+import dataclasses
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
-from tfdpclip import _arguments, _progress
-from tfdpclip._notebook import ShownAsText, aligned
-from tfdpclip.accounting import accountants
-from tfdpclip.accounting.calibration import epsilon as epsilon_of
-from tfdpclip.accounting.calibration import noise_multiplier
-from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.noise_split import count_stddevs, split_noise_multiplier
-from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
-from tfdpclip.correlated import (
-    BufferedToeplitz,
-    NoiseMatrix,
-    SquareRootToeplitz,
-    Tree,
-    Workload,
-)
+import dp_accounting
 
-#: Correlated noise, by name.
-NOISE = ("independent", "buffered", "toeplitz", "tree")
-#: Those that are made for the momentum of the optimizer.
-MADE_FOR_MOMENTUM = ("buffered", "toeplitz")
-# Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
-_BUFFERS, _BANDS = 3, 16
+from tfdpclip import _arguments, _progress
+from tfdpclip._docs import see
+from tfdpclip._notebook import ShownAsText, aligned
+from tfdpclip.accounting.calibration import (
+    BudgetSpentError,
+    event_epsilon,
+    noise_multiplier,
+)
+from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.noise_split import (
+    SmallBatchError,
+    count_stddevs,
+    split_noise_multiplier,
+)
+from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
+from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
+from tfdpclip.correlated import NoiseMatrix
+
+# What decides the cost of a phase's steps.
+_DECISIVE = ("sampling", "noise_multiplier", "unit", "noise", "horizon")
 
 
 class BudgetPlan(ShownAsText, abc.ABC):
@@ -49,6 +52,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
       unit: what is clipped.
       accountant: `"pld"` or `"rdp"`.
       ledger: a ledger, or the path of its file; None for one in memory.
+      allow_change: whether the plan may come after other phases of the ledger.
       matrix: of correlated noise, for all the steps; None for independent noise.
     """
 
@@ -69,6 +73,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         unit: str,
         accountant: str,
         ledger: Ledger | str | os.PathLike[str] | None,
+        allow_change: bool,
         matrix: NoiseMatrix | None = None,
     ):
         self._settings = settings
@@ -85,25 +90,62 @@ class BudgetPlan(ShownAsText, abc.ABC):
         self._population, self._size, self._unit = population, size, unit
         self._matrix = matrix
         self._clip = ""
-        #: z: the least noise with which the whole run stays within the budget.
-        self.noise_multiplier = noise_multiplier(
-            epsilon, delta, steps, scheme, accountant, unit=unit, matrix=matrix
-        )
         #: What has been spent, step by step.
         self.ledger = Ledger.open(ledger, delta, accountant)
+        self._allow_change = _arguments.boolean("allow_change", allow_change)
+        phases = copy.deepcopy(self.ledger.phases) if allow_change else []
+        # Those of other plans. The last may be what an earlier process ran of this one.
+        self._before = phases[:-1]
+        #: z: the least noise with which the whole run stays within the budget.
+        self.noise_multiplier = self._least_noise()
+        if phases and not self._runs_in(phases[-1]):
+            self._before = phases
+            self.noise_multiplier = self._least_noise()
 
-    @property
-    def planned_epsilon(self) -> float:
-        """What the whole run spends: the budget, or very little less."""
-        return epsilon_of(
-            self.noise_multiplier,
+    def _least_noise(self) -> float:
+        return noise_multiplier(
+            self.epsilon,
+            self.delta,
             self.steps,
             self.scheme,
-            self.delta,
             self.accountant,
             unit=self._unit,
             matrix=self._matrix,
+            spent=self._spent_before(),
         )
+
+    def _planned(self) -> Phase:
+        """The whole run, as a phase of the ledger."""
+        horizon = None if self._matrix is None else self.steps
+        return Phase(
+            self.scheme,
+            self.noise_multiplier,
+            self._unit,
+            runs=[self.steps],
+            noise=self._matrix,
+            horizon=horizon,
+        )
+
+    def _runs_in(self, phase: Phase) -> bool:
+        """Whether a phase of the ledger has steps as this plan draws and noises."""
+        ours, found = self._planned().settings(), phase.settings()
+        return all(ours[name] == found[name] for name in _DECISIVE)
+
+    def _spent_before(self) -> dp_accounting.DpEvent | None:
+        if not self._before:
+            return None
+        return dp_accounting.ComposedDpEvent([part.event() for part in self._before])
+
+    @property
+    def planned_epsilon(self) -> float:
+        """What the whole run spends: the budget, or very little less.
+
+        With `allow_change`, that of the other phases of the ledger is among it.
+        """
+        event = dp_accounting.ComposedDpEvent(
+            [part.event() for part in (*self._before, self._planned())]
+        )
+        return event_epsilon(event, self.delta, self.accountant)
 
     def replace(self, **changes: Any) -> Any:
         """A new plan with other arguments, with a ledger of its own that is empty.
@@ -140,8 +182,18 @@ class BudgetPlan(ShownAsText, abc.ABC):
                 if value < 1 or (name == self._SIZE and value > self._population):
                     continue
             words = f"{'half' if factor < 1 else 'twice'} the {name.replace('_', ' ')}"
-            found.append(self._row(words, self.replace(**{name: value})))
+            with contextlib.suppress(BudgetSpentError):
+                found.append(self._row(words, self._neighbour(name, value)))
         return found
+
+    def _neighbour(self, name: str, value: Any) -> BudgetPlan:
+        """A plan that comes after the same phases."""
+        before = Ledger(self.delta, self.accountant)
+        if self._before:
+            # The last one stands for what the neighbour does in this plan's place.
+            own = dataclasses.replace(self._planned(), runs=[0])
+            before.phases = [*self._before, own]
+        return self.replace(**{name: value}, ledger=before)
 
     def _row(self, change: str, plan: BudgetPlan) -> dict[str, Any]:
         return {
@@ -199,6 +251,14 @@ class BudgetPlan(ShownAsText, abc.ABC):
         stated = self.ledger.statement()
         return stated if format is None else stated.render(format)
 
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """What refuses a clip rule's counts in here says which batches have room."""
+        try:
+            yield
+        except SmallBatchError as error:
+            raise ValueError(self._size_for(error.rule)) from None
+
     def _check_counts(self, rule: Any) -> None:
         """Raises if what the clip rule counts is too precise for the noise.
 
@@ -207,6 +267,36 @@ class BudgetPlan(ShownAsText, abc.ABC):
         if not rule.has_groups:
             z = self.noise_multiplier
             split_noise_multiplier(z, count_stddevs(rule, float(self._size), z))
+
+    def _size_for(self, rule: Any) -> str:
+        """Says from which size on a batch hides what a rule counts, by its own noise.
+
+        A larger batch has more noise, and less of it for each of its records.
+        """
+
+        def enough(size: int) -> bool:
+            try:
+                self._neighbour(self._SIZE, size)._check_counts(rule)
+            except ValueError:
+                return False
+            return True
+
+        low, high = int(self._size), self._population
+        with _progress.calls(enough, title="batch size", unit="plan") as counted:
+            found = counted(high)
+            while found and high - low > max(1, low // 20):
+                size = (low + high) // 2
+                low, high = (low, size) if counted(size) else (size, high)
+        fits = f"Even all {high} {self._RECORDS} are too few. Take"
+        if found:
+            fits = f"{self._SIZE}={high} is enough. Or take"
+        return (
+            f"{self._SIZE}={self._size} is too small for {rule}: it counts the records "
+            "below its clip norm, and the noise that hides the count would be over "
+            f"half of the batch. {fits} a clip that counts nothing: "
+            "clip=dpc.AutomaticClip(), or a clip norm that you choose, as in clip=1.0."
+            + see("counts-that-cost-privacy")
+        )
 
     def _facts_of_release(self) -> list[tuple[str, str]]:
         """What the plan's text says of correlated noise, and of the clip."""
@@ -231,7 +321,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
             f"{self._population:,} {self._RECORDS}.",
             *(f"  {name + ':':<12} {text}" for name, text in self._facts()),
             f"  {'will spend:':<12} epsilon {self.planned_epsilon:.4g} at delta "
-            f"{self.delta:g}, by {self.accountant}",
+            f"{self.delta:g}, by {self.accountant}{self._with_what()}",
         ]
         try:
             self._refuse_unseen()
@@ -242,6 +332,10 @@ class BudgetPlan(ShownAsText, abc.ABC):
                 lines += ["", "So far, as it was counted:", str(self.statement())]
         return "\n".join(lines)
 
+    def _with_what(self) -> str:
+        steps = sum(phase.steps for phase in self._before)
+        return f", with {steps:,} {self._STEP}s of the ledger" if steps else ""
+
     def __repr__(self) -> str:
         given = ", ".join(
             f"{name}={value!r}"
@@ -249,83 +343,6 @@ class BudgetPlan(ShownAsText, abc.ABC):
             if value is not None
         )
         return f"{type(self).__name__}({given})"
-
-
-def check_facts(epsilon: Any, delta: Any, name: str, population: Any) -> tuple:
-    """The budget and the population, checked; a delta that says nothing is refused.
-
-    Raises:
-      ValueError: If an argument is out of range.
-    """
-    epsilon = _arguments.positive("epsilon", epsilon)
-    delta = _arguments.delta(delta)
-    population = _arguments.integer(name, population, 1)
-    if delta * population >= 1:
-        raise ValueError(
-            f"delta must be below 1 / {name} ({1 / population:.2g}), got {delta:g}: a "
-            "program that publishes a whole record at random would keep that promise. "
-            f"For example delta={10 ** -(len(str(population)) + 1):g}."
-        )
-    return epsilon, delta, population
-
-
-def check_accountant(accountant: Any) -> str:
-    """An accountant that keeps budgets.
-
-    Raises:
-      ValueError: If it is another one.
-    """
-    allowed = tuple(a for a in accountants.ACCOUNTANTS if a != "gdp")
-    return _arguments.choice("accountant", accountant, allowed)
-
-
-def check_noise(noise: Any, momentum: Any) -> float:
-    """Looks at what a plan is told of its noise; returns the momentum, checked.
-
-    Args:
-      noise: A name of `NOISE`, or a matrix.
-      momentum: What a matrix that is named is made for.
-
-    Raises:
-      ValueError: If it is something else, or nothing is made for the momentum.
-    """
-    given = isinstance(noise, NoiseMatrix)
-    if not given:
-        _arguments.choice("noise", noise, NOISE)
-    momentum = Workload(momentum).momentum
-    if momentum and given:
-        raise ValueError(
-            f"momentum={momentum:g} is for matrices that the plan makes, and noise is "
-            "one already. Make it for that momentum, as in BufferedToeplitz(3, steps, "
-            f"scheme, Workload(momentum={momentum:g})), and leave momentum out; or say "
-            'noise="buffered".'
-        )
-    if momentum and noise not in MADE_FOR_MOMENTUM:
-        raise ValueError(
-            f'momentum is what noise="buffered" and "toeplitz" are made for, and noise='
-            f'"{noise}" is the same for every optimizer: leave it out.'
-        )
-    return momentum
-
-
-def named_matrix(
-    noise: str | NoiseMatrix, steps: int, scheme: Any, momentum: float = 0.0
-) -> NoiseMatrix | None:
-    """The matrix that an argument stands for; None for independent noise.
-
-    Args:
-      noise: One of `NOISE`, or a matrix.
-      steps: For how many steps.
-      scheme: What draws the records.
-      momentum: Of what the releases go into; for matrices that are named.
-    """
-    if isinstance(noise, NoiseMatrix):
-        return noise
-    if noise == "buffered":
-        return BufferedToeplitz(_BUFFERS, steps, scheme, Workload(momentum))
-    if noise == "toeplitz":
-        return SquareRootToeplitz(_BANDS, momentum)
-    return Tree() if noise == "tree" else None
 
 
 def _cell(value: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.plan import (
-    BudgetPlan,
+from tfdpclip.accounting.plan import BudgetPlan
+from tfdpclip.accounting.plan_arguments import (
     check_accountant,
     check_facts,
     check_noise,
@@ -82,6 +82,10 @@ class PrivacyPlan(BudgetPlan):
         default as often as the separation lets it.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+      allow_change: Whether the plan may come after other phases of its ledger: of
+        another plan, another clip rule. Both are counted: `epsilon` is then for what
+        the ledger has spent already and for this run, and the noise is the least with
+        which both stay within it.
 
     Attributes:
       epsilon: As given.
@@ -122,6 +126,7 @@ class PrivacyPlan(BudgetPlan):
         participations: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        allow_change: bool = False,
     ):
         settings = dict(
             epsilon=epsilon,
@@ -136,6 +141,7 @@ class PrivacyPlan(BudgetPlan):
             participations=participations,
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
         )
         momentum = check_noise(noise, momentum)
         if sampling is None:
@@ -173,6 +179,7 @@ class PrivacyPlan(BudgetPlan):
             unit="client",
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
             matrix=matrix,
         )
 
@@ -211,13 +218,14 @@ class PrivacyPlan(BudgetPlan):
                 "clip must not be None: nothing would bound one client. Leave it out, "
                 "or give a clip rule or a clip norm."
             )
-        made = clipped_mean(
-            self.noise_multiplier,
-            float(self.clients_per_round),
-            noise=self.noise or "central",
-            **options,
-        )
-        self._check_counts(made.clip)
+        with self._counting():
+            made = clipped_mean(
+                self.noise_multiplier,
+                float(self.clients_per_round),
+                noise=self.noise or "central",
+                **options,
+            )
+            self._check_counts(made.clip)
         self._aggregator = made
         self._clip, self._divisor = str(made.clip), made.divisor
         return made
@@ -264,6 +272,7 @@ class PrivacyPlan(BudgetPlan):
             aggregator=self._aggregator,
             accountant=self.accountant,
             ledger=self.ledger,
+            allow_change=self._allow_change,
             continued=continued,
         )
 

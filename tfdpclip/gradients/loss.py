@@ -17,11 +17,12 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients import loss_checks, ops
+from tfdpclip.gradients.advice import FIX, PER_EXAMPLE, of_structure
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.known import static_number
-from tfdpclip.gradients.loss_checks import BY_BATCH, FIX, PER_EXAMPLE
+from tfdpclip.gradients.loss_checks import BY_BATCH
 from tfdpclip.gradients.misplaced_weights import refuse_weights
 from tfdpclip.gradients.padding import any_present, weights_mask
 from tfdpclip.gradients.public_terms import check_public
@@ -250,7 +251,8 @@ class _Walker:
             refuse_weights(op, self._flows)
             raise LossStructureError(
                 f"The loss is not a sum over the examples of a batch: {op.name!r} (a "
-                f"{op.type}) combines them in a way that cannot be taken apart. " + FIX
+                f"{op.type}) combines them in a way that cannot be taken apart. "
+                + of_structure(op, flow.coupled)
             )
 
     def _stopped(self, tensor, scale):

@@ -7,64 +7,13 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfdpclip import _keras_marks
 from tfdpclip._docs import see
-from tfdpclip.gradients import ops, origins
+from tfdpclip.gradients import advice, ops, origins
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.slices import axes_cut
 
-FIX = (
-    "Give one loss per example instead: compile with "
-    "loss=tf.keras.losses.MeanSquaredError(reduction='none') (or your own loss with "
-    "reduction='none'), or pass the unreduced loss, of shape [batch], to "
-    "optimizer.minimize(per_example_loss, variables, tape=tape)."
-)
-PER_EXAMPLE = (
-    "average each example over its own entries: compile with "
-    "loss=dpc.keras.PerExampleLoss(tf.keras.losses.SparseCategoricalCrossentropy("
-    "from_logits=True)), or whichever loss it is. "
-)
-# Of what mixes examples, by what it is called in the graph.
-BATCH_NORM = (
-    "This is batch normalisation in training mode. Replace it, as by "
-    "model = dpc.keras.convert_batchnorm(model), which makes GroupNormalization of it, "
-    "or freeze the layer with layer.trainable = False, as dpc.keras.film(model) does."
-)
-OTHERWISE = (
-    "Batch normalisation in training mode does this (use GroupNormalization or "
-    "LayerNormalization, or freeze the layer with layer.trainable = False), and so do "
-    "an in-batch contrastive loss and a masked mean over the batch, as of masked "
-    "sequences: of those, " + PER_EXAMPLE + FIX
-)
-MASKED = (
-    "A mean over the unmasked entries of the whole batch does this, which Keras makes "
-    "of masks (mask_zero=True) and of ignore_class. In its place, " + PER_EXAMPLE + FIX
-)
-SELECTION = (
-    "It puts the losses, or other numbers, of all the examples in order: which of them "
-    "are chosen is decided by all of them. Give every example a loss that is a "
-    "function of that example alone, in the place of the largest few: "
-    "tf.nn.relu(loss - threshold), say, with a threshold that is a constant. "
-)
-SAMPLER = (
-    "It samples classes that were labels of this batch, or of earlier ones. Sample "
-    "them with tf.random.log_uniform_candidate_sampler, uniform_candidate_sampler or "
-    "fixed_unigram_candidate_sampler, whose classes do not depend on the data. "
-)
-HISTOGRAM = (
-    "It counts the values of all the examples together. Keras 3's Equalization layer "
-    "does, so that how bright one image becomes is decided by a histogram of all of "
-    "them, and RandAugment and AugMix contain that layer. Call such a layer with "
-    "single images, in the data pipeline, before batches are drawn; others, as "
-    "RandomContrast and AutoContrast, keep the images of a batch apart. "
-)
-_BY_TYPE = {
-    **dict.fromkeys(("Bincount", "DenseBincount"), HISTOGRAM),
-    **dict.fromkeys(("TopK", "TopKV2"), SELECTION),
-    **dict.fromkeys(ops.LEARNING_SAMPLERS, SAMPLER),
-}
 # What the seeds of random numbers are called among an op's inputs.
 _SEEDS = ("seed", "key", "counter")
 # And those that say of which size the numbers are.
@@ -273,7 +222,7 @@ def _is_sized(tensor: tf.Tensor, flows: Dataflow) -> bool:
 
 def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:
     """Refuses what ops with advice of their own made of all the examples."""
-    if flow.coupled is not None and flow.coupled.type in _BY_TYPE:
+    if flow.coupled is not None and advice.has_own(flow.coupled):
         check_uncoupled(tensor, flow)
 
 
@@ -281,23 +230,12 @@ def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
     """Raises if an example's loss depends on other examples."""
     if flow.coupled is not None:
         op = flow.coupled
-        by_batch_norm = op.type.startswith("FusedBatchNorm") or "/moments/" in op.name
-        otherwise = MASKED if _counts_entries(op, tensor) else OTHERWISE
-        advice = BATCH_NORM if by_batch_norm else _BY_TYPE.get(op.type, otherwise)
         raise ExampleIsolationError(
             f"The loss of one example depends on other examples: {op.name!r} "
             f"(a {op.type}) combines the examples of a batch before {tensor.name!r}. "
-            + advice
+            + advice.of(op, tensor)
             + see("mixed-examples")
         )
-
-
-def _counts_entries(op: tf.Operation, tensor: tf.Tensor) -> bool:
-    """Whether Keras does this where it reduces a loss, to what a mask leaves of it."""
-    scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
-    within = bool(scope and weighted) and op.name.startswith(scope)
-    in_loss = within or _keras_marks.COMPILED_LOSS in op.name
-    return in_loss and op.type in ("Sum", "ScatterNd")
 
 
 def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
@@ -334,7 +272,7 @@ def as_long(tensor: tf.Tensor, name: str, batch_size: tf.Tensor) -> list[tf.Oper
         [
             f"LossStructureError: the loss is not a sum over the examples of a batch: "
             f"its term `{name}` has a number of entries that is no multiple of "
-            "the number of examples. " + FIX.replace("'", "`"),
+            "the number of examples. " + advice.FIX.replace("'", "`"),
             size,
             batch_size,
         ],

@@ -264,6 +264,17 @@ def moments_of(optimizer: Any, place: int) -> tuple[tf.Variable, tf.Variable]:
     return optimizer._momentums[place], optimizer._velocities[place]
 
 
+def averages_of(optimizer: Any) -> list[tuple[Any, Any]]:
+    """None: nothing of Keras 2 swaps weights and averages."""
+    del optimizer
+    return []
+
+
+def swapped(weight: Any, average: Any) -> tuple[Any, Any]:
+    """What nothing asks for here."""
+    return average, weight
+
+
 @contextlib.contextmanager
 def updated_by(optimizer: Any, function: Callable) -> Iterator[None]:
     """Has an optimizer hand its gradients to a function, and count, for a while."""

@@ -399,6 +399,19 @@ def moments_of(optimizer: Any, place: int) -> tuple[tf.Variable, tf.Variable]:
     return optimizer._momentums[place], optimizer._velocities[place]
 
 
+def averages_of(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Pairs of a weight and its moving average, which `SwapEMAWeights` swaps."""
+    averages = getattr(optimizer, "_model_variables_moving_average", [])
+    return list(zip(optimizer._trainable_variables, averages, strict=False))
+
+
+def swapped(weight: Any, average: Any) -> tuple[Any, Any]:
+    """What `SwapEMAWeights` makes of both, with the rounding of its sums."""
+    both = tf.add(weight, average)
+    new_average = tf.subtract(both, average)
+    return tf.subtract(both, new_average).numpy(), new_average.numpy()
+
+
 @contextlib.contextmanager
 def updated_by(optimizer: Any, function: Callable) -> Iterator[None]:
     """Has an optimizer hand its gradients to a function, and count, for a while."""

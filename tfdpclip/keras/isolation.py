@@ -12,7 +12,9 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, path_of
 from tfdpclip.gradients import ExampleIsolationError
+from tfdpclip.gradients.advice import of_layers
 from tfdpclip.keras import _compat
+from tfdpclip.keras.normalization import FrozenBatchNormalization
 
 # What TensorFlow gives as the global seed where none was set.
 _NO_SEED = 87654321
@@ -134,6 +136,12 @@ class _Runs:
         # Every other record.
         self.even = np.arange(count) // each % 2 == 0
         self.variables = all_unwrapped(model.trainable_variables)
+        # The classes of layers that train, or have nothing to train.
+        self.layers = [
+            type(layer).__name__
+            for layer in _compat.layers_of(model)
+            if layer.trainable and not isinstance(layer, FrozenBatchNormalization)
+        ]
         rng = np.random.default_rng()
         self._seed = int(rng.integers(2**31))
         # Of both signs, and none near 0.
@@ -192,7 +200,7 @@ def _compare(
                 if made_up:
                     continue
                 raise
-            _check_losses(before.losses, after.losses, replaced, tolerance)
+            _check_losses(run, before.losses, after.losses, replaced, tolerance)
             moved = after.gradients(weights)
             # 0 times infinity, where an outlier overflows.
             if not made_up or all(np.isfinite(part).all() for part in moved):
@@ -238,7 +246,7 @@ def _named(replaced: np.ndarray) -> str:
     return f"examples {', '.join(names[:3])}" + ", ..." * (len(names) > 3)
 
 
-def _check_losses(before, after, replaced: np.ndarray, tolerance: float) -> None:
+def _check_losses(run, before, after, replaced: np.ndarray, tolerance: float) -> None:
     rest = ~replaced
     change = np.abs(after - before)[rest]
     size = np.maximum(np.abs(before[rest]), np.abs(before).mean())
@@ -248,8 +256,8 @@ def _check_losses(before, after, replaced: np.ndarray, tolerance: float) -> None
             f"Replacing {_named(replaced)} changed the loss of example "
             f"{np.flatnonzero(rest)[worst]} by {change[worst]:.3g}: the model "
             "combines the examples of a batch, so clipping protects nobody. "
-            "Batch normalisation in training mode does this; use "
-            "GroupNormalization or LayerNormalization." + see("mixed-examples")
+            + of_layers(run.layers)
+            + see("mixed-examples")
         )
 
 

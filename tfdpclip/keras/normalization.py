@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,6 +76,11 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     all other weights are copied. The outputs are not the same: the moving statistics
     have no counterpart, and the model needs training. Layers keep their names.
 
+    A layer that its `get_config()` does not make again (of a `Lambda`, an activation
+    or a regulariser of one's own, for instance) is kept as it is: the same object is
+    in both models, with its weights. A warning names such layers; train only the model
+    that is returned then.
+
     Args:
       model: a built functional or Sequential model, nested ones included.
       groups: the largest number of groups, 1 or above. A layer gets the largest number
@@ -99,73 +106,111 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     check_built(model)
     if not any(_is_batchnorm(layer) for layer in _compat.layers_of(model)):
         raise ValueError("model has no BatchNormalization: use it as it is.")
-    return _convert(model, groups, set())
+    conversion = _Conversion(groups)
+    converted = conversion.of(model)
+    while not conversion.copy_weights():
+        converted = conversion.of(model)
+    _warn_of_shared([layer for layer in conversion.kept.values() if layer.weights])
+    return converted
+
+
+def _warn_of_shared(layers: Sequence[tf.keras.layers.Layer]) -> None:
+    if layers:
+        names = [f"{layer.name!r} (a {type(layer).__name__})" for layer in layers[:3]]
+        more = f" and {len(layers) - 3} more" * (len(layers) > 3)
+        warnings.warn(
+            "convert_batchnorm shares weights of both models, in the layers "
+            f"{', '.join(names)}{more}: get_config() does not make these layers again, "
+            "so they are not copied. Train only the model that is returned.",
+            stacklevel=3,
+        )
 
 
 def _is_batchnorm(layer) -> bool:
     return isinstance(layer, _compat.BATCH_NORMALIZATION)
 
 
-def _convert(model, groups, seen):
-    if not _can_convert(model):
-        raise ValueError(
-            f"model {model.name!r} is a subclass of tf.keras.Model, whose structure "
-            "only its code knows: write tf.keras.layers.GroupNormalization(groups) for "
-            "BatchNormalization() there."
-        )
-    pairs: list[tuple] = []
+class _Conversion:
+    """Which layer became which, in all the models that are nested in one.
 
-    def clone(layer):
-        if id(layer) in seen:
+    Args:
+      groups: the largest number of groups.
+
+    Attributes:
+      kept: layers, by `id`, that are not copied.
+    """
+
+    def __init__(self, groups: int):
+        self._groups = groups
+        self.kept: dict[int, tf.keras.layers.Layer] = {}
+        self._pairs: dict[int, tuple] = {}
+
+    def of(self, model):
+        """The model again, of the layers of this conversion."""
+        if not _can_convert(model):
             raise ValueError(
-                f"model: the layer {layer.name!r} is in more than one model, and would "
-                "become two. Build the model with GroupNormalization instead."
+                f"model {model.name!r} is a subclass of tf.keras.Model, whose "
+                "structure only its code knows: write "
+                "tf.keras.layers.GroupNormalization(groups) for BatchNormalization() "
+                "there."
             )
-        seen.add(id(layer))
-        new = _clone_layer(layer, groups, seen)
-        pairs.append((layer, new))
-        return new
+        converted = _compat.cloned(model, self._layer)
+        if not converted.built and model.built:
+            converted.build(model.input_shape)
+        _compat.set_trains_itself(converted, _compat.trains_itself(model))
+        return converted
 
-    converted = _compat.cloned(model, clone)
-    if not converted.built and model.built:
-        converted.build(model.input_shape)
-    for old, new in pairs:
-        if _is_batchnorm(old):
-            new.trainable = old.trainable
-            for name in ("gamma", "beta"):
-                if getattr(old, name, None) is not None:
-                    getattr(new, name).assign(getattr(old, name))
-        elif not _can_convert(old):  # which would have copied its own
-            _copy(old, new)
-    _compat.set_trains_itself(converted, _compat.trains_itself(model))
-    return converted
+    def copy_weights(self) -> bool:
+        """Copies all weights; False if the models must be made again.
+
+        A layer whose copy has other variables, which shows where it is called, is kept
+        from then on.
+        """
+        pairs = list(self._pairs.values())
+        self._pairs.clear()
+        for old, new in pairs:
+            if _is_batchnorm(old):
+                new.trainable = old.trainable
+                for name in ("gamma", "beta"):
+                    if getattr(old, name, None) is not None:
+                        getattr(new, name).assign(getattr(old, name))
+            elif new is old or _can_convert(old):
+                continue  # Of a model, each layer is a pair itself.
+            elif not _copy(old, new):
+                self.kept[id(old)] = old
+                return False
+        return True
+
+    def _layer(self, layer):
+        """What a layer becomes: the same wherever the layer is called."""
+        if id(layer) not in self._pairs:
+            self._pairs[id(layer)] = layer, self._made_of(layer)
+        return self._pairs[id(layer)][1]
+
+    def _made_of(self, layer):
+        if _is_batchnorm(layer):
+            return _group_normalization(layer, self._groups)
+        if _can_convert(layer):
+            return self.of(layer)
+        if any(_is_batchnorm(part) for part in _compat.layers_of(layer)):
+            raise ValueError(
+                f"model: the layer {layer.name!r} (a {type(layer).__name__}) has a "
+                "BatchNormalization inside, where it cannot be replaced from outside. "
+                "Build that layer with tf.keras.layers.GroupNormalization instead."
+            )
+        if id(layer) not in self.kept:
+            # Whatever code of the user's own raises there.
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of files, which there are none of
+                return type(layer).from_config(layer.get_config())
+            self.kept[id(layer)] = layer
+        return layer
 
 
 def _can_convert(layer) -> bool:
     return isinstance(layer, tf.keras.Sequential) or (
         isinstance(layer, tf.keras.Model) and _compat.is_functional(layer)
     )
-
-
-def _clone_layer(layer, groups, seen):
-    if _is_batchnorm(layer):
-        return _group_normalization(layer, groups)
-    if _can_convert(layer):
-        return _convert(layer, groups, seen)
-    if any(_is_batchnorm(part) for part in _compat.layers_of(layer)):
-        raise ValueError(
-            f"model: the layer {layer.name!r} (a {type(layer).__name__}) has a "
-            "BatchNormalization inside, where it cannot be replaced from outside. "
-            "Build that layer with tf.keras.layers.GroupNormalization instead."
-        )
-    try:
-        return type(layer).from_config(layer.get_config())
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"model: the layer {layer.name!r} (a {type(layer).__name__}) cannot be "
-            "made again from its get_config(). Give the class a get_config that "
-            "returns all arguments of its constructor."
-        ) from error
 
 
 def _group_normalization(layer, groups):
@@ -220,20 +265,20 @@ def _fitting_groups(channels: int, groups: int, positions: int) -> int:
     return max(fitting, default=1)
 
 
-def _copy(old, new):
-    """Weights and what trains, part by part: orders differ where parts are frozen."""
-    layers = _compat.layers_of(old), _compat.layers_of(new)
-    parts: Sequence = list(zip(*layers, strict=True))
-    for source, target in parts:
+def _copy(old, new) -> bool:
+    """Copies weights and what trains, part by part: orders differ where parts freeze.
+
+    Returns:
+      Whether the new layer has such parts and variables as the old one.
+    """
+    layers = list(_compat.layers_of(old)), list(_compat.layers_of(new))
+    variables = [[_compat.own_variables(part) for part in parts] for parts in layers]
+    shapes = [[[v.shape for v in own] for own in parts] for parts in variables]
+    if shapes[0] != shapes[1]:
+        return False
+    for source, target in zip(*layers, strict=True):
         target.trainable = _compat.trains_itself(source)
-    for source, target in parts:
-        theirs = _compat.own_variables(source)
-        ours = _compat.own_variables(target)
-        if [v.shape for v in theirs] != [v.shape for v in ours]:
-            raise ValueError(
-                f"model: the layer {source.name!r} (a {type(source).__name__}) has "
-                "other variables when it is made again from its get_config(): "
-                "let `build` make them all."
-            )
+    for theirs, ours in zip(*variables, strict=True):
         for variable, value in zip(ours, theirs, strict=True):
             variable.assign(value)
+    return True

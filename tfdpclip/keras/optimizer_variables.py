@@ -168,6 +168,11 @@ class OptimizerVariables(OptimizerSettings):
         may_be_set = {id(unwrapped(v)) for v in may_be_set}
         return [v for v in self.written_by_steps() if id(v) not in may_be_set]
 
+    def averages(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        """Pairs of a weight and the moving average of it that the optimizer keeps."""
+        pairs = _compat.averages_of(self)
+        return [(unwrapped(weight), unwrapped(average)) for weight, average in pairs]
+
     def written_by_steps(self) -> list[tf.Variable]:
         """What nothing but the optimizer's own steps may write to, in a traced step.
 

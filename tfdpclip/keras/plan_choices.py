@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip.accounting.batch_size import BatchSizeAdvice, batch_size_advice
-from tfdpclip.accounting.plan import MADE_FOR_MOMENTUM
+from tfdpclip.accounting.plan_arguments import MADE_FOR_MOMENTUM
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.schemes import FixedSize, FullBatch, Poisson, ShuffledEpochs
 from tfdpclip.sampling.separated import MinSeparation

@@ -233,6 +233,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._fed_by,
             self._workers.several,
             self._run.drawing,
+            bool(self.params.get("verbose")),
         )
         # The rest of a shuffled epoch that something else has begun. Correlated noise
         # is made for a run that begins anywhere.

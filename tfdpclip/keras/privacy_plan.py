@@ -17,8 +17,8 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.accounting.plan import (
-    BudgetPlan,
+from tfdpclip.accounting.plan import BudgetPlan
+from tfdpclip.accounting.plan_arguments import (
     check_accountant,
     check_facts,
     check_noise,
@@ -102,6 +102,10 @@ class PrivacyPlan(BudgetPlan):
         `examples`, `batch_size` and `epochs` then count people.
       accountant: `"pld"` or `"rdp"`.
       ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
+      allow_change: Whether the plan may come after other phases of its ledger: of
+        another plan, another clip rule. Both are counted: `epsilon` is then for what
+        the ledger has spent already and for this run, and the noise is the least with
+        which both stay within it.
       secret: A file from which correlated noise goes on, as of `PrivacyBudget`.
 
     Attributes:
@@ -146,6 +150,7 @@ class PrivacyPlan(BudgetPlan):
         per_person: int | None = None,
         accountant: str = "pld",
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        allow_change: bool = False,
         secret: str | os.PathLike[str] | None = None,
     ):
         settings = dict(
@@ -162,6 +167,7 @@ class PrivacyPlan(BudgetPlan):
             per_person=per_person,
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
             secret=secret,
         )
         self.views = _arguments.integer("views", views, 1)
@@ -217,6 +223,7 @@ class PrivacyPlan(BudgetPlan):
             unit="example" if per_person is None else "person",
             accountant=accountant,
             ledger=ledger,
+            allow_change=allow_change,
             matrix=matrix,
         )
         check_secret(secret, self.ledger, self._noise)
@@ -260,18 +267,19 @@ class PrivacyPlan(BudgetPlan):
                 )
         if not issubclass(optimizer, PrivateOptimizer):
             optimizer = privatize(optimizer)
-        made = optimizer(
-            *args,
-            noise_multiplier=self.noise_multiplier,
-            expected_batch_size=float(self.batch_size),
-            accumulation_steps=self._summed,
-            noise=self._noise,
-            unit=self._unit,
-            rows_per_record=self.views * (self.per_person or 1),
-            **options,
-        )
+        with self._counting():
+            made = optimizer(
+                *args,
+                noise_multiplier=self.noise_multiplier,
+                expected_batch_size=float(self.batch_size),
+                accumulation_steps=self._summed,
+                noise=self._noise,
+                unit=self._unit,
+                rows_per_record=self.views * (self.per_person or 1),
+                **options,
+            )
+            self._check_counts(made.clip)
         refuse_other_momentum(made, self._settings["noise"], self._momentum)
-        self._check_counts(made.clip)
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         return made
@@ -411,6 +419,7 @@ class PrivacyPlan(BudgetPlan):
             self._batches,
             self.accountant,
             ledger=self.ledger,
+            allow_change=self._allow_change,
             secret=self._secret,
         )
         return [self._budget]

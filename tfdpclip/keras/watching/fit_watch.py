@@ -54,6 +54,19 @@ OUTSIDE_UPDATES = (
 )
 
 FIRST_STEP = "building the private step, which checks itself"
+FIRST_STEP_LINE = (
+    "\ntfdpclip: building the private step and checking it. This is done once for a "
+    "model; of a large one it takes minutes, and the steps after it do not."
+)
+
+
+def _budget_with(option: str) -> str:
+    """What to write to have another budget than that of a plan."""
+    return (
+        f"PrivacyBudget(..., {option}), or, with a plan, in the place of "
+        "plan.callbacks, [dpc.keras.PrivacyBudget(plan.epsilon, plan.delta, batches, "
+        f"ledger=plan.ledger, {option})]."
+    )
 
 
 class FitWatch:
@@ -79,6 +92,7 @@ class FitWatch:
       fed_by: told of the drawer of the data, before the first execution on them.
       several_workers: whether other processes take part in every step.
       around: what every execution runs within.
+      says: whether `fit` prints, and so may this.
     """
 
     def __init__(
@@ -91,6 +105,7 @@ class FitWatch:
         fed_by: Callable[[Any], None] = lambda drawer: None,
         several_workers: bool = False,
         around: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+        says: bool = False,
     ):
         self._model = model
         self._optimizer = model.optimizer
@@ -100,6 +115,7 @@ class FitWatch:
         self._check_updates = check_updates
         self._fed_by = fed_by
         self._several_workers, self._around = several_workers, around
+        self._line = FIRST_STEP_LINE if says else None
         self._replicas = replicas.taking_part(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
@@ -188,7 +204,7 @@ class FitWatch:
         try:
             several = self._several_workers
             with (
-                _progress.waiting(FIRST_STEP) if new else contextlib.nullcontext(),
+                self._building(function) if new else contextlib.nullcontext(),
                 self._around(),
                 self._step.in_place(self._batches),
                 lost_workers_named(several),
@@ -204,6 +220,12 @@ class FitWatch:
         if self._drawer is not None and not self._runs_eagerly:
             self._check_own_data(traced)
         return logs
+
+    def _building(self, function: Callable) -> AbstractContextManager:
+        """Says what takes long, if the step was not traced before."""
+        traced = _tf_private.trace_count(_compat.step_function_of(function))
+        line = None if traced or self._runs_eagerly else self._line
+        return _progress.waiting(FIRST_STEP, line)
 
     @property
     def ran(self) -> int:
@@ -285,7 +307,8 @@ class FitWatch:
                     "The training step takes data that fit did not give it, whose "
                     f"draws are not accounted for: {other}. Put everything into the "
                     "batches; if these data are public, say that the draws are taken "
-                    "on trust: PrivacyBudget(..., check_data=False)."
+                    "on trust: "
+                    + _budget_with("check_data=False")
                     + see("batches-drawn-another-way")
                 )
 
@@ -347,9 +370,11 @@ class FitWatch:
 
     def _watch(self) -> WeightWatch:
         weights = all_unwrapped(self._model.trainable_variables)
+        averages = []
         if isinstance(self._history, StepHistory):
             weights += self._optimizer.carried_between_steps()
-        return WeightWatch(weights, self._history.counter)
+            averages = self._optimizer.averages()
+        return WeightWatch(weights, self._history.counter, averages)
 
     def _traces_since(self, function: Callable) -> Iterable | None:
         """All traces of the training step; nothing, if they are as many as before.
@@ -418,8 +443,9 @@ class FitWatch:
                     "writes to, the weights perhaps, nobody sees. Use TensorFlow's "
                     "ops, or run it in the data pipeline or in a callback. If it "
                     "writes to no weights, or what depends on released weights and "
-                    "public data only, say so: PrivacyBudget(..., "
-                    "allow_outside_updates=True)." + see("updates-by-something-else")
+                    "public data only, say so: "
+                    + _budget_with("allow_outside_updates=True")
+                    + see("updates-by-something-else")
                 )
 
     def _kept(self) -> list[tf.Variable]:
@@ -439,7 +465,7 @@ class FitWatch:
             "steps are all that is counted. Train it with model.optimizer.minimize "
             "alone, once in every step. If the update depends on released weights or "
             "public data only, as an average of past weights does, say so: "
-            "PrivacyBudget(..., allow_outside_updates=True)."
+            + _budget_with("allow_outside_updates=True")
             + see("updates-by-something-else")
         )
 
@@ -452,7 +478,7 @@ class FitWatch:
             "with whatever noise they have. Train everything with model.optimizer, or "
             "one part after the other, each by a fit with a PrivacyBudget of its own "
             "and the same ledger. If you account for the other steps yourself, say so: "
-            "PrivacyBudget(..., allow_outside_updates=True)."
+            + _budget_with("allow_outside_updates=True")
             + see("updates-by-something-else")
         )
 

@@ -11,11 +11,15 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._variables import components, unwrapped
+from tfdpclip.keras import _compat
 
 # The attribute of operations that a private optimizer updates variables with.
 UPDATE_MARK = "_tfdpclip_update"
 # And of those that the update itself is made of, once the gradient is private.
 APPLY_MARK = "_tfdpclip_apply"
+# How often weights and their averages may be swapped between two steps: by the end of
+# an epoch, its tests and the next beginning four times.
+_MOST_SWAPS = 8
 
 
 class _Eager:
@@ -99,9 +103,13 @@ class WeightWatch:
     A write goes to new memory while something holds the old: so the check costs no
     more than asking where the values are.
 
+    Weights that were swapped with their averages were not changed, nor were those that
+    were swapped back: what a swap makes is compared with what there is, bit by bit.
+
     Args:
       variables: the variables.
       counter: a whole number that is read along with them.
+      averages: pairs of variables, a weight and the average of its past values.
 
     Attributes:
       variables: the variables.
@@ -111,7 +119,10 @@ class WeightWatch:
     """
 
     def __init__(
-        self, variables: Sequence[tf.Variable], counter: tf.Variable | None = None
+        self,
+        variables: Sequence[tf.Variable],
+        counter: tf.Variable | None = None,
+        averages: Sequence[tuple[tf.Variable, tf.Variable]] = (),
     ):
         self.variables = list(variables)
         self.updates = 0
@@ -121,6 +132,15 @@ class WeightWatch:
         self._values = _Values([*self.variables, *counters])
         self._owners = [v for v in self._values.owners if v is not counter]
         self._held: list[np.ndarray] | None = None
+        places: dict[int, list[int]] = {}
+        for place, owner in enumerate(self._owners):
+            places.setdefault(id(owner), []).append(place)
+        # Where a weight and its average are, on every device.
+        self._swaps = [
+            both
+            for pair in averages
+            for both in zip(*(places.get(id(v), ()) for v in pair), strict=False)
+        ]
 
     def hold(self) -> None:
         """Remembers the values, which must not outlast the next update."""
@@ -136,8 +156,21 @@ class WeightWatch:
         if held is not None and self.changed is None:
             pairs = zip(self._owners, held, now, strict=True)
             changed = (owner for owner, *both in pairs if _differ(*both))
-            self.changed = next(changed, None)
+            found = next(changed, None)
+            if found is not None and not self._swapped(held, now):
+                self.changed = found
         return self.changed
+
+    def _swapped(self, before: list[np.ndarray], now: list[np.ndarray]) -> bool:
+        """Whether nothing but swaps of weights and averages made the values of now."""
+        values = list(before)
+        for _ in range(_MOST_SWAPS if self._swaps else 0):
+            for weight, average in self._swaps:
+                pair = _compat.swapped(values[weight], values[average])
+                values[weight], values[average] = pair
+            if not any(map(_differ, values, now)):
+                return True
+        return False
 
     def _read(self) -> list[np.ndarray]:
         # Not numpy(), which copies.

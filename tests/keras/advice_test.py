@@ -1,0 +1,187 @@
+"""Ops that combine examples are refused with a line to write for that op or layer."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.keras.helpers import L
+from tests.stack import KERAS_3
+from tfdpclip.gradients import ExampleIsolationError, LossStructureError, advice
+from tfdpclip.keras import DPSGD
+from tfdpclip.keras.isolation import check_isolation
+
+REFUSALS = (ExampleIsolationError, LossStructureError)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 6)).astype("float32")
+Y = RNG.integers(2, size=8)
+WORDS = np.array(list("abcdabcd"))[:, np.newaxis]
+
+
+def logits(classes=2):
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def dense(loss, *before):
+    layers = [tf.keras.Input((6,)), *before, L.Dense(4)]
+    return tf.keras.Sequential(layers), X, Y, loss
+
+
+class Recommender(tf.keras.Model):
+    """As on keras.io, "Collaborative Filtering for Movie Recommendations"."""
+
+    def __init__(self):
+        super().__init__()
+        self.user, self.movie = L.Embedding(20, 4), L.Embedding(20, 4)
+
+    def call(self, ids):
+        product = tf.tensordot(self.user(ids[:, 0]), self.movie(ids[:, 1]), 2)
+        return tf.nn.sigmoid(product + tf.zeros([tf.shape(ids)[0], 1]))
+
+
+class Moe(L.Layer):
+    """A layer of experts whose router balances the batch."""
+
+    def __init__(self):
+        super().__init__(name="sparse_moe_block")
+        self.router, self.expert = L.Dense(3), L.Dense(6)
+
+    def call(self, x):
+        shares = tf.nn.softmax(self.router(x))
+        chosen = tf.one_hot(tf.argmax(shares, -1), 3)
+        balance = tf.reduce_mean(shares, 0) * tf.reduce_mean(chosen, 0)
+        self.add_loss(3.0 * tf.reduce_sum(balance))
+        return self.expert(x) * tf.reduce_max(shares, -1, keepdims=True)
+
+
+class InTraining(L.Layer):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x, training=True)
+
+
+def recommender():
+    ids, ratings = RNG.integers(20, size=(8, 2)), RNG.random((8, 1))
+    return Recommender(), ids, ratings.astype("float32"), "binary_crossentropy"
+
+
+def in_batch(labels, z):
+    del labels
+    pairs = tf.matmul(z, z, transpose_b=True)
+    places = tf.range(tf.shape(z)[0])
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(places, pairs)
+
+
+def barlow_twins(labels, z):
+    del labels
+    return tf.reduce_sum((tf.matmul(z, z, transpose_a=True) / 8.0 - tf.eye(4)) ** 2)
+
+
+def spread(labels, z):
+    del labels
+    return tf.reduce_mean(z**2, -1) + tf.math.reduce_std(z, 0)[0]
+
+
+def lookup(layer):
+    def model():
+        x = tf.keras.Input((1,), dtype="string")
+        coded = layer()(x)
+        out = L.Dense(2)(coded if KERAS_3 else tf.cast(coded, tf.float32))
+        return tf.keras.Model(x, out), tf.constant(WORDS), Y, logits()
+
+    return model
+
+
+def images():
+    layers = [InTraining(L.Equalization((0, 255))), L.Flatten(), L.Dense(2)]
+    x = RNG.uniform(0, 255, (8, 4, 4, 3)).astype("float32")
+    return tf.keras.Sequential([tf.keras.Input((4, 4, 3)), *layers]), x, Y, logits()
+
+
+CASES = {
+    "batch normalisation": (
+        lambda: dense(logits(), L.BatchNormalization()),
+        r"convert_batchnorm\(model\)",
+    ),
+    "collaborative filtering": (recommender, r"reduce_sum\(a \* b, axis=-1, keepdims"),
+    "contrast": (lambda: dense(in_batch), r"in-batch contrastive .*candidates that"),
+    "correlations": (lambda: dense(barlow_twins), r"Barlow Twins.*reduce_sum\(a \* b"),
+    "deviation": (lambda: dense(spread), r"one number of the whole batch.*axis=-1"),
+    "largest": (
+        lambda: dense(lambda y, z: tf.reduce_mean(z, -1) / tf.reduce_max(z)),
+        r"one number of the whole batch.*axis=-1",
+    ),
+    "mixup": (
+        lambda: dense(logits(), L.Lambda(lambda x: x + tf.roll(x, 1, 0))),
+        "as MixUp and CutMix do.*own views",
+    ),
+    "router": (lambda: dense(logits(), Moe()), "load-balancing loss.*add_loss out"),
+    "words": (
+        lookup(lambda: L.StringLookup(vocabulary=[*"abcd"], output_mode="multi_hot")),
+        'output_mode="int".*CategoryEncoding',
+    ),
+    "hashes": (
+        lookup(lambda: L.Hashing(7, output_mode="count")),
+        'output_mode="int".*CategoryEncoding',
+    ),
+    "images": (images, "Equalization takes one histogram.*single images"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_op_that_combines_examples_is_refused_with_advice_of_its_own(case):
+    made, expected = CASES[case]
+    if case == "images" and not KERAS_3:
+        pytest.skip("Equalization is a layer of Keras 3")
+    model, x, y, loss = made()
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, loss)
+    with pytest.raises(REFUSALS) as found:
+        model.fit(x, y, batch_size=8, verbose=0)
+    text = re.sub(r"\s+", " ", str(found.value))
+    assert re.search(expected, text)
+    if case != "batch normalisation":
+        assert "convert_batchnorm" not in text and "atch normalisation" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ["StringLookup", "IntegerLookup", "Hashing"])
+def test_what_is_said_of_lookups_trains(layer):
+    """`output_mode="int"`, and behind it a layer that encodes."""
+    x = tf.keras.Input((1,), dtype="int64" if layer == "IntegerLookup" else "string")
+    made = {
+        "StringLookup": lambda: L.StringLookup(vocabulary=[*"abcd"]),
+        "IntegerLookup": lambda: L.IntegerLookup(vocabulary=[0, 1, 2, 3]),
+        "Hashing": lambda: L.Hashing(5),
+    }[layer]
+    coded = L.CategoryEncoding(5, output_mode="multi_hot")(made()(x))
+    model = tf.keras.Model(x, L.Dense(2)(coded))
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, logits())
+    data = np.arange(8)[:, np.newaxis] % 4 if layer == "IntegerLookup" else WORDS
+    model.fit(tf.constant(data), Y, batch_size=8, verbose=0)
+    assert int(optimizer.iterations) == 1
+
+
+def test_each_advice_is_short_and_is_of_one_op_or_layer():
+    """Under 60 words, so that it is read."""
+    texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE]
+    assert len(texts) > 10
+    for text in texts:
+        assert len(text.split()) < 60 and text.endswith(".") and "  " not in text
+
+
+def test_the_check_of_a_model_names_what_the_model_has():
+    x, y = X[:6], X[:6]
+    normalised = tf.keras.Sequential([tf.keras.Input((6,)), L.BatchNormalization()])
+    with pytest.raises(ExampleIsolationError, match="convert_batchnorm"):
+        check_isolation(normalised, x, y, loss=tf.keras.losses.mse)
+    mixed = tf.keras.Sequential([tf.keras.Input((6,)), L.Lambda(lambda x: x - x[:1])])
+    with pytest.raises(ExampleIsolationError) as found:
+        check_isolation(mixed, x, y, loss=tf.keras.losses.mse)
+    assert "convert_batchnorm" not in str(found.value)
+    assert "of that example alone" in str(found.value)

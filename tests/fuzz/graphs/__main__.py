@@ -42,8 +42,7 @@ def _chunk(seed: str, first: int, count: int) -> list[dict]:
         try:
             out = subprocess.run(
                 command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 text=True,
                 timeout=_SECONDS,
             )

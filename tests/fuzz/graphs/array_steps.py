@@ -36,7 +36,9 @@ _UNARY = {
     "sign": lambda x: tf.sign(x) * x,
     "stopped": lambda x: tf.stop_gradient(tf.tanh(x)) * x,
     "floor": lambda x: x + tf.floor(x),
-    "cast": lambda x: x * tf.cast(tf.cast(tf.clip_by_value(x, -9, 9), tf.int32), x.dtype),
+    "cast": lambda x: (
+        x * tf.cast(tf.cast(tf.clip_by_value(x, -9, 9), tf.int32), x.dtype)
+    ),
     "where": lambda x: tf.where(x > 0.1, x, tf.exp(-tf.abs(x))),
     "log1p": lambda x: tf.math.log1p(tf.abs(x)),
     "erf": tf.math.erf,
@@ -50,11 +52,13 @@ _UNARY = {
     "identity_n": lambda x: tf.identity_n([x, x + 1])[0],
     "check": lambda x: tf.ensure_shape(x, x.shape),
     "pow": lambda x: tf.pow(tf.abs(x) + 0.1, 0.7),
-    "bucketize": lambda x: x
-    + tf.cast(tf.raw_ops.Bucketize(input=x, boundaries=[-0.3, 0.4]), tf.float32),
+    "bucketize": lambda x: (
+        x + tf.cast(tf.raw_ops.Bucketize(input=x, boundaries=[-0.3, 0.4]), tf.float32)
+    ),
     "add_n": lambda x: tf.add_n([x, x * 2, tf.tanh(x)]),
-    "bitcast": lambda x: x
-    + tf.reduce_sum(tf.cast(tf.bitcast(x, tf.uint8), tf.float32), -1) / 500,
+    "bitcast": lambda x: (
+        x + tf.reduce_sum(tf.cast(tf.bitcast(x, tf.uint8), tf.float32), -1) / 500
+    ),
 }
 
 
@@ -117,9 +121,7 @@ def _own_shape(draw, v):
 
 @step(2)
 def with_parameters(draw, v):
-    return v.with_tensor(
-        _pair(draw, v.tensor, draw.parameters(*_own_shape(draw, v)))
-    )
+    return v.with_tensor(_pair(draw, v.tensor, draw.parameters(*_own_shape(draw, v))))
 
 
 @step(2)
@@ -135,8 +137,10 @@ def dense(draw, v):
     if not v.dims or not v.dims[-1].fixed:
         raise SkipStep
     width, units = v.dims[-1].more, draw.pick([1, 2, 3, 4])
-    kernel = draw.parameters(width, units) if draw.chance(0.8) else draw.constant(
-        width, units
+    kernel = (
+        draw.parameters(width, units)
+        if draw.chance(0.8)
+        else draw.constant(width, units)
     )
     return Value(tf.tensordot(v.tensor, kernel, 1), (*v.dims[:-1], fixed(units)))
 
@@ -576,9 +580,7 @@ def broadcast(draw, v):
     if rows:
         place = draw.pick(i for i, d in enumerate(other.dims) if d == ROWS)
         length, number = ROWS, tf.shape(other.tensor)[place]
-    shape = [
-        number if i == axis else tf.shape(v.tensor)[i] for i in range(v.rank)
-    ]
+    shape = [number if i == axis else tf.shape(v.tensor)[i] for i in range(v.rank)]
     dims = list(v.dims)
     dims[axis] = length
     if draw.chance(0.5):

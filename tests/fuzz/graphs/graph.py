@@ -108,7 +108,7 @@ def _losses(draw: Drawer, value: Value, x: Value, y: Value) -> tf.Tensor:
         found = tf.square(found - y.tensor)
     elif form == "labels" and draw.chance(0.15):
         found = tf.reduce_mean(tf.square(found[:, tf.newaxis] - y.tensor), 1)
-    form = draw.pick(["vector", "vector", "vector", "mean", "sum", "divided", "penalty"])
+    form = draw.pick(["vector", "vector", "mean", "sum", "divided", "penalty"])
     draw.names.append(form)
     if form == "mean":
         return tf.reduce_mean(found)

@@ -364,9 +364,13 @@ def decomposed(draw, v):
     if how == "det":
         return Value(tf.linalg.det(square) * 0.1, v.dims[:-2])
     if how == "svd":
-        return Value(tf.linalg.svd(square, compute_uv=False), v.dims[:-1][:-1] + dims[-1:])
-    return Value(tf.linalg.solve(square, tf.linalg.matrix_transpose(x)), (
-        *v.dims[:-2], v.dims[-1], v.dims[-2]))
+        return Value(
+            tf.linalg.svd(square, compute_uv=False), (*v.dims[:-2], v.dims[-1])
+        )
+    return Value(
+        tf.linalg.solve(square, tf.linalg.matrix_transpose(x)),
+        (*v.dims[:-2], v.dims[-1], v.dims[-2]),
+    )
 
 
 @step(0.8)
@@ -400,8 +404,12 @@ def image(draw, v):
     training = draw.chance(0.6)
     empty = [] if training else [channels]
     found = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=scale, offset=scale, mean=tf.zeros(empty) + 0.1,
-        variance=tf.ones(empty), is_training=training,
+        x=x,
+        scale=scale,
+        offset=scale,
+        mean=tf.zeros(empty) + 0.1,
+        variance=tf.ones(empty),
+        is_training=training,
     )
     return v.with_tensor(found.y)
 

@@ -47,9 +47,7 @@ def of_dense(function: Callable) -> Callable:
 
     def given(x, y, weight):
         places = tf.where(tf.logical_not(x < 0.2))
-        batch = tf.SparseTensor(
-            places, tf.gather_nd(x, places), tf.shape(x, tf.int64)
-        )
+        batch = tf.SparseTensor(places, tf.gather_nd(x, places), tf.shape(x, tf.int64))
         return function(batch, y, weight)
 
     return given

@@ -83,9 +83,7 @@ def _of_other_sizes(rng, batch):
             )
             for array in batch.arrays
         )
-        yield Batch(
-            arrays, tuple(i if i < where else i + more for i in range(size))
-        )
+        yield Batch(arrays, tuple(i if i < where else i + more for i in range(size)))
 
 
 @dataclasses.dataclass(frozen=True)

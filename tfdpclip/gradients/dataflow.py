@@ -245,8 +245,10 @@ class Dataflow:
         """With the first op that combined examples, and whether it is trained."""
         trained = any(f.trained for f in inputs)
         placed = flow.placed or (known is None and any(f.placed for f in inputs))
-        if op.type in ops.VALUELESS or chooses_rows(op):
+        if op.type in ops.VALUELESS:
             placed = False
+        elif chooses_rows(op):
+            placed = inputs[0].placed
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
         if known is _public or isinstance(known, list) or constant:

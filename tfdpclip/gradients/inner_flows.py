@@ -18,6 +18,7 @@ from tfdpclip.gradients.dataflow import INSIDE, Dataflow, ancestors, same_number
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.fused import read_call
+from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.lists import either
 from tfdpclip.gradients.sizes import counted_number
 
@@ -66,7 +67,8 @@ class InnerFlows(Dataflow):
                 # Other rows at each step may be all of them, one after the other.
                 return Flow(DATA, None)
         flow = super()._flow_by_inputs(op, output, inputs)
-        if _of_a_step(flow) and not op.type.startswith("TensorList"):
+        met = any(map(_of_a_step, inputs)) and not op.type.startswith("TensorList")
+        if met and _of_a_step(flow):
             if any(
                 f.kind != DATA and t.dtype != tf.resource and self.changes(t)
                 for t, f in zip(op.inputs, inputs, strict=True)
@@ -270,19 +272,19 @@ class BodyFlows(InnerFlows):
         number, limit = (inputs.get(same_number(t).ref()) for t in (place, count))
         if number is None:
             return False
-        start = tf.get_static_value(self.op.inputs[number])
+        start = static_number(self.op.inputs[number])
         after = same_number(self._body.outputs[number]).op
         if start != 0 or after.type not in ("AddV2", "Add"):
             return False
         if same_number(after.inputs[0]) is not self._body.inputs[number]:
             return False
-        if tf.get_static_value(after.inputs[1]) != 1:
+        if static_number(after.inputs[1]) != 1:
             return False
         if limit is not None:
             if not self.passes_unchanged(limit):
                 return False
             count = self.op.inputs[limit]
-        value = tf.get_static_value(count)
+        value = static_number(count)
         if value is not None:
             return value == self.batch_size
         like = counted_number(count, self._around.__getitem__)

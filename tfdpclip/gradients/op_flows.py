@@ -139,15 +139,26 @@ def _elementwise(op, output, inputs) -> Flow:
     if len(axes) == len(behind) == 1 and 0 not in axes:
         # Behind others, as where time is first.
         ((rows, minor),) = behind
-    believed = ""
-    if not all(
-        rows_alike(tensor, axis - rank)
-        for tensor, flow in zip(op.inputs, inputs, strict=True)
+    public = [t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == PUBLIC]
+    apart = all(
+        rows_alike(tensor, axis - rank) and not _of_one_size(op, tensor, axis - rank)
+        for tensor in public
         for axis in axes
-        if flow.kind == PUBLIC
-    ):
-        believed = BY_PLACE
+    )
+    believed = "" if apart else BY_PLACE
     return Flow(DATA, tuple(sorted(axes)), rows, minor, obstacle=believed)
+
+
+def _of_one_size(op, tensor, axis: int) -> bool:
+    """Whether a tensor has several entries where a batch of any size has its examples.
+
+    It meets a single example as if it were as many.
+    """
+    rank = tensor.shape.rank
+    if rank is None or rank < -axis or tensor.shape[axis] in (None, 1):
+        return False
+    lengths = [t.shape[axis] for t in op.inputs if (t.shape.rank or 0) >= -axis]
+    return None in lengths
 
 
 def _reduction(op, output, inputs) -> Flow:

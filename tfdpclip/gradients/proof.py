@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import calls, gradient_flows, ops, size_uses
+from tfdpclip.gradients import calls, gradient_flows, known, ops, size_uses
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA
 from tfdpclip.gradients.fused import read_call
@@ -135,7 +135,7 @@ def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
         made = flow.made and flow.axes == () and flow.example is None
         if made or size_uses.is_harmful(op, tensor, flows):
             return "how the number of examples enters into its output"
-    if flow.placed and not flow.made:
+    if flow.placed and not flow.made and not _chooses_rows(tensor, flows):
         return _PLACED
     if flow.made and flow.axes == ():
         return None
@@ -144,6 +144,12 @@ def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
     if flow.axes and flow.rows is None and flow.entries is None:
         return "how many rows of its output belong to an example"
     return None
+
+
+def _chooses_rows(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    """Whether places go with what each example takes of its own row."""
+    readers = [op for op in tensor.consumers() if op in flows]
+    return all(known.chooses_rows(r) and tensor is not r.inputs[0] for r in readers)
 
 
 def _ends_gradients(op: tf.Operation) -> bool:

@@ -114,6 +114,11 @@ def counted_number(
             tensor = counted
             continue
         tensor = tensor.op.inputs[0]
+    if tensor.op.type == "Max" and tensor.op.inputs[0].op.type == "Pack":
+        # As many examples as each of the arguments of `tf.vectorized_map` has.
+        found = [counted_number(t, flow_of) for t in tensor.op.inputs[0].op.inputs]
+        same = len({None if flow is None else flow.rows for flow in found}) == 1
+        return found[0] if same and not factors else None
     if tensor.op.type != "Shape":
         return None
     flow = flow_of(tensor.op.inputs[0])

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flow import DATA, Flow
+from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
+from tfdpclip.gradients.known import BY_PLACE, rows_alike
 
 
 def _matmul(op, output, inputs, batch_size) -> Flow:
@@ -77,10 +78,16 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
             if (other.rows, other.minor) != (flow.rows, flow.minor):
                 # Not the same examples' rows beside each other, or nobody knows.
                 return Flow(DATA, None, coupled=coupled)
+    believed = ""
+    for tensor, names, flow in zip(op.inputs, labels, inputs, strict=True):
+        for axis, name in enumerate(names):
+            if name in marked and flow.kind == PUBLIC:
+                if not rows_alike(tensor, axis - len(names)):
+                    believed = BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
     lead = marked.get(out_labels[0]) if out_labels else None
     rows, minor = (lead.rows, lead.minor) if lead is not None else (None, False)
-    return Flow(DATA, axes, rows, minor, coupled=coupled)
+    return Flow(DATA, axes, rows, minor, coupled=coupled, obstacle=believed)
 
 
 RULES: dict[str, Callable] = {

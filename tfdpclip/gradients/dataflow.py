@@ -25,7 +25,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import layouts, lists, ops, origins, places, repeats, sparse
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
-from tfdpclip.gradients.known import is_pinned
+from tfdpclip.gradients.known import chooses_rows, is_pinned
 from tfdpclip.gradients.op_flows import transfer
 from tfdpclip.gradients.sizes import counted_rows, size_flow
 
@@ -191,6 +191,8 @@ class Dataflow:
             return of_list
         if all(f.kind != DATA for f in inputs) and origins.brings_data(op):
             return Flow(DATA, None)
+        if op.type == "RngReadAndSkip" and all(f.kind != DATA for f in inputs):
+            return Flow()  # The state before, whatever is skipped.
         trained = any(f.trained for f in inputs)
         if output.dtype.is_floating and all(f.kind != DATA for f in inputs):
             behind = repeats.repeated(
@@ -216,19 +218,32 @@ class Dataflow:
         if taken is not None:
             return Flow(DATA, taken.axes, example=self.place_of(taken.place))
         flow = places.met(op, output, inputs, self.batch_size)
-        if flow is None and op.type == "Reshape":
-            flow = layouts.by_counted_rows(
-                inputs[0], counted_rows(op, self.__getitem__)
-            )
         if flow is None:
-            flow = transfer(op, output, inputs, self.batch_size)
+            flow = self._transfer(op, output, inputs)
         made = all(f.made or f.kind != DATA for f in inputs)
         made = made and not origins.brings_data(op)
         return dataclasses.replace(flow, made=made or op.type in ops.VALUELESS)
 
+    def _transfer(self, op, output, inputs) -> Flow:
+        flow = None
+        if op.type == "Reshape":
+            like = counted_rows(op, self.__getitem__)
+            flow = layouts.by_counted_rows(inputs[0], like)
+        if flow is None:
+            flow = transfer(op, output, inputs, self.batch_size)
+        if flow.axes and any(f.example is not None and not f.made for f in inputs):
+            # Of a step of a loop over the examples, which may be for itself.
+            flow = dataclasses.replace(flow, obstacle="which example reaches which")
+        return flow
+
     def _with_history(self, op, output, flow, inputs, known) -> Flow:
         """With the first op that combined examples, and whether it is trained."""
         trained = any(f.trained for f in inputs)
+        placed = flow.placed or (known is None and any(f.placed for f in inputs))
+        if op.type in ops.VALUELESS:
+            placed = False
+        elif chooses_rows(op):
+            placed = inputs[0].placed
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
         if known is _public or isinstance(known, list) or constant:
@@ -243,6 +258,7 @@ class Dataflow:
         return dataclasses.replace(
             flow,
             coupled=mixed,
+            placed=placed,
             trained=(trained and passes) or output.ref() in self._handles,
         )
 
@@ -329,7 +345,7 @@ class Dataflow:
     def _repeats_for_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
         """Whether a parameter is repeated once for each of a static batch's examples.
 
-        A guess from the shapes; whether it is right is tested when the step runs.
+        If it is not, nothing false is said: a row of what is public is of any example.
         """
         if op.type not in ("Tile", "BroadcastTo") or (self.length or 0) < 2:
             return False
@@ -351,11 +367,23 @@ class Dataflow:
             flow = size_flow(op, output, inputs)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
         if output.shape.rank and output.shape[0] in (None, self.length):
+            placed = op.type in ("Range", "LinSpace")
             like = counted_rows(op, self.__getitem__)
             if like is not None:
-                return Flow(DATA, (0,), like.rows, like.minor, made=True)
-            return Flow(DATA, (0,), self.rows_per_example, made=True)
-        return Flow(SIZE)
+                return Flow(DATA, (0,), like.rows, like.minor, made=True, placed=placed)
+            # That there are as many rows as in the data is a guess.
+            believed = "how many rows of its output belong to an example"
+            if output.shape[0] is not None:
+                believed = ""  # For a batch of a static size, any row is any example's.
+            return Flow(
+                DATA,
+                (0,),
+                self.rows_per_example,
+                made=True,
+                placed=placed,
+                obstacle=believed,
+            )
+        return Flow(SIZE, power=None)
 
 
 def _is_ragged(tensor: tf.Tensor) -> bool:
@@ -409,8 +437,6 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
     of all the data that were passed in, or, where these are of several sizes or there
     are none, of what was reduced last.
     """
-    if output.shape.rank:
-        return output.shape[0]
     passed = [
         op
         for op in above
@@ -424,6 +450,9 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
     # What is closed over is the data only where nothing is passed in.
     for given in ([op for op in passed if op not in closed_over], closed_over):
         sizes = {t.shape[0] for op in given for t in op.outputs if t.shape.rank}
+        if output.shape.rank:
+            # A loss of one entry need not be of one example.
+            return None if None in sizes else output.shape[0]
         if len(sizes) == 1:
             return sizes.pop()
         if None in sizes:

@@ -46,6 +46,8 @@ class Flow:
         from, where it was taken out of the batch; see `places.py`.
       made: whether the tensor is of kind DATA for its shape alone: it was made for the
         batch, of no example's values.
+      placed: whether the values depend on the examples' places in the batch.
+      obstacle: what is believed of the tensor and not proven, a part of a sentence.
     """
 
     kind: int = PUBLIC
@@ -61,6 +63,8 @@ class Flow:
     entry: Entries | None = None
     example: int | str | None = None
     made: bool = False
+    placed: bool = False
+    obstacle: str = ""
 
     @property
     def unknown(self) -> bool:

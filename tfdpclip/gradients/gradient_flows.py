@@ -9,10 +9,11 @@ the same axis, with as many rows each, as in the input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip.gradients import _copies, calls
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
@@ -40,9 +41,9 @@ class GradientFlows(Dataflow):
         self._start(list(outputs), (), flows.batch_size, (), flows.rows_per_example)
         self._any_data = True
         begin = [
-            (inner, flows[outer])
+            (inner, flows[outer] if _is_of(outer, flows) else Flow(DATA, None))
             for outer, inner in graph.captures
-            if _is_of(outer, flows)
+            if not _tf_private.is_eager(outer) and inner.dtype != tf.resource
         ]
         for tensor, flow in (*begin, *given):
             self.declare(tensor, flow)
@@ -56,12 +57,15 @@ def _is_of(tensor, flows: Dataflow) -> bool:
     return tf.is_tensor(tensor) and getattr(tensor, "graph", None) is flows.graph
 
 
-def gaps_of(op: tf.Operation, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
+def gaps_of(
+    op: tf.Operation, flows: Dataflow, gaps: Callable[[Dataflow], Iterator]
+) -> Iterator[tuple[tf.Operation, str]]:
     """Yields the op if its own gradient function is not known to keep examples apart.
 
     Args:
       op: an op with a gradient function of its own.
       flows: the analysis of the graph that the op is in.
+      gaps: the ops of an analysis of which the table does not tell.
     """
     function = calls.gradient_function(op)
     with flows.graph.as_default(), _copies.scratch_graph() as graph:
@@ -92,6 +96,8 @@ def gaps_of(op: tf.Operation, flows: Dataflow) -> Iterator[tuple[tf.Operation, s
         if not _apart(inner[gradient], flows[tensor]):
             yield op, _UNKNOWN
             return
+    if next(gaps(inner), None) is not None:
+        yield op, _UNKNOWN
 
 
 def _of_gradient(flow: Flow) -> Flow:

@@ -16,11 +16,14 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import calls, ops, places
 from tfdpclip.gradients.dataflow import INSIDE, Dataflow, ancestors, same_number
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.flow import DATA, Flow
+from tfdpclip.gradients.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.fused import read_call
+from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.lists import either
+from tfdpclip.gradients.sizes import counted_number
 
 _ROUNDS = 12
+_STEPS = "how many steps the loop has for each example"
 
 
 class InnerFlows(Dataflow):
@@ -63,7 +66,15 @@ class InnerFlows(Dataflow):
             if op.inputs[1].shape.rank != 0 and self.changes(op.inputs[1]):
                 # Other rows at each step may be all of them, one after the other.
                 return Flow(DATA, None)
-        return super()._flow_by_inputs(op, output, inputs)
+        flow = super()._flow_by_inputs(op, output, inputs)
+        met = any(map(_of_a_step, inputs)) and not op.type.startswith("TensorList")
+        if met and _of_a_step(flow):
+            if any(
+                f.kind != DATA and t.dtype != tf.resource and self.changes(t)
+                for t, f in zip(op.inputs, inputs, strict=True)
+            ):
+                return dataclasses.replace(flow, obstacle=places.BY_PLACE)
+        return flow
 
     def place_of(self, index: int | tf.Tensor) -> int | str:
         """The name of a place in the batch; around, if it is given from there."""
@@ -81,6 +92,11 @@ class InnerFlows(Dataflow):
         if outer is not None:
             return isinstance(self._around, InnerFlows) and self._around.changes(outer)
         return any(map(self.changes, tensor.op.inputs))
+
+
+def _of_a_step(flow: Flow) -> bool:
+    """Whether a tensor is of the example that a loop is at."""
+    return isinstance(flow.example, str) and flow.example.startswith(places.STEP)
 
 
 def _graphs(op: tf.Operation) -> list[tf.Graph] | None:
@@ -132,12 +148,30 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
     choices = [flows[t] for t in op.inputs[:first]]
     # Other places have a name inside only.
     named = {None, places.EACH, *(flows[t].example for t in op.inputs)}
+    results = [_chosen(op, flow, choices) for flow in results]
+    believed = _believed(op, flows, choices)
+    if believed:
+        results = [
+            dataclasses.replace(flow, obstacle=believed) if flow.kind == DATA else flow
+            for flow in results
+        ]
     return [
-        _chosen(op, flow, choices)
+        flow
         if isinstance(flow.example, int) or flow.example in named
         else dataclasses.replace(flow, axes=None, example=None)
         for flow in results
     ]
+
+
+def _believed(op: tf.Operation, flows: Dataflow, choices: list[Flow]) -> str:
+    """What is not proven of a choice: that it is the same for every batch and place."""
+    first = ops.FIRST_ARGUMENT[op.type]
+    if flows.batch_size is None and any(f.kind == SIZE for f in choices):
+        return "how the number of examples decides about a branch"
+    if any(map(_of_a_step, (flows[t] for t in op.inputs[first:]))):
+        if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
+            return places.BY_PLACE
+    return ""
 
 
 def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
@@ -196,6 +230,7 @@ class BodyFlows(InnerFlows):
     def results(self) -> list[Flow]:
         """The flows of what the loop gives."""
         kind = self.condition_kind()
+        counted = kind == SIZE and self.batch_size is None
         # Other places have a name inside only.
         named = {None, places.EACH, *(self._around[t].example for t in self.op.inputs)}
         found = []
@@ -206,10 +241,54 @@ class BodyFlows(InnerFlows):
                 known = known and kind != DATA
                 if kind > flow.kind:
                     flow = dataclasses.replace(flow, kind=kind, power=None, dims=None)
+                if counted and flow.kind == DATA and flow.example != places.EACH:
+                    flow = dataclasses.replace(flow, obstacle=_STEPS)
             if flow.kind == DATA and not known:
                 flow = dataclasses.replace(flow, axes=None, example=None)
+            elif flow.example == places.EACH and not self._runs_for_each():
+                flow = dataclasses.replace(flow, obstacle=_STEPS)
             found.append(flow)
         return found
+
+    def _runs_for_each(self) -> bool:
+        """Whether the loop has one step for each example: `i < B`, for i = 0, 1, ..."""
+        cond = _tf_private.condition_of_loop(self.op)
+        pending, found = [cond.outputs[0]], False
+        while pending:
+            op = pending.pop().op
+            if op.type in ("Identity", "LogicalAnd"):
+                pending += op.inputs
+            elif op.type == "Less":
+                found = found or self._counts(cond, *op.inputs)
+                if not self._counts(cond, *op.inputs):
+                    return False
+            else:
+                return False
+        return found
+
+    def _counts(self, cond: tf.Graph, place: tf.Tensor, count: tf.Tensor) -> bool:
+        """Whether a number goes up from 0 by 1, and ends at that of the examples."""
+        inputs = {t.ref(): number for number, t in enumerate(cond.inputs)}
+        number, limit = (inputs.get(same_number(t).ref()) for t in (place, count))
+        if number is None:
+            return False
+        start = static_number(self.op.inputs[number])
+        after = same_number(self._body.outputs[number]).op
+        if start != 0 or after.type not in ("AddV2", "Add"):
+            return False
+        if same_number(after.inputs[0]) is not self._body.inputs[number]:
+            return False
+        if static_number(after.inputs[1]) != 1:
+            return False
+        if limit is not None:
+            if not self.passes_unchanged(limit):
+                return False
+            count = self.op.inputs[limit]
+        value = static_number(count)
+        if value is not None:
+            return value == self.batch_size
+        like = counted_number(count, self._around.__getitem__)
+        return like is not None and like.rows == 1
 
     def place_of(self, index: int | tf.Tensor) -> int | str:
         """The name of a place in the batch; see `places.py`."""

@@ -83,6 +83,8 @@ def takes_every_row(op: tf.Operation) -> bool:
     all.
     """
     rows, indices = op.inputs[0], _through(op.inputs[1])
+    if tf.get_static_value(op.inputs[2]) != 0 or op.get_attr("batch_dims"):
+        return False
     if indices.op.type == "SelectV2":
         test, indices, single = indices.op.inputs
         indices = _through(indices)
@@ -95,6 +97,13 @@ def takes_every_row(op: tf.Operation) -> bool:
     return _counts_up(indices)
 
 
+def chooses_rows(op: tf.Operation) -> bool:
+    """Whether an op takes places for numbers of rows alone, each its own."""
+    if op.type == "GatherV2":
+        return takes_every_row(op)
+    return op.type == "GatherNd" and starts_with_rows(op.inputs[1])
+
+
 def starts_with_rows(indices: tf.Tensor) -> bool:
     """Whether the indices of a `GatherNd` are `[N, K]`, with 0, 1, ... in column 0."""
     if indices.op.type != "Pack" or indices.shape.rank != 2:
@@ -102,6 +111,41 @@ def starts_with_rows(indices: tf.Tensor) -> bool:
     return bool(indices.op.get_attr("axis")) and _counts_up(
         _through(indices.op.inputs[0])
     )
+
+
+#: What is believed where a public tensor has an entry for each example.
+BY_PLACE = "whether a constant's entries are for the examples that they meet"
+
+
+def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
+    """Whether a public tensor says the same of all entries of an axis.
+
+    Args:
+      tensor: a tensor.
+      axis: counted from the last one, which is -1.
+
+    Returns:
+      True if there is no such axis, or it has one entry, or all are made alike: by one
+      value, or by random draws.
+    """
+    rank, op = tensor.shape.rank, tensor.op
+    if rank is None:
+        return False
+    if rank < -axis or tensor.shape[axis] == 1:
+        return True
+    if op.type == "Const":
+        value = tf.get_static_value(tensor)
+        return value is not None and bool((value == value.take([0], axis)).all())
+    if op.type in ops.DRAWS - ops.CANDIDATE_SAMPLERS - {"RandomShuffle"}:
+        return all(t.shape.rank == 0 for t in op.inputs[1:])
+    if op.type.startswith(ops.SEEDED_DRAWS) or op.type == "Fill":
+        return True
+    if op.type in ("BroadcastTo", "Tile"):
+        source = op.inputs[0]
+        return (source.shape.rank or 0) < -axis or source.shape[axis] == 1
+    if op.type in ops.ELEMENTWISE and op.inputs:
+        return all(rows_alike(t, axis) for t in op.inputs)
+    return False
 
 
 def _counts_up(indices: tf.Tensor) -> bool:

@@ -240,7 +240,7 @@ def _batch_to_space(op, output, inputs, batch_size) -> Flow:
 def _broadcast(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
     if flow.kind != DATA:
-        return Flow(DATA, (0,), 1)
+        return Flow(DATA, None)
     shift = output.shape.rank - op.inputs[0].shape.rank
     rows = flow.rows if shift == 0 else None
     if op.type == "Tile":
@@ -248,6 +248,10 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
         times = known_value(op.inputs[1])
         if times is None or any(times[axis] != 1 for axis in flow.axes):
             rows = None
+    else:
+        before, after = op.inputs[0].shape, output.shape
+        if any(before[a] is None and after[a + shift] is not None for a in flow.axes):
+            rows = None  # Of a single example, as many copies.
     return Flow(DATA, tuple(a + shift for a in flow.axes), rows, flow.minor)
 
 

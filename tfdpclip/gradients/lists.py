@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip.gradients import ops, places
-from tfdpclip.gradients.flow import DATA, Flow
+from tfdpclip.gradients.flow import DATA, SIZE, Flow
 
 
 def list_flow(
@@ -23,7 +23,8 @@ def list_flow(
       place_of: the name of a place in the batch, of an index.
     """
     if op.type in ops.NEW_LISTS:
-        return Flow()
+        sized = any(f.kind == SIZE for f in inputs)
+        return Flow(SIZE, power=None) if sized else Flow()
     rule = _RULES.get(op.type)
     return None if rule is None else rule(op, inputs, place_of)
 
@@ -54,6 +55,8 @@ def either(first: Flow, second: Flow) -> Flow:
         coupled=coupled,
         trained=trained,
         varying=first.varying or second.varying,
+        placed=first.placed or second.placed,
+        obstacle=first.obstacle or second.obstacle,
         example=places.either(first, second) if base.axes is not None else None,
         made=base.made and all(f.made for f in (first, second) if f.kind == DATA),
     )
@@ -64,8 +67,10 @@ def _from_tensor(op, inputs, place_of):
     flow = inputs[0]
     if flow.kind != DATA or flow.axes is None:
         return flow
+    alone = flow.axes == (0,) and flow.rows == 1 and not flow.minor
+    if 0 in flow.axes and not alone:
+        return Flow(DATA, None)
     axes = tuple(axis - 1 for axis in flow.axes if axis > 0)
-    alone = flow.axes == (0,) and flow.rows == 1
     return Flow(
         DATA,
         axes,

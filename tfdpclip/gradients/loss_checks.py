@@ -111,12 +111,12 @@ def _chosen_by(op: tf.Operation) -> tuple[int, ...]:
     """The inputs that are no lengths, but say what is done: a branch, an axis, ..."""
     if op.type in ops.BRANCHES:
         return (0,)
-    if op.type == "Transpose" and _swaps_or_not(op):
+    if op.type == "Transpose" and keeps_order(op):
         return ()
     return tuple(i for i in ops.CHOOSERS.get(op.type, ()) if i < len(op.inputs))
 
 
-def _swaps_or_not(op: tf.Operation) -> bool:
+def keeps_order(op: tf.Operation) -> bool:
     """Whether what a Transpose gives is in the same order, whichever way it is done.
 
     `tf.vectorized_map` of a matrix product swaps the first two axes of the factor that

@@ -156,7 +156,7 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(
         """FFT2D IFFT2D RFFT2D IRFFT2D Svd Qr Lu Cholesky MatrixInverse
         MatrixDeterminant LogMatrixDeterminant SelfAdjointEigV2 Eig MatrixSquareRoot
-        MatrixExponential MatrixLogarithm BatchFFT2D""".split(),
+        MatrixLogarithm""".split(),
         _last(2, 0),
     ),
     **dict.fromkeys("FFT3D IFFT3D RFFT3D IRFFT3D".split(), _last(3, 0)),

@@ -13,7 +13,13 @@ from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients import contractions, layouts, mixing, ops, sparse
 from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
 from tfdpclip.gradients.fused import read_call
-from tfdpclip.gradients.known import known_value, starts_with_rows, takes_every_row
+from tfdpclip.gradients.known import (
+    BY_PLACE,
+    known_value,
+    rows_alike,
+    starts_with_rows,
+    takes_every_row,
+)
 
 
 def transfer(op, output, inputs, batch_size) -> Flow:
@@ -28,6 +34,8 @@ def transfer(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, None, coupled=op)
     if op.type in ops.BY_PLACE:
         return _by_place(op, output, inputs)
+    if _examples_elsewhere(op, inputs):
+        return Flow(DATA, None)
     if any(f.kind == DATA and f.axes is None for f in inputs) or rank is None:
         return Flow(DATA, None)
     rule = _TRANSFERS.get(op.type)
@@ -107,6 +115,16 @@ def is_stated(kind: str) -> bool:
     return kind in _STATED
 
 
+def _examples_elsewhere(op, inputs) -> bool:
+    """Whether an op that reads the examples from one input has them in another."""
+    place = _READ_FROM.get(op.type)
+    return place is not None and any(
+        flow.kind == DATA and flow.axes != () and not flow.made
+        for number, flow in enumerate(inputs)
+        if number != place
+    )
+
+
 def _by_place(op, output, inputs) -> Flow:
     """Sums by place: within an example where that is all that is counted."""
     first = inputs[0]
@@ -134,6 +152,13 @@ def _over_axes(op, flow: Flow, axes) -> Flow:
     return flow
 
 
+def _matrices(op, output, inputs, batch_size) -> Flow:
+    """Each matrix of a batch by itself, and not the batch as a matrix."""
+    needed = 2 if op.type.startswith("MatrixDiag") and "Part" not in op.type else 3
+    enough = (op.inputs[0].shape.rank or 0) >= needed
+    return _first_rows(inputs) if enough else Flow(DATA, None)
+
+
 def _first_rows(inputs) -> Flow:
     first = next(f for f in inputs if f.kind == DATA)
     apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
@@ -146,12 +171,16 @@ def _first_rows(inputs) -> Flow:
 
 def _elementwise(op, output, inputs) -> Flow:
     rank = output.shape.rank
+    if op.type == "Bitcast" and op.inputs[0].dtype.size != output.dtype.size:
+        return Flow(DATA, None)
     axes, rows, minor, known = set(), None, False, True
     behind = set()
     for tensor, flow in zip(op.inputs, inputs, strict=True):
         if flow.kind != DATA:
             continue
         shift = rank - tensor.shape.rank
+        if op.type == "BiasAdd" and shift:
+            return Flow(DATA, None)
         if op.type == "Select" and tensor.shape.rank == 1:
             shift = 0
         axes |= {a + shift for a in flow.axes}
@@ -166,7 +195,26 @@ def _elementwise(op, output, inputs) -> Flow:
     if len(axes) == len(behind) == 1 and 0 not in axes:
         # Behind others, as where time is first.
         ((rows, minor),) = behind
-    return Flow(DATA, tuple(sorted(axes)), rows, minor)
+    public = [t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == PUBLIC]
+    apart = all(
+        rows_alike(tensor, axis - rank) and not _of_one_size(op, tensor, axis - rank)
+        for tensor in public
+        for axis in axes
+    )
+    believed = "" if apart else BY_PLACE
+    return Flow(DATA, tuple(sorted(axes)), rows, minor, obstacle=believed)
+
+
+def _of_one_size(op, tensor, axis: int) -> bool:
+    """Whether a tensor has several entries where a batch of any size has its examples.
+
+    It meets a single example as if it were as many.
+    """
+    rank = tensor.shape.rank
+    if rank is None or rank < -axis or tensor.shape[axis] in (None, 1):
+        return False
+    lengths = [t.shape[axis] for t in op.inputs if (t.shape.rank or 0) >= -axis]
+    return None in lengths
 
 
 def _reduction(op, output, inputs) -> Flow:
@@ -214,7 +262,8 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, axes, params.rows, params.minor)
     if params.kind == DATA and params.axes == (0,):
         if axis == 0 and batch_dims == 0 and params.rows == 1:
-            return params if takes_every_row(op) else Flow(DATA, None)
+            one = indices.leads and indices.rows == 1 and not indices.minor
+            return params if one and takes_every_row(op) else Flow(DATA, None)
         if batch_dims >= 1:
             return params
     return Flow(DATA, None)
@@ -227,21 +276,26 @@ def _gather_nd(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, None)
     if indices.kind == PUBLIC and not params.made:
         return Flow(DATA, None, coupled=op)
-    apart = indices.leads and starts_with_rows(op.inputs[1])
+    apart = indices.leads and indices.rows == 1 and not indices.minor
+    apart = apart and starts_with_rows(op.inputs[1])
     return Flow(DATA, (0,), 1) if apart else Flow(DATA, None)
 
 
 def _one_hot(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    return flow if flow.axes == (0,) and op.get_attr("axis") == -1 else Flow(DATA, None)
+    if flow.axes != (0,) or op.get_attr("axis") != -1:
+        return Flow(DATA, None)
+    return Flow(DATA, (0,), flow.rows, flow.minor)
 
 
 def _conv_transpose(op, output, inputs, batch_size) -> Flow:
-    return _first_rows([inputs[2]])
+    return _first_rows(inputs[2:]) if inputs[2].kind == DATA else Flow(DATA, None)
 
 
 def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
+    if flow.kind != DATA or any(f.kind == DATA and not f.made for f in inputs[1:]):
+        return Flow(DATA, None)
     if output is not op.outputs[0] and output.shape.rank != 4:
         axes: tuple | None = ()
         if flow.axes == (1,) and op.get_attr("data_format") == b"NCHW":
@@ -306,9 +360,10 @@ def _pad(op, output, inputs, batch_size) -> Flow:
     if flow.kind != DATA:
         return Flow(DATA, None)
     for axis in flow.axes:
-        added = None if paddings is None else paddings[axis]
-        unchanged = op.inputs[0].shape[axis] == output.shape[axis]
-        if added is not None and any(n != 0 for n in added) and not unchanged:
+        before, after = op.inputs[0].shape[axis], output.shape[axis]
+        if before is not None and before == after:
+            continue
+        if paddings is None or any(n is None or n != 0 for n in paddings[axis]):
             return Flow(DATA, None)
     return Flow(DATA, flow.axes, flow.rows, flow.minor)
 
@@ -325,8 +380,29 @@ def _drawn(op, output, inputs, batch_size):
     return inputs[1]
 
 
+#: Ops that read the examples from one of their inputs, by its number: others are axes,
+#: lengths and places.
+_READ_FROM = {
+    **dict.fromkeys(
+        """Reshape Transpose ConjugateTranspose ExpandDims SplitV StridedSlice Slice
+        SpaceToBatchND BatchToSpaceND BroadcastTo Tile Roll ReverseV2 OneHot Pad PadV2
+        MirrorPad""".split(),
+        0,
+    ),
+    **dict.fromkeys(ops.REDUCTIONS | ops.SCANS, 0),
+    "Split": 1,
+    "Conv2DBackpropInput": 2,
+    "Conv3DBackpropInputV2": 2,
+}
+
 _TRANSFERS: dict[str, Callable] = {
     **layouts.RULES,
+    **dict.fromkeys(
+        """MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2
+        MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
+        MatrixBandPart""".split(),
+        _matrices,
+    ),
     **contractions.RULES,
     "Roll": _roll,
     "RandomShuffle": _shuffle,

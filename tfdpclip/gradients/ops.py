@@ -173,6 +173,20 @@ SHAPERS = frozenset(
     TensorListReserve""".split()
 )
 
+#: Which of their inputs is the shape of the output, or how often an axis is repeated.
+SHAPE_INPUTS = {
+    **dict.fromkeys(("Reshape", "BroadcastTo", "Tile", "SparseToDense"), 1),
+    **dict.fromkeys(("StatefulUniform", "StatefulStandardNormalV2"), 2),
+    **dict.fromkeys(
+        """Fill Empty Conv2DBackpropInput Conv3DBackpropInputV2 RandomUniform
+        RandomUniformInt RandomStandardNormal TruncatedNormal RandomGamma
+        RandomPoissonV2 StatelessRandomUniform StatelessRandomUniformV2
+        StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
+        StatelessTruncatedNormalV2""".split(),
+        0,
+    ),
+}
+
 # What happens to values.
 
 #: How large a tensor is.
@@ -222,10 +236,7 @@ VALUELESS = frozenset("ZerosLike OnesLike".split())
 #: Each row on axis 0 from the same row.
 ROW_BY_ROW = frozenset(
     """ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3
-    DepthToSpace SpaceToDepth MatrixDiag MatrixDiagV2
-    MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiag
-    MatrixSetDiagV2 MatrixSetDiagV3 MatrixBandPart Multinomial
-    StatelessMultinomial""".split()
+    DepthToSpace SpaceToDepth Multinomial StatelessMultinomial""".split()
 )
 
 #: Over the axes that are the second input.

@@ -20,6 +20,8 @@ from tfdpclip.gradients.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.known import known_value
 from tfdpclip.gradients.slices import CUT, PLACE, read_slice
 
+#: What is believed of the examples of a static batch, one by one.
+BY_PLACE = "whether it does the same with every example"
 AT, STEP, EARLIER, EACH = "at ", "step ", "earlier", "each"
 _JOINS = frozenset("Pack ConcatV2".split())
 _SHAPED = frozenset("Fill BroadcastTo Tile Reshape".split())
@@ -116,7 +118,8 @@ def _joined(op, output, inputs, batch_size) -> Flow:
     in_order = [f.example for f in parts] == list(range(len(parts)))
     if axis is None or not single or not in_order or len(parts) != batch_size:
         return Flow(DATA, None)
-    return Flow(DATA, (axis,), 1)
+    # Each may have been made in another way.
+    return Flow(DATA, (axis,), 1, obstacle=BY_PLACE)
 
 
 def _of_slice(op, output, inputs, axis, size) -> Taken | None:

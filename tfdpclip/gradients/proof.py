@@ -30,9 +30,16 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import calls, gradient_flows, op_flows, ops
+from tfdpclip.gradients import (
+    calls,
+    gradient_flows,
+    known,
+    op_flows,
+    ops,
+    size_uses,
+)
 from tfdpclip.gradients.dataflow import Dataflow, ancestors
-from tfdpclip.gradients.flow import DATA, Flow
+from tfdpclip.gradients.flow import DATA
 from tfdpclip.gradients.fused import read_call
 
 
@@ -82,20 +89,26 @@ def prove(losses: tf.Tensor, flows: Dataflow) -> Proof:
     flow = flows[losses]
     if flow.coupled is not None:
         return Proof(Verdict.MIXED, flow.coupled)
-    for op, reason in _gaps(flows):
+    for op, reason in _all_gaps(losses, flows):
         return Proof(Verdict.UNKNOWN, op, reason)
-    if not flow.leads or flow.rows != 1 or flow.minor:
-        return Proof(Verdict.UNKNOWN, losses.op, "which entry is of which example")
     return Proof(Verdict.PROVEN)
 
 
 def gaps(losses: tf.Tensor, flows: Dataflow) -> list[tuple[tf.Operation, str]]:
     """All the ops that keep the losses from being proven, for tables and tests."""
-    found = list(_gaps(flows))
+    return [] if flows[losses].coupled is not None else list(_all_gaps(losses, flows))
+
+
+def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
+    yield from _gaps(flows)
+    for source in flows.sources:
+        if flows[source].leads and source.shape[0] != flows.length:
+            yield source.op, "how many examples the batch has"
     flow = flows[losses]
-    if flow.coupled is None and (not flow.leads or flow.rows != 1 or flow.minor):
-        found.append((losses.op, "which entry is of which example"))
-    return found
+    if not flow.leads or flow.rows != 1 or flow.minor:
+        yield losses.op, "which entry is of which example"
+    elif flow.placed:
+        yield losses.op, _PLACED
 
 
 def _gaps(
@@ -113,7 +126,7 @@ def _gaps(
     for op in operations:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
-        reason = next((r for r in map(_hidden, found) if r), None)
+        reason = next((r for t in outputs if (r := _hidden(t, flows))), None)
         if reason is not None:
             yield op, reason
         elif any(flow.kind == DATA and flow.trained for flow in found):
@@ -148,9 +161,23 @@ def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> set:
         numbers = numbers | read
 
 
-def _hidden(flow: Flow) -> str | None:
-    """What a flow does not tell of the examples; None if it tells all."""
+_PLACED = "how an example's place in the batch enters into its output"
+
+
+def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
+    """What is not known of the examples in a tensor; None if all is."""
+    flow, op = flows[tensor], tensor.op
+    if flow.obstacle:
+        return flow.obstacle
     if flow.kind != DATA:
+        return None
+    if flows.batch_size is None and op not in flows.inner:
+        made = flow.made and flow.axes == () and flow.example is None
+        if made or size_uses.is_harmful(op, tensor, flows):
+            return "how the number of examples enters into its output"
+    if flow.placed and not flow.made and not _chooses_rows(tensor, flows):
+        return _PLACED
+    if flow.made and flow.axes == ():
         return None
     if flow.unknown:
         return "what it does with the examples"
@@ -167,6 +194,12 @@ def _condition_inputs(op: tf.Operation) -> set[int]:
     cond = _tf_private.condition_of_loop(op)
     read = {t.ref() for o in ancestors(cond.outputs) for t in o.outputs}
     return {i for i, t in enumerate(cond.inputs) if t.ref() in read}
+
+
+def _chooses_rows(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    """Whether places go with what each example takes of its own row."""
+    readers = [op for op in tensor.consumers() if op in flows]
+    return all(known.chooses_rows(r) and tensor is not r.inputs[0] for r in readers)
 
 
 def _ends_gradients(op: tf.Operation) -> bool:
@@ -189,7 +222,7 @@ def _gaps_backward(op, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
             op.type not in ops.FIRST_ARGUMENT
             and calls.gradient_function(op) is not None
         ):
-            yield from gradient_flows.gaps_of(op, flows)
+            yield from gradient_flows.gaps_of(op, flows, _gaps)
         return
     if op.type in ops.FUNCTION_CALLS and read_call(op) is not None:
         return

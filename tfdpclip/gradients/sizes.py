@@ -28,17 +28,21 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         return _shape(op, output, inputs)
     known = [f for f in inputs if f.kind == SIZE]
     first = inputs[0]
+    if op.type == "Cast" and _rounds(op):
+        return Flow(SIZE, power=None)
     if op.type in ops.SAME_NUMBERS:
-        return _number(first.power) if first.dims is None else _vector(first.dims)
+        return _same_numbers(output, first)
     if op.type == "StridedSlice" and first.dims is not None:
         return _slice(op, output, first.dims)
+    if op.type == "GatherV2" and first.dims is not None:
+        return _gathered(op, first.dims)
     if op.type == "Unpack" and first.dims is not None:
         return _number(first.dims[output.value_index])
     if op.type == "Pack" and output.shape.rank == 1:
         return _vector(tuple(f.power for f in inputs))
     if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
         return _number(None if None in first.dims else sum(first.dims))
-    if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op):
+    if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op, inputs):
         # So that nothing is divided by 0: of a batch of nobody, it is no other number.
         return _number(known[0].power)
     made = _made_of_vectors(op, output, inputs)
@@ -74,35 +78,58 @@ def counted_rows(
     """
     if op.type == "Tile" and op.inputs[0].shape[axis : axis + 1] != [1]:
         return None
-    tensor = op.inputs[1 if op.type in _SHAPE_SECOND else 0]
+    tensor = op.inputs[1 if op.type == "Range" else ops.SHAPE_INPUTS.get(op.type, 0)]
     if axis:
         if tensor.op.type != "Pack":
             return None
         tensor = tensor.op.inputs[axis]
-    times = fractions.Fraction(1)
+    return counted_number(tensor, flow_of)
+
+
+def counted_number(
+    tensor: tf.Tensor, flow_of: Callable[[tf.Tensor], Flow]
+) -> Flow | None:
+    """The flow of the tensor whose rows a number is, or a vector's first; or None."""
+    factors: list[fractions.Fraction] = []
     while tensor.op.type in _FIRST_OF or tensor.op.type in ("Mul", "FloorDiv"):
+        if tensor.op.type == "Cast" and _rounds(tensor.op):
+            return None
+        if tensor.op.type == "ConcatV2" and tensor.op.inputs[0].shape[:1] in ([], [0]):
+            return None
         if tensor.op.type == "StridedSlice":
             bounds = [tf.get_static_value(tensor.op.inputs[i]) for i in (1, 3)]
-            if bounds[0] is None or bounds[0].any() or (bounds[1] != 1).any():
+            if any(bound is None for bound in bounds):
+                return None
+            if bounds[0].any() or (bounds[1] != 1).any():
                 return None
         if tensor.op.type in ("Mul", "FloorDiv"):
-            factor = tf.get_static_value(tensor.op.inputs[1])
+            counted, other = tensor.op.inputs
+            if tensor.op.type == "Mul" and tf.get_static_value(other) is None:
+                counted, other = other, counted
+            factor = tf.get_static_value(other)
             if tensor.shape.rank != 0 or factor is None or factor <= 0:
                 return None
             one = fractions.Fraction(int(factor))
-            times *= one if tensor.op.type == "Mul" else 1 / one
+            factors.append(one if tensor.op.type == "Mul" else 1 / one)
+            tensor = counted
+            continue
         tensor = tensor.op.inputs[0]
+    if tensor.op.type == "Max" and tensor.op.inputs[0].op.type == "Pack":
+        # As many examples as each of the arguments of `tf.vectorized_map` has.
+        found = [counted_number(t, flow_of) for t in tensor.op.inputs[0].op.inputs]
+        same = len({None if flow is None else flow.rows for flow in found}) == 1
+        return found[0] if same and not factors else None
     if tensor.op.type != "Shape":
         return None
     flow = flow_of(tensor.op.inputs[0])
-    rows = times * flow.rows if flow.leads and flow.rows else fractions.Fraction(0)
-    if rows.denominator != 1 or rows <= 0:
+    if not flow.leads or not flow.rows:
         return None
+    rows = fractions.Fraction(flow.rows)
+    for factor in reversed(factors):
+        rows *= factor
+        if rows.denominator != 1:
+            return None  # Rounded, for some numbers of examples.
     return dataclasses.replace(flow, rows=int(rows))
-
-
-#: Ops that take the shape as their second input.
-_SHAPE_SECOND = frozenset("Tile BroadcastTo Range Reshape".split())
 
 
 #: Whose first number is that of their first input.
@@ -133,10 +160,33 @@ def _made_of_vectors(op, output, inputs) -> tuple | None:
     return tuple(0 if set(powers) == {0} else None for powers in columns)
 
 
-def _is_one_at_most(op: tf.Operation) -> bool:
-    """Whether one of an op's inputs is known, and 1 or less."""
+def _is_one_at_most(op: tf.Operation, inputs: list[Flow]) -> bool:
+    """Whether one input is known, and 1 or less, and the other a number of rows."""
     known = [tf.get_static_value(tensor) for tensor in op.inputs]
-    return any(value is not None and np.all(value <= 1) for value in known)
+    if not any(value is not None and np.all(value <= 1) for value in known):
+        return False
+    (tensor,) = (t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == SIZE)
+    while tensor.op.type in ("Identity", "Cast"):
+        tensor = tensor.op.inputs[0]
+    return tensor.dtype.is_integer
+
+
+def _rounds(op: tf.Operation) -> bool:
+    """Whether a cast may make another number of a size."""
+    (before,), after = op.inputs, op.outputs[0].dtype
+    if before.dtype.is_floating:
+        return not after.is_floating
+    return after not in (tf.int32, tf.int64, tf.float32, tf.float64)
+
+
+def _same_numbers(output: tf.Tensor, flow: Flow) -> Flow:
+    if flow.dims is None:
+        return _number(flow.power)
+    if output.shape.rank == 1:
+        return _vector(flow.dims)
+    if output.shape.rank == 0 and len(flow.dims) == 1:
+        return _number(flow.dims[0])
+    return Flow(SIZE if any(d != 0 for d in flow.dims) else PUBLIC, power=None)
 
 
 def _number(power: int | None) -> Flow:
@@ -164,6 +214,18 @@ def _shape(op, output, inputs) -> Flow:
     axes = (0,) if flow.axes is None else flow.axes
     dims = tuple(int(axis in axes) for axis in range(source.shape.rank))
     return _number(sum(dims)) if op.type == "Size" else _vector(dims)
+
+
+def _gathered(op, dims) -> Flow:
+    """`tf.tensordot` gathers lengths so."""
+    places = tf.get_static_value(op.inputs[1])
+    if places is None or tf.get_static_value(op.inputs[2]) != 0:
+        return Flow(SIZE, power=None)
+    if places.ndim == 0:
+        return _number(dims[int(places)])
+    if places.ndim > 1 or op.get_attr("batch_dims"):
+        return Flow(SIZE, power=None)
+    return _vector(tuple(dims[int(place)] for place in places))
 
 
 def _slice(op, output, dims) -> Flow:

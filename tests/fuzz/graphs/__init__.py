@@ -1,0 +1,1 @@
+"""Random graphs of raw ops: what the proof says of them, beside brute force."""

@@ -1,0 +1,275 @@
+"""What the graph of a loss proves: nothing of graphs in which examples reach others.
+
+Each function here was, or could be taken to be, proven by a rule that guessed: by the
+number of examples, by places in the batch, by shapes that agree for one size alone.
+`python -m tests.fuzz.graphs` draws others.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.loss import take_apart
+from tfdpclip.gradients.proof import prove
+
+W = tf.Variable(np.random.default_rng(0).standard_normal((4, 4)), dtype=tf.float32)
+P = tf.Variable(np.random.default_rng(1).standard_normal(8), dtype=tf.float32)
+NONE, FOUR = None, 4
+
+
+def judged(loss, rows, shape=(4,), each=1):
+    """What the proof says of `loss(x, hidden)`: "refused" where it is not asked."""
+    found = []
+
+    def trace(x):
+        hidden = tf.tanh(tf.tensordot(x, W, 1))
+        losses = loss(x, hidden)
+        handles = [losses.graph.capture(v.handle) for v in (W, P)]
+        try:
+            flows = Dataflow([losses], handles, rows_per_example=each)
+            parts = take_apart(losses, flows, 8.0)
+            flows = Dataflow([parts.per_example], handles, flows.batch_size, (), each)
+            found.append(prove(parts.per_example, flows).verdict.value)
+        except (ExampleIsolationError, LossStructureError):
+            found.append("refused")
+        return losses
+
+    spec = tf.TensorSpec([rows, *shape], tf.float32)
+    tf.function(trace, [spec], autograph=False).get_concrete_function()
+    return found[0]
+
+
+def ends(h):
+    return tf.reduce_sum(tf.square(h), list(range(1, h.shape.rank)))
+
+
+def count(x):
+    return tf.shape(x)[0]
+
+
+def of_each(x, change, steps=None):
+    """A loop over the rows, written out."""
+    steps = count(x) if steps is None else steps
+    rows = tf.TensorArray(tf.float32, size=count(x), element_shape=x.shape[1:])
+
+    def body(i, rows):
+        return i + 1, rows.write(i, change(i, x[i]))
+
+    _, rows = tf.while_loop(lambda i, r: i < steps, body, [0, rows])
+    found = rows.stack()
+    found.set_shape(x.shape)
+    return found
+
+
+def repeatedly(h, steps):
+    return tf.while_loop(lambda i, h: i < steps, lambda i, h: (i + 1, h * 0.9), [0, h])[
+        1
+    ]
+
+
+def of_dy(change):
+    @tf.custom_gradient
+    def function(h):
+        return tf.identity(h), lambda dy: change(dy, h)
+
+    return function
+
+
+def floating(n):
+    return tf.cast(n, tf.float32)
+
+
+def after(n):
+    """A number of the size, by integer arithmetic."""
+    return n // 3 % 2
+
+
+#: name: the loss; for batches of any size.
+BY_SIZE = {
+    "steps of a loop": lambda x, h: ends(repeatedly(h, count(x) // 3)),
+    "a branch": lambda x, h: ends(tf.cond(count(x) > 3, lambda: h, lambda: 2 * h)),
+    "a switch": lambda x, h: ends(
+        tf.switch_case(count(x) % 2, [lambda: h, lambda: h * 2])
+    ),
+    "an index": lambda x, h: tf.square(h[:, after(count(x))]),
+    "a gathered column": lambda x, h: tf.square(tf.gather(h, after(count(x)), axis=1)),
+    "the end of a slice": lambda x, h: ends(h[:, : 1 + after(count(x))]),
+    "the end of a range": lambda x, h: ends(
+        h * floating(tf.reduce_sum(tf.range(count(x))))
+    ),
+    "copies that are added up": lambda x, h: ends(
+        tf.reduce_sum(tf.tile(h[..., tf.newaxis], [1, 1, count(x)]), -1)
+    ),
+    "an axis of features": lambda x, h: ends(
+        tf.nn.softmax(tf.reshape(h, [count(x), 1 + after(count(x)), -1]), -1)[:, 0]
+    ),
+    "how many of the largest": lambda x, h: ends(
+        tf.math.top_k(h, 1 + after(count(x))).values
+    ),
+    "a hot entry": lambda x, h: ends(h * tf.one_hot(after(count(x)), 4)),
+    "a shift": lambda x, h: ends(tf.roll(h, after(count(x)), 1) * P[:4]),
+    "padding": lambda x, h: tf.reduce_mean(
+        tf.pad(h, [[0, 0], [0, after(count(x))]]), 1
+    ),
+    "a filled tensor": lambda x, h: ends(h + tf.fill(tf.shape(h), floating(count(x)))),
+    "ones that are counted": lambda x, h: ends(
+        h * tf.reduce_sum(tf.ones([1, count(x)]), 1)
+    ),
+    "ones beside the features": lambda x, h: ends(
+        h[:, :1] * tf.ones([count(x), count(x)])
+    ),
+    "numbers in between": lambda x, h: ends(
+        h * tf.linspace(0.0, 1.0, count(x))[:, tf.newaxis]
+    ),
+    "the last of a range": lambda x, h: ends(h * floating(tf.range(count(x))[-1])),
+    "a rounded number": lambda x, h: ends(
+        h * floating(count(x)) * floating(tf.cast(1.0 / floating(count(x)), tf.int32))
+    ),
+    "the larger number": lambda x, h: (
+        tf.reduce_sum(ends(h)) / tf.maximum(floating(count(x)) / 3, 1.0)
+    ),
+    "a list of variables": lambda x, h: ends(
+        h
+        * tf.reduce_sum(
+            tf.map_fn(
+                lambda _: P[0],
+                tf.zeros([count(x)]),
+                fn_output_signature=tf.float32,
+            )
+        )
+    ),
+    "rows behind the last": lambda x, h: ends(tf.pad(h, [[0, 1], [0, 0]])),
+    "rows before the first": lambda x, h: ends(tf.pad(h, [[1, 0], [0, 0]])),
+    "rows by half": lambda x, h: ends(
+        h + tf.zeros([count(x) // 2 * 2, 4]) * tf.ones([1, 4])
+    ),
+    "steps for some examples": lambda x, h: ends(
+        of_each(h, lambda i, r: tf.tanh(r), count(x) // 2)
+    ),
+    "a diagonal": lambda x, h: ends(tf.nn.softmax(tf.linalg.diag(h[:, 0]))),
+    "as many constants as rows": lambda x, h: ends(h + tf.ones([3, 4])),
+    "a loss of one entry": lambda x, h: tf.reshape(tf.reduce_sum(h), [1]),
+    "a size in a gradient": lambda x, h: ends(
+        of_dy(lambda dy, _: dy * floating(tf.shape(dy)[0]))(h)
+    ),
+    "steps of a gradient": lambda x, h: ends(
+        of_dy(lambda dy, _: repeatedly(dy, tf.shape(dy)[0] // 2))(h)
+    ),
+}
+
+#: For batches of any size, and of a static size.
+BY_PLACE = {
+    "a range": lambda x, h: ends(h * floating(tf.range(count(x)))[:, tf.newaxis]),
+    "a range in its order": lambda x, h: ends(
+        h * tf.gather(floating(tf.range(count(x))), tf.range(count(x)))[:, tf.newaxis]
+    ),
+    "a counter": lambda x, h: ends(of_each(h, lambda i, r: r * floating(i))),
+    "a branch of a counter": lambda x, h: ends(
+        of_each(h, lambda i, r: tf.cond(i < 2, lambda: r, lambda: 2 * r))
+    ),
+}
+
+#: Of others in the batch.
+BY_OTHERS = {
+    "the example before": lambda x, h: ends(
+        of_each(h, lambda i, r: r - h[tf.maximum(i - 1, 0)])
+    ),
+    "a total": lambda x, h: ends(h * tf.reduce_sum(h)),
+    "the batch in each step": lambda x, h: ends(
+        tf.map_fn(lambda r: r + tf.reduce_mean(h, 0), h)
+    ),
+    "each in all": lambda x, h: ends(
+        tf.foldl(lambda total, r: total + h * r, h, tf.zeros_like(h))
+    ),
+    "the next one": lambda x, h: ends(tf.gather(h, tf.range(count(x)) - 1 % 2)),
+    "some of them": lambda x, h: ends(tf.gather(h, tf.maximum(tf.range(count(x)), 1))),
+    "a gradient of all": lambda x, h: ends(
+        of_dy(lambda dy, _: tf.clip_by_norm(dy, 0.1))(h)
+    ),
+    "a gradient the other way round": lambda x, h: ends(
+        of_dy(lambda dy, _: tf.reverse(dy, [0]))(h)
+    ),
+    "a gradient by a statistic": lambda x, h: ends(
+        of_dy(lambda dy, h: dy / (1 + tf.reduce_max(h)))(h)
+    ),
+    "bits": lambda x, h: ends(
+        h
+        * tf.reduce_sum(floating(tf.bitcast(h[:, 0], tf.uint8)), 0, keepdims=True)[
+            :, :1
+        ]
+    ),
+}
+
+SOUND = {
+    "a network": lambda x, h: ends(h),
+    "a mean": lambda x, h: tf.reduce_mean(ends(h)),
+    "a sum by the size": lambda x, h: tf.reduce_sum(ends(h)) / floating(count(x)),
+    "zeros for the batch": lambda x, h: ends(h + tf.zeros([count(x), 4])),
+    "a filled state": lambda x, h: ends(h + tf.fill([count(x), 4], P[0])),
+    "a repeated variable": lambda x, h: ends(
+        h + tf.tile(P[tf.newaxis, :4], [count(x), 1])
+    ),
+    "dropout": lambda x, h: ends(tf.nn.dropout(h, 0.5)),
+    "a map": lambda x, h: ends(tf.map_fn(lambda r: tf.tanh(r * P[0]), h)),
+    "a vectorized map": lambda x, h: ends(
+        tf.vectorized_map(lambda r: tf.tanh(r * P[0]), h)
+    ),
+    "a loop over the rows": lambda x, h: ends(
+        of_each(h, lambda i, r: tf.sin(r) * P[1])
+    ),
+    "a loop of three steps": lambda x, h: ends(repeatedly(h, 3)),
+    "entries by number": lambda x, h: tf.square(
+        tf.gather_nd(
+            h,
+            tf.stack([tf.range(count(x)), tf.argmax(h, 1, output_type=tf.int32)], 1),
+        )
+    ),
+    "a gradient by example": lambda x, h: ends(
+        of_dy(lambda dy, h: dy / (1 + tf.norm(dy, axis=-1, keepdims=True)))(h)
+    ),
+    "two rows of features": lambda x, h: ends(
+        tf.reshape(tf.tanh(tf.reshape(h, [-1, 2]) @ W[:2]), [count(x), 8])
+    ),
+    "time first": lambda x, h: ends(
+        tf.transpose(
+            tf.tanh(tf.transpose(tf.reshape(h, [-1, 2, 2]), [1, 0, 2])), [1, 0, 2]
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_the_number_of_examples_is_no_part_of_a_proof(name):
+    assert judged(BY_SIZE[name], NONE) != "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, FOUR])
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_nor_is_a_place_in_the_batch(name, rows):
+    assert judged(BY_PLACE[name], rows) != "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, FOUR])
+@pytest.mark.parametrize("name", BY_OTHERS)
+def test_nor_are_other_examples(name, rows):
+    assert judged(BY_OTHERS[name], rows) != "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, FOUR])
+@pytest.mark.parametrize("name", SOUND)
+def test_what_keeps_examples_apart_is_proven(name, rows):
+    assert judged(SOUND[name], rows) == "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, 8])
+def test_rows_of_a_record_may_meet(rows):
+    def within(x, h):
+        pairs = tf.reshape(h, [-1, 2, 4])
+        return ends(
+            tf.reshape(pairs - tf.reduce_mean(pairs, 1, keepdims=True), [-1, 4])
+        )
+
+    assert judged(within, rows, each=2) == "proven"
+    assert judged(within, rows, each=1) != "proven"

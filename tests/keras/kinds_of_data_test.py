@@ -1,4 +1,4 @@
-"""What people have at hand is trained on as it is: texts, frames, lists, sparse rows."""
+"""Texts, frames, lists and sparse rows are trained on as they are."""
 
 import numpy as np
 import pytest

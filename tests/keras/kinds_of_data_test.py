@@ -1,4 +1,4 @@
-"""Texts, frames, lists and sparse rows are trained on as they are."""
+"""Texts, frames, lists of inputs, sparse rows: a plan trains on them as they are."""
 
 import numpy as np
 import pytest

@@ -27,7 +27,7 @@ from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import is_pinned
 from tfdpclip.gradients.op_flows import transfer
-from tfdpclip.gradients.sizes import counted_rows, size_flow
+from tfdpclip.gradients.sizes import counted_rows, rows_of_length, size_flow
 
 #: What reads the functions that ops of some types run: from an op and the analysis
 #: around it to the flows of the op's outputs, or None if nothing is known of them.
@@ -223,8 +223,11 @@ class Dataflow:
         flow = places.met(op, output, inputs, self.batch_size)
         if flow is None and op.type == "Reshape":
             flow = layouts.by_counted_rows(
-                inputs[0], counted_rows(op, self.__getitem__)
+                op.inputs[0], inputs[0], counted_rows(op, self.__getitem__)
             )
+            if flow is None and inputs[0].minor:
+                count = rows_of_length(op.inputs[1], self.__getitem__, 1)
+                flow = layouts.by_counted_examples(op, output, inputs[0], count)
         if flow is None:
             flow = transfer(op, output, inputs, self.batch_size)
         made = all(f.made or f.kind != DATA for f in inputs)
@@ -350,16 +353,33 @@ class Dataflow:
             self.length is not None and shape[0] == self.length
         )
 
+    def _counted_behind(self, op: tf.Operation, output: tf.Tensor) -> Flow | None:
+        """The flow of what is made for the batch on an axis that is not the first."""
+        if op.type in ("Tile", "Range", "LinSpace") or counted_rows(
+            op, self.__getitem__
+        ):
+            return None
+        for axis in range(1, output.shape.rank):
+            like = counted_rows(op, self.__getitem__, axis)
+            if like is not None:
+                return Flow(DATA, (axis,), like.rows, like.minor, made=True)
+        return None
+
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""
         if op.type not in ops.SHAPERS or output.shape.rank is None:
             flow = size_flow(op, output, inputs)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
+        behind = self._counted_behind(op, output)
+        if behind is not None:
+            return behind
         if output.shape.rank and output.shape[0] in (None, self.length):
             like = counted_rows(op, self.__getitem__)
             if like is not None:
                 return Flow(DATA, (0,), like.rows, like.minor, made=True)
-            return Flow(DATA, (0,), self.rows_per_example, made=True)
+            known = output.shape[0] is not None
+            rows = self.rows_per_example if known else None
+            return Flow(DATA, (0,), rows, made=True)
         return Flow(SIZE)
 
 

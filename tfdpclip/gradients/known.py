@@ -174,6 +174,8 @@ def known_value(tensor: tf.Tensor):
     if value is not None:
         return value
     op = tensor.op
+    if op.type == "Rank":
+        return op.inputs[0].shape.rank
     if op.type == "Shape":
         rank = op.inputs[0].shape.rank
         return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
@@ -212,6 +214,19 @@ def _slice(op, value, begin, end, step):
     ]
 
 
+def _range(op, start, limit, delta):
+    bounds = [np.reshape(bound, ())[()] for bound in (start, limit, delta)]
+    return None if None in bounds or bounds[2] == 0 else np.arange(*bounds)
+
+
+def _cut(op, value, begin, size):
+    bounds = [np.reshape(bound, [-1]).tolist() for bound in (begin, size)]
+    if np.ndim(value) != 1 or any(len(b) != 1 or b[0] is None for b in bounds):
+        return None
+    first, count = (int(bound[0]) for bound in bounds)
+    return value[first:] if count == -1 else value[first : first + count]
+
+
 def _gather(op, value, indices, axis):
     if np.ndim(value) != 1 or None in np.reshape(indices, [-1]):
         return None
@@ -245,6 +260,8 @@ def _select(op, test, yes, no):
 _COMPUTED = {
     "Pack": _pack,
     "StridedSlice": _slice,
+    "Slice": _cut,
+    "Range": _range,
     "GatherV2": _gather,
     "ConcatV2": _concat,
     "Prod": _prod,

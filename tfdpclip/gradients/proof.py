@@ -119,9 +119,11 @@ def _hidden(flow: Flow) -> str | None:
     """What a flow does not tell of the examples; None if it tells all."""
     if flow.kind != DATA or flow.made and flow.axes == ():
         return None
+    if flow.made and flow.axes and not flow.trained:
+        return None  # It is of no example; what it meets is asked in its turn.
     if flow.unknown:
         return "what it does with the examples"
-    if flow.axes and flow.rows is None and flow.entries is None:
+    if flow.axes and flow.rows is None and flow.entries is None and not flow.even:
         return "how many rows of its output belong to an example"
     return None
 

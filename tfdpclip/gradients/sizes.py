@@ -7,8 +7,8 @@ everybody's gradient. So every size carries its power of B.
 
 from __future__ import annotations
 
-import dataclasses
 import fractions
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
+from tfdpclip.gradients.known import known_value
 
 
 def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
@@ -34,6 +35,12 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         return _slice(op, output, first.dims)
     if op.type == "Unpack" and first.dims is not None:
         return _number(first.dims[output.value_index])
+    if op.type in ("Split", "SplitV") and output.shape.rank == 1:
+        dims = inputs[1 if op.type == "Split" else 0].dims
+        found = None if dims is None else _piece(op, output, 0)
+        if found is None or output.shape[0] is None:
+            return Flow(SIZE, power=None)
+        return _vector(dims[found[1] : found[1] + output.shape[0]])
     if op.type == "Pack" and output.shape.rank == 1:
         return _vector(tuple(f.power for f in inputs))
     if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
@@ -74,39 +81,209 @@ def counted_rows(
     """
     if op.type == "Tile" and op.inputs[0].shape[axis : axis + 1] != [1]:
         return None
-    tensor = op.inputs[1 if op.type in _SHAPE_SECOND else 0]
-    if axis:
-        if tensor.op.type != "Pack":
+    if op.type == "Range" and not _counts_from_zero(op):
+        return None
+    return rows_of_length(op.inputs[_SHAPE_AT.get(op.type, 0)], flow_of, axis)
+
+
+def length_of(tensor: tf.Tensor, place: int = 0) -> tuple | None:
+    """(the reference of a tensor, an axis) of which a number is the length.
+
+    Args:
+      tensor: the number, or a vector.
+      place: which entry of a vector.
+
+    Returns:
+      None if it is none, or the graph does not tell.
+    """
+    found = _measured(tensor, place)
+    if found is None or set(found[2]) - {1}:
+        return None
+    return found[0].ref(), found[1]
+
+
+def _measured(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list] | None:
+    """The tensor and its axis of which a number is the length, times some factors.
+
+    The factors are in the order from the number to the length; of a vector, the number
+    is entry `place`.
+    """
+    factors: list = []
+    while tensor.op.type != "Shape":
+        step = _FIRST_FROM.get(tensor.op.type)
+        found = None if step is None else step(tensor.op, tensor, place)
+        if found is None:
             return None
-        tensor = tensor.op.inputs[axis]
-    times = fractions.Fraction(1)
-    while tensor.op.type in _FIRST_OF or tensor.op.type in ("Mul", "FloorDiv"):
-        if tensor.op.type == "StridedSlice":
-            bounds = [tf.get_static_value(tensor.op.inputs[i]) for i in (1, 3)]
-            if bounds[0] is None or bounds[0].any() or (bounds[1] != 1).any():
-                return None
-        if tensor.op.type in ("Mul", "FloorDiv"):
-            factor = tf.get_static_value(tensor.op.inputs[1])
-            if tensor.shape.rank != 0 or factor is None or factor <= 0:
-                return None
-            one = fractions.Fraction(int(factor))
-            times *= one if tensor.op.type == "Mul" else 1 / one
-        tensor = tensor.op.inputs[0]
-    if tensor.op.type != "Shape":
+        tensor, place, factor = found
+        factors.append(factor)
+    return tensor.op.inputs[0], place, factors
+
+
+def _counts_from_zero(op: tf.Operation) -> bool:
+    """Whether a `Range` has as many numbers as its limit says."""
+    start, delta = (tf.get_static_value(op.inputs[i]) for i in (0, 2))
+    return start is not None and delta is not None and start == 0 and delta == 1
+
+
+def rows_of_length(
+    tensor: tf.Tensor, flow_of: Callable[[tf.Tensor], Flow], place: int = 0
+) -> Flow | None:
+    """The flow of a tensor with as many rows as a number says.
+
+    Args:
+      tensor: the number, or a vector.
+      flow_of: the flow of a tensor.
+      place: which entry of a vector.
+
+    Returns:
+      None if the graph does not tell.
+    """
+    found = _measured(tensor, place)
+    if found is None:
         return None
-    flow = flow_of(tensor.op.inputs[0])
-    rows = times * flow.rows if flow.leads and flow.rows else fractions.Fraction(0)
-    if rows.denominator != 1 or rows <= 0:
+    source, place, factors = found
+    flow = flow_of(source)
+    if flow.kind != DATA or flow.axes != (place,) or not flow.rows:
         return None
-    return dataclasses.replace(flow, rows=int(rows))
+    rows = fractions.Fraction(flow.rows)
+    for factor in reversed(factors):
+        rows *= factor
+        if rows.denominator != 1 or rows <= 0:
+            return None  # Rounded, for some numbers of examples.
+    return Flow(DATA, (0,), int(rows), flow.minor and rows > 1)
 
 
-#: Ops that take the shape as their second input.
-_SHAPE_SECOND = frozenset("Tile BroadcastTo Range Reshape".split())
+#: Which input is the shape, where it is not the first.
+_SHAPE_AT = {
+    **dict.fromkeys("Tile BroadcastTo Range Reshape".split(), 1),
+    **dict.fromkeys("LinSpace StatefulUniform StatefulStandardNormalV2".split(), 2),
+}
 
 
-#: Whose first number is that of their first input.
-_FIRST_OF = ops.SAME_NUMBERS | {"StridedSlice", "Pack", "ConcatV2", "ExpandDims"}
+_Found = tuple[tf.Tensor, int, "fractions.Fraction | int"]
+
+
+def _same(op, tensor, place) -> _Found | None:
+    ranks = {op.inputs[0].shape.rank, tensor.shape.rank}
+    exact = tensor.dtype.is_integer or tensor.dtype in (tf.float32, tf.float64)
+    return (op.inputs[0], place, 1) if ranks <= {0, 1} and exact else None
+
+
+def _sliced(op, tensor, place) -> _Found | None:
+    """Entry `place` of a part of a vector of sizes."""
+    begin, step = known_value(op.inputs[1]), known_value(op.inputs[3])
+    masks = ("ellipsis_mask", "new_axis_mask")
+    if any(map(op.get_attr, masks)) or np.size(begin) != 1 or np.size(step) != 1:
+        return None
+    first, step = np.reshape(begin, ())[()], np.reshape(step, ())[()]
+    first = 0 if op.get_attr("begin_mask") else first
+    if first is None or first < 0 or step != 1:
+        return None
+    return op.inputs[0], int(first) + place, 1
+
+
+def _cut(op, tensor, place) -> _Found | None:
+    begin = known_value(op.inputs[1])
+    if np.size(begin) != 1 or np.reshape(begin, ())[()] is None:
+        return None
+    first = int(np.reshape(begin, ())[()])
+    return (op.inputs[0], first + place, 1) if first >= 0 else None
+
+
+def _packed(op, tensor, place) -> _Found | None:
+    part = op.inputs[place] if place < len(op.inputs) else None
+    return None if part is None or part.shape.rank != 0 else (part, 0, 1)
+
+
+def _joined(op, tensor, place) -> _Found | None:
+    for part in op.inputs[:-1]:
+        length = part.shape[0] if part.shape.rank == 1 else None
+        if length is None:
+            return None
+        if place < length:
+            return part, place, 1
+        place -= length
+    return None
+
+
+def _picked(op, tensor, place) -> _Found | None:
+    """Entry `place` of some entries of a vector of sizes."""
+    indices = known_value(op.inputs[1])
+    if op.get_attr("batch_dims") or op.inputs[0].shape.rank != 1 or indices is None:
+        return None
+    found = np.reshape(indices, [-1])
+    if place >= len(found) or found[place] is None or found[place] < 0:
+        return None
+    return op.inputs[0], int(found[place]), 1
+
+
+def _piece(op, tensor, place) -> _Found | None:
+    """Entry `place` of a piece of a vector."""
+    source = op.inputs[1 if op.type == "Split" else 0]
+    if source.shape.rank != 1:
+        return None
+    if op.type == "Split":
+        lengths = [tensor.shape[0]] * len(op.outputs)
+    else:
+        known = known_value(op.inputs[1])
+        lengths = [None] if known is None else np.reshape(known, [-1]).tolist()
+    ahead = lengths[: tensor.value_index]
+    if any(length is None or length < 0 for length in ahead):
+        return None
+    return source, int(sum(ahead)) + place, 1
+
+
+def _unpacked(op, tensor, place) -> _Found | None:
+    whole = op.inputs[0].shape.rank == 1
+    return (op.inputs[0], tensor.value_index, 1) if whole else None
+
+
+def _times(op, tensor, place) -> _Found | None:
+    """A size, multiplied or divided by a known number."""
+    if tensor.shape.rank != 0:
+        return None
+    known = [known_value(part) for part in op.inputs]
+    for number, part in zip(known, reversed(op.inputs), strict=True):
+        value = None if np.size(number) != 1 else np.reshape(number, ())[()]
+        if value is None or value <= 0 or value != int(value):
+            continue
+        if part.shape.rank != 0:
+            continue
+        one = fractions.Fraction(int(value))
+        if op.type == "Mul":
+            return part, 0, one
+        if part is op.inputs[0]:
+            return part, 0, 1 / one
+    return None
+
+
+def _multiplied(op, tensor, place) -> _Found | None:
+    """The product of some sizes, of which one is not known."""
+    sizes = known_value(op.inputs[0])
+    if tensor.shape.rank != 0 or op.inputs[0].shape.rank != 1 or sizes is None:
+        return None
+    sizes = np.reshape(sizes, [-1]).tolist()
+    unknown = [i for i, size in enumerate(sizes) if size is None]
+    known = math.prod(size for size in sizes if size is not None)
+    if len(unknown) != 1 or known <= 0:
+        return None
+    return op.inputs[0], unknown[0], fractions.Fraction(int(known))
+
+
+#: Where a number, or an entry of a vector, is from, and how many times as large it is.
+_FIRST_FROM: dict[str, Callable] = {
+    **dict.fromkeys(ops.SAME_NUMBERS, _same),
+    "StridedSlice": _sliced,
+    "Slice": _cut,
+    "Pack": _packed,
+    "ConcatV2": _joined,
+    "GatherV2": _picked,
+    "Unpack": _unpacked,
+    **dict.fromkeys(("Split", "SplitV"), _piece),
+    "Mul": _times,
+    "FloorDiv": _times,
+    "Prod": _multiplied,
+}
 
 
 def _made_of_vectors(op, output, inputs) -> tuple | None:

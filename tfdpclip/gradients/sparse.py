@@ -304,6 +304,16 @@ def accidental_hits(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, None, coupled=op if sampled.kind == DATA else None)
 
 
+def cross(op, output, inputs, batch_size) -> Flow:
+    """The crossed features of each row, in entries: `tf.sparse.cross`."""
+    apart = all(f.kind != DATA or f.leads and f.rows == 1 for f in inputs)
+    if not apart or not any(f.kind == DATA for f in inputs):
+        return Flow(DATA, None)
+    if output.value_index == 2:
+        return Flow(SIZE, power=None, dims=(1, None))
+    return _entries((op.name,), (INDICES, VALUES)[output.value_index])
+
+
 def _matmul(op, output, found, inputs):
     if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
         return None
@@ -319,7 +329,19 @@ def _to_dense(op, output, found, inputs):
     return _rows_apart() if output.shape.rank else None
 
 
+def _ctc(op, output, found, inputs):
+    """A loss for each row of the labels; time is the first axis of the logits."""
+    logits, lengths = inputs[0], inputs[3]
+    labels = _role(found[1], INDICES) and _role(found[2], VALUES, found[1].key)
+    apart = logits.axes == (1,) and logits.rows == 1 and not logits.minor
+    apart = apart and lengths.leads and lengths.rows == 1
+    if not labels or not apart:
+        return None
+    return Flow(DATA, (1,), 1) if output.value_index else _rows_apart()
+
+
 _RULES = {
+    **dict.fromkeys(("CTCLoss", "CTCLossV2"), _ctc),
     "Reshape": _reshape,
     "StridedSlice": _strided_slice,
     "ConcatV2": _concat,

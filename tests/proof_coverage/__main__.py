@@ -16,7 +16,6 @@ from tests.proof_coverage.entries import GROUPS, NEEDS_HUB, here
 
 def main(names: list[str]) -> None:
     """Examines the groups whose names begin with one of these, or all."""
-    known = page.rows_of(page.PAGE.read_text())
     for group, entries in GROUPS.items():
         if names and not group.startswith(tuple(names)):
             continue
@@ -34,8 +33,14 @@ def main(names: list[str]) -> None:
                 continue
             if page.is_worse(cells, "proven" if entry.apart else "mixed", entry.apart):
                 print(f"{group}, {name}: {cells} {ops}", flush=True)
-            found[group, name] = page.line(entry, known.get((group, name)), cells, ops)
-        page.update(found)
+            found[group, name] = cells, ops
+        known = page.rows_of(page.PAGE.read_text())
+        page.update(
+            {
+                key: page.line(GROUPS[key[0]][key[1]], known.get(key), cells, ops)
+                for key, (cells, ops) in found.items()
+            }
+        )
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ APPLICATIONS = {
     **{
         name: _network(name)
         for name in """ConvNeXtTiny DenseNet121 EfficientNetB0 EfficientNetV2B0
-        MobileNet MobileNetV2 MobileNetV3Large MobileNetV3Small NASNetMobile ResNet50 ResNet50V2
-        VGG16""".split()
+        MobileNet MobileNetV2 MobileNetV3Large MobileNetV3Small NASNetMobile
+        ResNet50 ResNet50V2 VGG16""".split()
     },
     "InceptionV3": _network("InceptionV3", 75),
     "InceptionResNetV2": _network("InceptionResNetV2", 75),

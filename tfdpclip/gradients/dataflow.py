@@ -25,7 +25,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import layouts, lists, ops, origins, places, repeats, sparse
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
-from tfdpclip.gradients.known import is_pinned
+from tfdpclip.gradients.known import is_pinned, pinned_to
 from tfdpclip.gradients.op_flows import transfer
 from tfdpclip.gradients.sizes import counted_rows, rows_of_length, size_flow
 
@@ -151,6 +151,9 @@ class Dataflow:
 
     def _visit(self, op: tf.Operation) -> None:
         given = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
+        pinned = pinned_to(op)
+        if pinned is not None:
+            given = [self[pinned]]
         leaf = _public if is_pinned(op) else self._classify(op)
         inside = self._inside_of(op, given) if leaf is None else None
         for output in op.outputs:
@@ -163,6 +166,8 @@ class Dataflow:
                 flow = leaf(output)
             elif inside is not None:
                 flow = inside[output.value_index]
+            elif pinned is not None:
+                (flow,) = given
             else:
                 flow = self._flow_by_inputs(op, output, inputs)
             if op.type not in ops.SIZES:

@@ -144,6 +144,16 @@ def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
     )
 
 
+def pinned_to(op: tf.Operation) -> tf.Tensor | None:
+    """What an op gives whatever its other inputs are: n, of min(n, max(n, anything))."""
+    if op.type != "Minimum" or op.outputs[0].shape.rank != 0:
+        return None
+    for limit, other in (op.inputs, reversed(op.inputs)):
+        if other.op.type == "Maximum" and any(t is limit for t in other.op.inputs):
+            return limit
+    return None
+
+
 def is_pinned(op: tf.Operation) -> bool:
     """Whether an op is a constant whatever its inputs: min(c, max(c, anything))."""
     if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:

@@ -287,21 +287,21 @@ def _strided_slice(op, output, inputs, batch_size) -> Flow:
 
 
 def _slice(op, output, inputs, batch_size) -> Flow:
-    flow, source = inputs[0], op.inputs[0]
+    flow = inputs[0]
     begin, size = known_value(op.inputs[1]), known_value(op.inputs[2])
     if flow.kind != DATA or not flow.axes:
         return Flow(DATA, flow.axes if flow.kind == DATA else None)
     if begin is None or size is None:
         return Flow(DATA, None)
-    whole = all(
-        begin[axis] == 0 and (size[axis] == -1 or _is_length(op, axis, source))
-        for axis in flow.axes
-    )
+    whole = all(begin[axis] == 0 and _is_length(op, axis, size) for axis in flow.axes)
     return flow if whole else Flow(DATA, None)
 
 
-def _is_length(op: tf.Operation, axis: int, source: tf.Tensor) -> bool:
+def _is_length(op: tf.Operation, axis: int, sizes) -> bool:
     """Whether a `Slice` takes as many entries as the axis has."""
+    source = op.inputs[0]
+    if sizes[axis] is not None:
+        return sizes[axis] in (-1, source.shape[axis])
     return length_of(op.inputs[2], axis) == (source.ref(), axis)
 
 

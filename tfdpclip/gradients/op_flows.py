@@ -60,6 +60,8 @@ def _by_place(op, output, inputs) -> Flow:
             return first.on((0,))
     if op.type in ops.SCATTERS:
         return _scatter(op, output, inputs)
+    if op.type == "RaggedBincount":
+        return Flow(DATA, None)  # One row of counts for each, if these are examples.
     if "Segment" in op.type and first.kind == DATA and first.axes:
         fixed = all(f.kind == PUBLIC for f in inputs[1:])
         if fixed and 0 not in first.axes and op.inputs[1].shape.rank == 1:
@@ -332,6 +334,7 @@ _TRANSFERS: dict[str, Callable] = {
     "RandomGamma": _drawn,
     "RandomPoissonV2": _drawn,
     "ComputeAccidentalHits": sparse.accidental_hits,
+    "StringSplitV2": sparse.split_strings,
     **dict.fromkeys(
         "SparseCross SparseCrossV2 SparseCrossHashed".split(), sparse.cross
     ),

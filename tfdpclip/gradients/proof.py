@@ -34,6 +34,7 @@ from tfdpclip.gradients import calls, gradient_flows, ops
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.flow import DATA, Flow
 from tfdpclip.gradients.fused import read_call
+from tfdpclip.gradients.known import is_pinned, pinned_to
 
 
 class Verdict(enum.Enum):
@@ -100,8 +101,7 @@ def gaps(losses: tf.Tensor, flows: Dataflow) -> list[tuple[tf.Operation, str]]:
 
 def _gaps(flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
     """The ops of which the table does not tell, inputs first, with the reason."""
-    used = {t.ref() for op in flows.ops for t in op.inputs}
-    used |= {t.ref() for t in flows.outputs}
+    used = _used(flows)
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
@@ -113,6 +113,21 @@ def _gaps(flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
         if op in flows.inner:
             for inner in flows.inner[op]:
                 yield from _gaps(inner)
+
+
+def _used(flows: Dataflow) -> set:
+    """The references of the tensors whose values the outputs depend on."""
+    found, stack = set(), list(flows.outputs)
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() in found:
+            continue
+        found.add(tensor.ref())
+        if is_pinned(tensor.op):
+            continue
+        limit = pinned_to(tensor.op)
+        stack += tensor.op.inputs if limit is None else [limit]
+    return found
 
 
 def _hidden(flow: Flow) -> str | None:

@@ -56,8 +56,12 @@ def read_slice(op: tf.Operation) -> list[Part] | None:
         else:
             begin, end, step = (None if b is None else b[i] for b in bounds)
             axis = len(parts)
-            if end is None and length_of(op.inputs[2], i) == (op.inputs[0].ref(), axis):
-                masks["end"] |= 1 << i
+            length = op.inputs[0].shape[axis]
+            if end is None:
+                all_of_it = length_of(op.inputs[2], i) == (op.inputs[0].ref(), axis)
+            else:
+                all_of_it = length is not None and end >= length
+            masks["end"] |= all_of_it << i
             parts.append(_part(masks, i, begin, end, step, place))
             place += 1
     while len(parts) < rank:

@@ -432,8 +432,8 @@ def _activation(name: str) -> Entry:
 
 _FUNCTIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu
 hard_tanh leaky_relu linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu
-soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax squareplus swish tanh
-tanh_shrink threshold""".split()
+soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax squareplus
+swish tanh tanh_shrink threshold""".split()
 ACTIVATIONS = {
     **{
         f"activation {name}": _activation(name)

@@ -145,8 +145,9 @@ def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
 
 
 def pinned_to(op: tf.Operation) -> tf.Tensor | None:
-    """What an op gives whatever its other inputs are: n, of min(n, max(n, anything))."""
-    if op.type != "Minimum" or op.outputs[0].shape.rank != 0:
+    """What an op gives whatever else it is given: n, of min(n, max(n, anything))."""
+    (output,) = op.outputs if op.type == "Minimum" else (None,)
+    if output is None or output.shape.rank != 0 or not output.dtype.is_integer:
         return None
     for limit, other in (op.inputs, reversed(op.inputs)):
         if other.op.type == "Maximum" and any(t is limit for t in other.op.inputs):

@@ -314,13 +314,13 @@ GRADIENTS_APART = frozenset(
     Atan2 Atanh AvgPool AvgPool3D BandedTriangularSolve BatchMatMul BatchMatMulV2
     BatchMatMulV3 BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0
     BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd
-    BroadcastTo Cast Ceil CheckNumerics CheckNumericsV2 Cholesky ClipByValue Complex
-    ComplexAbs ConcatV2 Conj ConjugateTranspose Conv2D Conv2DBackpropInput Conv3D
-    Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp Dawsn
-    DebugIdentityV2 DepthToSpace DepthwiseConv2dNative Digamma Dilation2D Div
-    DivNoNan Eig Einsum Elu EluGrad EnsureShape Erf Erfc Erfinv EuclideanNorm Exp
-    ExpandDims Expint Expm1 ExtractImagePatches FFT FFT2D FFT3D
-    FakeQuantWithMinMaxArgs Fill Floor FloorDiv FloorMod FresnelCos FresnelSin
+    BroadcastTo CTCLoss CTCLossV2 Cast Ceil CheckNumerics CheckNumericsV2 Cholesky
+    ClipByValue Complex ComplexAbs ConcatV2 Conj ConjugateTranspose Conv2D
+    Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum
+    CumulativeLogsumexp Dawsn DebugIdentityV2 DepthToSpace DepthwiseConv2dNative
+    Digamma Dilation2D Div DivNoNan Eig Einsum Elu EluGrad EnsureShape Erf Erfc
+    Erfinv EuclideanNorm Exp ExpandDims Expint Expm1 ExtractImagePatches FFT FFT2D
+    FFT3D FakeQuantWithMinMaxArgs Fill Floor FloorDiv FloorMod FresnelCos FresnelSin
     FusedBatchNormV3 Gather GatherNd GatherV2 IFFT IFFT2D IFFT3D IRFFT IRFFT2D
     Identity IdentityN Igamma Igammac Imag ImageProjectiveTransformV2
     ImageProjectiveTransformV3 Inv InvGrad IsotonicRegression LRN LeakyRelu

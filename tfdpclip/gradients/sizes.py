@@ -165,7 +165,7 @@ _Found = tuple[tf.Tensor, int, "fractions.Fraction | int"]
 
 def _same(op, tensor, place) -> _Found | None:
     ranks = {op.inputs[0].shape.rank, tensor.shape.rank}
-    exact = tensor.dtype.is_integer or tensor.dtype in (tf.float32, tf.float64)
+    exact = tensor.dtype.is_integer or tensor.dtype == tf.float64
     return (op.inputs[0], place, 1) if ranks <= {0, 1} and exact else None
 
 

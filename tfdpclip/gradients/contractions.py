@@ -85,7 +85,9 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
                 if not rows_alike(tensor, axis - len(names)):
                     believed = BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
-    lead = marked.get(out_labels[0]) if out_labels else None
+    lead = None
+    if axes and (axes[0] == 0 or len(axes) == 1):
+        lead = marked[out_labels[axes[0]]]
     rows, minor = (lead.rows, lead.minor) if lead is not None else (None, False)
     return Flow(DATA, axes, rows, minor, coupled=coupled, obstacle=believed)
 

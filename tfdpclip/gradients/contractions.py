@@ -96,8 +96,8 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
                 if not rows_alike(tensor, axis - len(names)):
                     believed = BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
-    lead = marked.get(out_labels[0]) if out_labels else None
-    if lead is None and len(axes) == 1:
+    lead = None
+    if axes and (axes[0] == 0 or len(axes) == 1):
         lead = marked[out_labels[axes[0]]]
     result = Flow(DATA, axes) if lead is None else lead.on(axes)
     return dataclasses.replace(result, coupled=coupled, obstacle=believed)

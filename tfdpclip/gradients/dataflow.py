@@ -188,7 +188,7 @@ class Dataflow:
             # How many entries a mask has left is a statistic of the batch.
             return Flow(DATA, (), coupled=op)
         if op.type in ops.SIZES:
-            return size_flow(op, output, inputs)
+            return size_flow(op, output, inputs, self.__getitem__)
         if op.type in ("Identity", "IdentityN"):
             return inputs[0]
         of_list = lists.list_flow(op, inputs, self.place_of)
@@ -384,7 +384,7 @@ class Dataflow:
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""
         if op.type not in ops.SHAPERS or output.shape.rank is None:
-            flow = size_flow(op, output, inputs)
+            flow = size_flow(op, output, inputs, self.__getitem__)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
         behind = self._counted_behind(op, output)
         if behind is not None:

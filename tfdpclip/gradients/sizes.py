@@ -19,7 +19,12 @@ from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.known import known_value
 
 
-def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
+def size_flow(
+    op: tf.Operation,
+    output: tf.Tensor,
+    inputs: list[Flow],
+    flow_of: Callable[[tf.Tensor], Flow],
+) -> Flow:
     """The flow of an output that is a size, or a vector of sizes.
 
     `Flow.power` is the power of B of a number, None if it is none; `Flow.dims` the
@@ -56,6 +61,9 @@ def size_flow(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
     if made is not None:
         return _vector(made)
     powers = [f.power if f.dims is None else None for f in inputs]
+    if op.type == "FloorDiv" and rows_of_length(output, flow_of) is not None:
+        # Nothing is left over: as many records as there are rows, over rows of each.
+        return _number(1)
     if None in powers:
         return _number(None)
     if op.type == "Mul":

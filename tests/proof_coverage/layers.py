@@ -427,7 +427,8 @@ ATTENTION = {
 def _activation(name: str) -> Entry:
     function = getattr(K.activations, name)
     rank = (4, 6) if name in ("softmax", "glu", "sparsemax") else (6,)
-    return through(lambda: L.Activation(function), rank)
+    layer = L.Lambda if name == "glu" else L.Activation  # It halves the last axis.
+    return through(lambda: layer(function), rank)
 
 
 _FUNCTIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu

@@ -16,7 +16,7 @@ from tfdpclip.gradients.inlining import inline_calls
 from tfdpclip.gradients.loss import take_apart
 
 #: Batches of any size, and of a static one.
-SIZES = (None, 8)
+SIZES = (None, 11)
 PROVEN, UNKNOWN, MIXED, REFUSED = "proven", "unknown", "mixed", "refused"
 
 

@@ -427,19 +427,23 @@ ATTENTION = {
 def _activation(name: str) -> Entry:
     function = getattr(K.activations, name)
     rank = (4, 6) if name in ("softmax", "glu", "sparsemax") else (6,)
-    return through(lambda: L.Activation(function), rank)
+    layer = L.Lambda if name == "glu" else L.Activation  # It halves the last axis.
+    return through(lambda: layer(function), rank)
 
 
 _FUNCTIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu
 hard_tanh leaky_relu linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu
 soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax squareplus
-swish tanh tanh_shrink threshold""".split()
+swish tanh tanh_shrink""".split()
 ACTIVATIONS = {
     **{
         f"activation {name}": _activation(name)
         for name in _FUNCTIONS
         if hasattr(K.activations, name)
     },
+    "activation threshold": through(
+        lambda: L.Lambda(lambda x: K.activations.threshold(x, 0.5, 0.0)), (5,), keras=3
+    ),
     "gelu, tanh": through(
         lambda: L.Lambda(lambda x: tf.nn.gelu(x, approximate=True)), (5,)
     ),

@@ -34,12 +34,21 @@ def of(loss: Callable, shape: tuple, labels: Of | None = None, **options) -> Ent
 
 
 def _named(name: str, shape: tuple = VECTOR, labels: Of | None = None, **options):
-    own = {k: options.pop(k) for k in ("activation", "apart", "keras") if k in options}
+    kept = ("activation", "apart", "keras", "advice")
+    own = {key: options.pop(key) for key in kept if key in options}
     return of(lambda: getattr(K.losses, name)(**options), shape, labels, **own)
 
 
 _NUMBERS = """MeanSquaredError MeanAbsoluteError MeanAbsolutePercentageError
 MeanSquaredLogarithmicError LogCosh Huber CosineSimilarity CategoricalHinge""".split()
+_SIGNS = (
+    "Keras asks of the whole batch whether labels are 0 and 1: make them -1 and 1, and "
+    "write `tf.reduce_mean(tf.nn.relu(1 - y * p), -1)`."
+)
+_BY_IMAGE = "`axis=(1, 2, 3)` makes it a loss of each image."
+_ROWS = (
+    "Its transitions are scattered to the numbers of the rows: one example at a time."
+)
 _PARTS = "KLDivergence CategoricalCrossentropy BinaryCrossentropy".split()
 KERAS = {
     **{name: _named(name) for name in _NUMBERS},
@@ -50,8 +59,8 @@ KERAS = {
         for name in _PARTS
     },
     # Whether the labels are 0 and 1, or -1 and 1, is asked of all the batch.
-    "Hinge": _named("Hinge", apart=False),
-    "SquaredHinge": _named("SquaredHinge", apart=False),
+    "Hinge": _named("Hinge", apart=False, advice=_SIGNS),
+    "SquaredHinge": _named("SquaredHinge", apart=False, advice=_SIGNS),
     "CosineSimilarity along axis 1": _named("CosineSimilarity", TOKENS, axis=1),
     "CosineSimilarity along the batch": _named(
         "CosineSimilarity", TOKENS, axis=0, apart=False
@@ -106,16 +115,26 @@ KERAS = {
         ignore_class=0,
         apart=False,
     ),
-    "CTC": _named("CTC", TOKENS, Of((3,), "int32"), keras=3),
-    "Dice": _named("Dice", PICTURE, activation="sigmoid", apart=False, keras=3),
+    "CTC": _named("CTC", TOKENS, Of((3,), "int32"), keras=3, advice=_ROWS),
+    "Dice": _named(
+        "Dice", PICTURE, activation="sigmoid", apart=False, keras=3, advice=_BY_IMAGE
+    ),
     "Dice by image": _named(
         "Dice", PICTURE, activation="sigmoid", axis=(1, 2, 3), keras=3
     ),
-    "Tversky": _named("Tversky", PICTURE, activation="sigmoid", apart=False, keras=3),
+    "Tversky": _named(
+        "Tversky", PICTURE, activation="sigmoid", apart=False, keras=3, advice=_BY_IMAGE
+    ),
     "Tversky by image": _named(
         "Tversky", PICTURE, activation="sigmoid", axis=(1, 2, 3), keras=3
     ),
-    "Circle": _named("Circle", labels=CLASS, apart=False, keras=3),
+    "Circle": _named(
+        "Circle",
+        labels=CLASS,
+        apart=False,
+        keras=3,
+        advice="It compares every example with every other.",
+    ),
 }
 
 
@@ -296,7 +315,7 @@ OWN = {
         activation="softmax",
         keras=2,
     ),
-    "tf.nn.ctc_loss": of(lambda: _ctc, TOKENS, Of((3,), "int32")),
+    "tf.nn.ctc_loss": of(lambda: _ctc, TOKENS, Of((3,), "int32"), advice=_ROWS),
     "triplets": of(lambda: _triplet, (6,), CLASS),
     "ranking of pairs": of(lambda: _pairs, VECTOR),
     "quantiles": of(lambda: _quantiles, VECTOR),

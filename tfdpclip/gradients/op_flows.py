@@ -169,7 +169,9 @@ def _scatter(op, output, inputs) -> Flow:
             kept.append(flow)
             continue
         if any(axis < ahead for axis in flow.axes):
-            return Flow(DATA, None, coupled=None if flow.made else op)
+            # Which places those are is not always told.
+            told = tf.get_static_value(op.inputs[places]) is not None
+            return Flow(DATA, None, coupled=op if told and not flow.made else None)
         if flow.axes:
             kept.append(flow.on(tuple(axis - ahead + depth for axis in flow.axes)))
     layout = agreed(kept) if kept else None

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fuzz.__main__ import daily_seed
 from tests.fuzz.graphs.graph import judge
-from tfdpclip.gradients import gradient_flows, op_flows, proof, size_uses
+from tfdpclip.gradients import gradient_flows, op_flows, proof
 from tfdpclip.gradients.flow import DATA, Flow
 
 GRAPHS = 40
@@ -35,9 +35,7 @@ def _row_by_row(op, output, inputs, batch_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step, op", [("moved", "ReverseV2"), ("moved", "Roll")]
-)
+@pytest.mark.parametrize("step, op", [("moved", "ReverseV2"), ("moved", "Roll")])
 def test_a_rule_that_takes_an_op_for_row_by_row_is_found(step, op, monkeypatch):
     monkeypatch.setitem(op_flows._TRANSFERS, op, _row_by_row)
     assert _is_found("dense", step, within=0.2)
@@ -52,11 +50,6 @@ def test_a_statistic_that_is_taken_for_public_is_found(monkeypatch):
 
     monkeypatch.setattr(op_flows, "_reduction", public)
     assert _is_found("with_rows_of_all")
-
-
-def test_a_size_that_is_taken_for_public_is_found(monkeypatch):
-    monkeypatch.setattr(size_uses, "is_harmful", lambda op, output, flows: False)
-    assert _is_found("by_size")
 
 
 def test_a_gradient_that_mixes_and_is_taken_for_apart_is_found(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fuzz.__main__ import daily_seed
 from tests.fuzz.graphs.graph import judge
-from tfdpclip.gradients import gradient_flows, op_flows, proof, size_uses
+from tfdpclip.gradients import gradient_flows, op_flows, proof
 from tfdpclip.gradients.flow import DATA, Flow
 
 GRAPHS = 40
@@ -50,11 +50,6 @@ def test_a_statistic_that_is_taken_for_public_is_found(monkeypatch):
 
     monkeypatch.setattr(op_flows, "_reduction", public)
     assert _is_found("with_rows_of_all")
-
-
-def test_a_size_that_is_taken_for_public_is_found(monkeypatch):
-    monkeypatch.setattr(size_uses, "is_harmful", lambda op, output, flows: False)
-    assert _is_found("by_size")
 
 
 def test_a_gradient_that_mixes_and_is_taken_for_apart_is_found(monkeypatch):

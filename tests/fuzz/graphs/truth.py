@@ -155,7 +155,8 @@ def moves(
                 continue
             pairs = {"loss": (first.losses[old], found.losses[new])}
             # Where one is not, 0 times it is not, either.
-            if other.finite and np.isfinite(found.gradients).all():
+            finite = np.isfinite(first.gradients).all()
+            if other.finite and finite and np.isfinite(found.gradients).all():
                 pairs["gradient"] = (first.gradients[old], found.gradients[new])
             for what, (before, after) in pairs.items():
                 if _differ(np.asarray(before), np.asarray(after), np.abs(before)):

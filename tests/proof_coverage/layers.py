@@ -424,23 +424,20 @@ ATTENTION = {
 }
 
 
-def _activation(name: str) -> Entry:
-    function = getattr(K.activations, name)
+def _activation(name: str, keras: int | None = None) -> Entry:
     rank = (4, 6) if name in ("softmax", "glu", "sparsemax") else (6,)
     layer = L.Lambda if name == "glu" else L.Activation  # It halves the last axis.
-    return through(lambda: layer(function), rank)
+    return through(lambda: layer(getattr(K.activations, name)), rank, keras=keras)
 
 
-_FUNCTIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu
-hard_tanh leaky_relu linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu
-soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax squareplus
-swish tanh tanh_shrink""".split()
+_FUNCTIONS = """elu exponential gelu hard_sigmoid linear mish relu selu sigmoid softmax
+softplus softsign swish tanh""".split()
+_OF_KERAS_3 = """celu glu hard_shrink hard_silu hard_tanh leaky_relu log_sigmoid
+log_softmax relu6 silu soft_shrink sparse_plus sparse_sigmoid sparsemax squareplus
+tanh_shrink""".split()
 ACTIVATIONS = {
-    **{
-        f"activation {name}": _activation(name)
-        for name in _FUNCTIONS
-        if hasattr(K.activations, name)
-    },
+    **{f"activation {name}": _activation(name) for name in _FUNCTIONS},
+    **{f"activation {name}": _activation(name, 3) for name in _OF_KERAS_3},
     "activation threshold": through(
         lambda: L.Lambda(lambda x: K.activations.threshold(x, 0.5, 0.0)), (5,), keras=3
     ),

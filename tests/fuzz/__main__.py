@@ -1,5 +1,7 @@
 """Checks random models against one backward pass for each example.
 
+Then random graphs of raw ops: what the proof says, beside brute force.
+
 `make fuzz`, or `python -m tests.fuzz --models=1000 --seed=7`; one model again:
 `python -m tests.fuzz --spec='{"seed": 1, ...}'`.
 """
@@ -18,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from driver_kit import command_line
 from tests.fuzz.grammar import generate
+from tests.fuzz.graphs import __main__ as graphs
 from tests.fuzz.outcome import MISMATCH, REFUSED, Outcome, key
 from tests.fuzz.shrink import shrink
 from tests.fuzz.spec import Spec
@@ -43,6 +46,9 @@ def _arguments(argv) -> argparse.Namespace:
         "--seconds", type=float, default=float("inf"), help="stop after this long"
     )
     parser.add_argument("--spec", action="append", help="check this model only")
+    parser.add_argument(
+        "--graphs", type=int, default=100, help="graphs of raw ops, after the models"
+    )
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="a line per model")
     return parser.parse_args(argv)
@@ -90,7 +96,10 @@ def main(argv: list[str] | None = None) -> int:
     for reason, n in refusals.most_common(12):
         print(f"  refused without a mixer, {n}: {reason}")
     print(f"{time.monotonic() - start:.0f} s; seed {args.seed}")
-    return int(bool(failures))
+    unsound = 0
+    if args.graphs and not args.spec:
+        unsound = graphs.main([f"--graphs={args.graphs}", f"--seed={args.seed}"])
+    return int(bool(failures) or bool(unsound))
 
 
 def _shrink(found, worker) -> None:

@@ -190,7 +190,6 @@ UNKNOWN = {
     "part_of_the_batch": lambda x: x[1:],
     "one_example": lambda x: x[0],
     "split_batch": lambda x: tf.split(x, 2, 0)[0],
-    "two_batches": lambda x: tf.concat([x, x], 0),
     "wrong_reshape": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 24]),
     "rows_of_two_examples": lambda x: tf.reshape(x, [-1, 48]),
     "unknown_op": lambda x: tf.raw_ops.QuantizeV2(
@@ -204,6 +203,16 @@ def test_what_is_not_known_is_not_claimed(name):
     flow = flow_of(UNKNOWN[name], SEQUENCES)
     if flow.coupled is None and flow.axes is not None:
         assert not (flow.leads and flow.rows is not None)
+
+
+def test_batches_one_behind_the_other_are_known_until_they_are_apart_again():
+    def twice(x):
+        return tf.concat([x, x], 0)
+
+    flow = flow_of(twice, SEQUENCES)
+    assert flow.leads and flow.minor and flow.rows == 2
+    flow = flow_of(lambda x: tf.split(twice(x), 2, 0)[1], SEQUENCES)
+    assert flow.leads and flow.rows == 1 and not flow.minor
 
 
 COUPLED = {

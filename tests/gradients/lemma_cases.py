@@ -25,8 +25,8 @@ class Rows:
 
     Attributes:
       shape: of one example.
-      kind: which numbers: real, positive, unit, integers (below 3), bool, complex, or
-        matrices that are symmetric and positive.
+      kind: which numbers: real, positive, unit, integers (below 3), bool, complex,
+        strings of digits, or matrices that are symmetric and positive.
       axis: where the examples are.
     """
 
@@ -126,6 +126,8 @@ def _entry_by_entry() -> list[Case]:
         _case("SelectV2", Rows((1,), "bool"), Rows(), Rows((1,))),
         _case("Complex", Rows(), Rows(), dtypes=ONE),
         _case("BiasAdd", Rows((2, 3)), np.float32([1, 2, 3]), dtypes=ONE),
+        _case("AsString", Rows(), dtypes=REAL),
+        *_of_strings(),
     ]
     done = {case.op for case in found}
     for name in sorted(ops.ELEMENTWISE - done):
@@ -149,6 +151,62 @@ def _entry_by_entry() -> list[Case]:
                 _case(name, *[Rows((3,), "complex")] * len(inputs), dtypes=ONE)
             )
     return found
+
+
+def _of_strings() -> list[Case]:
+    words = Rows((3,), "strings")
+    found = [
+        _case("RegexFullMatch", words, "1.*", dtypes=ONE),
+        _case("RegexReplace", words, "1", "one", dtypes=ONE),
+        _case("StaticRegexFullMatch", words, pattern="1.*", dtypes=ONE),
+        _case("StaticRegexReplace", words, pattern="1", rewrite="one", dtypes=ONE),
+        _case("StringToHashBucketStrong", words, num_buckets=7, key=[1, 2], dtypes=ONE),
+        _case("Substr", words, np.int32(1), np.int32(2), dtypes=ONE),
+        _case("Substr", words, *[Rows((3,), "integers")] * 2, dtypes=ONE),
+    ]
+    for name in ("StringToHashBucket", "StringToHashBucketFast"):
+        found.append(_case(name, words, num_buckets=7, dtypes=ONE))
+    for name in """DecodeBase64 EncodeBase64 StringLength StringLower StringStrip
+    StringToNumber StringUpper""".split():
+        found.append(_case(name, words, dtypes=ONE))
+    return found
+
+
+def _scattered() -> list[Case]:
+    """To the same places of each example, which is on the last axis, or a row."""
+    places, behind = np.int32([[2], [0]]), Rows((2,), axis=1)
+    own = np.int32([[i, 1] for i in range(B)])
+    found = [
+        _case("ScatterNd", places, behind, np.int32([3, B]), outputs=(1,)),
+        _case("ScatterNd", own, Rows(()), np.int32([B, 3])),
+    ]
+    for way in "Add Max Min Sub Update".split():
+        name = f"TensorScatter{way}"
+        found.append(_case(name, Rows((3,), axis=1), places, behind, outputs=(1,)))
+        found.append(_case(name, Rows(), own, Rows(())))
+    ids = np.int32([0, 0, 1])
+    for way in "Max Min Prod Sum".split():
+        name = f"UnsortedSegment{way}"
+        found.append(_case(name, Rows((3,), axis=1), ids, np.int32(2), outputs=(1,)))
+    return found
+
+
+def _aligned() -> list[Case]:
+    """Losses of sequences, with time ahead of the examples."""
+    labels = np.int64([[i, 0] for i in range(B)])
+    values, lengths = np.int32([0, 1, 0, 1]), np.full(B, 5, "int32")
+    return [
+        _case(
+            "CTCLoss",
+            Rows((5, 3), axis=1),
+            labels,
+            values,
+            lengths,
+            outputs=(0, 1),
+            dtypes=ONE,
+            rounding=1e-6,
+        )
+    ]
 
 
 def _within_rows() -> list[Case]:
@@ -301,6 +359,13 @@ def _within_rows() -> list[Case]:
             dtypes=ONE,
         ),
         _case(
+            "SparseMatMul",
+            Rows(),
+            np.float32(np.eye(3, 2) + 1),
+            rounding=1e-6,
+            dtypes=ONE,
+        ),
+        _case(
             "Einsum", [Rows((2, 3)), Rows((3,))], equation="bij,bj->bi", rounding=1e-6
         ),
         _case(
@@ -328,7 +393,8 @@ def _within_rows() -> list[Case]:
             rounding=1e-6,
         )
     )
-    return found + layout + contractions + _windows(image, volume) + _numbers()
+    found += layout + contractions + _scattered() + _aligned()
+    return found + _windows(image, volume) + _numbers()
 
 
 def _windows(image, volume) -> list[Case]:

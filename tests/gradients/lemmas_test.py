@@ -37,9 +37,15 @@ ELSEWHERE = {
         """SparseReshape SparseFillEmptyRows SparseReorder SparseSoftmax SparseToDense
         SparseTensorDenseMatMul SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN
         SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments
-        SparseSegmentSqrtNWithNumSegments Where Unique ComputeAccidentalHits""".split(),
-        "sparse batches: sparse_test",
+        SparseSegmentSqrtNWithNumSegments Where Unique ComputeAccidentalHits Bincount
+        RaggedBincount RaggedTensorToTensor SparseCross SparseCrossHashed SparseCrossV2
+        StringNGrams StringSplitV2""".split(),
+        "sparse batches: sparse_test and tests/proof_coverage",
     ),
+    **dict.fromkeys(
+        ("LookupTableFind", "LookupTableFindV2"), "each key by itself, in a table"
+    ),
+    "CTCLossV2": "CTCLoss, for GPUs alone",
     "Fill": "one value for all",
     "ResourceGather": "GatherV2 of a variable",
     "GatherNd": "row by row with the numbers of the rows, below",
@@ -75,6 +81,8 @@ def _numbers(rng, rows: Rows, dtype) -> np.ndarray:
         return rng.integers(0, 3, shape).astype("int32")
     elif kind == "bool":
         return real > 0
+    elif kind == "strings":  # Of four digits.
+        return rng.integers(1000, 9999, shape).astype("S4").astype(object)
     elif kind == "complex":
         return (real + 1j * rng.normal(size=shape)).astype("complex64")
     elif kind == "complex matrices":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
+from tfdpclip.gradients.flow import DATA, PUBLIC, Flow, agreed
 from tfdpclip.gradients.known import BY_PLACE, rows_alike
 
 
@@ -34,6 +35,14 @@ def _batch_matmul(op, output, inputs, batch_size) -> Flow:
 def _einsum(op, output, inputs, batch_size) -> Flow:
     equation = explicit_equation(op)
     return Flow(DATA, None) if equation is None else _labelled(op, *equation, inputs)
+
+
+def _sparse_matmul(op, output, inputs, batch_size) -> Flow:
+    """A matrix that all examples share, in entries, times one of the batch."""
+    if any(flow.kind == DATA for flow in inputs[:3]):
+        return Flow(DATA, None)
+    names = "bk" if op.get_attr("adjoint_b") else "kb"
+    return _labelled(op, ["", "", "", names], "ab", inputs)
 
 
 def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
@@ -74,10 +83,12 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
         for axis in flow.axes if flow.kind == DATA else ():
             if names[axis] not in out_labels:
                 coupled = op
-            other = marked.setdefault(names[axis], flow)
-            if (other.rows, other.minor) != (flow.rows, flow.minor):
+            other = marked.get(names[axis], flow)
+            layout = agreed([other, flow])
+            if layout is None:
                 # Not the same examples' rows beside each other, or nobody knows.
                 return Flow(DATA, None, coupled=coupled)
+            marked[names[axis]] = other.laid_out(layout)
     believed = ""
     for tensor, names, flow in zip(op.inputs, labels, inputs, strict=True):
         for axis, name in enumerate(names):
@@ -85,13 +96,17 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
                 if not rows_alike(tensor, axis - len(names)):
                     believed = BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
-    lead = marked.get(out_labels[0]) if out_labels else None
-    rows, minor = (lead.rows, lead.minor) if lead is not None else (None, False)
-    return Flow(DATA, axes, rows, minor, coupled=coupled, obstacle=believed)
+    lead = None
+    if axes and (axes[0] == 0 or len(axes) == 1):
+        lead = marked[out_labels[axes[0]]]
+    result = Flow(DATA, axes) if lead is None else lead.on(axes)
+    return dataclasses.replace(result, coupled=coupled, obstacle=believed)
 
 
 RULES: dict[str, Callable] = {
     "MatMul": _matmul,
+    "SparseMatMul": _matmul,
+    "SparseTensorDenseMatMul": _sparse_matmul,
     "BatchMatMulV2": _batch_matmul,
     "BatchMatMul": _batch_matmul,
     "BatchMatMulV3": _batch_matmul,

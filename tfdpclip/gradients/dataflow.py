@@ -25,9 +25,9 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import layouts, lists, ops, origins, places, repeats, sparse
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Flow
-from tfdpclip.gradients.known import chooses_rows, is_pinned
+from tfdpclip.gradients.known import chooses_rows, is_pinned, pinned_to, rows_alike
 from tfdpclip.gradients.op_flows import transfer
-from tfdpclip.gradients.sizes import counted_rows, size_flow
+from tfdpclip.gradients.sizes import counted_rows, rows_of_length, size_flow
 
 #: What reads the functions that ops of some types run: from an op and the analysis
 #: around it to the flows of the op's outputs, or None if nothing is known of them.
@@ -149,6 +149,9 @@ class Dataflow:
 
     def _visit(self, op: tf.Operation) -> None:
         given = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
+        pinned = pinned_to(op)
+        if pinned is not None:
+            given = [self[pinned]]
         leaf = _public if is_pinned(op) else self._classify(op)
         inside = self._inside_of(op, given) if leaf is None else None
         for output in op.outputs:
@@ -161,6 +164,8 @@ class Dataflow:
                 flow = leaf(output)
             elif inside is not None:
                 flow = inside[output.value_index]
+            elif pinned is not None:
+                (flow,) = given
             else:
                 flow = self._flow_by_inputs(op, output, inputs)
             if op.type not in ops.SIZES:
@@ -183,7 +188,7 @@ class Dataflow:
             # How many entries a mask has left is a statistic of the batch.
             return Flow(DATA, (), coupled=op)
         if op.type in ops.SIZES:
-            return size_flow(op, output, inputs)
+            return size_flow(op, output, inputs, self.__getitem__)
         if op.type in ("Identity", "IdentityN"):
             return inputs[0]
         of_list = lists.list_flow(op, inputs, self.place_of)
@@ -228,7 +233,10 @@ class Dataflow:
         flow = None
         if op.type == "Reshape":
             like = counted_rows(op, self.__getitem__)
-            flow = layouts.by_counted_rows(inputs[0], like)
+            flow = layouts.by_counted_rows(op.inputs[0], inputs[0], like)
+            if flow is None and inputs[0].minor:
+                count = rows_of_length(op.inputs[1], self.__getitem__, 1)
+                flow = layouts.by_counted_examples(op, output, inputs[0], count)
         if flow is None:
             flow = transfer(op, output, inputs, self.batch_size)
         if flow.axes and any(f.example is not None and not f.made for f in inputs):
@@ -361,28 +369,37 @@ class Dataflow:
             self.length is not None and shape[0] == self.length
         )
 
+    def _counted_behind(self, op: tf.Operation, output: tf.Tensor) -> Flow | None:
+        """The flow of what is made for the batch on an axis that is not the first."""
+        if op.type in ("Tile", "Range", "LinSpace") or counted_rows(
+            op, self.__getitem__
+        ):
+            return None
+        for axis in range(1, output.shape.rank):
+            like = counted_rows(op, self.__getitem__, axis)
+            if like is not None:
+                return Flow(DATA, (axis,), like.rows, like.minor, made=True)
+        return None
+
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
         """A tensor that depends on the batch's size only: a number, or a new batch."""
         if op.type not in ops.SHAPERS or output.shape.rank is None:
-            flow = size_flow(op, output, inputs)
+            flow = size_flow(op, output, inputs, self.__getitem__)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
+        behind = self._counted_behind(op, output)
+        if behind is not None:
+            return behind
         if output.shape.rank and output.shape[0] in (None, self.length):
             placed = op.type in ("Range", "LinSpace")
+            if op.type in ("BroadcastTo", "Tile"):
+                placed = not rows_alike(output, -output.shape.rank)
             like = counted_rows(op, self.__getitem__)
             if like is not None:
                 return Flow(DATA, (0,), like.rows, like.minor, made=True, placed=placed)
-            # That there are as many rows as in the data is a guess.
-            believed = "how many rows of its output belong to an example"
-            if output.shape[0] is not None:
-                believed = ""  # For a batch of a static size, any row is any example's.
-            return Flow(
-                DATA,
-                (0,),
-                self.rows_per_example,
-                made=True,
-                placed=placed,
-                obstacle=believed,
-            )
+            # For a batch of a static size, any row is any example's.
+            known = output.shape[0] is not None
+            rows = self.rows_per_example if known else None
+            return Flow(DATA, (0,), rows, made=True, placed=placed)
         return Flow(SIZE, power=None)
 
 

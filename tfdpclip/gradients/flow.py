@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -31,6 +32,9 @@ class Flow:
       kind: PUBLIC, SIZE (depends on the batch's size alone) or DATA.
       axes: the axes that count examples; None if unknown.
       rows: rows of one example on axis 0, when axis 0 counts examples; None if unknown.
+      even: whether each example has as many rows as every other, one after the other,
+        though `rows` does not say how many: in `[B T, D]`, with T only known to the
+        step. Of the only axis that counts examples.
       minor: whether axis 0 runs through the examples fastest (row r belongs to example
         r mod B) instead of slowest.
       coupled: the op at which the examples of a batch were combined, or None.
@@ -65,6 +69,26 @@ class Flow:
     made: bool = False
     placed: bool = False
     obstacle: str = ""
+    even: bool = False
+
+    def on(self, axes: tuple[int, ...]) -> Flow:
+        """The same rows of the same examples, on these axes."""
+        return Flow(DATA, axes, self.rows, self.minor, even=self.even)
+
+    @property
+    def layout(self) -> tuple:
+        """How the rows of the examples follow each other."""
+        return self.rows, self.minor, self.even
+
+    def laid_out(self, layout: tuple) -> Flow:
+        """The same axes, whose rows follow each other so."""
+        rows, minor, even = layout
+        return Flow(DATA, self.axes, rows, minor, even=even)
+
+    @property
+    def regular(self) -> bool:
+        """Whether each example has as many rows as every other, one after the other."""
+        return not self.minor and (bool(self.rows) or self.even)
 
     @property
     def unknown(self) -> bool:
@@ -76,3 +100,21 @@ class Flow:
     def leads(self) -> bool:
         """Whether axis 0, and no other, counts examples."""
         return self.kind == DATA and self.axes == (0,)
+
+
+_EVEN = (None, False, True)
+
+
+def agreed(flows: Sequence[Flow]) -> tuple | None:
+    """The layout of all of some flows, whose axes of examples are equally long.
+
+    One that only says that the rows are even has as many rows as another one says. An
+    axis of length 1 may meet a longer one: then there is one example, of one row.
+
+    Returns:
+      None if they differ.
+    """
+    found = {flow.layout for flow in flows}
+    if len(found) > 1 and all(flow.regular for flow in flows):
+        found.discard(_EVEN)
+    return found.pop() if len(found) == 1 else None

@@ -9,6 +9,7 @@ the same axis, with as many rows each, as in the input.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -104,7 +105,7 @@ def _of_gradient(flow: Flow) -> Flow:
     """The flow of the gradient at a tensor."""
     if flow.kind != DATA:
         return Flow(DATA, None)
-    return Flow(DATA, flow.axes, flow.rows, flow.minor, entries=flow.entries)
+    return dataclasses.replace(flow.on(flow.axes), entries=flow.entries)
 
 
 def _apart(gradient: Flow, tensor: Flow) -> bool:
@@ -115,9 +116,6 @@ def _apart(gradient: Flow, tensor: Flow) -> bool:
         return True
     if tensor.kind != DATA:
         return False
-    same = (gradient.axes, gradient.rows, gradient.minor) == (
-        tensor.axes,
-        tensor.rows,
-        tensor.minor,
-    )
-    return same and gradient.axes is not None
+    same = gradient.axes == tensor.axes and gradient.layout == tensor.layout
+    known = gradient.axes == () or gradient.rows is not None or gradient.even
+    return same and gradient.axes is not None and known

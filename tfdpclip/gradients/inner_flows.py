@@ -20,7 +20,7 @@ from tfdpclip.gradients.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.fused import read_call
 from tfdpclip.gradients.known import static_number
 from tfdpclip.gradients.lists import either
-from tfdpclip.gradients.sizes import counted_number
+from tfdpclip.gradients.sizes import rows_of_length
 
 _ROUNDS = 12
 _STEPS = "how many steps the loop has for each example"
@@ -287,7 +287,7 @@ class BodyFlows(InnerFlows):
         value = static_number(count)
         if value is not None:
             return value == self.batch_size
-        like = counted_number(count, self._around.__getitem__)
+        like = rows_of_length(count, self._around.__getitem__)
         return like is not None and like.rows == 1
 
     def place_of(self, index: int | tf.Tensor) -> int | str:

@@ -188,6 +188,17 @@ def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
     )
 
 
+def pinned_to(op: tf.Operation) -> tf.Tensor | None:
+    """What an op gives whatever else it is given: n, of min(n, max(n, anything))."""
+    (output,) = op.outputs if op.type == "Minimum" else (None,)
+    if output is None or output.shape.rank != 0 or not output.dtype.is_integer:
+        return None
+    for limit, other in (op.inputs, reversed(op.inputs)):
+        if other.op.type == "Maximum" and any(t is limit for t in other.op.inputs):
+            return limit
+    return None
+
+
 def is_pinned(op: tf.Operation) -> bool:
     """Whether an op is a constant whatever its inputs: min(c, max(c, anything))."""
     if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:
@@ -218,6 +229,8 @@ def known_value(tensor: tf.Tensor):
     if value is not None:
         return value
     op = tensor.op
+    if op.type == "Rank":
+        return op.inputs[0].shape.rank
     if op.type == "Shape":
         rank = op.inputs[0].shape.rank
         return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
@@ -256,6 +269,19 @@ def _slice(op, value, begin, end, step):
     ]
 
 
+def _range(op, start, limit, delta):
+    bounds = [np.reshape(bound, ())[()] for bound in (start, limit, delta)]
+    return None if None in bounds or bounds[2] == 0 else np.arange(*bounds)
+
+
+def _cut(op, value, begin, size):
+    bounds = [np.reshape(bound, [-1]).tolist() for bound in (begin, size)]
+    if np.ndim(value) != 1 or any(len(b) != 1 or b[0] is None for b in bounds):
+        return None
+    first, count = (int(bound[0]) for bound in bounds)
+    return value[first:] if count == -1 else value[first : first + count]
+
+
 def _gather(op, value, indices, axis):
     if np.ndim(value) != 1 or None in np.reshape(indices, [-1]):
         return None
@@ -289,6 +315,8 @@ def _select(op, test, yes, no):
 _COMPUTED = {
     "Pack": _pack,
     "StridedSlice": _slice,
+    "Slice": _cut,
+    "Range": _range,
     "GatherV2": _gather,
     "ConcatV2": _concat,
     "Prod": _prod,

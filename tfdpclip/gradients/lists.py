@@ -46,8 +46,8 @@ def either(first: Flow, second: Flow) -> Flow:
         base = first if first.kind == DATA else second
     elif first.axes != second.axes or each[0] != each[1]:
         base = Flow(DATA, None)
-    elif (first.rows, first.minor) != (second.rows, second.minor):
-        base = Flow(DATA, first.axes)
+    elif first.layout != second.layout:
+        base = Flow(DATA, first.axes, even=first.regular and second.regular)
     else:
         base = first
     return dataclasses.replace(
@@ -78,6 +78,7 @@ def _from_tensor(op, inputs, place_of):
         flow.minor,
         example=places.EACH if alone else flow.example,
         made=flow.made,
+        even=flow.even,
     )
 
 
@@ -118,7 +119,7 @@ def _stack(op, inputs, place_of):
         return Flow(DATA, (0, *axes), 1, made=flow.made)
     if flow.example is not None:
         return Flow(DATA, axes, example=flow.example, made=flow.made)
-    return Flow(DATA, axes or None, flow.rows, flow.minor, made=flow.made)
+    return dataclasses.replace(flow.on(axes), axes=axes or None, made=flow.made)
 
 
 _RULES: dict[str, Callable] = {

@@ -7,12 +7,13 @@ ones, still counts examples.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients.flow import DATA, Flow
+from tfdpclip.gradients.flow import DATA, Flow, agreed
 
 
 def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
@@ -20,7 +21,8 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
     rule = RULES.get(op.type)
     if rule is None or any(t.shape.rank is None for t in op.inputs):
         return None
-    kept: set = set()
+    kept: list[Flow] = []
+    counts: set = set()
     for index, flow in enumerate(inputs):
         if flow.kind != DATA:
             continue
@@ -34,11 +36,15 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
         if flow.axes:
             same = op.inputs[index].shape.rank == output.shape.rank
             entries = flow.entries if same and not combined else None
-            kept.add((flow.axes, flow.rows, flow.minor, entries))
-    if len(kept) > 1:
+            kept.append(flow)
+            counts.add(entries)
+    if not kept:
+        return Flow(DATA, ())
+    layout = agreed(kept)
+    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
         return Flow(DATA, None)
-    axes, rows, minor, entries = kept.pop() if kept else ((), None, False, None)
-    return Flow(DATA, axes, rows, minor, entries=entries)
+    entries = counts.pop() if len(counts) == 1 else None
+    return dataclasses.replace(kept[0].laid_out(layout), entries=entries)
 
 
 def _last(*counts: int) -> Callable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, shown
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients import contractions, layouts, mixing, ops, sparse
-from tfdpclip.gradients.flow import DATA, PUBLIC, Flow
+from tfdpclip.gradients.flow import DATA, PUBLIC, Flow, agreed
 from tfdpclip.gradients.fused import read_call
 from tfdpclip.gradients.known import (
     BY_PLACE,
@@ -131,16 +132,88 @@ def _by_place(op, output, inputs) -> Flow:
     if op.type == "DenseBincount" and op.inputs[0].shape.rank == 2:
         if all(f.kind != DATA or f.leads for f in inputs):
             # One row of counts for each row.
-            return Flow(DATA, (0,), first.rows, first.minor)
+            return _first_rows(inputs) if first.kind == DATA else Flow(DATA, None)
+    if op.type in ops.SCATTERS:
+        return _scatter(op, output, inputs)
+    if op.type == "RaggedBincount":
+        return Flow(DATA, None)  # One row of counts for each, if these are examples.
     if "Segment" in op.type and first.kind == DATA and first.axes:
         fixed = all(f.kind == PUBLIC for f in inputs[1:])
         if fixed and 0 not in first.axes and op.inputs[1].shape.rank == 1:
-            return Flow(DATA, first.axes, None, first.minor)
+            return first.on(first.axes)
     return Flow(DATA, None, coupled=op)
 
 
+def _scatter(op, output, inputs) -> Flow:
+    """To the same places of each example."""
+    places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
+    indices, rank = inputs[places], op.inputs[places].shape.rank
+    depth = op.inputs[places].shape[-1] if rank else None
+    if indices.kind == DATA:
+        # To the places of each example, perhaps.
+        maybe = indices.made and bool(indices.axes)
+        return Flow(DATA, None, coupled=None if maybe else op)
+    if depth is None or output.shape.rank is None:
+        return Flow(DATA, None)
+    kept: list[Flow] = []
+    public = []
+    for number, ahead in ((0, depth), (updates, rank - 1)):
+        flow = inputs[number]
+        if number != places and flow.kind == PUBLIC:
+            public.append(op.inputs[number])
+        if number == places or flow.kind != DATA:
+            continue
+        if flow.axes is None:
+            return Flow(DATA, None)
+        if flow.axes == (0,) and _is_row_number(op.inputs[places], output):
+            kept.append(flow)
+            continue
+        if any(axis < ahead for axis in flow.axes):
+            # Which places those are is not always told.
+            told = tf.get_static_value(op.inputs[places]) is not None
+            return Flow(DATA, None, coupled=op if told and not flow.made else None)
+        if flow.axes:
+            kept.append(flow.on(tuple(axis - ahead + depth for axis in flow.axes)))
+    layout = agreed(kept) if kept else None
+    if not kept:
+        return Flow(DATA, ())
+    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
+        return Flow(DATA, None)
+    result = kept[0].laid_out(layout)
+    apart = all(
+        rows_alike(tensor, axis - output.shape.rank)
+        for tensor in public
+        for axis in (result.axes if result.axes != (0,) else ())
+    )
+    if result.axes == (0,):
+        apart = _are_alike(op.inputs[places]) and all(
+            rows_alike(tensor, -(tensor.shape.rank or 1)) for tensor in public
+        )
+    return dataclasses.replace(result, obstacle="" if apart else BY_PLACE)
+
+
+def _is_row_number(indices: tf.Tensor, output: tf.Tensor) -> bool:
+    """Whether the indices in row i of a constant begin with i, for all rows."""
+    value = tf.get_static_value(indices)
+    if value is None or value.ndim < 2 or not value.size:
+        return False
+    if len(value) != output.shape[0]:
+        return False
+    rows = np.arange(len(value)).reshape([-1] + [1] * (value.ndim - 2))
+    return bool((value[..., 0] == rows).all())
+
+
+def _are_alike(indices: tf.Tensor) -> bool:
+    """Whether a constant's rows name the same places, each of its own row."""
+    value = tf.get_static_value(indices)
+    return value is not None and bool((value[..., 1:] == value[:1, ..., 1:]).all())
+
+
 def _constant(tensor):
-    return tf.get_static_value(tensor)
+    """An array that the graph tells, or None."""
+    value = known_value(tensor)
+    known = value is not None and None not in np.reshape(value, -1).tolist()
+    return value if known else None
 
 
 def _over_axes(op, flow: Flow, axes) -> Flow:
@@ -163,18 +236,16 @@ def _first_rows(inputs) -> Flow:
     first = next(f for f in inputs if f.kind == DATA)
     apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
     apart = apart and first.axes in ((), (0,))
-    apart = apart and len({(f.rows, f.minor) for f in inputs if f.leads}) < 2
-    return (
-        Flow(DATA, first.axes, first.rows, first.minor) if apart else Flow(DATA, None)
-    )
+    layout = agreed([f for f in inputs if f.leads] or [first])
+    return first.laid_out(layout) if apart and layout else Flow(DATA, None)
 
 
 def _elementwise(op, output, inputs) -> Flow:
     rank = output.shape.rank
     if op.type == "Bitcast" and op.inputs[0].dtype.size != output.dtype.size:
         return Flow(DATA, None)
-    axes, rows, minor, known = set(), None, False, True
-    behind = set()
+    axes: set = set()
+    first, behind = [], []
     for tensor, flow in zip(op.inputs, inputs, strict=True):
         if flow.kind != DATA:
             continue
@@ -185,16 +256,9 @@ def _elementwise(op, output, inputs) -> Flow:
             shift = 0
         axes |= {a + shift for a in flow.axes}
         if 0 in flow.axes and shift == 0:
-            if rows is not None and (rows, minor) != (flow.rows, flow.minor):
-                known = False
-            rows, minor = flow.rows, flow.minor
+            first.append(flow)
         elif flow.axes:
-            behind.add((flow.rows, flow.minor))
-    if not known:
-        return Flow(DATA, None)
-    if len(axes) == len(behind) == 1 and 0 not in axes:
-        # Behind others, as where time is first.
-        ((rows, minor),) = behind
+            behind.append(flow)
     public = [t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == PUBLIC]
     apart = all(
         rows_alike(tensor, axis - rank) and not _of_one_size(op, tensor, axis - rank)
@@ -202,7 +266,16 @@ def _elementwise(op, output, inputs) -> Flow:
         for axis in axes
     )
     believed = "" if apart else BY_PLACE
-    return Flow(DATA, tuple(sorted(axes)), rows, minor, obstacle=believed)
+    result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
+    # Behind others, as where time is first.
+    only_behind = not first and len(axes) == 1
+    found = behind if only_behind else first
+    if not found:
+        return result
+    layout = agreed(found)
+    if layout is None:
+        return result if only_behind else Flow(DATA, None)
+    return dataclasses.replace(result.laid_out(layout), obstacle=believed)
 
 
 def _of_one_size(op, tensor, axis: int) -> bool:
@@ -229,8 +302,8 @@ def _reduction(op, output, inputs) -> Flow:
     left = [a for a in flow.axes if a not in axes]
     if not keep:
         left = [a - sum(1 for r in axes if r < a) for a in left]
-    rows = flow.rows if left else None
-    return Flow(DATA, tuple(left), rows, flow.minor, coupled=coupled)
+    rows, even = (flow.rows, flow.even) if left else (None, False)
+    return Flow(DATA, tuple(left), rows, flow.minor, coupled=coupled, even=even)
 
 
 def _gather(op, output, inputs, batch_size) -> Flow:
@@ -250,7 +323,7 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         axis += rank
     if params.kind != DATA and indices.kind == DATA and batch_dims == 0:
         axes = tuple(a + axis for a in indices.axes)
-        return Flow(DATA, axes, indices.rows if axis == 0 else None, indices.minor)
+        return indices.on(axes) if axis == 0 else Flow(DATA, axes, None, indices.minor)
     if params.kind == DATA and indices.kind != DATA and batch_dims == 0:
         if axis in params.axes:
             # Picks or permutes examples, unless all have the same.
@@ -258,8 +331,7 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         if op.inputs[1].shape.rank is None:
             return Flow(DATA, None)
         shift = op.inputs[1].shape.rank - 1
-        axes = tuple(a + shift if a > axis else a for a in params.axes)
-        return Flow(DATA, axes, params.rows, params.minor)
+        return params.on(tuple(a + shift if a > axis else a for a in params.axes))
     if params.kind == DATA and params.axes == (0,):
         if axis == 0 and batch_dims == 0 and params.rows == 1:
             one = indices.leads and indices.rows == 1 and not indices.minor
@@ -281,11 +353,18 @@ def _gather_nd(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, (0,), 1) if apart else Flow(DATA, None)
 
 
+def _looked_up(op, output, inputs, batch_size) -> Flow:
+    """Each key by itself, in a table that all examples share."""
+    keys = inputs[1]
+    return keys if inputs[2].kind == PUBLIC else Flow(DATA, None)
+
+
 def _one_hot(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    if flow.axes != (0,) or op.get_attr("axis") != -1:
+    if any(f.kind == DATA for f in inputs[1:]):
         return Flow(DATA, None)
-    return Flow(DATA, (0,), flow.rows, flow.minor)
+    place = op.get_attr("axis") % output.shape.rank
+    return flow.on(tuple(axis + (axis >= place) for axis in flow.axes))
 
 
 def _conv_transpose(op, output, inputs, batch_size) -> Flow:
@@ -340,7 +419,7 @@ def _call(op, output, inputs, batch_size) -> Flow:
         and tensor.ref() not in weights
         and tensor.op.type not in ("Fill", "ZerosLike")  # whose rows are all the same
     ]
-    same = {(flow.axes, flow.rows, flow.minor) for flow in batched}
+    same = {(flow.axes, *flow.layout) for flow in batched}
     # A call that is differentiated also puts out what its gradient needs: weights, and
     # whatever it keeps of each step.
     own = output.value_index < call.results
@@ -365,7 +444,7 @@ def _pad(op, output, inputs, batch_size) -> Flow:
             continue
         if paddings is None or any(n is None or n != 0 for n in paddings[axis]):
             return Flow(DATA, None)
-    return Flow(DATA, flow.axes, flow.rows, flow.minor)
+    return flow.on(flow.axes)
 
 
 def _shuffle(op, output, inputs, batch_size) -> Flow:
@@ -409,6 +488,10 @@ _TRANSFERS: dict[str, Callable] = {
     "RandomGamma": _drawn,
     "RandomPoissonV2": _drawn,
     "ComputeAccidentalHits": sparse.accidental_hits,
+    "StringSplitV2": sparse.split_strings,
+    **dict.fromkeys(
+        "SparseCross SparseCrossV2 SparseCrossHashed".split(), sparse.cross
+    ),
     **dict.fromkeys(ops.LEARNING_SAMPLERS, _learning_sampler),
     "PartitionedCall": _call,
     "StatefulPartitionedCall": _call,
@@ -418,6 +501,7 @@ _TRANSFERS: dict[str, Callable] = {
     "ResourceGather": _gather,
     "GatherNd": _gather_nd,
     "OneHot": _one_hot,
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
     **dict.fromkeys("Pad PadV2 MirrorPad".split(), _pad),
     "Conv2DBackpropInput": _conv_transpose,
     "Conv3DBackpropInputV2": _conv_transpose,

@@ -176,7 +176,7 @@ SHAPERS = frozenset(
 #: Which of their inputs is the shape of the output, or how often an axis is repeated.
 SHAPE_INPUTS = {
     **dict.fromkeys(("Reshape", "BroadcastTo", "Tile", "SparseToDense"), 1),
-    **dict.fromkeys(("StatefulUniform", "StatefulStandardNormalV2"), 2),
+    **dict.fromkeys("ScatterNd StatefulUniform StatefulStandardNormalV2".split(), 2),
     **dict.fromkeys(
         """Fill Empty Conv2DBackpropInput Conv3DBackpropInputV2 RandomUniform
         RandomUniformInt RandomStandardNormal TruncatedNormal RandomGamma
@@ -212,22 +212,26 @@ QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
 
 #: Each entry from the same entries of the inputs, with broadcasting.
 ELEMENTWISE = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh
-    BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1
-    BesselK1e BesselY0 BesselY1 Betainc BiasAdd Bitcast BitwiseAnd BitwiseOr BitwiseXor
-    Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs
-    Conj Copy CopyHost Cos Cosh Dawsn DebugIdentityV2 Digamma Div DivNoNan Elu EluGrad
-    EnsureShape Equal Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor
-    FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity Igamma
-    IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu
-    LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
-    LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike
-    PlaceholderWithDefault Polygamma PopulationCount Pow PreventGradient
-    RandomGammaGrad Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
+    """Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan
+    Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
+    BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd Bitcast BitwiseAnd
+    BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics CheckNumericsV2
+    ClipByValue Complex ComplexAbs Conj Copy CopyHost Cos Cosh Dawsn DebugIdentityV2
+    DecodeBase64 Digamma Div DivNoNan Elu EluGrad EncodeBase64 EnsureShape Equal Erf
+    Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod
+    FresnelCos FresnelSin Greater GreaterEqual Identity Igamma IgammaGradA Igammac
+    Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift
+    Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum
+    Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike PlaceholderWithDefault
+    Polygamma PopulationCount Pow PreventGradient RandomGammaGrad Real RealDiv
+    Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad
     ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
     Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
-    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StopGradient Sub Tan
-    Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta""".split()
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch
+    StaticRegexReplace StopGradient StringLength StringLower StringStrip
+    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
+    StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py
+    Xlogy ZerosLike Zeta""".split()
 )
 
 #: Nothing of the values of their input.
@@ -286,6 +290,12 @@ BY_PLACE = frozenset(
     ParallelDynamicStitch""".split()
 )
 
+#: To places along the first axes.
+SCATTERS = frozenset(
+    """ScatterNd TensorScatterUpdate TensorScatterAdd TensorScatterSub
+    TensorScatterMax TensorScatterMin""".split()
+)
+
 #: Rows of a table.
 LOOKUPS = frozenset("ResourceGather GatherV2".split())
 
@@ -308,17 +318,17 @@ GRADIENTS_APART = frozenset(
     Atan2 Atanh AvgPool AvgPool3D BandedTriangularSolve BatchMatMul BatchMatMulV2
     BatchMatMulV3 BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0
     BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd
-    BroadcastTo Cast Ceil CheckNumerics CheckNumericsV2 Cholesky ClipByValue Complex
-    ComplexAbs ConcatV2 Conj ConjugateTranspose Conv2D Conv2DBackpropInput Conv3D
-    Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp Dawsn
-    DebugIdentityV2 DepthToSpace DepthwiseConv2dNative Digamma Dilation2D Div
-    DivNoNan Eig Einsum Elu EluGrad EnsureShape Erf Erfc Erfinv EuclideanNorm Exp
-    ExpandDims Expint Expm1 ExtractImagePatches FFT FFT2D FFT3D
-    FakeQuantWithMinMaxArgs Fill Floor FloorDiv FloorMod FresnelCos FresnelSin
+    BroadcastTo CTCLoss CTCLossV2 Cast Ceil CheckNumerics CheckNumericsV2 Cholesky
+    ClipByValue Complex ComplexAbs ConcatV2 Conj ConjugateTranspose Conv2D
+    Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum
+    CumulativeLogsumexp Dawsn DebugIdentityV2 DepthToSpace DepthwiseConv2dNative
+    Digamma Dilation2D Div DivNoNan Eig Einsum Elu EluGrad EnsureShape Erf Erfc
+    Erfinv EuclideanNorm Exp ExpandDims Expint Expm1 ExtractImagePatches FFT FFT2D
+    FFT3D FakeQuantWithMinMaxArgs Fill Floor FloorDiv FloorMod FresnelCos FresnelSin
     FusedBatchNormV3 Gather GatherNd GatherV2 IFFT IFFT2D IFFT3D IRFFT IRFFT2D
     Identity IdentityN Igamma Igammac Imag ImageProjectiveTransformV2
-    ImageProjectiveTransformV3 Inv InvGrad IsotonicRegression LRN
-    LeakyRelu LeakyReluGrad Lgamma Log Log1p LogMatrixDeterminant LogSoftmax MatMul
+    ImageProjectiveTransformV3 Inv InvGrad IsotonicRegression LRN LeakyRelu
+    LeakyReluGrad Lgamma Log Log1p LogMatrixDeterminant LogSoftmax MatMul
     MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart MatrixDiagPartV2
     MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse MatrixSetDiag
     MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve MatrixSolveLs MatrixSquareRoot
@@ -328,16 +338,19 @@ GRADIENTS_APART = frozenset(
     QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RFFT
     RFFT2D RGBToHSV RandomGamma Real RealDiv Reciprocal ReciprocalGrad Relu Relu6
     Relu6Grad ReluGrad Reshape ResizeBicubic ResizeBilinear ResizeNearestNeighbor
-    ResourceGather ReverseV2 Rint Roll Round Rsqrt RsqrtGrad SegmentMax SegmentMean
-    SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2 Selu SeluGrad
-    Sigmoid SigmoidGrad Sign Sin Sinh Slice Softmax SoftmaxCrossEntropyWithLogits
-    Softplus SoftplusGrad Softsign SpaceToBatchND SpaceToDepth SparseFillEmptyRows
-    SparseReorder SparseSegmentMean SparseSegmentMeanWithNumSegments
-    SparseSegmentSqrtN SparseSegmentSqrtNWithNumSegments SparseSegmentSum
+    ResourceGather ReverseV2 Rint Roll Round Rsqrt RsqrtGrad ScatterNd SegmentMax
+    SegmentMean SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2
+    Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Slice Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SpaceToBatchND
+    SpaceToDepth SparseFillEmptyRows SparseMatMul SparseReorder SparseSegmentMean
+    SparseSegmentMeanWithNumSegments SparseSegmentSqrtN
+    SparseSegmentSqrtNWithNumSegments SparseSegmentSum
     SparseSegmentSumWithNumSegments SparseSoftmax SparseSoftmaxCrossEntropyWithLogits
     SparseTensorDenseMatMul SparseToDense Spence Split SplitV Sqrt SqrtGrad Square
     SquaredDifference Squeeze StridedSlice Sub Sum Svd Tan Tanh TanhGrad
     TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack
-    TensorListSetItem TensorListStack Tile TopK TopKV2 Transpose TridiagonalSolve
-    TruncateDiv Unpack Xdivy Xlog1py Xlogy Zeta""".split()
+    TensorListSetItem TensorListStack TensorScatterAdd TensorScatterMax
+    TensorScatterMin TensorScatterSub TensorScatterUpdate Tile TopK TopKV2 Transpose
+    TridiagonalSolve TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
+    UnsortedSegmentProd UnsortedSegmentSum Xdivy Xlog1py Xlogy Zeta""".split()
 )

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
@@ -112,18 +112,16 @@ def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
 
 
 def _gaps(
-    flows: Dataflow, needed: set | None = None
+    flows: Dataflow, outputs: list[tf.Tensor] | None = None
 ) -> Iterator[tuple[tf.Operation, str]]:
     """The ops of which the table does not tell, inputs first, with the reason.
 
     Args:
       flows: the analysis of a graph.
-      needed: the ops that matter; all by default.
+      outputs: the tensors of the graph that matter; by default all of its outputs.
     """
-    operations = [op for op in flows.ops if needed is None or op in needed]
-    used = {t.ref() for op in operations for t in op.inputs}
-    used |= {t.ref() for t in flows.outputs}
-    for op in operations:
+    used = _used(flows.outputs if outputs is None else outputs)
+    for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
         reason = next((r for t in outputs if (r := _hidden(t, flows))), None)
@@ -136,8 +134,23 @@ def _gaps(
             yield from _gaps(inner, _needed(op, inner, numbers))
 
 
-def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> set:
-    """The ops of a function that some outputs of the op that runs it are made of.
+def _used(outputs: Iterable[tf.Tensor]) -> set:
+    """The references of the tensors whose values some outputs depend on."""
+    found, stack = set(), list(outputs)
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() in found:
+            continue
+        found.add(tensor.ref())
+        if known.is_pinned(tensor.op):
+            continue
+        limit = known.pinned_to(tensor.op)
+        stack += tensor.op.inputs if limit is None else [limit]
+    return found
+
+
+def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> list[tf.Tensor]:
+    """The outputs of a function that some outputs of the op that runs it are made of.
 
     A loop that was differentiated before has outputs besides, which record its steps.
 
@@ -147,17 +160,16 @@ def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> set:
       numbers: the numbers of the outputs that are used.
     """
     graph = inner.graph
-    places = {t.ref(): i for i, t in enumerate(graph.inputs)}
-    if op.type in ops.LOOPS:
-        # Whatever decides when the loop ends.
-        numbers = numbers | _condition_inputs(op)
+    if op.type not in ops.LOOPS:
+        return [graph.outputs[i] for i in numbers]
+    # Whatever decides when the loop ends.
+    numbers = numbers | _condition_inputs(op)
     while True:
-        found = ancestors([graph.outputs[i] for i in numbers])
-        if op.type not in ops.LOOPS:
-            return set(found)
-        read = {places[t.ref()] for o in found for t in o.outputs if t.ref() in places}
+        outputs = [graph.outputs[i] for i in numbers]
+        used = _used(outputs)
+        read = {i for i, t in enumerate(graph.inputs) if t.ref() in used}
         if read <= numbers:
-            return set(found)
+            return outputs
         numbers = numbers | read
 
 
@@ -179,12 +191,14 @@ def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
         return _PLACED
     if flow.made and flow.axes == ():
         return None
+    if flow.made and flow.axes and not flow.trained:
+        return None  # It is of no example; what it meets is asked in its turn.
     if flow.unknown:
         return "what it does with the examples"
     apart = flow.axes or flow.made or flow.example is not None
     if not apart and flow.entry is None and flow.entries is None:
         return "which example its output belongs to"
-    if flow.axes and flow.rows is None and flow.entries is None:
+    if flow.axes and flow.rows is None and flow.entries is None and not flow.even:
         return "how many rows of its output belong to an example"
     return None
 

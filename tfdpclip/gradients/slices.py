@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdpclip.gradients.known import known_value
+from tfdpclip.gradients.sizes import length_of
 
 WHOLE, REVERSED, CUT, PLACE = "whole", "reversed", "cut", "place"
 
@@ -54,6 +55,13 @@ def read_slice(op: tf.Operation) -> list[Part] | None:
             parts.append(Part(PLACE, None, i))
         else:
             begin, end, step = (None if b is None else b[i] for b in bounds)
+            axis = len(parts)
+            length = op.inputs[0].shape[axis]
+            if end is None:
+                all_of_it = length_of(op.inputs[2], i) == (op.inputs[0].ref(), axis)
+            else:
+                all_of_it = length is not None and end >= length
+            masks["end"] |= all_of_it << i
             parts.append(_part(masks, i, begin, end, step, place))
             place += 1
     while len(parts) < rank:

@@ -16,11 +16,14 @@ import tensorflow as tf
 
 from tfdpclip.gradients import ops
 from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE, Entries, Flow
+from tfdpclip.gradients.known import known_value
 
 INDICES, VALUES, ROWS = "indices", "values", "rows"
 # Positions of some of the entries; the distinct values; where each entry's value is
 # among them.
 CHOSEN, DISTINCT, PLACES = "chosen", "distinct", "places"
+# How many entries each example has; where each example's end; 0 and where they end.
+LENGTHS, ENDS, SPLITS = "lengths", "ends", "splits"
 
 _FILLED = "filled by "
 _SAME = frozenset("Identity Cast StopGradient".split())
@@ -272,6 +275,9 @@ def _looked_up_sum(op, output, found, inputs):
 
 def _concat(op, output, found, inputs):
     """Indices, of the numbers of rows and what the entries have for other axes."""
+    splits = _splits(op, found)
+    if splits is not None:
+        return splits
     if output.shape.rank != 2 or tf.get_static_value(op.inputs[-1]) not in (1, -1):
         return None
     first, *rest = found[:-1]
@@ -294,6 +300,85 @@ def accidental_hits(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, None, coupled=op if sampled.kind == DATA else None)
 
 
+def split_strings(op, output, inputs, batch_size) -> Flow:
+    """The words of each row, in entries."""
+    if not inputs[0].leads or inputs[0].rows != 1 or inputs[1].kind == DATA:
+        return Flow(DATA, None)
+    if output.value_index == 2:
+        return Flow(SIZE, power=None, dims=(1, None))
+    return _entries((op.name,), (INDICES, VALUES)[output.value_index])
+
+
+def _looked_up(op, output, found, inputs):
+    """Each entry by itself, in a lookup table."""
+    shared = inputs[2].kind == PUBLIC and output.shape.rank == op.inputs[1].shape.rank
+    apart = shared and _role(found[1], VALUES)
+    return _entries(found[1].key, VALUES) if apart else None
+
+
+def _lengths(op, output, found, inputs):
+    """How many entries each row has: `tf.math.bincount(rows, minlength=B)`."""
+    counted = inputs[1].kind == SIZE and inputs[1].power == 1
+    binary = op.type == "DenseBincount" and op.get_attr("binary_output")
+    unweighted = inputs[2].kind == PUBLIC and op.inputs[2].shape.num_elements() == 0
+    if not _role(found[0], ROWS) or not counted or binary or not unweighted:
+        return None
+    return _entries(found[0].key, LENGTHS)
+
+
+def _ends(op, output, found, inputs):
+    plain = not (op.get_attr("exclusive") or op.get_attr("reverse"))
+    return _entries(found[0].key, ENDS) if plain and _role(found[0], LENGTHS) else None
+
+
+def _splits(op, found) -> Flow | None:
+    """`tf.concat([[0], ends], 0)`."""
+    if len(found) != 3 or not _role(found[1], ENDS):
+        return None
+    first = tf.get_static_value(op.inputs[0])
+    zero = first is not None and first.tolist() == [0]
+    return _entries(found[1].key, SPLITS) if zero else None
+
+
+def _counted(op, output, found, inputs):
+    """How often each example has each value: `RaggedBincount`."""
+    apart = _role(found[0], SPLITS) and _role(found[1], VALUES, found[0].key)
+    public = all(flow.kind == PUBLIC for flow in inputs[2:])
+    return _rows_apart() if apart and public else None
+
+
+def _grams(op, output, found, inputs):
+    """Neighbouring words of each row, in a list of their own."""
+    if not _role(found[1], SPLITS) or not _role(found[0], VALUES, found[1].key):
+        return None
+    return _entries((*found[1].key, op.name), (VALUES, SPLITS)[output.value_index])
+
+
+def _padded(op, output, found, inputs):
+    """Each row's entries, in a row of a length that is the same for every batch."""
+    lengths = known_value(op.inputs[0])
+    kinds = [kind.decode() for kind in op.get_attr("row_partition_types")]
+    if kinds != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"] or lengths is None:
+        return None
+    lengths = np.reshape(lengths, -1).tolist()
+    if any(length is None or length < 0 for length in lengths[1:]):
+        return None
+    key = found[4].key if found[4] is not None else None
+    apart = _role(found[4], ROWS) and _role(found[1], VALUES, key)
+    counted = inputs[3].kind == SIZE and inputs[3].power == 1
+    return _rows_apart() if apart and counted and inputs[2].kind == PUBLIC else None
+
+
+def cross(op, output, inputs, batch_size) -> Flow:
+    """The crossed features of each row, in entries: `tf.sparse.cross`."""
+    apart = all(f.kind != DATA or f.leads and f.rows == 1 for f in inputs)
+    if not apart or not any(f.kind == DATA for f in inputs):
+        return Flow(DATA, None)
+    if output.value_index == 2:
+        return Flow(SIZE, power=None, dims=(1, None))
+    return _entries((op.name,), (INDICES, VALUES)[output.value_index])
+
+
 def _matmul(op, output, found, inputs):
     if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
         return None
@@ -309,7 +394,25 @@ def _to_dense(op, output, found, inputs):
     return _rows_apart() if output.shape.rank else None
 
 
+def _ctc(op, output, found, inputs):
+    """A loss for each row of the labels; time is the first axis of the logits."""
+    logits, lengths = inputs[0], inputs[3]
+    labels = _role(found[1], INDICES) and _role(found[2], VALUES, found[1].key)
+    apart = logits.axes == (1,) and logits.rows == 1 and not logits.minor
+    apart = apart and lengths.leads and lengths.rows == 1
+    if not labels or not apart:
+        return None
+    return Flow(DATA, (1,), 1) if output.value_index else _rows_apart()
+
+
 _RULES = {
+    **dict.fromkeys(("CTCLoss", "CTCLossV2"), _ctc),
+    "RaggedTensorToTensor": _padded,
+    "RaggedBincount": _counted,
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
+    "StringNGrams": _grams,
+    **dict.fromkeys(("Bincount", "DenseBincount"), _lengths),
+    "Cumsum": _ends,
     "Reshape": _reshape,
     "StridedSlice": _strided_slice,
     "ConcatV2": _concat,

@@ -57,10 +57,10 @@ class _Graph:
     said: str = ""
 
 
-def _body(draw: Drawer, x: Value, y: Value) -> Value:
+def _body(draw: Drawer, x: Value, y: Value, only: tuple[str, ...]) -> Value:
     draw.pool += [x, y]
     names = list(STEPS)
-    weights = [STEPS[name][1] for name in names]
+    weights = [STEPS[name][1] * (not only or name in only) for name in names]
     value = x
     depth = draw.random.randint(2, 8)
     tries = 0
@@ -124,7 +124,9 @@ def _losses(draw: Drawer, value: Value, x: Value, y: Value) -> tf.Tensor:
     return found
 
 
-def build(seed: str) -> tuple[_Graph, list[list[int]], int | None, int, list[str]]:
+def build(
+    seed: str, only: tuple[str, ...] = (), within: float = 0.9
+) -> tuple[_Graph, list[list[int]], int | None, int, list[str]]:
     """Traces the graph of a seed.
 
     Returns:
@@ -147,13 +149,13 @@ def build(seed: str) -> tuple[_Graph, list[list[int]], int | None, int, list[str
 
     def trace(x, y, weight):
         draw = Drawer(seed, rows, weights)
-        draw.names = names
+        draw.names, draw.within = names, within
         labels = Value(y, (ROWS,))
         if sparse:
             data = sparse_start.start(draw, x)
         else:
             data = Value(x, (ROWS, *map(fixed, shape)))
-        value = _body(draw, data, labels)
+        value = _body(draw, data, labels, only)
         loss = _losses(draw, value, data, labels)
         losses = _judge(graph, loss, weights, each)
         (gradient,) = tf.gradients(losses, [weights], weight)
@@ -210,9 +212,18 @@ def _judge(graph: _Graph, loss, weights, each) -> tf.Tensor:
     return losses
 
 
-def judge(seed: str, examples: int = 5) -> Judgement:
-    """Judges the graph of a seed."""
-    graph, shapes, static, _, names = build(seed)
+def judge(
+    seed: str, only: tuple[str, ...] = (), within: float = 0.9, examples: int = 5
+) -> Judgement:
+    """Judges the graph of a seed.
+
+    Args:
+      seed: draws the graph, and the numbers.
+      only: the names of the steps that may be drawn; all of them if empty.
+      within: how often an axis is drawn that counts no rows.
+      examples: how many the first batch has, if that is not static.
+    """
+    graph, shapes, static, _, names = build(seed, only, within)
     said = f"{' > '.join(names)}: {graph.said}"
     if graph.function is None:
         return Judgement("impossible", None, "", said)

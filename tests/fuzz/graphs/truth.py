@@ -59,6 +59,9 @@ def others(rng: np.random.Generator, batch: Batch, any_size: bool) -> Iterator[B
             arrays.append(array)
         kept = tuple(-1 if i in changed else i for i in range(size))
         yield Batch(tuple(arrays), kept, kind not in ("huge", "nan"))
+    order = rng.permutation(size)
+    arrays = tuple(array[order] for array in batch.arrays)
+    yield Batch(arrays, tuple(int(i) for i in np.argsort(order)))
     if any_size:
         yield from _of_other_sizes(rng, batch)
 
@@ -151,7 +154,9 @@ def moves(
             if new < 0:
                 continue
             pairs = {"loss": (first.losses[old], found.losses[new])}
-            if other.finite:
+            # Where one is not, 0 times it is not, either.
+            finite = np.isfinite(first.gradients).all()
+            if other.finite and finite and np.isfinite(found.gradients).all():
                 pairs["gradient"] = (first.gradients[old], found.gradients[new])
             for what, (before, after) in pairs.items():
                 if _differ(np.asarray(before), np.asarray(after), np.abs(before)):

@@ -68,6 +68,8 @@ class Drawer:
         self.rows = rows
         self.weights = weights
         self._used = 0
+        #: How often an axis is drawn that counts no rows, where there is one.
+        self.within = 0.9
         self.pool: list[Value] = []
         #: The names of the steps that were drawn.
         self.names: list[str] = []
@@ -105,7 +107,7 @@ class Drawer:
         """One of the axes of a tensor, mostly one that counts no rows."""
         axes = [i for i, length in enumerate(value.dims) if where(length)]
         within = [i for i in axes if value.dims[i].fixed]
-        return self.pick(within if within and self.chance(0.9) else axes)
+        return self.pick(within if within and self.chance(self.within) else axes)
 
     def size(self, value: Value | None = None) -> tf.Tensor:
         """A number that depends on how many rows there are, an int32 scalar."""

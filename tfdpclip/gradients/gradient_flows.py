@@ -82,7 +82,7 @@ def gaps_of(
         found = function(op, *given)
         found = list(found) if isinstance(found, (list, tuple)) else [found]
         gradients = [None if g is None else tf.convert_to_tensor(g) for g in found]
-    # Of the others, such as the gradient at a constant, nothing becomes of a variable's.
+    # The gradient at a constant, say, reaches no variable.
     wanted = [
         (gradient, tensor)
         for gradient, tensor in zip(gradients, op.inputs, strict=False)

@@ -55,6 +55,13 @@ class OptimizerSettings:
         seed: int | None = None,
         **kwargs: Any,
     ):
+        gone = [name for name in ("check_isolation", "recheck_rate") if name in kwargs]
+        if gone:
+            raise ValueError(
+                f"{gone[0]} is gone: that examples stay apart is proven from the "
+                "graph, and no step tests it. Leave it out. check_gradients='never' "
+                "leaves out the comparison with ordinary gradients."
+            )
         choice("unit", unit, ("example", "person", "batch"))
         rows_per_record = integer("rows_per_record", rows_per_record, 1)
         boolean("hardened_noise", hardened_noise)

@@ -1,0 +1,102 @@
+"""Does an op keep the rows of its inputs apart, forward and backward?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip._arguments import positive
+
+
+def assert_op_flow(
+    function: Callable[..., Any], *inputs: Any, tolerance: float = 1e-5
+) -> None:
+    """Checks that row i of an op's outputs, and gradients, is of row i of its inputs.
+
+    What `tfdpclip.gradients.op_flow` states of an op is tried on data of your choice:
+    each row of the inputs is replaced in turn, by the row before it, by zeros and by a
+    hundred times the row, and no other row of the outputs may change, nor any other row
+    of the gradient at an input.
+
+    Args:
+      function: applies the op to tensors.
+      *inputs: arrays with the examples on axis 0, `[B, ...]` with one B of 2 or more;
+        rows of floating-point arrays and of integer arrays are replaced alike.
+      tolerance: the largest change, relative to the largest entry, to put down to
+        rounding.
+
+    Raises:
+      AssertionError: naming the row that another row changed.
+      ValueError: if there are no inputs, or they have no rows in common.
+
+    >>> import numpy as np
+    >>> rows = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    >>> assert_op_flow(lambda x: tf.cumsum(x, axis=1), rows)
+    >>> assert_op_flow(lambda x: tf.cumsum(x, axis=0), rows)
+    Traceback (most recent call last):
+    ...
+    AssertionError: Replacing row 0 (by the row before) changed row 1 of output 0.
+    """
+    tolerance = positive("tolerance", tolerance)
+    arrays = [np.asarray(value) for value in inputs]
+    lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
+    if len(lengths) != 1 or min(lengths) < 2:
+        raise ValueError(
+            "inputs must be arrays with the same number of rows, 2 or more, on axis 0, "
+            f"got shapes {[array.shape for array in arrays]}."
+        )
+    (count,) = lengths
+    before = _results(function, arrays)
+    changes = {
+        "by the row before": lambda rows, i: rows[i - 1],
+        "by zeros": lambda rows, i: np.zeros_like(rows[i]),
+        "by a hundred times the row": lambda rows, i: rows[i] * 100,
+    }
+    for how, change in changes.items():
+        for i in range(count):
+            changed = [array.copy() for array in arrays]
+            for array in changed:
+                if array.dtype.kind in "iu" and "hundred" in how:
+                    continue  # Numbers of a table, say, which end somewhere.
+                array[i] = change(array, i)
+            for (label, old), (_, new) in zip(
+                before, _results(function, changed), strict=True
+            ):
+                for j in set(range(count)) - {i}:
+                    if not _alike(old[j], new[j], tolerance):
+                        raise AssertionError(
+                            f"Replacing row {i} ({how}) changed row {j} of {label}."
+                        )
+
+
+def _results(function, arrays) -> list[tuple[str, np.ndarray]]:
+    """The outputs, and the gradients of their weighted squares, with their names."""
+    tensors = [tf.constant(array) for array in arrays]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        outputs = tf.nest.flatten(function(*tensors))
+        total = tf.constant(0.0)
+        for output in outputs:
+            if output.dtype.is_floating:
+                weights = np.cos(np.arange(output.shape.num_elements() or 0) + 0.3)
+                weights = tf.constant(weights.reshape(output.shape), output.dtype)
+                squares = tf.reduce_sum(weights * tf.square(output))
+                total += tf.cast(squares, tf.float32)
+    found = [(f"output {k}", t.numpy()) for k, t in enumerate(outputs)]
+    for k, gradient in enumerate(tape.gradient(total, tensors)):
+        if gradient is not None:
+            gradient = tf.convert_to_tensor(gradient).numpy()
+            found.append((f"the gradient at input {k}", gradient))
+    return found
+
+
+def _alike(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
+    """Whether two rows are alike but for rounding; what is no number must stay so."""
+    if old.dtype.kind not in "fc":
+        return np.array_equal(old, new)
+    old, new = np.float64(np.real(old)), np.float64(np.real(new))
+    size = np.max(np.abs(old), initial=0.0, where=np.isfinite(old))
+    return np.allclose(old, new, rtol=0, atol=tolerance * size, equal_nan=True)

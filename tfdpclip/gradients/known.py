@@ -143,6 +143,14 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
     if op.type in ("BroadcastTo", "Tile"):
         source = op.inputs[0]
         return (source.shape.rank or 0) < -axis or source.shape[axis] == 1
+    if op.type == "ResourceGather" and not op.get_attr("batch_dims"):
+        indices, place = op.inputs[1], rank + axis
+        ranked = indices.shape.rank is not None and place < indices.shape.rank
+        return ranked and rows_alike(indices, place - indices.shape.rank)
+    if op.type in ("Reshape", "ExpandDims"):
+        # One value, or draws, on all axes.
+        axes = range(1, (op.inputs[0].shape.rank or 0) + 1)
+        return bool(axes) and all(rows_alike(op.inputs[0], -a) for a in axes)
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
     return False

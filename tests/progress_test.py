@@ -121,7 +121,15 @@ def test_no_bar_where_none_is_wanted(how, monkeypatch):
     assert shown(grid, io.StringIO() if how == "a file" else None) == ""
 
 
-@pytest.mark.parametrize("how", ["said", "quiet", "soon over", "switched off"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "said",
+        "quiet",
+        pytest.param("soon over", marks=pytest.mark.slow),
+        pytest.param("switched off", marks=pytest.mark.slow),
+    ],
+)
 def test_where_there_are_no_bars_a_line_says_what_the_first_step_does(
     how, monkeypatch, capsys
 ):

@@ -132,6 +132,7 @@ CASES = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", CASES)
 def test_an_op_that_combines_examples_is_refused_with_advice_of_its_own(case):
     made, expected = CASES[case]

@@ -1,4 +1,4 @@
-"""What people have at hand is trained on as it is: texts, frames, lists, sparse rows."""
+"""Texts, frames, lists of inputs, sparse rows: a plan trains on them as they are."""
 
 import numpy as np
 import pytest

@@ -467,7 +467,10 @@ class _Nudge(tf.keras.callbacks.Callback):
 class TestSwappedAverages:
     """SwapEMAWeights of Keras 3: weights are swapped with averages of past weights."""
 
-    pytestmark = pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no SwapEMAWeights")
+    pytestmark = [
+        pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no SwapEMAWeights"),
+        pytest.mark.slow,
+    ]
 
     @staticmethod
     def _trained(swap_on_epoch, *others, **options):

@@ -261,7 +261,7 @@ class TestArrays:
             (tf.ragged.constant([[1], [2, 3], []]), "y is a RaggedTensor.*to_tensor"),
             (tf.sparse.from_dense(np.eye(3)), "y is a SparseTensor.*to_dense"),
         ],
-        ids=str,
+        ids=lambda value: value if isinstance(value, str) else type(value).__name__,
     )
     def test_what_is_no_array_of_numbers_or_texts_is_named(self, labels, match):
         for data, name in (((X[:3], labels), "y"), ((X[:3], {"b": labels}), "y..b..")):

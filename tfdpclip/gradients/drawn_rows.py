@@ -11,7 +11,7 @@ So the engine looks for the weights where the batch comes from, not in the loss:
    one's own around a `tf.function`, or without one.
 
 Where the data are of no drawn batch that is known of, the weights in the loss are all
-there is.
+there is. It is long because each of these ways has its own refusals.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def present_in_graph(
     if _HERE.weights and _HERE.weights[-1] is None:
         return None
     if _HERE.weights:
-        _refuse_other_data(sources, _HERE.weights[-1])
+        if _are_of_other_iterators(sources, _HERE.weights[-1]):
+            # Of undrawn data, which the callback reports.
+            return None
         return _of_weights(graph, _HERE.weights[-1], room)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
@@ -234,17 +236,12 @@ def _fits(spec: tf.TensorSpec, tensor: tf.Tensor) -> bool:
     return spec.shape[1:].is_compatible_with(tensor.shape[1:])
 
 
-def _refuse_other_data(sources: Sequence[tf.Tensor], weights: Any) -> None:
-    """Raises if all data behind a loss are from other iterators than the element."""
+def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
+    """Whether all data behind a loss are from other iterators than the element."""
     own = tf.nest.flatten(weights)[0].op
-    others = {s.op for s in sources if s.op.type in ops.ITERATORS and s.op is not own}
-    if others and all(s.op in others for s in sources):
-        op = others.pop()
-        raise PrivacyMismatchError(
-            "The training step takes data that fit did not give it, whose draws are "
-            f"not accounted for: {op.type} {op.name!r}. Compute the loss of what "
-            "train_step is given." + see("batches-drawn-another-way")
-        )
+    return bool(sources) and all(
+        s.op.type in ops.ITERATORS and s.op is not own for s in sources
+    )
 
 
 def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:

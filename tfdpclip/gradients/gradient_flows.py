@@ -82,18 +82,21 @@ def gaps_of(
         found = function(op, *given)
         found = list(found) if isinstance(found, (list, tuple)) else [found]
         gradients = [None if g is None else tf.convert_to_tensor(g) for g in found]
-    made = [g for g in gradients if g is not None]
-    if not made:
+    # The gradient at a constant, say, reaches no variable.
+    wanted = [
+        (gradient, tensor)
+        for gradient, tensor in zip(gradients, op.inputs, strict=False)
+        if gradient is not None and flows[tensor].trained
+    ]
+    if not wanted:
         return
     declared = [
         (g, _of_gradient(flows[t]))
         for g, t in zip(at_outputs, op.outputs, strict=True)
         if g is not None
     ]
-    inner = GradientFlows(graph, made, declared, flows)
-    for gradient, tensor in zip(gradients, op.inputs, strict=False):
-        if gradient is None or not flows[tensor].trained:
-            continue
+    inner = GradientFlows(graph, [g for g, _ in wanted], declared, flows)
+    for gradient, tensor in wanted:
         if not _apart(inner[gradient], flows[tensor]):
             yield op, _UNKNOWN
             return

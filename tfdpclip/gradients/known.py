@@ -136,9 +136,7 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
     if op.type == "Const":
         value = tf.get_static_value(tensor)
         return value is not None and bool((value == value.take([0], axis)).all())
-    if op.type in ops.DRAWS - ops.CANDIDATE_SAMPLERS - {"RandomShuffle"}:
-        return all(t.shape.rank == 0 for t in op.inputs[1:])
-    if op.type.startswith(ops.SEEDED_DRAWS) or op.type == "Fill":
+    if op.type == "Fill" or _draws_alike(op):
         return True
     if op.type in ("BroadcastTo", "Tile"):
         source = op.inputs[0]
@@ -147,13 +145,31 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         indices, place = op.inputs[1], rank + axis
         ranked = indices.shape.rank is not None and place < indices.shape.rank
         return ranked and rows_alike(indices, place - indices.shape.rank)
-    if op.type in ("Reshape", "ExpandDims"):
-        # One value, or draws, on all axes.
-        axes = range(1, (op.inputs[0].shape.rank or 0) + 1)
-        return bool(axes) and all(rows_alike(op.inputs[0], -a) for a in axes)
+    if op.type in ops.SAME_ENTRIES and _is_drawn(op.inputs[0]):
+        return True
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
     return False
+
+
+def _draws_alike(op: tf.Operation) -> bool:
+    """Whether an op draws all entries of its output from one distribution."""
+    if op.type in ops.DRAWS - ops.CANDIDATE_SAMPLERS - {"RandomShuffle"}:
+        return all(t.shape.rank == 0 for t in op.inputs[1:])
+    if not op.type.startswith(ops.SEEDED_DRAWS) or "Shuffle" in op.type:
+        return False
+    return all(t.shape.rank == 0 for t in op.inputs if t.dtype.is_floating)
+
+
+def _is_drawn(tensor: tf.Tensor) -> bool:
+    """Whether all entries of a public tensor are drawn alike, wherever they are."""
+    op = tensor.op
+    if tensor.shape.num_elements() == 1:
+        return True
+    if _draws_alike(op):
+        return True
+    passed = op.type in ops.SAME_ENTRIES or op.type in ops.ELEMENTWISE
+    return passed and bool(op.inputs) and all(map(_is_drawn, op.inputs))
 
 
 def _counts_up(indices: tf.Tensor) -> bool:

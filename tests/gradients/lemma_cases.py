@@ -47,6 +47,7 @@ class Case:
       rounding: how far a row may be off, relative to its largest entry: 0 for kernels
         that go row by row.
       dtypes: of the `Rows` of floating kinds.
+      finite: whether the kernel does not end for numbers that are not.
     """
 
     op: str
@@ -55,6 +56,7 @@ class Case:
     outputs: tuple = (0,)
     rounding: float = 0.0
     dtypes: tuple = (tf.float32, tf.float64)
+    finite: bool = False
 
     def call(self, given: list) -> list[tf.Tensor]:
         """The outputs of which something is claimed."""
@@ -557,11 +559,12 @@ def _numbers() -> list[Case]:
         ),
         _case("SelfAdjointEigV2", square, outputs=(0, 0), rounding=1e-6),
         _case("LogMatrixDeterminant", square, outputs=(0, 0), rounding=1e-6),
-        _case(
+        Case(
             "MatrixLogarithm",
-            Rows((3, 3), "complex matrices"),
+            (Rows((3, 3), "complex matrices"),),
             rounding=1e-6,
             dtypes=ONE,
+            finite=True,
         ),
         _case("MatrixSolve", square, Rows((3, 2)), rounding=1e-6),
         _case("MatrixTriangularSolve", square, Rows((3, 2)), rounding=1e-6),

@@ -141,6 +141,10 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
     if op.type in ("BroadcastTo", "Tile"):
         source = op.inputs[0]
         return (source.shape.rank or 0) < -axis or source.shape[axis] == 1
+    if op.type == "ResourceGather" and not op.get_attr("batch_dims"):
+        indices, place = op.inputs[1], rank + axis
+        ranked = indices.shape.rank is not None and place < indices.shape.rank
+        return ranked and rows_alike(indices, place - indices.shape.rank)
     if op.type in ops.SAME_ENTRIES and _is_drawn(op.inputs[0]):
         return True
     if op.type in ops.ELEMENTWISE and op.inputs:

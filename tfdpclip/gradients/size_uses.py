@@ -27,6 +27,8 @@ _OTHER_SHAPES = {
     "SparseFillEmptyRows": (2,),
     "SparseReorder": (2,),
     "SparseSoftmax": (2,),
+    # How many rows the entries are of.
+    "RaggedTensorToTensor": (3,),
 }
 
 
@@ -51,6 +53,9 @@ def _is_length(op, index, output, flow: Flow, size: Flow, flows) -> bool:
         return _others_fixed(output, flow, size.dims)
     if index in _OTHER_SHAPES.get(op.type, ()):
         return True
+    if op.type in ("Bincount", "DenseBincount"):
+        # How many rows there are whose entries are counted.
+        return index == 1 and flow.entry is not None
     if op.type == "Range":
         return index == 1
     if op.type in ops.CUTS and index in ops.CUTS[op.type]:

@@ -44,9 +44,9 @@ def size_flow(
         return _gathered(op, first.dims)
     if op.type == "Unpack" and first.dims is not None:
         return _number(first.dims[output.value_index])
-    if op.type in ("Split", "SplitV") and output.shape.rank == 1:
+    if op.type in ("Split", "SplitV", "Slice") and output.shape.rank == 1:
         dims = inputs[1 if op.type == "Split" else 0].dims
-        found = None if dims is None else _piece(op, output, 0)
+        found = None if dims is None else _FIRST_FROM[op.type](op, output, 0)
         if found is None or output.shape[0] is None:
             return Flow(SIZE, power=None)
         return _vector(dims[found[1] : found[1] + output.shape[0]])
@@ -386,9 +386,16 @@ def _shape(op, output, inputs) -> Flow:
     return _number(sum(dims)) if op.type == "Size" else _vector(dims)
 
 
+def _told(tensor: tf.Tensor) -> np.ndarray | None:
+    """The numbers that the graph tells; None if it does not tell all of them."""
+    value = known_value(tensor)
+    told = value is not None and None not in np.reshape(value, -1).tolist()
+    return np.asarray(value) if told else None
+
+
 def _gathered(op, dims) -> Flow:
     """`tf.tensordot` gathers lengths so."""
-    places = tf.get_static_value(op.inputs[1])
+    places = _told(op.inputs[1])
     if places is None or tf.get_static_value(op.inputs[2]) != 0:
         return Flow(SIZE, power=None)
     if places.ndim == 0:
@@ -399,7 +406,7 @@ def _gathered(op, dims) -> Flow:
 
 
 def _slice(op, output, dims) -> Flow:
-    bounds = [tf.get_static_value(op.inputs[i]) for i in (1, 2, 3)]
+    bounds = [_told(op.inputs[i]) for i in (1, 2, 3)]
     if any(bound is None for bound in bounds):
         return Flow(SIZE, power=None)
     begin, end, step = (int(bound[0]) for bound in bounds)

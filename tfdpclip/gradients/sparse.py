@@ -375,7 +375,13 @@ def cross(op, output, inputs, batch_size) -> Flow:
     if not apart or not any(f.kind == DATA for f in inputs):
         return Flow(DATA, None)
     if output.value_index == 2:
-        return Flow(SIZE, power=None, dims=(1, None))
+        # Of dense features, each example has as many crosses.
+        dense = op.get_attr("N") == 0 and None not in [
+            t.shape[-1]
+            for t, f in zip(op.inputs, inputs, strict=True)
+            if f.kind == DATA
+        ]
+        return Flow(SIZE, power=None, dims=(1, 0 if dense else None))
     return _entries((op.name,), (INDICES, VALUES)[output.value_index])
 
 

@@ -59,7 +59,7 @@ OURS: dict[str, Callable[[], dict[str, Any]]] = {
     # What a step is when it does not check itself; a first step that does not, too.
     "quantile_unchecked": lambda: {
         "clip": dpc.QuantileClip(),
-        "check_isolation": "never",
+        "check_gradients": "never",
     },
 }
 
@@ -127,7 +127,7 @@ def _step(spec: Spec, task: models.Task, name: str) -> Callable:
             **OURS[mode](),
         }
         if mode != base:
-            settings["check_isolation"] = "never"
+            settings["check_gradients"] = "never"
         settings["expected_batch_size"] /= settings.get("rows_per_record", 1)
         optimizer = (
             dpc.keras.DPAdam(1e-3, **settings)

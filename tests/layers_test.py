@@ -190,14 +190,3 @@ def test_the_page_names_every_layer():
         "origins.py",
         "scale.py",
     }
-
-
-def test_long_files_say_why():
-    """Of more than 400 lines only where the docstring has a sentence on it."""
-    unexplained = [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "tfdpclip").rglob("*.py"))
-        if len(path.read_text().splitlines()) > 400
-        and "long because" not in (ast.get_docstring(ast.parse(path.read_text())) or "")
-    ]
-    assert not unexplained, "split them, or say in the docstring: long because ..."

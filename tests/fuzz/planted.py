@@ -44,7 +44,7 @@ def _wrong_sums():
 
 
 def _without_check():
-    return mock.patch.object(Step, "options", {"check_isolation": "never"})
+    return mock.patch.object(Step, "options", {"check_gradients": "never"})
 
 
 def _unclipped():

@@ -20,7 +20,7 @@ BAD = {
     "expected_batch_size": [math.nan, math.inf, -1, 0, "8", True, None],
     "clip": [math.nan, math.inf, -1.0, 0, "quantile", True, b"1", [1.0]],
     "accumulation_steps": [0, -1, 1.5, "2", True, None],
-    "check_isolation": ["sometimes", None, True, 1],
+    "check_gradients": ["sometimes", None, True, 1],
     "gradient_memory": [0, -1, math.nan, "1", None],
     "seed": ["7", 1.5, True],
 }

@@ -106,7 +106,7 @@ def assert_refused(act):
 @pytest.mark.thinned(2)
 def test_a_mixing_layer_is_refused_and_nothing_moves(kind, reduction, when):
     loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
-    model = model_with(kind(), loss=loss, settings={"check_isolation": when})
+    model = model_with(kind(), loss=loss, settings={"check_gradients": when})
     before = flat(model.trainable_variables)
     assert_refused(lambda: model.fit(X, Y, batch_size=8, verbose=0))
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
@@ -193,7 +193,7 @@ def test_a_sampled_softmax_trains():
 
     x, label = tf.keras.Input((3,)), tf.keras.Input((1,), dtype="int64")
     model = tf.keras.Model([x, label], Sampled()([L.Dense(4)(x), label]))
-    settings = {**SETTINGS, "check_isolation": "always"}
+    settings = {**SETTINGS, "check_gradients": "always"}
     model.compile(DPSGD(1.0, **settings), lambda y, loss: loss)
     before = flat(model.trainable_variables)
     labels = np.arange(8)[:, np.newaxis]
@@ -203,7 +203,7 @@ def test_a_sampled_softmax_trains():
 
 
 def test_never_is_never():
-    model = model_with(OnTheWayBack(), settings={"check_isolation": "never"})
+    model = model_with(OnTheWayBack(), settings={"check_gradients": "never"})
     before = flat(model.trainable_variables)
     model.train_on_batch(X, Y)
     assert np.any(flat(model.trainable_variables) != before)
@@ -308,7 +308,7 @@ ISOLATED = {
 )
 @pytest.mark.slow
 def test_a_model_that_keeps_examples_apart_passes(name):
-    model = model_with(ISOLATED[name](), settings={"check_isolation": "always"})
+    model = model_with(ISOLATED[name](), settings={"check_gradients": "always"})
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
     check_isolation(model, X, Y)
 

@@ -124,7 +124,7 @@ KERAS: dict[str, Any] = {
     "PublicGradientNorms": case(
         keras.PublicGradientNorms, data=(X, Y), every="epoch", batch_size=2
     ),
-    "check_gradients": case(
+    "check_isolation": case(
         keras.check_isolation,
         _=SLOW,
         model=MODEL,
@@ -183,6 +183,8 @@ GRADIENTS: dict[str, Any] = {
     "ExampleIsolationError": None,
     "GradientMismatchError": None,
     "JacobianFallbackWarning": None,
+    "OneByOneWarning": None,
+    "op_flow": None,
     "LossStructureError": None,
     "OpUse": None,
     "PerExampleGradients": case(

@@ -71,7 +71,7 @@ class InnerFlows(Dataflow):
         if met and _of_a_step(flow):
             if any(
                 f.kind != DATA and t.dtype != tf.resource and self.changes(t)
-                for t, f in zip(op.inputs, inputs, strict=True)
+                for t, f in zip(op.inputs, inputs, strict=op.type != "IdentityN")
             ):
                 return dataclasses.replace(flow, obstacle=places.BY_PLACE)
         return flow

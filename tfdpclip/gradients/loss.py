@@ -11,12 +11,13 @@ It is long because each form of a loss has its way back, and its refusal.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.gradients import loss_checks, ops
+from tfdpclip.gradients import loss_checks, ops, size_uses
 from tfdpclip.gradients.advice import FIX, PER_EXAMPLE, of_structure
 from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
@@ -113,13 +114,15 @@ def take_apart(
                 "0: its scale would depend on how many examples there happen to be. "
                 + FIX
             )
-        counted |= power == 0 and nominal_batch_size is None
+        sum_of_unknown = power == 0 and nominal_batch_size is None
+        counted |= sum_of_unknown
         if power == 0 and nominal_batch_size is not None:
             # A sum over the batch: multiplying by the number of examples that happen
             # to be there would let each example change the others' gradients.
             first = nominal_batch_size
         term = tf.reduce_sum(entries, axis=1)
-        term *= tf.cast(scale.value(first), term.dtype)
+        with size_uses.scaled_by_count() if sum_of_unknown else nullcontext():
+            term *= tf.cast(scale.value(first), term.dtype)
         total = term if total is None else total + tf.cast(term, total.dtype)
         masks.append(weights_mask(tensor, flows, batch_size))
     present = any_present(masks)

@@ -195,9 +195,6 @@ def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
         return None  # It is of no example; what it meets is asked in its turn.
     if flow.unknown:
         return "what it does with the examples"
-    apart = flow.axes or flow.made or flow.example is not None
-    if not apart and flow.entry is None and flow.entries is None:
-        return "which example its output belongs to"
     if flow.axes and flow.rows is None and flow.entries is None and not flow.even:
         return "how many rows of its output belong to an example"
     return None

@@ -246,6 +246,8 @@ class RuleCheck:
         off = tf.stack([tf.norm((a - b) / s) for a, b, s in pairs])
         lengths = tf.stack([tf.norm(b / s) for _, b, s in pairs])
         finite = tf.math.is_finite(lengths) & tf.math.is_finite(off)
+        # An infinite norm of one variable leaves nothing to say of those beside it.
+        finite &= tf.math.is_finite(bounds) & tf.math.is_finite(scales)
         single = tf.math.count_nonzero(weights) == 1
         shortfalls = tf.where(finite & single, lengths - bounds / scales, 0.0)
         every = tf.reduce_all(finite)

@@ -8,8 +8,11 @@ of a range, the number of steps of a loop.
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip.gradients import known, ops, places
 from tfdpclip.gradients.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.loss_checks import keeps_order
@@ -32,6 +35,19 @@ _OTHER_SHAPES = {
 }
 
 
+# The attribute of ops that multiply the losses of a sum by how many there are.
+_COUNT = "_tfdpclip_count"
+
+
+def scaled_by_count() -> contextlib.AbstractContextManager[None]:
+    """Marks the ops made within: they make shares of a sum the losses of examples.
+
+    So the examples' losses of a sum are defined (`loss.take_apart`) where no public
+    number of examples was given: a factor that the caller knows of.
+    """
+    return _tf_private.attribute_of_new_ops(_COUNT, "count")
+
+
 def is_harmful(op: tf.Operation, output: tf.Tensor, flows) -> bool:
     """Whether an output is computed with the number of examples, beyond a length.
 
@@ -40,6 +56,8 @@ def is_harmful(op: tf.Operation, output: tf.Tensor, flows) -> bool:
       output: one of its outputs, of kind `DATA`.
       flows: the analysis around the op, of batches of any size.
     """
+    if _tf_private.text_attribute(op, _COUNT) is not None:
+        return False
     flow = flows[output]
     for index, tensor in enumerate(op.inputs):
         size = flows[tensor]

@@ -51,7 +51,7 @@ class FollowedStep:
         if self.batches is None or not _is_element(data):
             return step(data)
         with drawn_rows.given_element(data[2]):
-            if step.__module__.startswith(_keras_marks.MODULES):
+            if (step.__module__ or "").startswith(_keras_marks.MODULES):
                 return step(data)
             try:
                 return step(data)

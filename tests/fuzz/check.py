@@ -77,6 +77,9 @@ def _check(spec: Spec) -> Outcome:
     if found.dead:
         return Outcome(CAUGHT if effect >= _EFFECT else REFUSED, "no example counted")
     warned = any("JacobianFallback" in type_of(w) for w in caught)
+    if any("OneByOne" in type_of(w) for w in caught):
+        # Each gradient is made of one example's data: nothing can move another's.
+        return Outcome(WARNED, "one example at a time")
     if effect >= _EFFECT:
         if _active(model, truth):
             raise _Failed(MISSED, f"at once: {planted(spec)} moves others")

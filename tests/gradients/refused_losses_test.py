@@ -199,7 +199,5 @@ def test_a_histogram_of_the_batch_is_refused_by_name():
         counts = tf.math.bincount(tf.reshape(tf.cast(tf.abs(x), tf.int32), [-1]))
         return vector(x * tf.cast(counts[0], tf.float32))
 
-    with pytest.raises(
-        ExampleIsolationError, match="counts the values of all the examples"
-    ):
+    with pytest.raises(ExampleIsolationError, match="counts the values of all"):
         norms_of(per_example, X)

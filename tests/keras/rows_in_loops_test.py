@@ -167,7 +167,7 @@ def eagerly(step):
     for x, _, _ in batches():
         with tf.GradientTape(persistent=True) as tape:
             losses = step.losses(x)
-            step.take_step(None, tape=tape, tensors=losses)
+        step.take_step(None, tape=tape, tensors=losses)
 
 
 LOOPS = [

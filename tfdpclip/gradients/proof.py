@@ -142,8 +142,8 @@ def _used(outputs: Iterable[tf.Tensor]) -> set:
         if tensor.ref() in found:
             continue
         found.add(tensor.ref())
-        if known.is_pinned(tensor.op):
-            continue
+        if known.is_pinned(tensor.op) or tensor.op.type in ops.ITERATORS:
+            continue  # Whatever goes in: a constant; or an element, which is the data.
         limit = known.pinned_to(tensor.op)
         stack += tensor.op.inputs if limit is None else [limit]
     return found

@@ -33,8 +33,8 @@ class Counting:
 
     @tf.autograph.experimental.do_not_convert
     def take_step(self, x, tape=None, times=1.0, tensors=None):
-        loss = self.losses(x) if tensors is None else tensors
-        self.optimizer.minimize(loss * times, self.dense.trainable_variables, tape=tape)
+        loss = self.losses(x) * times if tensors is None else tensors
+        self.optimizer.minimize(loss, self.dense.trainable_variables, tape=tape)
 
     @property
     def moved(self):

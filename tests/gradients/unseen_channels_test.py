@@ -9,7 +9,13 @@ import pytest
 import tensorflow as tf
 
 from tests.fuzz.channels import CHANNELS, through
-from tests.gradients.cases import norms_of, randoms, squash, variable
+from tests.gradients.cases import (
+    assert_reaches_no_other,
+    norms_of,
+    randoms,
+    squash,
+    variable,
+)
 from tfdpclip.gradients import ExampleIsolationError
 
 pytestmark = [
@@ -186,14 +192,24 @@ def test_nor_does_one_in_a_loop():
         draw = tf.random.uniform
         return squash(tf.map_fn(lambda row: damped(row) * draw([], 0.9), h) @ U)
 
-    assert_not_damped(loss)
+    # A copy of the loop would take the gradient that was made for the batch.
+    with pytest.raises(ExampleIsolationError, match="runs a function with a gradient"):
+        norms_of(loss, [W, U], X)
 
 
 @pytest.mark.slow
 def test_what_is_drawn_from_a_seed_is_computed_again():
     def loss(x):
         h = x @ W
-        kept = tf.random.stateless_gamma([24, 5], [1, 2], tf.nn.softplus(h) + 0.1)
+        kept = tf.random.stateless_gamma(tf.shape(h), [1, 2], tf.nn.softplus(h) + 0.1)
         return squash((h + 0.001 * kept) @ U)
 
     assert np.isfinite(norms_of(loss, [W, U], X)).all()
+
+
+def test_nor_does_a_gradient_of_the_batch_pass_outside_of_loops():
+    @tf.custom_gradient
+    def damped(h):
+        return tf.identity(h), lambda dy: dy / (1 + largest(h))
+
+    assert_reaches_no_other(lambda x: squash(damped(x @ W) @ U), [W, U], X)

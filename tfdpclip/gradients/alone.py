@@ -127,6 +127,15 @@ class ExamplesAlone:
                 )
 
     def _refuse_uncopied(self, op: tf.Operation) -> None:
+        if op.type in ops.FIRST_ARGUMENT and _copies.has_own_gradient(op):
+            # A copy of the op would take the gradient that was made for the batch.
+            raise ExampleIsolationError(
+                f"{op.name!r} (a {op.type}) runs a function with a gradient of its own "
+                "(tf.custom_gradient), which may read the whole batch, so that "
+                "gradients cannot be made one example at a time. Put the custom "
+                "gradient outside of the loop or branch, or leave it out."
+                + see("one-example-at-a-time")
+            )
         known = _copies.repeatable(op) or _copies.draws(op)
         if not known or _copies.kept_elsewhere(op, of_examples=True) is not None:
             raise ExampleIsolationError(
@@ -143,7 +152,7 @@ class ExamplesAlone:
         """The gradients at `indices`, `[n, *shape]` for each variable."""
         signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         return tf.map_fn(
-            lambda index: self._gradients(self.loss(index)),
+            self._of,
             indices,
             fn_output_signature=signature,
             parallel_iterations=1,
@@ -157,7 +166,7 @@ class ExamplesAlone:
         """An op of which each copy draws other random numbers; None if none does."""
         return self._drawing
 
-    def loss(self, index: tf.Tensor) -> tf.Tensor:
+    def _loss(self, index: tf.Tensor) -> tf.Tensor:
         """The loss of one example, from its own data, added to the current graph."""
         given = dict(self._kept)
         static = self._flows.batch_size is not None
@@ -176,9 +185,16 @@ class ExamplesAlone:
             ):
                 given[old.ref()] = new
         copies = OpCopies(self._losses.graph, given, "alone", in_xla())
+        losses = copies.of(self._losses)
+        return losses[index if static else 0]
+
+    def _of(self, index: tf.Tensor) -> list[tf.Tensor]:
+        """The gradients of one example, added to the current graph."""
         try:
-            losses = copies.of(self._losses)
-        except (ValueError, TypeError, LookupError) as error:
+            return self._gradients(self._loss(index))
+        except ExampleIsolationError:
+            raise
+        except (ValueError, TypeError) as error:
             raise ExampleIsolationError(
                 f"The loss of one example cannot be computed from its own data alone "
                 f"({error}), and what {self._proof.op.name!r} (a {self._proof.op.type})"
@@ -186,7 +202,6 @@ class ExamplesAlone:
                 "axis 0, and compute each example's loss from its own rows."
                 + see("one-example-at-a-time")
             ) from error
-        return losses[index if static else 0]
 
     def _gradients(self, loss: tf.Tensor) -> list[tf.Tensor]:
         found = tf.gradients(loss, self._handles)

@@ -35,7 +35,10 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"Figure|UnsupportedEventError|.*InvalidArgumentError"),
     # Types that have no public name.
-    (r"py:class", r"tfdpclip\..*\.(Schedule|PublicVariables|CohortIterator|Trail|RoundNoise)"),
+    (
+        r"py:class",
+        r"tfdpclip\..*\.(Schedule|PublicVariables|CohortIterator|Trail|RoundNoise)",
+    ),
 ]
 default_role = "name"
 suppress_warnings = ["myst.xref_ambiguous"]

@@ -91,7 +91,7 @@ def test_a_wrong_rule_is_found(bug):
 
 
 def test_a_mixer_that_is_not_refused_is_found():
-    with planted("no isolation check"):
+    with planted("no proof"):
         assert check(NEIGHBOURS).kind == outcomes.MISSED
 
 

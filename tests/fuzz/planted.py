@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests.fuzz import steps
 from tests.fuzz.steps import Step
 from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import engine, proof
 from tfdpclip.gradients.combine import VariableGradient
 
 
@@ -45,6 +46,12 @@ def _wrong_sums():
 
 def _without_check():
     return mock.patch.object(Step, "options", {"check_gradients": "never"})
+
+
+def _without_proof():
+    """With every loss taken for one that is proven to keep its examples apart."""
+    proven = proof.Proof(proof.Verdict.PROVEN)
+    return mock.patch.object(engine, "prove", lambda losses, flows: proven)
 
 
 def _unclipped():
@@ -83,7 +90,7 @@ def _both(plant):
 BUGS = {
     "small norms": _both(_small_norms),
     "wrong sums": _both(_wrong_sums),
-    "no isolation check": _without_check,
+    "no proof": _both(_without_proof),
     "unclipped": _both(_unclipped),
     "foreign error": _foreign_error,
     "death": _death,

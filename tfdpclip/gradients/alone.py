@@ -74,6 +74,12 @@ class ExamplesAlone:
         self._variables, self._handles = list(variables), list(handles)
         self._sources = [s for s in flows.sources if s.shape.rank]
         self._sparse = flows.sparse_batches
+        # The number of examples, if that is static: a loop may lose it in the losses.
+        lengths = {s.shape[0] for s in self._sources}
+        known = lengths.pop() if len(lengths) == 1 else None
+        self._count = flows.batch_size
+        if self._count is None and known is not None:
+            self._count = known // flows.rows_per_example
         self._random: list[tf.Tensor] = []
         self._drawing: tf.Operation | None = None
         self._plan()
@@ -136,6 +142,17 @@ class ExamplesAlone:
                 "gradient outside of the loop or branch, or leave it out."
                 + see("one-example-at-a-time")
             )
+        trained = any(self._flows[t].trained for t in op.outputs)
+        if op.type in ops.FIRST_ARGUMENT and trained:
+            # The gradient of a copy, by variables inside, would come out as zero.
+            raise ExampleIsolationError(
+                f"Gradients pass through {op.name!r} (a {op.type}), which runs "
+                "functions and cannot be copied, so that gradients cannot be made one "
+                f"example at a time; and it is not known {self._proof.reason} at "
+                f"{self._proof.op.name!r} (a {self._proof.op.type}). Replace that op, "
+                "or state its flow by dpc.gradients.op_flow."
+                + see("one-example-at-a-time")
+            )
         known = _copies.repeatable(op) or _copies.draws(op)
         if not known or _copies.kept_elsewhere(op, of_examples=True) is not None:
             raise ExampleIsolationError(
@@ -169,7 +186,7 @@ class ExamplesAlone:
     def _loss(self, index: tf.Tensor) -> tf.Tensor:
         """The loss of one example, from its own data, added to the current graph."""
         given = dict(self._kept)
-        static = self._flows.batch_size is not None
+        static = self._count is not None
         for tensor in (*self._sources, *self._random):
             given[tensor.ref()] = self._cut(tensor, index, static)
         for batch in self._sparse:
@@ -217,7 +234,7 @@ class ExamplesAlone:
         rows = self._flows[tensor].rows
         own = tensor[index * rows : (index + 1) * rows]
         if static:
-            count = self._flows.batch_size
+            count = self._count
             own = tf.tile(own, [count, *([1] * (tensor.shape.rank - 1))])
             return tf.ensure_shape(own, tensor.shape)
         return tf.ensure_shape(own, [rows, *tensor.shape[1:]])

@@ -102,7 +102,8 @@ def gaps(losses: tf.Tensor, flows: Dataflow) -> list[tuple[tf.Operation, str]]:
 def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
     yield from _gaps(flows)
     for source in flows.sources:
-        if flows[source].leads and source.shape[0] != flows.length:
+        other = flows.length is not None and source.shape[0] != flows.length
+        if flows[source].leads and other:
             yield source.op, "how many examples the batch has"
     flow = flows[losses]
     if not flow.leads or flow.rows != 1 or flow.minor:

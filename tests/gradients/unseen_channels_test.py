@@ -160,10 +160,29 @@ def test_what_is_drawn_for_one_example_sees_no_other(name):
         damped = scale * h + tf.stop_gradient((1 - scale) * h)
         return squash(DRAWS[name](damped) @ U)
 
+    if name.startswith("in a "):
+        # Gradients pass through functions, of which no copy is made.
+        with pytest.raises(ExampleIsolationError, match="cannot be made one example"):
+            norms_of(loss, [W], X)
+        return
     assert_not_damped(loss)
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.xfail(
+                name == "in a loop",
+                reason="the proof ends at random numbers that a loop draws",
+                raises=ExampleIsolationError,
+                strict=True,
+            ),
+        )
+        for name in DRAWS
+    ],
+)
 @pytest.mark.thinned(3)
 def test_what_is_known_to_be_apart_need_not_be(name):
     found = norms_of(lambda x: squash(DRAWS[name](x @ W) @ U), [W, U], X)

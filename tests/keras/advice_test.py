@@ -86,16 +86,6 @@ def spread(labels, z):
     return tf.reduce_mean(z**2, -1) + tf.math.reduce_std(z, 0)[0]
 
 
-def lookup(layer):
-    def model():
-        x = tf.keras.Input((1,), dtype="string")
-        coded = layer()(x)
-        out = L.Dense(2)(coded if KERAS_3 else tf.cast(coded, tf.float32))
-        return tf.keras.Model(x, out), tf.constant(WORDS), Y, logits()
-
-    return model
-
-
 def images():
     layers = [InTraining(L.Equalization((0, 255))), L.Flatten(), L.Dense(2)]
     x = RNG.uniform(0, 255, (8, 4, 4, 3)).astype("float32")
@@ -120,14 +110,6 @@ CASES = {
         "as MixUp and CutMix do.*own views",
     ),
     "router": (lambda: dense(logits(), Moe()), "load-balancing loss.*add_loss out"),
-    "words": (
-        lookup(lambda: L.StringLookup(vocabulary=[*"abcd"], output_mode="multi_hot")),
-        'output_mode="int".*CategoryEncoding',
-    ),
-    "hashes": (
-        lookup(lambda: L.Hashing(7, output_mode="count")),
-        'output_mode="int".*CategoryEncoding',
-    ),
     "images": (images, "Equalization takes one histogram.*single images"),
 }
 

@@ -97,6 +97,6 @@ def _alike(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
     """Whether two rows are alike but for rounding; what is no number must stay so."""
     if old.dtype.kind not in "fc":
         return np.array_equal(old, new)
-    old, new = np.float64(np.real(old)), np.float64(np.real(new))
-    size = np.max(np.abs(old), initial=0.0, where=np.isfinite(old))
-    return np.allclose(old, new, rtol=0, atol=tolerance * size, equal_nan=True)
+    before, after = (np.asarray(np.real(rows), np.float64) for rows in (old, new))
+    size = np.max(np.abs(before), initial=0.0, where=np.isfinite(before))
+    return np.allclose(before, after, rtol=0, atol=tolerance * size, equal_nan=True)

@@ -29,7 +29,9 @@ def trained(length=None, masked=False, pool=None):
 
 
 def test_a_mean_over_the_longest_text_is_refused():
-    with pytest.raises(ExampleIsolationError, match="longest example of the batch"):
+    with pytest.raises(
+        ExampleIsolationError, match="longest example|RaggedTensorToTensor"
+    ):
         trained()
 
 

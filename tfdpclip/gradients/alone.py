@@ -10,7 +10,7 @@ example; where it is, on a batch that has the example in each place. Weights, an
 numbers that no example decides about, are those of the step.
 
 What cannot be copied is refused by name: Python, files, queues, tables that change,
-variables that the loss writes.
+variables that the loss writes; loops, branches and calls that gradients pass through.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class PrivacyMismatchError(ValueError):
     """What was about to run is not what is being accounted for."""
 
     # AutoGraph raises an error again, as the same class, if only this makes one.
-    __init__ = Exception.__init__  # type: ignore[assignment]
+    __init__ = Exception.__init__
 
 
 def assumed_of(clip: Any) -> list[str]:

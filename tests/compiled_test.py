@@ -21,7 +21,7 @@ from benchmarks import (
     run_steps,
     step_files,
 )
-from tfdpclip.gradients.forms import sum_weighted
+from tfdpclip.gradients.forms.base_form import sum_weighted
 
 L = tf.keras.layers
 CELL = step_files.Cell("tiny", 16)

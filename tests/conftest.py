@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items) -> None:
 def _few_checks(request, monkeypatch):
     """Has the engine check one step of every eighth test.
 
-    The comparison of a step (`tfdpclip/gradients/rule_check.py`) is half of what
+    The comparison of a step (`tfdpclip/gradients/checks/rule_check.py`) is half of what
     tracing a small model costs, and many tests trace one a dozen times. Where a step is
     checked it is the first that the test traces, and which tests are the eighth goes by
     their names. Tests of the check are marked `every_check`, and so is what needs it;

@@ -4,7 +4,7 @@ import warnings
 
 from xdist import remote
 
-from tfdpclip.gradients import fallback
+from tfdpclip.gradients.proof import fallback
 
 
 def test_who_gathers_warnings_of_other_processes_imports_nothing(pytestconfig):

@@ -26,6 +26,8 @@ FLOORS = [
     ["driver_kit"],
     ["tff_tasks", "keras_examples", "benchmarks"],
 ]
+# The rooms of `gradients`, from the ground up.
+ROOMS = ["errors", "graph", "flows", "loss", "forms", "rules", "proof", "checks"]
 HEIGHT = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Timings of the benchmarks' programs are of the programs themselves.
 BESIDE = {("benchmarks", "tff_tasks"), ("benchmarks", "keras_examples")}
@@ -178,15 +180,61 @@ def test_the_page_names_every_layer():
     assert missing == []
     mentioned = [
         path.name
-        for path in (ROOT / "tfdpclip" / "gradients").glob("*.py")
+        for path in (ROOT / "tfdpclip" / "gradients").rglob("*.py")
         if not path.name.startswith("_") and f"`{path.name}`" not in page
     ]
     # Small parts that the files named there use.
     assert set(mentioned) == {
         "backward.py",
-        "eager.py",
+        "op_copies.py",
         "errors.py",
         "known.py",
         "origins.py",
         "scale.py",
     }
+
+
+def room_of(module):
+    """The room of `gradients` that a module is in; above all of them if in none."""
+    parts = module.split(".")
+    if parts[:2] != ["tfdpclip", "gradients"]:
+        return None
+    return ROOMS.index(parts[2]) if parts[2:3] and parts[2] in ROOMS else len(ROOMS)
+
+
+def ways_up(module, tree):
+    """The imports of a room of `gradients` that lead to a room above it."""
+    own = room_of(module)
+    return [
+        f"{module}:{line} imports {name}"
+        for name, line in imports_of(tree)
+        if own is not None and own < len(ROOMS) and (room_of(name) or 0) > own
+    ]
+
+
+def test_rooms_of_gradients_import_from_rooms_below_alone():
+    found = [
+        w for m, path in modules() for w in ways_up(m, ast.parse(path.read_text()))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tfdpclip.gradients.proof import fallback",
+        "def f():\n    from tfdpclip.gradients.engine import PerExampleGradients",
+        "from tfdpclip.gradients import PerExampleGradients",
+    ],
+)
+def test_a_way_up_between_rooms_is_found(code):
+    assert len(ways_up("tfdpclip.gradients.rules.uses", ast.parse(code))) == 1
+
+
+def test_every_room_of_gradients_has_a_head_page():
+    rooms = {p.parent.name for p in (ROOT / "tfdpclip/gradients").glob("*/__init__.py")}
+    assert rooms == set(ROOMS) - {"errors"}
+    for room in rooms:
+        text = (ROOT / "tfdpclip/gradients" / room / "__init__.py").read_text()
+        for part in ("Comes in:", "Goes out:", "Invariant:", "To add:"):
+            assert part in text, (room, part)

@@ -4,8 +4,9 @@ import pytest
 
 from tests.fuzz.__main__ import daily_seed
 from tests.fuzz.graphs.graph import judge
-from tfdpclip.gradients import gradient_flows, op_flows, proof
-from tfdpclip.gradients.flow import Flow
+from tfdpclip.gradients.flows import gradient_flows, op_flows
+from tfdpclip.gradients.flows.flow import Flow
+from tfdpclip.gradients.proof import isolation_proof
 
 GRAPHS = 40
 
@@ -54,5 +55,5 @@ def test_a_statistic_that_is_taken_for_public_is_found(monkeypatch):
 
 def test_a_gradient_that_mixes_and_is_taken_for_apart_is_found(monkeypatch):
     monkeypatch.setattr(gradient_flows, "gaps_of", lambda op, flows, gaps: iter(()))
-    assert proof.gradient_flows is gradient_flows
+    assert isolation_proof.gradient_flows is gradient_flows
     assert _is_found("own_gradient")

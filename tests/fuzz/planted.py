@@ -14,8 +14,9 @@ import tensorflow as tf
 from tests.fuzz import steps
 from tests.fuzz.steps import Step
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import engine, proof
-from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients import engine
+from tfdpclip.gradients.proof import isolation_proof
+from tfdpclip.gradients.rules.combine import VariableGradient
 
 
 def _small_norms():
@@ -50,7 +51,7 @@ def _without_check():
 
 def _without_proof():
     """With every loss taken for one that is proven to keep its examples apart."""
-    proven = proof.Proof(proof.Verdict.PROVEN)
+    proven = isolation_proof.Proof(isolation_proof.Verdict.PROVEN)
     return mock.patch.object(engine, "prove", lambda losses, flows: proven)
 
 

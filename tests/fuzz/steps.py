@@ -11,7 +11,7 @@ from tests.fuzz import losses
 from tests.fuzz.outcome import EXCEEDED, WRONG
 from tfdpclip.clipping import AutomaticClip, FixedClip, LayerwiseClip
 from tfdpclip.gradients import PerExampleGradients
-from tfdpclip.gradients.floors import FLOOR
+from tfdpclip.gradients.forms.floors import FLOOR
 from tfdpclip.keras import DPSGD
 
 _STABILITY = 0.05

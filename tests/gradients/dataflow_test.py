@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients.dataflow import Dataflow
-from tfdpclip.gradients.flow import DATA, PUBLIC, SIZE
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE
 
 
 def flow_of(make, *shapes, dtype=tf.float32, variables=()):

@@ -6,7 +6,8 @@ import tensorflow as tf
 from sklearn import datasets
 
 from tfdpclip.clipping import QuantileClip
-from tfdpclip.gradients import PerExampleGradients, floors
+from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.gradients.forms import floors
 from tfdpclip.keras import DPAdam
 
 L = tf.keras.layers

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients import floors
-from tfdpclip.gradients.convolution import Convolution
-from tfdpclip.gradients.forms import Budget
-from tfdpclip.gradients.geometry import Geometry
-from tfdpclip.gradients.lookup import Lookup
-from tfdpclip.gradients.outer import Outer
+from tfdpclip.gradients.forms import floors
+from tfdpclip.gradients.forms.base_form import Budget
+from tfdpclip.gradients.forms.convolution import Convolution
+from tfdpclip.gradients.forms.geometry import Geometry
+from tfdpclip.gradients.forms.lookup import Lookup
+from tfdpclip.gradients.forms.outer import Outer
 
 COUNT = 16
 BUDGET = Budget(2**30, COUNT)

@@ -17,8 +17,8 @@ from tfdpclip.gradients import (
     LossStructureError,
     PerExampleGradients,
     clipped_sum,
-    state,
 )
+from tfdpclip.gradients.loss import state
 
 pytestmark = pytest.mark.every_check
 X = randoms(24, 3)

@@ -16,7 +16,7 @@ from tfdpclip.gradients import (
     clipped_sum,
     per_example_norms,
 )
-from tfdpclip.gradients.inlining import inline_calls
+from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.keras import DPSGD
 
 L = tf.keras.layers

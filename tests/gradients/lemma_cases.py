@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients import ops
+from tfdpclip.gradients.graph import ops
 
 B = 4
 

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tests.gradients.lemma_cases import B, Case, Rows, cases
 from tfdpclip import _tf_private
-from tfdpclip.gradients import lists, mixing, op_flows, ops, sparse
+from tfdpclip.gradients.flows import lists, mixing, op_flows, sparse
+from tfdpclip.gradients.graph import ops
 
 CASES = cases()
 _COMBINES = (mixing._all, mixing._all_but_channels)

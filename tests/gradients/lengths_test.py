@@ -4,7 +4,7 @@ many, is told from the graph; and nothing is told that holds for some batches on
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients.flows.dataflow import Dataflow
 
 #: Sequences of any length.
 SHAPE = (None, None, 4)

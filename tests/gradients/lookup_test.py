@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients import forms, lookup
+from tfdpclip.gradients.forms import base_form, lookup
 
 
 def lookup_norms(ids, rows=7, steps=30):
     z = tf.random.stateless_normal([len(ids), steps, 3], [1, 2])
     form = lookup.Lookup(tf.constant(ids), z, [rows, 3], steps)
-    return form.squared_norms(forms.Budget(2**20, 4)).numpy(), z.numpy()
+    return form.squared_norms(base_form.Budget(2**20, 4)).numpy(), z.numpy()
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9])

@@ -12,13 +12,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import expected_sum
-from tfdpclip.gradients import (
-    JacobianFallbackWarning,
-    OpUse,
-    clipped_sum,
-    op_rule,
-    rule_table,
-)
+from tfdpclip.gradients import JacobianFallbackWarning, OpUse, clipped_sum, op_rule
+from tfdpclip.gradients.rules import rule_table
 
 B, T, D, N = 4, 3, 4, 2
 RAW = tf.raw_ops

@@ -31,8 +31,9 @@ import tensorflow as tf
 from tests.gradients import op_table_page
 from tfdpclip import _tf_private
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import clipped_sum, ops
+from tfdpclip.gradients import clipped_sum
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.graph import ops
 
 B, D = 6, 3
 USES = op_table_page.USES

@@ -22,13 +22,9 @@ from tests.gradients.cases import (
     variable,
 )
 from tfdpclip.clipping import AutomaticClip, FixedClip
-from tfdpclip.gradients import (
-    JacobianFallbackWarning,
-    PerExampleGradients,
-    clipped_sum,
-)
-from tfdpclip.gradients.forms import Budget
-from tfdpclip.gradients.outer import Outer
+from tfdpclip.gradients import JacobianFallbackWarning, PerExampleGradients, clipped_sum
+from tfdpclip.gradients.forms.base_form import Budget
+from tfdpclip.gradients.forms.outer import Outer
 
 L = tf.keras.layers
 MANY = 40

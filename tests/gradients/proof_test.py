@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
-from tfdpclip.gradients.loss import take_apart
-from tfdpclip.gradients.proof import prove
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.loss.loss_parts import take_apart
+from tfdpclip.gradients.proof.isolation_proof import prove
 
 W = tf.Variable(np.random.default_rng(0).standard_normal((4, 4)), dtype=tf.float32)
 P = tf.Variable(np.random.default_rng(1).standard_normal(8), dtype=tf.float32)

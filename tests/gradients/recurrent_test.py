@@ -14,13 +14,9 @@ from tests.gradients.layers_test import (
 from tests.keras.helpers import mostly_slow
 from tests.stack import KERAS_3
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import (
-    GradientMismatchError,
-    clipped_sum,
-    per_example_norms,
-    recurrences,
-)
-from tfdpclip.gradients.dataflow import ancestors
+from tfdpclip.gradients import GradientMismatchError, clipped_sum, per_example_norms
+from tfdpclip.gradients.flows.dataflow import ancestors
+from tfdpclip.gradients.forms import recurrences
 
 L = tf.keras.layers
 

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from tests.gradients.cases import randoms
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import clipped_sum, outer
+from tfdpclip.gradients import clipped_sum
 from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.forms import outer
 
 pytestmark = pytest.mark.every_check
 X = randoms(24, 6)

@@ -14,14 +14,13 @@ from tfdpclip.gradients import (
     PerExampleGradients,
     clipped_sum,
     engine,
-    fallback,
-    forms,
-    outer,
     per_example_norms,
 )
-from tfdpclip.gradients.combine import VariableGradient
-from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.gradients.records import RecordGradients
+from tfdpclip.gradients.forms import base_form, outer
+from tfdpclip.gradients.forms.perturbation import Perturbation
+from tfdpclip.gradients.forms.records import RecordGradients
+from tfdpclip.gradients.proof import fallback
+from tfdpclip.gradients.rules.combine import VariableGradient
 
 pytestmark = [
     pytest.mark.every_check,
@@ -62,7 +61,7 @@ def in_part(values, share=0.9):
     return tf.nest.map_structure(lambda t: share * t, values)
 
 
-_explicit_norms = forms.Explicit.squared_norms
+_explicit_norms = base_form.Explicit.squared_norms
 _outer_norms = outer.Outer.squared_norms
 _outer_sum = outer.Outer.weighted_sum
 _jacobian = fallback.jacobian
@@ -313,7 +312,7 @@ def test_the_check_can_be_left_out():
 
 @pytest.mark.slow
 def test_the_status_is_not_shared():
-    """One for each loss; see `tfdpclip.gradients.status`."""
+    """One for each loss; see `tfdpclip.gradients.checks.status`."""
     made = []
 
     @tf.function

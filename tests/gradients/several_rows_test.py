@@ -8,11 +8,7 @@ from tests.gradients.cases import integers, randoms, variable
 from tests.stack import MEAN
 from tfdpclip import sampling
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import (
-    ExampleIsolationError,
-    clipped_sum,
-    per_example_norms,
-)
+from tfdpclip.gradients import ExampleIsolationError, clipped_sum, per_example_norms
 
 L = tf.keras.layers
 EACH = 4

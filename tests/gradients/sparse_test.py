@@ -6,11 +6,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import mostly_slow
-from tfdpclip.gradients import (
-    ExampleIsolationError,
-    LossStructureError,
-    clipped_sum,
-)
+from tfdpclip.gradients import ExampleIsolationError, LossStructureError, clipped_sum
 
 B, V, D = 5, 9, 3
 # The third example is empty, and one has the same id three times.

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tests.keras.helpers import L
 from tests.stack import KERAS_3
-from tfdpclip.gradients import ExampleIsolationError, LossStructureError, advice
+from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.loss import advice
 from tfdpclip.keras import DPSGD
 from tfdpclip.keras.isolation import check_isolation
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.seeds import COLLIDING, assert_random_words, opened, philox_block
-from tfdpclip.gradients.forms import Budget
-from tfdpclip.gradients.perturbation import Perturbation
+from tfdpclip.gradients.forms.base_form import Budget
+from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.noise import GaussianNoise, philox, threefry
 
 PURPOSES = (0, 1, 2**31, 2**32 - 1)

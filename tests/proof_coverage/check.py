@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tests.proof_coverage.entry import Entry
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import proof
-from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
-from tfdpclip.gradients.inlining import inline_calls
-from tfdpclip.gradients.loss import take_apart
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.inlining import inline_calls
+from tfdpclip.gradients.loss.loss_parts import take_apart
+from tfdpclip.gradients.proof import isolation_proof
 
 #: Batches of any size, and of a static one.
 SIZES = (None, 11)
@@ -79,12 +79,12 @@ def _verdict(loss: tf.Tensor, variables) -> Found:
         mixed = isinstance(error, ExampleIsolationError)
         return Found(MIXED if mixed else REFUSED, _named(error), str(error))
     flows = Dataflow([parts.per_example], handles, flows.batch_size)
-    proven = proof.prove(parts.per_example, flows)
-    gaps = proof.gaps(parts.per_example, flows)
+    proven = isolation_proof.prove(parts.per_example, flows)
+    gaps = isolation_proof.gaps(parts.per_example, flows)
     said = "; ".join(f"{op.name} ({op.type}): {reason}" for op, reason in gaps)
-    if proven.verdict is proof.Verdict.PROVEN:
+    if proven.verdict is isolation_proof.Verdict.PROVEN:
         return Found(PROVEN)
-    if proven.verdict is proof.Verdict.MIXED:
+    if proven.verdict is isolation_proof.Verdict.MIXED:
         return Found(MIXED, (proven.op.type,), str(proven))
     types = dict.fromkeys(op.type for op, _ in gaps)
     return Found(UNKNOWN, tuple(types)[:1], said)

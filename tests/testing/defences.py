@@ -21,11 +21,11 @@ from tfdpclip.gradients import (
     ExampleIsolationError,
     LossStructureError,
     PerExampleGradients,
-    _copies,
     engine,
-    inlining,
-    outer,
 )
+from tfdpclip.gradients.flows import inlining
+from tfdpclip.gradients.forms import outer
+from tfdpclip.gradients.graph import op_copies
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "defences.md"
 SIZE = 22
@@ -214,7 +214,7 @@ FINDINGS = (
         COMPARED,
         guards=(
             (inlining, "inline_calls", lambda loss: loss),
-            (_copies, "repeatable", lambda op: True),
+            (op_copies, "repeatable", lambda op: True),
         ),
     ),
     Finding(

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.testing.mutations import LAYERWISE, QUANTILE, data, model_of
-from tfdpclip.gradients import outer
 from tfdpclip.gradients.eager import EagerGradients
+from tfdpclip.gradients.forms import outer
 from tfdpclip.testing import assert_exact
 
 pytestmark = pytest.mark.every_check

@@ -22,12 +22,12 @@ from tests.testing import planting
 from tests.testing.planting import Mutation
 from tfdpclip import clipping, testing
 from tfdpclip.clipping import rules
-from tfdpclip.gradients import loss
-from tfdpclip.gradients.combine import VariableGradient
+from tfdpclip.gradients.checks.rule_check import RuleCheck
 from tfdpclip.gradients.engine import PerExampleGradients
-from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.gradients.records import RecordGradients
-from tfdpclip.gradients.rule_check import RuleCheck
+from tfdpclip.gradients.forms.perturbation import Perturbation
+from tfdpclip.gradients.forms.records import RecordGradients
+from tfdpclip.gradients.loss import loss_parts
+from tfdpclip.gradients.rules.combine import VariableGradient
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
@@ -595,7 +595,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows of neighbours taken for a record's",
-        loss,
+        loss_parts,
         "_in_float32",
         _rows_of_neighbours,
         sensitivity,
@@ -603,7 +603,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sum over a record's rows in place of the mean",
-        loss,
+        loss_parts,
         "_in_float32",
         _sum_of_rows,
         plain_gradient,

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.gradients.cases import randoms, variable
-from tfdpclip.gradients import PerExampleGradients, op_flow, op_flows
+from tfdpclip.gradients import PerExampleGradients, op_flow
+from tfdpclip.gradients.flows import op_flows
 
 ROWS = randoms(5, 4).numpy()
 

@@ -15,7 +15,8 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import as_rule, bound_rule, make_groups
 from tfdpclip.clipping.groups import normalized
 from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
-from tfdpclip.gradients import PerExampleGradients, drawn_rows
+from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, replicas
 
 PRIVATE = (

@@ -1,19 +1,19 @@
 """Per-example gradients from the loss and the variables alone."""
 
-from tfdpclip.gradients import contraction_rules as _contractions  # noqa: F401  adds them
-from tfdpclip.gradients import op_rules as _op_rules  # noqa: F401  adds them
-from tfdpclip.gradients import recurrent as _recurrent  # noqa: F401  adds its rule
-from tfdpclip.gradients.alone import OneByOneWarning
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.errors import (
     ExampleIsolationError,
     GradientMismatchError,
     LossStructureError,
 )
-from tfdpclip.gradients.fallback import JacobianFallbackWarning
+from tfdpclip.gradients.flows.op_flows import op_flow
 from tfdpclip.gradients.functions import clipped_sum, per_example_norms
-from tfdpclip.gradients.op_flows import op_flow
-from tfdpclip.gradients.rule_table import OpUse, op_rule
+from tfdpclip.gradients.proof.fallback import JacobianFallbackWarning
+from tfdpclip.gradients.proof.single_examples import OneByOneWarning
+from tfdpclip.gradients.rules import contraction_rules as _contractions  # noqa: F401  adds them
+from tfdpclip.gradients.rules import op_rules as _op_rules  # noqa: F401  adds them
+from tfdpclip.gradients.rules import recurrent as _recurrent  # noqa: F401  adds its rule
+from tfdpclip.gradients.rules.rule_table import OpUse, op_rule
 
 __all__ = [
     "ExampleIsolationError",

@@ -10,14 +10,18 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import drawn_rows
+from tfdpclip.gradients.checks.rule_check import (
+    COARSE_TOLERANCE,
+    TOLERANCE,
+    random_powers,
+)
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
-from tfdpclip.gradients.fallback import not_a_number
-from tfdpclip.gradients.forms import Budget, sum_squares
-from tfdpclip.gradients.loss import LossParts
-from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.gradients.records import LOST_SQUARE, RecordGradients, column_of
-from tfdpclip.gradients.rule_check import COARSE_TOLERANCE, TOLERANCE, random_powers
+from tfdpclip.gradients.forms.base_form import Budget, sum_squares
+from tfdpclip.gradients.forms.perturbation import Perturbation
+from tfdpclip.gradients.forms.records import LOST_SQUARE, RecordGradients, column_of
+from tfdpclip.gradients.loss import drawn_rows
+from tfdpclip.gradients.loss.loss_parts import LossParts
+from tfdpclip.gradients.proof.fallback import not_a_number
 
 
 class EagerIsolationWarning(UserWarning):

@@ -15,24 +15,26 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, integer, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients import _copies, alone, loss_checks, state
-from tfdpclip.gradients.backward import is_of_own_gradient, own_gradients_marked
-from tfdpclip.gradients.dataflow import Dataflow, ancestors
-from tfdpclip.gradients.drawn_rows import Room, present_in_graph
+from tfdpclip.gradients.checks.rule_check import RuleCheck
+from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.forms import Budget, rows_per_example, rows_where
-from tfdpclip.gradients.inlining import inline_calls
-from tfdpclip.gradients.label_checks import convert_each_label
-from tfdpclip.gradients.loss import LossParts, take_apart
+from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.inlining import inline_calls
+from tfdpclip.gradients.forms.base_form import Budget, rows_per_example, rows_where
+from tfdpclip.gradients.forms.perturbation import Perturbation
+from tfdpclip.gradients.forms.records import RecordGradients, column_of
+from tfdpclip.gradients.graph import op_copies
+from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
+from tfdpclip.gradients.loss import loss_checks, state
+from tfdpclip.gradients.loss.drawn_rows import Room, present_in_graph
+from tfdpclip.gradients.loss.label_checks import convert_each_label
+from tfdpclip.gradients.loss.loss_parts import LossParts, take_apart
+from tfdpclip.gradients.loss.public_terms import check_public_gradients
+from tfdpclip.gradients.loss.state import PublicVariables
 from tfdpclip.gradients.meetings import FoundGradients, find_gradients, one_by_one
-from tfdpclip.gradients.perturbation import Perturbation
-from tfdpclip.gradients.proof import Verdict, prove
-from tfdpclip.gradients.public_terms import check_public_gradients
-from tfdpclip.gradients.records import RecordGradients, column_of
-from tfdpclip.gradients.rule_check import RuleCheck
-from tfdpclip.gradients.rule_table import Context
-from tfdpclip.gradients.state import PublicVariables
-from tfdpclip.gradients.status import CheckStatus
+from tfdpclip.gradients.proof import single_examples
+from tfdpclip.gradients.proof.isolation_proof import Verdict, prove
+from tfdpclip.gradients.rules.rule_table import Context
 
 # How many bytes of materialised per-example gradients may be alive for one variable.
 DEFAULT_MEMORY = 64 * 2**20
@@ -54,7 +56,7 @@ class PerExampleGradients(RecordGradients):
       and padding contribute exactly zero.
     * The examples are isolated, for every batch that could come: the graph of the loss
       proves it (`proof.py`); or each example's gradient is made from its own data alone
-      (`alone.py`), with a warning; or the loss is refused.
+      (`single_examples.py`), with a warning; or the loss is refused.
     * The norms and sums are those of the loss if rules are right. `check_gradients`
       compares them with ordinary gradients. If they differ, the step raises, and all
       sums are 0; where XLA drops assertions, masked weights are.
@@ -184,7 +186,7 @@ class PerExampleGradients(RecordGradients):
         """The gradients of all variables, by rules or one example at a time."""
         arguments = (self.loss, self.variables, self.handles, context, self._budget)
         if self.proof.verdict is Verdict.UNKNOWN:
-            alone.warn(self.proof)
+            single_examples.warn(self.proof)
             return one_by_one(*arguments, self.proof)
         with own_gradients_marked(self.flows.ops):
             return find_gradients(*arguments)
@@ -440,7 +442,7 @@ class PerExampleGradients(RecordGradients):
             return tf.constant(True)
         check = RuleCheck(self, groups)
         compiled = in_xla()
-        called = (lambda branch: branch) if compiled else _copies.called
+        called = (lambda branch: branch) if compiled else op_copies.called
         due = self.status.due(self.parts.batch_size)
         ordinary = tf.cond(due, called(check.ordinary), check.nothing)
         if not compiled:

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients import _copies, fallback, while_loops
-from tfdpclip.gradients.alone import ExamplesAlone
-from tfdpclip.gradients.backward import gradients_at, own_gradients
-from tfdpclip.gradients.combine import VariableGradient
-from tfdpclip.gradients.dataflow import ancestors
-from tfdpclip.gradients.forms import Budget, Form
-from tfdpclip.gradients.proof import Proof
-from tfdpclip.gradients.rule_table import (
+from tfdpclip.gradients.flows.dataflow import ancestors
+from tfdpclip.gradients.forms.base_form import Budget, Form
+from tfdpclip.gradients.graph import op_copies
+from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
+from tfdpclip.gradients.proof import fallback
+from tfdpclip.gradients.proof.isolation_proof import Proof
+from tfdpclip.gradients.proof.single_examples import ExamplesAlone
+from tfdpclip.gradients.rules import while_loops
+from tfdpclip.gradients.rules.combine import VariableGradient
+from tfdpclip.gradients.rules.rule_table import (
     Context,
     build_form,
     has_rule,
@@ -23,7 +25,7 @@ from tfdpclip.gradients.rule_table import (
     prepare,
     pull_back_of,
 )
-from tfdpclip.gradients.uses import Use, find_uses
+from tfdpclip.gradients.rules.uses import Use, find_uses
 
 
 @dataclasses.dataclass
@@ -166,7 +168,7 @@ def find_gradients(
     if found.slow_variables:
         slow = [variables[i] for i in found.slow_variables]
         fallback.warn(slow, reasons)
-        linear = not any(map(_copies.has_own_gradient, context.flows.ops))
+        linear = not any(map(op_copies.has_own_gradient, context.flows.ops))
         jacobian = fallback.Jacobian(
             *(loss, slow, [handles[i] for i in found.slow_variables]),
             linear=linear and not coarse,
@@ -194,7 +196,7 @@ def one_by_one(
       proof: what the graph proves of the losses.
     """
     # In a graph that is dropped: which variables have a gradient, and what makes it.
-    with _copies.scratch_graph() as graph:
+    with op_copies.scratch_graph() as graph:
         ordinary = tf.gradients(loss, list(handles))
     connected = [g is not None for g in ordinary]
     found = FoundGradients(connected, {}, backward=graph.get_operations())

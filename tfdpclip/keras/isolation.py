@@ -12,7 +12,7 @@ from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, path_of
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.advice import of_layers
+from tfdpclip.gradients.loss.advice import of_layers
 from tfdpclip.keras import _compat
 from tfdpclip.keras.normalization import FrozenBatchNormalization
 

@@ -22,7 +22,7 @@ from tfdpclip._arguments import (
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
-from tfdpclip.gradients.state import PublicVariables
+from tfdpclip.gradients.loss.state import PublicVariables
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise

@@ -17,8 +17,8 @@ from tfdpclip._schedules import traced_of_step, value_at
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
-from tfdpclip.gradients.state import PublicVariables
-from tfdpclip.gradients.status import CheckStatus
+from tfdpclip.gradients.checks.status import CheckStatus
+from tfdpclip.gradients.loss.state import PublicVariables
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_sums import StepSums

@@ -19,17 +19,14 @@ from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.gradients import (
-    GradientMismatchError,
-    PerExampleGradients,
-    drawn_rows,
-)
-from tfdpclip.gradients.dataflow import Dataflow
+from tfdpclip.gradients import GradientMismatchError, PerExampleGradients
 from tfdpclip.gradients.eager import EagerGradients
 from tfdpclip.gradients.engine import refuse_repeated
-from tfdpclip.gradients.origins import public_writes
-from tfdpclip.gradients.state import public_handles, reads
-from tfdpclip.gradients.whole import WholeGradient
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.forms.whole import WholeGradient
+from tfdpclip.gradients.graph.origins import public_writes
+from tfdpclip.gradients.loss import drawn_rows
+from tfdpclip.gradients.loss.state import public_handles, reads
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state

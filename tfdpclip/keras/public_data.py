@@ -12,7 +12,8 @@ from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import layer_of
-from tfdpclip.gradients import PerExampleGradients, drawn_rows
+from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.watching.private_state import PUBLIC_COPY

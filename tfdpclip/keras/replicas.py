@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.origins import is_number, public_writes
+from tfdpclip.gradients.graph.origins import is_number, public_writes
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.weight_watch import own_writes

@@ -9,8 +9,8 @@ from unittest import mock
 import tensorflow as tf
 
 from tfdpclip._arguments import positive
+from tfdpclip.gradients.checks.rule_check import Differences, RuleCheck
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.rule_check import Differences, RuleCheck
 from tfdpclip.keras import check_isolation
 from tfdpclip.testing.probe import as_batches, check_model, restored
 

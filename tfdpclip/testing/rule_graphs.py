@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdpclip._arguments import shown
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, groups_of, in_words
-from tfdpclip.gradients import ops
+from tfdpclip.gradients.graph import ops
 
 # Marked as stateful for what their bodies may hold, which is looked at on its own; and
 # `Assert`, by which Keras's piecewise schedules check the step.

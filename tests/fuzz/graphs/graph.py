@@ -12,11 +12,11 @@ from tests.fuzz.graphs import other_steps, sparse_start  # noqa: F401  more step
 from tests.fuzz.graphs.array_steps import STEPS
 from tests.fuzz.graphs.truth import first_batch, moves
 from tests.fuzz.graphs.values import ROWS, Drawer, SkipStep, Value, fixed
-from tfdpclip.gradients.dataflow import Dataflow
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
-from tfdpclip.gradients.inlining import inline_calls
-from tfdpclip.gradients.loss import take_apart
-from tfdpclip.gradients.proof import prove
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.inlining import inline_calls
+from tfdpclip.gradients.loss.loss_parts import take_apart
+from tfdpclip.gradients.proof.isolation_proof import prove
 
 # What is measured is each op's own arithmetic; and it takes a third of the time.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

@@ -18,7 +18,7 @@ from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import components
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.state import TRAINED_PRIVATELY, Read
+from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, Read
 
 # Variables of up to this many entries together, and no more than this many variables,
 # are compared in every step; all of them on steps 1, 2, 4, 8, ..., and every 256th.
@@ -90,7 +90,7 @@ class ConstantState:
         """Builds the comparison in the current graph.
 
         Args:
-          reads: the variables, see `tfdpclip.gradients.state.reads`.
+          reads: the variables, see `tfdpclip.gradients.loss.state.reads`.
 
         Returns:
           A boolean scalar, whether no variable has changed.

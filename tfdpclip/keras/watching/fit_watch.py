@@ -16,8 +16,8 @@ from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.gradients._copies import calls_python
-from tfdpclip.gradients.state import PUBLIC_COPY
+from tfdpclip.gradients.graph.op_copies import calls_python
+from tfdpclip.gradients.loss.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.executions import runs_eagerly

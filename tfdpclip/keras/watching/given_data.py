@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._docs import see
-from tfdpclip.gradients import drawn_rows
+from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat
 from tfdpclip.sampling.batches import Batches
 

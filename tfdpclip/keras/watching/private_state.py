@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
-from tfdpclip.gradients import ops, origins
-from tfdpclip.gradients.state import PUBLIC_COPY
+from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.loss.state import PUBLIC_COPY
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 

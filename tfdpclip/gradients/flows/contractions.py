@@ -1,0 +1,114 @@
+"""How contractions carry the batch: an axis of examples must survive, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, agreed
+from tfdpclip.gradients.graph.known import BY_PLACE, rows_alike
+
+
+def _matmul(op, output, inputs, batch_size) -> Flow:
+    a, b = inputs
+    ta, tb = op.get_attr("transpose_a"), op.get_attr("transpose_b")
+    letters_a, letters_b = ("ka" if ta else "ak"), ("bk" if tb else "kb")
+    return _labelled(op, [letters_a, letters_b], "ab", inputs)
+
+
+def _batch_matmul(op, output, inputs, batch_size) -> Flow:
+    ta, tb = op.get_attr("adj_x"), op.get_attr("adj_y")
+    ranks = [t.shape.rank for t in op.inputs]
+    if None in ranks:
+        return Flow(DATA, None)
+    lead = [chr(ord("l") + i) for i in range(max(ranks) - 2)]
+    labels = []
+    for rank, flipped, pair in ((ranks[0], ta, "ak"), (ranks[1], tb, "kb")):
+        pair = pair[::-1] if flipped else pair
+        labels.append("".join(lead[len(lead) - (rank - 2) :]) + pair)
+    return _labelled(op, labels, "".join(lead) + "ab", inputs)
+
+
+def _einsum(op, output, inputs, batch_size) -> Flow:
+    equation = explicit_equation(op)
+    return Flow(DATA, None) if equation is None else _labelled(op, *equation, inputs)
+
+
+def _sparse_matmul(op, output, inputs, batch_size) -> Flow:
+    """A matrix that all examples share, in entries, times one of the batch."""
+    if any(flow.kind == DATA for flow in inputs[:3]):
+        return Flow(DATA, None)
+    names = "bk" if op.get_attr("adjoint_b") else "kb"
+    return _labelled(op, ["", "", "", names], "ab", inputs)
+
+
+def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
+    """An Einsum's labels for each input and the output, without ellipses.
+
+    None where they cannot be told from the static ranks.
+    """
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    if "->" not in equation:
+        return None
+    left, right = equation.split("->")
+    labels, wide = [], 0
+    for names, tensor in zip(left.split(","), op.inputs, strict=True):
+        if "..." in names:
+            if tensor.shape.rank is None:
+                return None
+            wide = max(wide, tensor.shape.rank - len(names.replace("...", "")))
+        labels.append(names)
+    free = [c for c in string.ascii_letters if c not in equation][:wide]
+
+    def expand(names, count):
+        return names.replace("...", "".join(free[len(free) - count :]))
+
+    expanded = [
+        expand(names, (tensor.shape.rank or 0) - len(names.replace("...", "")))
+        if "..." in names
+        else names
+        for names, tensor in zip(labels, op.inputs, strict=True)
+    ]
+    return expanded, expand(right, wide)
+
+
+def _labelled(op, labels, out_labels, inputs) -> Flow:
+    """Contractions: an axis that counts examples must survive, and only once."""
+    marked: dict[str, Flow] = {}
+    coupled = None
+    for names, flow in zip(labels, inputs, strict=True):
+        for axis in flow.axes if flow.kind == DATA else ():
+            if names[axis] not in out_labels:
+                coupled = op
+            other = marked.get(names[axis], flow)
+            layout = agreed([other, flow])
+            if layout is None:
+                # Not the same examples' rows beside each other, or nobody knows.
+                return Flow(DATA, None, coupled=coupled)
+            marked[names[axis]] = other.laid_out(layout)
+    believed = ""
+    for tensor, names, flow in zip(op.inputs, labels, inputs, strict=True):
+        for axis, name in enumerate(names):
+            if name in marked and flow.kind == PUBLIC:
+                if not rows_alike(tensor, axis - len(names)):
+                    believed = BY_PLACE
+    axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
+    lead = None
+    if axes and (axes[0] == 0 or len(axes) == 1):
+        lead = marked[out_labels[axes[0]]]
+    result = Flow(DATA, axes) if lead is None else lead.on(axes)
+    return dataclasses.replace(result, coupled=coupled, obstacle=believed)
+
+
+RULES: dict[str, Callable] = {
+    "MatMul": _matmul,
+    "SparseMatMul": _matmul,
+    "SparseTensorDenseMatMul": _sparse_matmul,
+    "BatchMatMulV2": _batch_matmul,
+    "BatchMatMul": _batch_matmul,
+    "BatchMatMulV3": _batch_matmul,
+    "Einsum": _einsum,
+}

@@ -1,0 +1,516 @@
+"""Follows the batch through a graph: which axis of which tensor counts examples.
+
+The analysis is static and reads only op types, attributes and static shapes. It answers
+three questions about every tensor the loss depends on:
+
+* does its value depend on the data, only on the batch's size, or on neither;
+* which axes count examples, and how many rows one example has on axis 0;
+* has a reduction over examples made it a statistic of the batch?
+
+It never guesses in the unsafe direction: what it does not know it calls unknown, and
+`proof.py` proves nothing behind it.
+
+It is long because what starts a batch, and what goes on by its inputs, is one table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._docs import see
+from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip.gradients.flows import layouts, lists, places, repeats, sparse
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
+from tfdpclip.gradients.flows.op_flows import transfer
+from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_flow
+from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.graph.known import (
+    chooses_rows,
+    is_pinned,
+    pinned_to,
+    rows_alike,
+)
+
+#: What reads the functions that ops of some types run: from an op and the analysis
+#: around it to the flows of the op's outputs, or None if nothing is known of them.
+INSIDE: dict[str, Callable[[tf.Operation, Dataflow], list[Flow] | None]] = {}
+
+
+class Dataflow:
+    """The analysis of everything that `outputs` depend on.
+
+    Args:
+      outputs: tensors of one graph.
+      handles: the graph's tensors that stand for the variables of interest.
+      batch_size: the static batch size, if it is known better than from `outputs`.
+      public: the graph's handles of other variables whose values are public.
+      rows_per_example: how many rows of the data belong to one example.
+
+    Attributes:
+      batch_size: the static number of examples, or None.
+      rows_per_example: as given.
+      outputs: as given.
+      sources: the data.
+      sparse_batches: those that are sparse.
+      inner: the analyses of the functions that branches, calls and loops run.
+    """
+
+    def __init__(
+        self,
+        outputs: Iterable[tf.Tensor],
+        handles: Iterable[tf.Tensor],
+        batch_size: int | None = None,
+        public: Iterable[tf.Tensor] = (),
+        rows_per_example: int = 1,
+    ):
+        self._start(list(outputs), handles, batch_size, public, rows_per_example)
+        if self.batch_size is None:
+            length = _static_batch(self.outputs[0], self.ops)
+            self.batch_size = None if length is None else length // rows_per_example
+        self._any_data = any(map(self.passed_in, self.ops))
+        self._find_sparse_batches()
+        for op in self.ops:
+            self._visit(op)
+
+    def _find_sparse_batches(self) -> None:
+        for batch in sparse.find_batches(self.graph, self.ops):
+            if batch.indices.op in self._inside or batch.values.op in self._inside:
+                self.sparse_batches.append(batch)
+                self._sparse.update(sparse.flows_of(batch))
+
+    def of_others(self, outputs: list[tf.Tensor]) -> Dataflow:
+        """The analysis of other tensors of a graph, for the same batch."""
+        flows = Dataflow.__new__(Dataflow)
+        flows._start(outputs, (), self.batch_size, (), self.rows_per_example)
+        flows._any_data = self._any_data
+        flows._find_sparse_batches()
+        for op in flows.ops:
+            flows._visit(op)
+        return flows
+
+    def _start(self, outputs, handles, batch_size, public, rows_per_example):
+        self.rows_per_example = rows_per_example
+        self.outputs = outputs
+        self.graph = outputs[0].graph
+        self.ops = ancestors(outputs)
+        self._inside = set(self.ops)
+        self._handles = {handle.ref() for handle in handles}
+        self._public = {handle.ref() for handle in public}
+        self._flows: dict = {}
+        self.batch_size = batch_size or None
+        self.sources: list[tf.Tensor] = []
+        self.sparse_batches: list[sparse.SparseBatch] = []
+        self._sparse: dict = {}
+        self.inner: dict[tf.Operation, list[Dataflow]] = {}
+
+    def __getitem__(self, tensor: tf.Tensor) -> Flow:
+        flow = self._flows.get(tensor.ref())
+        if flow is not None:
+            return flow
+        if tensor.op in self._inside:
+            # An output that a loop was given when it was differentiated.
+            return Flow(DATA, None)
+        # A tensor built after the analysis: analyse what it adds.
+        for op in ancestors([tensor], stop=self._inside):
+            self._inside.add(op)
+            self._visit(op)
+        return self._flows[tensor.ref()]
+
+    def declare(self, tensor: tf.Tensor, flow: Flow) -> None:
+        """States the flow of a tensor that was built after the analysis."""
+        self._flows[tensor.ref()] = flow
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        return op in self._inside
+
+    @property
+    def length(self) -> int | None:
+        """How many rows the data have, if that is static."""
+        if self.batch_size is None:
+            return None
+        return self.batch_size * self.rows_per_example
+
+    def without_gradient(self) -> dict[tf.Operation, Callable]:
+        """Gradient functions for ops that have none, before the first variable.
+
+        No gradient passes them.
+        """
+        return {
+            op: lambda op, *at_outputs: [None] * len(op.inputs)
+            for op in self.ops
+            if not any(self[t].trained for t in op.outputs) and not _has_gradient(op)
+        }
+
+    def is_trained(self, handle: tf.Tensor) -> bool:
+        """Whether a handle stands for a variable of interest."""
+        return handle.ref() in self._handles
+
+    def is_public(self, handle: tf.Tensor) -> bool:
+        """Whether a handle stands for a variable that is trained here, or public."""
+        return handle.ref() in self._handles or handle.ref() in self._public
+
+    def _visit(self, op: tf.Operation) -> None:
+        given = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
+        pinned = pinned_to(op)
+        if pinned is not None:
+            given = [self[pinned]]
+        leaf = _public if is_pinned(op) else self._classify(op)
+        inside = self._inside_of(op, given) if leaf is None else None
+        for output in op.outputs:
+            inputs = given
+            if op.type == "IdentityN":
+                inputs = [given[output.value_index]]
+            if output.ref() in self._sparse:
+                flow = self._sparse[output.ref()]
+            elif leaf is not None:
+                flow = leaf(output)
+            elif inside is not None:
+                flow = inside[output.value_index]
+            elif pinned is not None:
+                (flow,) = given
+            else:
+                flow = self._flow_by_inputs(op, output, inputs)
+            if op.type not in ops.SIZES:
+                flow = self._with_history(op, output, flow, inputs, leaf or inside)
+            if self._varies(op, output, inputs):
+                flow = dataclasses.replace(flow, varying=True)
+            self._flows[output.ref()] = flow
+
+    def _inside_of(self, op: tf.Operation, inputs: list[Flow]) -> list[Flow] | None:
+        """The flows of an op's outputs by the functions that it runs, if it is read."""
+        read = INSIDE.get(op.type)
+        if read is None or all(f.kind != DATA for f in inputs):
+            return None
+        return read(op, self)
+
+    def _flow_by_inputs(
+        self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]
+    ) -> Flow:
+        if op.type in ops.SIZES and any(f.varying for f in inputs):
+            # How many entries a mask has left is a statistic of the batch.
+            return Flow(DATA, (), coupled=op)
+        if op.type in ops.SIZES:
+            return size_flow(op, output, inputs, self.__getitem__)
+        if op.type in ("Identity", "IdentityN"):
+            return inputs[0]
+        of_list = lists.list_flow(op, inputs, self.place_of)
+        if of_list is not None:
+            return of_list
+        if all(f.kind != DATA for f in inputs) and origins.brings_data(op):
+            return Flow(DATA, None)
+        if op.type == "RngReadAndSkip" and all(f.kind != DATA for f in inputs):
+            return Flow()  # The state before, whatever is skipped.
+        trained = any(f.trained for f in inputs)
+        if output.dtype.is_floating and all(f.kind != DATA for f in inputs):
+            behind = repeats.repeated(
+                op,
+                output,
+                self.length,
+                self.rows_per_example,
+                self.__getitem__,
+                trained,
+            )
+            if behind is not None:
+                return behind
+        if all(f.kind == PUBLIC for f in inputs):
+            batched = trained and self._repeats_for_batch(op, output)
+            batched = batched or self._fills_a_batch(op, output)
+            rows = self.rows_per_example
+            return Flow(DATA, (0,), rows, made=True) if batched else Flow()
+        if all(f.kind != DATA for f in inputs):
+            return self._shaped(op, output, inputs)
+        taken = places.taken(op, output, inputs, self.batch_size)
+        if taken is not None and all(f.made for f in inputs if f.kind == DATA):
+            return Flow(DATA, taken.axes, made=True)
+        if taken is not None:
+            return Flow(DATA, taken.axes, example=self.place_of(taken.place))
+        flow = places.met(op, output, inputs, self.batch_size)
+        if flow is None:
+            flow = self._transfer(op, output, inputs)
+        made = all(f.made or f.kind != DATA for f in inputs)
+        made = made and not origins.brings_data(op)
+        return dataclasses.replace(flow, made=made or op.type in ops.VALUELESS)
+
+    def _transfer(self, op, output, inputs) -> Flow:
+        flow = None
+        if op.type == "Reshape":
+            like = counted_rows(op, self.__getitem__)
+            flow = layouts.by_counted_rows(op.inputs[0], inputs[0], like)
+            if flow is None and inputs[0].minor:
+                count = rows_of_length(op.inputs[1], self.__getitem__, 1)
+                flow = layouts.by_counted_examples(op, output, inputs[0], count)
+        if flow is None:
+            flow = transfer(op, output, inputs, self.batch_size)
+        if flow.axes and any(f.example is not None and not f.made for f in inputs):
+            # Of a step of a loop over the examples, which may be for itself.
+            flow = dataclasses.replace(flow, obstacle="which example reaches which")
+        return flow
+
+    def _with_history(self, op, output, flow, inputs, known) -> Flow:
+        """With the first op that combined examples, and whether it is trained."""
+        trained = any(f.trained for f in inputs)
+        placed = flow.placed or (known is None and any(f.placed for f in inputs))
+        if op.type in ops.VALUELESS:
+            placed = False
+        elif chooses_rows(op):
+            placed = inputs[0].placed
+        coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
+        constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
+        if known is _public or isinstance(known, list) or constant:
+            coupled = None
+        passes = op.type not in ops.NO_GRADIENT and (
+            output.dtype.is_floating
+            or output.dtype.is_complex
+            or output.dtype in (tf.resource, tf.variant)
+        )
+        # A single example has no other to be combined with.
+        mixed = None if self.batch_size == 1 else flow.coupled or coupled
+        return dataclasses.replace(
+            flow,
+            coupled=mixed,
+            placed=placed,
+            trained=(trained and passes) or output.ref() in self._handles,
+        )
+
+    def place_of(self, index: int | tf.Tensor) -> int | str:
+        """The name of a place in the batch; see `places.py`."""
+        if isinstance(index, int):
+            static = index < 0 and self.batch_size is not None
+            return index + self.batch_size if static else index
+        return places.AT + same_number(index).name
+
+    def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
+        """Whether the values of the data decide about the shape of an output."""
+        if output.shape.is_fully_defined() or op.type in ops.SIZES:
+            return False
+        if any(f.varying for f in inputs):
+            return True
+        if any(f.entry is not None for f in inputs):
+            return False  # As many as the batch has: nothing was decided.
+        made = op.type in ops.DATA_SHAPED or op.type in ops.SHAPERS - {
+            "BroadcastTo",
+            "Tile",
+        }
+        return made and any(f.kind == DATA for f in inputs)
+
+    def _classify(self, op: tf.Operation) -> Callable[[tf.Tensor], Flow] | None:
+        """The flow of an op that starts something; None of one that goes by its inputs.
+
+        A tensor that was captured from eager code, and a constant, have one value for
+        good. They are the data all the same where somebody closes over a whole batch;
+        that is told by their leading dimension.
+        """
+        if self.passed_in(op):
+            return self._batch
+        if op.type == "Placeholder":
+            (output,) = op.outputs
+            if output.dtype == tf.resource:
+                return _public
+            return _public if output.dtype != tf.variant else _unknown
+        if op.type == "Const":
+            batched = self._batch_shaped(op)
+            uniform = batched and op.outputs[0].shape.rank > 1 and _is_uniform(op)
+            uniform = uniform and bool(self._handles)
+            is_batch = batched and (not self._any_data or uniform)
+            return self._batch if is_batch else _public
+        if not op.inputs and op.outputs:
+            return _unknown if origins.brings_data(op) else _public
+        return None
+
+    def passed_in(self, op: tf.Operation) -> bool:
+        """Whether the op's outputs are the batch: arguments, or from an iterator."""
+        if op.type in ops.ITERATORS:
+            return True
+        if op.type != "Placeholder" or op.outputs[0].dtype in (tf.resource, tf.variant):
+            return False
+        return not _is_captured_value(op) or self._batch_shaped(op)
+
+    def _batch_shaped(self, op: tf.Operation) -> bool:
+        shape, size = op.outputs[0].shape, self.length
+        return bool(shape.rank) and size is not None and shape[0] == size
+
+    def _batch(self, output: tf.Tensor) -> Flow:
+        if output.dtype in (tf.resource, tf.variant):
+            return Flow(DATA, None)
+        if output.shape.rank is None:
+            raise LossStructureError(
+                f"How many axes the data {output.name!r} have is not known, so that "
+                "nobody can tell which of them counts examples: tf.py_function in a "
+                "pipeline, and from_generator without shapes, forget it. Say it there: "
+                "dataset.map(lambda x, y: (tf.ensure_shape(x, [28, 28]), y))."
+                + see("mixed-examples")
+            )
+        if _is_ragged(output):
+            raise LossStructureError(
+                f"The data {output.name!r} are the values of a ragged tensor, one row "
+                "for each entry, not for each example: every entry would be clipped "
+                "alone. Pad in the pipeline, before the step, and give the filling a "
+                "weight of 0: dataset.map(lambda x, y: (x.to_tensor(shape=[None, 40]), "
+                "y))." + see("mixed-examples")
+            )
+        self.sources.append(output)
+        rows = self.rows_per_example
+        return Flow(DATA, (0,), rows) if output.shape.rank else Flow(DATA, ())
+
+    def _repeats_for_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
+        """Whether a parameter is repeated once for each of a static batch's examples.
+
+        If it is not, nothing false is said: a row of what is public is of any example.
+        """
+        if op.type not in ("Tile", "BroadcastTo") or (self.length or 0) < 2:
+            return False
+        before, after = op.inputs[0].shape, output.shape
+        if before.rank is None or not after.rank or after[0] != self.length:
+            return False
+        return before.rank < after.rank or before[0] == 1
+
+    def _fills_a_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
+        """Whether one value is repeated, as in an initial state, for a static batch."""
+        shape = output.shape
+        return bool(op.type == "Fill" and shape.rank and shape.rank > 1) and (
+            self.length is not None and shape[0] == self.length
+        )
+
+    def _counted_behind(self, op: tf.Operation, output: tf.Tensor) -> Flow | None:
+        """The flow of what is made for the batch on an axis that is not the first."""
+        if op.type in ("Tile", "Range", "LinSpace") or counted_rows(
+            op, self.__getitem__
+        ):
+            return None
+        for axis in range(1, output.shape.rank):
+            like = counted_rows(op, self.__getitem__, axis)
+            if like is not None:
+                return Flow(DATA, (axis,), like.rows, like.minor, made=True)
+        return None
+
+    def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
+        """A tensor that depends on the batch's size only: a number, or a new batch."""
+        if op.type not in ops.SHAPERS or output.shape.rank is None:
+            flow = size_flow(op, output, inputs, self.__getitem__)
+            return flow if output.shape.rank is not None else Flow(SIZE, None)
+        behind = self._counted_behind(op, output)
+        if behind is not None:
+            return behind
+        if output.shape.rank and output.shape[0] in (None, self.length):
+            placed = op.type in ("Range", "LinSpace")
+            if op.type in ("BroadcastTo", "Tile"):
+                placed = not rows_alike(output, -output.shape.rank)
+            like = counted_rows(op, self.__getitem__)
+            if like is not None:
+                return Flow(DATA, (0,), like.rows, like.minor, made=True, placed=placed)
+            # For a batch of a static size, any row is any example's.
+            known = output.shape[0] is not None
+            rows = self.rows_per_example if known else None
+            return Flow(DATA, (0,), rows, made=True, placed=placed)
+        return Flow(SIZE, power=None)
+
+
+def _is_ragged(tensor: tf.Tensor) -> bool:
+    """Whether it is the values that a function was given in a ragged tensor."""
+    graph = tensor.graph
+    signature = getattr(graph, "structured_input_signature", None)
+    if signature is None:
+        return False
+    found, place = set(), 0
+    for spec in tf.nest.flatten(signature):
+        if not isinstance(spec, tf.TypeSpec):
+            continue
+        length = len(tf.nest.flatten(spec, expand_composites=True))
+        if isinstance(spec, tf.RaggedTensorSpec):
+            found.add(place)
+        place += length
+    inputs = graph.inputs
+    return any(tensor is inputs[i] for i in found if i < len(inputs))
+
+
+def _has_gradient(op: tf.Operation) -> bool:
+    """Whether TensorFlow can differentiate the op, or knows that its gradient is 0."""
+    try:
+        _tf_private.registered_gradient(op)
+    except LookupError:
+        return op.type in ops.FIRST_ARGUMENT or _tf_private.own_gradient(op) is not None
+    return True
+
+
+def ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
+    """Ops that `outputs` depend on, in an order in which inputs come first."""
+    order, seen = [], set(stop)
+    stack = [(t.op, False) for t in outputs]
+    while stack:
+        op, done = stack.pop()
+        if done:
+            order.append(op)
+            continue
+        if op in seen:
+            continue
+        seen.add(op)
+        stack.append((op, True))
+        stack.extend((t.op, False) for t in op.inputs if t.op not in seen)
+    return order
+
+
+def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
+    """The static batch size, or None.
+
+    Of a loss with a batch axis, it is that axis's size; of a scalar, the leading size
+    of all the data that were passed in, or, where these are of several sizes or there
+    are none, of what was reduced last.
+    """
+    passed = [
+        op
+        for op in above
+        if op.type in ops.ITERATORS
+        or (
+            op.type == "Placeholder"
+            and op.outputs[0].dtype not in (tf.resource, tf.variant)
+        )
+    ]
+    closed_over = [op for op in passed if _is_captured_value(op)]
+    # What is closed over is the data only where nothing is passed in.
+    for given in ([op for op in passed if op not in closed_over], closed_over):
+        sizes = {t.shape[0] for op in given for t in op.outputs if t.shape.rank}
+        if output.shape.rank:
+            # A loss of one entry need not be of one example.
+            return None if None in sizes else output.shape[0]
+        if len(sizes) == 1:
+            return sizes.pop()
+        if None in sizes:
+            # One of them may be a mask, or a table, that all examples share.
+            return None
+        if sizes:
+            break
+    for op in reversed(above):
+        if op.type in ("Sum", "Mean") and op.inputs[0].shape.rank:
+            return op.inputs[0].shape[0]
+    return None
+
+
+def _is_captured_value(op: tf.Operation) -> bool:
+    """Whether a placeholder stands for one eager tensor."""
+    value = origins.captured_from(op.outputs[0])
+    return _tf_private.is_eager(value)
+
+
+def _public(output: tf.Tensor) -> Flow:
+    return Flow()
+
+
+def _unknown(output: tf.Tensor) -> Flow:
+    return Flow(DATA, None)
+
+
+def same_number(tensor: tf.Tensor) -> tf.Tensor:
+    """What an index was before ops that leave a number what it is."""
+    while tensor.op.type in ops.SAME_ENTRIES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_uniform(op: tf.Operation) -> bool:
+    """Whether a constant repeats one value, as initial states do."""
+    value = tf.get_static_value(op.outputs[0])
+    return value is not None and value.size > 0 and bool((value == value.flat[0]).all())

@@ -1,0 +1,124 @@
+"""Follows the batch through gradient functions that users supply.
+
+TensorFlow's registered gradients are in a table (`ops.GRADIENTS_APART`). A gradient
+function of an op's own (`tf.custom_gradient`) is called once more, in a scratch graph,
+with a placeholder for the gradient at each output; the ops that it makes are analysed
+like those of a loss. The gradient at an input keeps the examples apart if they are on
+the same axis, with as many rows each, as in the input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow
+from tfdpclip.gradients.graph import calls, op_copies
+
+_UNKNOWN = "whether its own gradient function keeps the examples apart"
+
+
+class GradientFlows(Dataflow):
+    """The analysis of what a gradient function of an op's own computes.
+
+    Args:
+      graph: the graph that the function added its ops to.
+      outputs: the gradients at the op's inputs.
+      given: the flows of the gradients at the op's outputs, by their placeholders.
+      flows: the analysis around the op.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        outputs: Sequence[tf.Tensor],
+        given: Sequence[tuple[tf.Tensor, Flow]],
+        flows: Dataflow,
+    ):
+        self._start(list(outputs), (), flows.batch_size, (), flows.rows_per_example)
+        self._any_data = True
+        begin = [
+            (inner, flows[outer] if _is_of(outer, flows) else Flow(DATA, None))
+            for outer, inner in graph.captures
+            if not _tf_private.is_eager(outer) and inner.dtype != tf.resource
+        ]
+        for tensor, flow in (*begin, *given):
+            self.declare(tensor, flow)
+        for op in self.ops:
+            if not op.outputs or any(t.ref() not in self._flows for t in op.outputs):
+                self._visit(op)
+
+
+def _is_of(tensor, flows: Dataflow) -> bool:
+    """Whether a captured tensor is of the graph that was analysed."""
+    return tf.is_tensor(tensor) and getattr(tensor, "graph", None) is flows.graph
+
+
+def gaps_of(
+    op: tf.Operation, flows: Dataflow, gaps: Callable[[Dataflow], Iterator]
+) -> Iterator[tuple[tf.Operation, str]]:
+    """Yields the op if its own gradient function is not known to keep examples apart.
+
+    Args:
+      op: an op with a gradient function of its own.
+      flows: the analysis of the graph that the op is in.
+      gaps: the ops of an analysis of which the table does not tell.
+    """
+    function = calls.gradient_function(op)
+    with flows.graph.as_default(), op_copies.scratch_graph() as graph:
+        at_outputs = [
+            tf.compat.v1.placeholder(t.dtype, t.shape) if t.dtype.is_floating else None
+            for t in op.outputs
+        ]
+        # Without a gradient at an output, TensorFlow hands on zeros.
+        given = [
+            tf.zeros_like(t) if g is None else g
+            for g, t in zip(at_outputs, op.outputs, strict=True)
+        ]
+        found = function(op, *given)
+        found = list(found) if isinstance(found, (list, tuple)) else [found]
+        gradients = [None if g is None else tf.convert_to_tensor(g) for g in found]
+    # The gradient at a constant, say, reaches no variable.
+    wanted = [
+        (gradient, tensor)
+        for gradient, tensor in zip(gradients, op.inputs, strict=False)
+        if gradient is not None and flows[tensor].trained
+    ]
+    if not wanted:
+        return
+    declared = [
+        (g, _of_gradient(flows[t]))
+        for g, t in zip(at_outputs, op.outputs, strict=True)
+        if g is not None
+    ]
+    inner = GradientFlows(graph, [g for g, _ in wanted], declared, flows)
+    for gradient, tensor in wanted:
+        if not _apart(inner[gradient], flows[tensor]):
+            yield op, _UNKNOWN
+            return
+    if next(gaps(inner), None) is not None:
+        yield op, _UNKNOWN
+
+
+def _of_gradient(flow: Flow) -> Flow:
+    """The flow of the gradient at a tensor."""
+    if flow.kind != DATA:
+        return Flow(DATA, None)
+    return dataclasses.replace(flow.on(flow.axes), entries=flow.entries)
+
+
+def _apart(gradient: Flow, tensor: Flow) -> bool:
+    """Whether the gradient at a tensor has the examples where the tensor has them."""
+    if gradient.coupled is not None or gradient.kind not in (PUBLIC, DATA):
+        return False
+    if gradient.kind == PUBLIC:
+        return True
+    if tensor.kind != DATA:
+        return False
+    same = gradient.axes == tensor.axes and gradient.layout == tensor.layout
+    known = gradient.axes == () or gradient.rows is not None or gradient.even
+    return same and gradient.axes is not None and known

@@ -1,0 +1,343 @@
+"""Brings the ops of called functions into the graph of the loss.
+
+A layer that is a `tf.function` is one op of the graph of the step, through which the
+analysis cannot see and for which there is no rule. Here the ops inside, those that the
+function's outputs are made of, are copied into the graph of the loss, to any depth, and
+everything that takes the call's outputs takes the copies' instead: what is there
+already, and what the step adds later. So random numbers are drawn once for everything
+that sees them. The call itself stays for its effects (moving averages, say), which
+happen once; TensorFlow prunes the rest of it.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._devices import in_xla
+from tfdpclip.gradients.flows.dataflow import ancestors
+from tfdpclip.gradients.graph import calls, ops
+
+
+def inline_calls(loss: tf.Tensor) -> tf.Tensor:
+    """Copies the ops of the functions that the loss calls into the loss's graph.
+
+    *Formal guarantees*
+
+    * The loss, and all that is computed from the calls' outputs, has one forward pass.
+    * Custom gradients inside are kept. That of `tf.recompute_grad`, which is the
+      ordinary gradient at less memory, is replaced by the ordinary gradient.
+    * What cannot be copied with the same meaning stays a call.
+
+    Args:
+      loss: a tensor of the graph of a `tf.function`.
+
+    Returns:
+      The loss to use from here on.
+    """
+    graph = loss.graph
+    if not _tf_private.is_function_graph(graph):
+        return loss
+    later: dict | None = None
+    for op in ancestors([loss]):
+        replaced = {}
+        kept = calls.recomputed(op)
+        if kept:
+            replaced = dict(enumerate(op.inputs[:kept]))
+        elif op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op):
+            if later is None:
+                later = _touched_later(graph)
+            with graph.as_default(), tf.control_dependencies(None):
+                replaced = _opened(op, later)
+        for number, new in replaced.items():
+            old = op.outputs[number]
+            _replace(old, new, op)
+            if loss is old:
+                loss = new
+    return loss
+
+
+def _opened(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
+    """The copies of a call's outputs, by number; none if there would be another result.
+
+    Args:
+      op: the call.
+      later: see `_touched_later`.
+    """
+    body = calls.body_of(op)
+    given = {t.ref(): o for t, o in zip(body.inputs, op.inputs, strict=True)}
+    for inner in calls.ancestors(body):
+        for changes, part in enumerate(calls.resources_of(inner)):
+            for t in part:
+                outer = given.get(t.ref())
+                # The copies come after everything that is in the graph.
+                if outer is None or _is_later(op, outer, bool(changes), later):
+                    return {}
+    copy = OpCopies(body.graph, given, op.name, calls.is_compiled(op))
+    try:
+        outputs = [copy.of(t) for t in body.outputs]
+    except (ValueError, TypeError, LookupError, tf.errors.OpError):
+        return {}  # an op that cannot be made here: the call stays, which is correct
+    _differentiate_copies(op, outputs)
+    return dict(enumerate(outputs))
+
+
+def _touched_later(graph: tf.Graph) -> dict:
+    """Which ops touch each resource: `[(position of the op, whether it changes it)]`.
+
+    Under the key None, the positions of all ops.
+    """
+    found: dict = {None: {}}
+    for position, op in enumerate(graph.get_operations()):
+        found[None][op] = position
+        if any(t.dtype == tf.resource for t in op.inputs):
+            for changes, part in enumerate(calls.resources_of(op)):
+                for t in part:
+                    found.setdefault(t.ref(), []).append((position, bool(changes)))
+    return found
+
+
+def _is_later(op, resource, changes, later) -> bool:
+    """Whether what happens to a resource after `op` could be seen by a copy of it."""
+    position = later[None].get(op, -1)
+    touched = later.get(resource.ref(), ())
+    return any(p > position and (changes or changed) for p, changed in touched)
+
+
+def _replace(old: tf.Tensor, new: tf.Tensor, op: tf.Operation) -> None:
+    """Lets all that takes `old`, now or later, take `new`."""
+    for consumer in old.consumers():
+        if consumer is op:
+            continue
+        for index, t in enumerate(consumer.inputs):
+            if t is old:
+                _tf_private.replace_input(consumer, index, new)
+    graph = old.graph
+    aliases = getattr(graph, "_tfdpclip_aliases", None)
+    if aliases is None:
+        aliases = graph._tfdpclip_aliases = {}
+        plain = graph.capture
+
+        def capture(tensor, *args, **kwargs):
+            """Every tensor that an op is made with goes through here."""
+            tensor = plain(tensor, *args, **kwargs)
+            while id(tensor) in aliases:
+                tensor = aliases[id(tensor)][1]
+            return tensor
+
+        graph.capture = capture
+    aliases[id(old)] = (old, new)
+
+
+def _differentiate_copies(op: tf.Operation, outputs: list[tf.Tensor]) -> None:
+    """Lets a tape that recorded the call differentiate the copies, which were used.
+
+    TensorFlow would add outputs to the call for the purpose, of another forward pass.
+    """
+    op._tfdpclip_copies = list(outputs)
+
+    def through_copies(plain):
+        def differentiate(op, *at_outputs):
+            copies = getattr(op, "_tfdpclip_copies", None)
+            if copies is None:
+                return plain(op, *at_outputs)
+            pairs = [
+                (copy, at)
+                for copy, at in zip(copies, at_outputs, strict=False)
+                if at is not None and (copy.dtype.is_floating or copy.dtype.is_complex)
+            ]
+            inputs = list(op.inputs)
+            return tf.gradients(
+                [copy for copy, _ in pairs],
+                inputs,
+                grad_ys=[at for _, at in pairs],
+                stop_gradients=inputs,
+            )
+
+        return differentiate
+
+    _tf_private.differentiate_call_by(op, through_copies)
+
+
+class OpCopies:
+    """Copies of a graph's ops in the current graph, made as far as they are asked for.
+
+    Args:
+      source: the graph.
+      given: by reference, what stands for tensors of `source`, its inputs
+        among them.
+      name: a prefix for the names of the new ops.
+      compiled: whether the function was to be compiled by XLA.
+    """
+
+    def __init__(self, source: tf.Graph, given: dict, name: str, compiled: bool):
+        self.source, self._made = source, dict(given)
+        self._name, self._compiled = name, compiled
+        self._target = tf.compat.v1.get_default_graph()
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What stands for a tensor of the function; itself for one from outside."""
+        if _tf_private.is_eager(tensor):
+            return tensor
+        if tensor.graph is not self.source:
+            return tensor
+        stack = [tensor]
+        while stack:
+            top = stack[-1]
+            missing = [] if top.ref() in self._made else self._missing(top.op)
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            if top.ref() not in self._made:
+                self._make(top.op)
+        return self._made[tensor.ref()]
+
+    def _missing(self, op):
+        return [t for t in op.inputs if t.ref() not in self._made]
+
+    def _make(self, op: tf.Operation) -> None:
+        inputs = [self._made[t.ref()] for t in op.inputs]
+        outputs = self._outputs(op, inputs)
+        for old, new in zip(op.outputs, outputs, strict=False):
+            self._made[old.ref()] = new
+
+    def _outputs(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
+        if op.type == "Placeholder":
+            raise ValueError(f"{op.name!r} is no input of the function.")
+        kept = calls.recomputed(op)
+        if kept:
+            return inputs
+        # TensorFlow gives names below the call's to what it inlines itself.
+        name = f"{self._name}_ops/{op.name}"
+        if op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op, self._compiled):
+            body = calls.body_of(op)
+            given = {t.ref(): i for t, i in zip(body.inputs, inputs, strict=True)}
+            compiled = self._compiled or calls.is_compiled(op)
+            with self._target.as_default():
+                copy = OpCopies(body.graph, given, name, compiled)
+            return [copy.of(t) for t in body.outputs]
+        with (
+            self._target.as_default(),
+            tf.control_dependencies(None),
+            self._target.name_scope(None),
+        ):
+            if self._compiled and not in_xla() and _runs_in_xla_only(op):
+                return [_by_groups(op, *inputs)]
+            new = self._emitted(op, inputs, name)
+        return list(new.outputs)
+
+    def _emitted(self, op, inputs, name) -> tf.Operation:
+        calls.add_functions(op, self._target)
+        attributes = dict(op.node_def.attr)
+        attributes.pop("_class", None)  # colocations, by name
+        new = _tf_private.make_op(
+            self._target,
+            op.type,
+            inputs,
+            [t.dtype for t in op.outputs],
+            name=name,
+            attrs=attributes,
+            op_def=op.op_def,
+        )
+        if op.device:
+            _tf_private.set_device(new, op.device)
+        for old, copy in zip(op.outputs, new.outputs, strict=True):
+            copy.set_shape(old.shape)
+            if old.dtype in (tf.resource, tf.variant):
+                _tf_private.copy_handle_data(old, copy)
+        own = calls.gradient_function(op)
+        if own is not None:
+            if op.type not in ops.FUNCTION_CALLS:
+                own = self._in_place_of(op, own)
+            _tf_private.set_own_gradient(new, own)
+        if calls.needs_order(new):
+            calls.run_in_any_order(new)
+        return new
+
+    def _in_place_of(self, op: tf.Operation, own):
+        """A gradient function for the copy of `op`, which has one of its own.
+
+        That may refer to any tensor of the function, as custom gradients do. So it is
+        called for the original, in a scratch graph, and what it adds is copied.
+        """
+
+        def gradient(_, *at_outputs):
+            with self.source.as_default():
+                scratch = _tf_private.new_function_graph("gradient")
+            with scratch.as_default():
+                given, seeds = {}, []
+                for at in at_outputs:
+                    if isinstance(at, tf.IndexedSlices):
+                        at = tf.convert_to_tensor(at)
+                    if not tf.is_tensor(at):
+                        seeds.append(at)
+                        continue
+                    seed = tf.compat.v1.placeholder(at.dtype, at.shape)
+                    given[seed.ref()] = at
+                    seeds.append(seed)
+                found = own(op, *seeds)
+                if not isinstance(found, (list, tuple)):
+                    found = [found]
+                # A gradient may be a tensor that was there before.
+                found = [f if f is None else _inside(f, scratch) for f in found]
+            with tf.control_dependencies(None):
+                for external, internal in scratch.captures:
+                    given[internal.ref()] = self.of(external)
+            copy = OpCopies(scratch, given, f"{op.name}_gradient", self._compiled)
+            return [f if f is None else copy.of(f) for f in found]
+
+        return gradient
+
+
+def _inside(gradient, graph) -> tf.Tensor:
+    return graph.capture(tf.convert_to_tensor(gradient))
+
+
+def _runs_in_xla_only(op: tf.Operation) -> bool:
+    """Convolutions that XLA compiles for a CPU, which has no kernel for them."""
+    if op.type not in ("Conv2D", "Conv3D"):
+        return False
+    first = op.get_attr("data_format") in (b"NCHW", b"NCDHW")
+    return first or calls.convolution_groups(op) > 1
+
+
+def _by_groups(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """A convolution as one for each feature group, channels last."""
+    rank = x.shape.rank
+    first = op.get_attr("data_format") in (b"NCHW", b"NCDHW")
+    strides, dilations = list(op.get_attr("strides")), list(op.get_attr("dilations"))
+    settings = {"padding": op.get_attr("padding").decode()}
+    if op.type == "Conv2D":
+        flat = list(op.get_attr("explicit_paddings"))
+        if first and flat:
+            flat = [*flat[:2], *flat[4:], *flat[2:4]]
+        settings["explicit_paddings"] = flat
+    if first:
+        x = tf.transpose(x, [0, *range(2, rank), 1])
+        strides = [strides[0], *strides[2:], strides[1]]
+        dilations = [dilations[0], *dilations[2:], dilations[1]]
+    groups = calls.convolution_groups(op)
+    if groups == x.shape[-1] > 1 and _is_depthwise(op.type, strides, dilations):
+        # An op for each of hundreds of channels would take minutes to trace.
+        kernel = tf.reshape(kernel, [*kernel.shape[:2], groups, -1])
+        z = tf.raw_ops.DepthwiseConv2dNative(
+            input=x, filter=kernel, strides=strides, dilations=dilations, **settings
+        )
+        return tf.transpose(z, [0, 3, 1, 2]) if first else z
+    convolve = tf.raw_ops.Conv2D if op.type == "Conv2D" else tf.raw_ops.Conv3D
+    parts = [
+        convolve(
+            input=part, filter=own, strides=strides, dilations=dilations, **settings
+        )
+        for part, own in zip(
+            tf.split(x, groups, axis=-1), tf.split(kernel, groups, axis=-1), strict=True
+        )
+    ]
+    z = tf.concat(parts, axis=-1) if groups > 1 else parts[0]
+    return tf.transpose(z, [0, rank - 1, *range(1, rank - 1)]) if first else z
+
+
+def _is_depthwise(kind: str, strides: list[int], dilations: list[int]) -> bool:
+    """Whether TensorFlow's depthwise convolution can do it, on a CPU."""
+    return kind == "Conv2D" and strides[1] == strides[2] and set(dilations) == {1}

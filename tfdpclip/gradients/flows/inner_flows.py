@@ -1,0 +1,365 @@
+"""Follows the batch through the functions that an op runs: branches, calls and loops.
+
+The same analysis as outside (`dataflow.py`), with what is known of the op's inputs to
+begin with; of a loop's body repeated until a further step changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._docs import see
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.flows import places
+from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow, ancestors, same_number
+from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
+from tfdpclip.gradients.flows.lists import either
+from tfdpclip.gradients.flows.sizes import rows_of_length
+from tfdpclip.gradients.graph import calls, ops
+from tfdpclip.gradients.graph.fused import read_call
+from tfdpclip.gradients.graph.known import static_number
+
+_ROUNDS = 12
+_STEPS = "how many steps the loop has for each example"
+
+
+class InnerFlows(Dataflow):
+    """The analysis of the graph of a function that an op runs.
+
+    Args:
+      graph: the function's graph.
+      given: what the op gives for each of the graph's inputs.
+      flows: the analysis around the op.
+    """
+
+    def __init__(self, graph: tf.Graph, given: Sequence[tf.Tensor], flows: Dataflow):
+        self._start(
+            list(graph.outputs), (), flows.batch_size, (), flows.rows_per_example
+        )
+        self._any_data = True
+        self._around = flows
+        self._given = {
+            inner.ref(): outer for inner, outer in zip(graph.inputs, given, strict=True)
+        }
+        self._begin = [flows[tensor] for tensor in given]
+
+    def follow(self) -> None:
+        """Goes through the function once."""
+        self._flows = {
+            tensor.ref(): flow
+            for tensor, flow in zip(self.graph.inputs, self._begin, strict=True)
+        }
+        for op in self.ops:
+            self._visit(op)
+
+    def _visit(self, op: tf.Operation) -> None:
+        if not op.outputs or any(t.ref() not in self._flows for t in op.outputs):
+            super()._visit(op)
+
+    def _flow_by_inputs(
+        self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]
+    ) -> Flow:
+        if op.type == "GatherV2" and inputs[0].axes and inputs[1].kind != DATA:
+            if op.inputs[1].shape.rank != 0 and self.changes(op.inputs[1]):
+                # Other rows at each step may be all of them, one after the other.
+                return Flow(DATA, None)
+        flow = super()._flow_by_inputs(op, output, inputs)
+        met = any(map(_of_a_step, inputs)) and not op.type.startswith("TensorList")
+        if met and _of_a_step(flow):
+            if any(
+                f.kind != DATA and t.dtype != tf.resource and self.changes(t)
+                for t, f in zip(op.inputs, inputs, strict=op.type != "IdentityN")
+            ):
+                return dataclasses.replace(flow, obstacle=places.BY_PLACE)
+        return flow
+
+    def place_of(self, index: int | tf.Tensor) -> int | str:
+        """The name of a place in the batch; around, if it is given from there."""
+        if isinstance(index, int):
+            return super().place_of(index)
+        outer = self._given.get(same_number(index).ref())
+        if outer is None:
+            return super().place_of(index)
+        value = tf.get_static_value(outer)
+        return self._around.place_of(outer if value is None else int(value))
+
+    def changes(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor may be another at each step of a loop around."""
+        outer = self._given.get(tensor.ref())
+        if outer is not None:
+            return isinstance(self._around, InnerFlows) and self._around.changes(outer)
+        return any(map(self.changes, tensor.op.inputs))
+
+
+def _of_a_step(flow: Flow) -> bool:
+    """Whether a tensor is of the example that a loop is at."""
+    return isinstance(flow.example, str) and flow.example.startswith(places.STEP)
+
+
+def _graphs(op: tf.Operation) -> list[tf.Graph] | None:
+    """The graphs of the functions that an op chooses from; None if one is unknown."""
+    names = _FUNCTIONS[op.type](op)
+    found = []
+    for name in names:
+        function = calls.find_function(op.graph, name)
+        graph = getattr(function, "graph", None)
+        if graph is None or not _tf_private.is_function_graph(graph):
+            return None
+        given = len(op.inputs) - ops.FIRST_ARGUMENT[op.type]
+        if len(graph.inputs) != given or len(graph.outputs) < len(op.outputs):
+            return None
+        found.append(graph)
+    return found
+
+
+_FUNCTIONS = {
+    **dict.fromkeys(
+        ("If", "StatelessIf"),
+        lambda op: [op.get_attr(n).name for n in ("then_branch", "else_branch")],
+    ),
+    **dict.fromkeys(
+        ("Case", "StatelessCase"), lambda op: [f.name for f in op.get_attr("branches")]
+    ),
+    **dict.fromkeys(ops.FUNCTION_CALLS, lambda op: [op.get_attr("f").name]),
+}
+
+
+def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
+    """The flows of what a branch or a call gives."""
+    if op.type in ops.FUNCTION_CALLS and read_call(op) is not None:
+        return None
+    graphs = _graphs(op)
+    if not graphs or not op.outputs:
+        return None
+    first = ops.FIRST_ARGUMENT[op.type]
+    results: list[Flow] = []
+    flows.inner[op] = []
+    for graph in graphs:
+        graph.outer_graph = op.graph
+        inner = InnerFlows(graph, op.inputs[first:], flows)
+        inner.follow()
+        flows.inner[op].append(inner)
+        found = [inner[t] for t in graph.outputs[: len(op.outputs)]]
+        pairs = zip(results or found, found, strict=True)
+        results = [either(a, b) for a, b in pairs]
+    choices = [flows[t] for t in op.inputs[:first]]
+    # Other places have a name inside only.
+    named = {None, places.EACH, *(flows[t].example for t in op.inputs)}
+    results = [_chosen(op, flow, choices) for flow in results]
+    believed = _believed(op, flows, choices)
+    if believed:
+        results = [
+            dataclasses.replace(flow, obstacle=believed) if flow.kind == DATA else flow
+            for flow in results
+        ]
+    return [
+        flow
+        if isinstance(flow.example, int) or flow.example in named
+        else dataclasses.replace(flow, axes=None, example=None)
+        for flow in results
+    ]
+
+
+def _believed(op: tf.Operation, flows: Dataflow, choices: list[Flow]) -> str:
+    """What is not proven of a choice: that it is the same for every batch and place."""
+    first = ops.FIRST_ARGUMENT[op.type]
+    if flows.batch_size is None and any(f.kind == SIZE for f in choices):
+        return "how the number of examples decides about a branch"
+    if any(map(_of_a_step, (flows[t] for t in op.inputs[first:]))):
+        if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
+            return places.BY_PLACE
+    return ""
+
+
+def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
+    """The flow of what was chosen by something."""
+    for choice in choices:
+        if choice.kind > flow.kind:
+            flow = dataclasses.replace(flow, kind=choice.kind, power=None, dims=None)
+        if choice.coupled is not None:
+            return dataclasses.replace(flow, axes=None, coupled=choice.coupled)
+        if choice.kind != DATA or (choice.axes == () and choice.example is None):
+            continue
+        if choice.example is None or choice.example != flow.example:
+            # An example that decides for all.
+            decides = isinstance(choice.example, int) and bool(flow.axes)
+            coupled = flow.coupled or (op if decides else None)
+            flow = dataclasses.replace(flow, axes=None, example=None, coupled=coupled)
+    return flow
+
+
+INSIDE.update(dict.fromkeys(_FUNCTIONS, _read))
+
+
+class BodyFlows(InnerFlows):
+    """The analysis of one step of a loop, true of every step. Make it with `of`."""
+
+    def __init__(self, op: tf.Operation, flows: Dataflow):
+        self.op = op
+        self._body = _tf_private.body_of_loop(op)
+        super().__init__(self._body, list(op.inputs), flows)
+        self._invariant: dict = {}
+        # Places that are others at the next step of this loop.
+        self._passing: set[str] = set()
+
+    @classmethod
+    def of(cls, op: tf.Operation, flows: Dataflow) -> BodyFlows | None:
+        """The analysis, or None if it does not settle."""
+        self = cls(op, flows)
+        for _ in range(_ROUNDS):
+            self.follow()
+            after = [
+                either(flow, self._a_step_later(output))
+                for flow, output in zip(self._begin, self._body.outputs, strict=True)
+            ]
+            if after == self._begin:
+                return self
+            self._begin = after
+        return None
+
+    def _a_step_later(self, tensor: tf.Tensor) -> Flow:
+        """What a tensor is for the next step."""
+        flow = self[tensor]
+        if flow.example not in self._passing:
+            return flow
+        return dataclasses.replace(flow, example=places.EARLIER)
+
+    def results(self) -> list[Flow]:
+        """The flows of what the loop gives."""
+        kind = self.condition_kind()
+        counted = kind == SIZE and self.batch_size is None
+        # Other places have a name inside only.
+        named = {None, places.EACH, *(self._around[t].example for t in self.op.inputs)}
+        found = []
+        for number, flow in enumerate(self._begin[: len(self.op.outputs)]):
+            known = isinstance(flow.example, int) or flow.example in named
+            if not self.passes_unchanged(number):
+                # How many steps there are may be for others to decide.
+                known = known and kind != DATA
+                if kind > flow.kind:
+                    flow = dataclasses.replace(flow, kind=kind, power=None, dims=None)
+                if counted and flow.kind == DATA and flow.example != places.EACH:
+                    flow = dataclasses.replace(flow, obstacle=_STEPS)
+            if flow.kind == DATA and not known:
+                flow = dataclasses.replace(flow, axes=None, example=None)
+            elif flow.example == places.EACH and not self._runs_for_each():
+                flow = dataclasses.replace(flow, obstacle=_STEPS)
+            found.append(flow)
+        return found
+
+    def _runs_for_each(self) -> bool:
+        """Whether the loop has one step for each example: `i < B`, for i = 0, 1, ..."""
+        cond = _tf_private.condition_of_loop(self.op)
+        pending, found = [cond.outputs[0]], False
+        while pending:
+            op = pending.pop().op
+            if op.type in ("Identity", "LogicalAnd"):
+                pending += op.inputs
+            elif op.type == "Less":
+                found = found or self._counts(cond, *op.inputs)
+                if not self._counts(cond, *op.inputs):
+                    return False
+            else:
+                return False
+        return found
+
+    def _counts(self, cond: tf.Graph, place: tf.Tensor, count: tf.Tensor) -> bool:
+        """Whether a number goes up from 0 by 1, and ends at that of the examples."""
+        inputs = {t.ref(): number for number, t in enumerate(cond.inputs)}
+        number, limit = (inputs.get(same_number(t).ref()) for t in (place, count))
+        if number is None:
+            return False
+        start = static_number(self.op.inputs[number])
+        after = same_number(self._body.outputs[number]).op
+        if start != 0 or after.type not in ("AddV2", "Add"):
+            return False
+        if same_number(after.inputs[0]) is not self._body.inputs[number]:
+            return False
+        if static_number(after.inputs[1]) != 1:
+            return False
+        if limit is not None:
+            if not self.passes_unchanged(limit):
+                return False
+            count = self.op.inputs[limit]
+        value = static_number(count)
+        if value is not None:
+            return value == self.batch_size
+        like = rows_of_length(count, self._around.__getitem__)
+        return like is not None and like.rows == 1
+
+    def place_of(self, index: int | tf.Tensor) -> int | str:
+        """The name of a place in the batch; see `places.py`."""
+        if isinstance(index, int) or self.invariant(same_number(index)):
+            return super().place_of(index)
+        place = places.STEP + same_number(index).name
+        self._passing.add(place)
+        return place
+
+    def changes(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor may be another at each step of this loop, or one around."""
+        return not self.invariant(tensor) or super().changes(tensor)
+
+    def condition_kind(self) -> int:
+        """What decides when the loop ends: PUBLIC, SIZE or DATA."""
+        cond = _tf_private.condition_of_loop(self.op)
+        ops = ancestors(cond.outputs)
+        for tensor, flow in zip(cond.inputs, self._begin, strict=True):
+            self.declare(tensor, flow)
+        for op in ops:
+            self._visit(op)
+        return max(self[output].kind for output in cond.outputs)
+
+    def refuse_mixing(self, flows: Dataflow) -> None:
+        """Raises if what the loss reads of the loop combines the examples."""
+        for flow, output in zip(self._begin, self.op.outputs, strict=False):
+            mixed = flow.coupled
+            if mixed is None:
+                continue
+            if any(op in flows for op in output.consumers()):
+                raise ExampleIsolationError(
+                    f"In the loop {self.op.name!r}, {mixed.name!r} (a {mixed.type}) "
+                    "combines the examples of a batch, so every example reaches every "
+                    "other's gradient. Reduce over the other axes only; normalise by "
+                    "example (LayerNormalization), not by batch."
+                    + see("mixed-examples")
+                )
+
+    def passes_unchanged(self, number: int) -> bool:
+        """Whether the loop's variable of this number is the same at every step."""
+        tensor = self._body.outputs[number]
+        while tensor.op.type == "Identity":
+            tensor = tensor.op.inputs[0]
+        return tensor is self._body.inputs[number]
+
+    def invariant(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor of the body is the same at every step."""
+        key = tensor.ref()
+        if key not in self._invariant:
+            self._invariant[key] = self._is_invariant(tensor)
+        return self._invariant[key]
+
+    def _is_invariant(self, tensor):
+        for number, start in enumerate(self._body.inputs):
+            if start is tensor:
+                return self.passes_unchanged(number)
+        op = tensor.op
+        if op.type == "Placeholder" or (
+            _tf_private.is_stateful(op) and op.type != "ReadVariableOp"
+        ):
+            return False
+        return all(map(self.invariant, op.inputs))
+
+
+def _read_loop(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
+    inner = BodyFlows.of(op, flows) if op.inputs else None
+    if inner is None:
+        return None
+    flows.inner[op] = [inner]
+    return inner.results()
+
+
+INSIDE.update(dict.fromkeys(ops.LOOPS, _read_loop))

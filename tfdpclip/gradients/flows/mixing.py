@@ -1,0 +1,191 @@
+"""Ops that combine all entries along some of their inputs' axes.
+
+For each of them, which axes of which input. An axis of examples among those is
+combined, whatever the values are; one that stays where it was, before the combined
+ones, still counts examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.gradients.flows.flow import DATA, Flow, agreed
+
+
+def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
+    """The flow of an output; None for an op that is not listed here."""
+    rule = RULES.get(op.type)
+    if rule is None or any(t.shape.rank is None for t in op.inputs):
+        return None
+    kept: list[Flow] = []
+    counts: set = set()
+    for index, flow in enumerate(inputs):
+        if flow.kind != DATA:
+            continue
+        if flow.axes is None:
+            return Flow(DATA, None)
+        combined, stays = rule(op, index, op.inputs[index].shape.rank)
+        if combined & set(flow.axes):
+            return Flow(DATA, None, coupled=op)
+        if not set(flow.axes) <= stays:
+            return Flow(DATA, None)
+        if flow.axes:
+            same = op.inputs[index].shape.rank == output.shape.rank
+            entries = flow.entries if same and not combined else None
+            kept.append(flow)
+            counts.add(entries)
+    if not kept:
+        return Flow(DATA, ())
+    layout = agreed(kept)
+    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
+        return Flow(DATA, None)
+    entries = counts.pop() if len(counts) == 1 else None
+    return dataclasses.replace(kept[0].laid_out(layout), entries=entries)
+
+
+def _last(*counts: int) -> Callable:
+    """The last axes of each input, as many as it says; the last count goes on."""
+
+    def rule(op, index, rank):
+        first = max(0, rank - counts[min(index, len(counts) - 1)])
+        return set(range(first, rank)), set(range(first))
+
+    return rule
+
+
+def _all(op, index, rank):
+    return set(range(rank)), set()
+
+
+def _all_but_channels(op, index, rank):
+    """`BiasAddGrad`."""
+    channel = 1 if op.get_attr("data_format").startswith(b"NC") else rank - 1
+    return set(range(rank)) - {channel}, set()
+
+
+def _solve(op, index, rank):
+    """Of the right side, every column has its own solution."""
+    if index == 0:
+        return {rank - 2, rank - 1}, set(range(rank - 2))
+    return {rank - 2}, set(range(rank - 2)) | {rank - 1}
+
+
+def _sorted(op, index, rank):
+    """`LowerBound`: every value by itself, in a list of all."""
+    return (set(), set(range(rank))) if index else ({rank - 1}, set(range(rank - 1)))
+
+
+def _quantized(op, index, rank):
+    """One range for the tensor, or for each entry of an axis."""
+    if op.type in _GIVEN_RANGES and op.get_attr("range_given") or index:
+        return set(), set(range(rank))
+    axis = op.get_attr("axis")
+    own = {axis % rank} if axis != -1 else set()
+    return set(range(rank)) - own, own
+
+
+def _in_top(op, index, rank):
+    return ({1}, {0}) if index == 0 else (set(), {0})
+
+
+def _contrast(op, index, rank):
+    """The mean of an image, `[..., H, W, C]`."""
+    return (
+        ({rank - 3, rank - 2}, {*range(rank - 3), rank - 1})
+        if index == 0
+        else (set(), set())
+    )
+
+
+def _reduced(op, index, rank):
+    """`ApproxTopK`."""
+    axis = op.get_attr("reduction_dimension") % rank
+    return {axis}, set(range(rank)) - {axis}
+
+
+def _windows(op, index, rank):
+    """Convolutions and pools, `[N, ..., C]` or `[N, C, ...]`."""
+    if index != 0:
+        return set(), set()
+    layout = op.node_def.attr["data_format"].s
+    channel = 1 if layout.startswith(b"NC") else rank - 1
+    spatial = [axis for axis in range(1, rank) if axis != channel]
+    lengths = _window(op, spatial)
+    combined = {a for a, n in zip(spatial, lengths, strict=True) if n and n > 1}
+    if op.type in ("Conv2D", "Conv3D"):
+        combined.add(channel)
+    return combined, {0}
+
+
+def _window(op, spatial) -> list:
+    """How many entries an op looks at along each spatial axis; None if unknown."""
+    count = len(spatial)
+    kept = [name for name in ("ksize", "ksizes") if name in op.node_def.attr]
+    if kept:
+        sizes = op.get_attr(kept[0])
+    elif op.type == "MaxPoolV2":
+        found = tf.get_static_value(op.inputs[1])
+        sizes = None if found is None else np.reshape(found, -1).tolist()
+    else:
+        sizes = op.inputs[1].shape.as_list()
+        return sizes[:count]
+    return [None] * count if sizes is None else [sizes[axis] for axis in spatial]
+
+
+def _resized(op, index, rank):
+    """`[N, H, W, C]`, where the size becomes another."""
+    if index != 0:
+        return set(), set()
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    combined = {a for a in (1, 2) if after[a] is not None and after[a] != before[a]}
+    return combined, {0, 3}
+
+
+_GIVEN_RANGES = frozenset(f"QuantizeAndDequantizeV{n}" for n in (2, 3, 4))
+
+RULES: dict[str, Callable] = {
+    **dict.fromkeys(
+        """TopK TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB AdjustHue
+        AdjustSaturation LRN""".split(),
+        _last(1, 0),
+    ),
+    **dict.fromkeys(
+        "SoftmaxCrossEntropyWithLogits Cross IsotonicRegression".split(), _last(1)
+    ),
+    "StatelessMultinomial": _last(1, 0),
+    "ApproxTopK": _reduced,
+    "SparseSoftmaxCrossEntropyWithLogits": _last(1, 0),
+    **dict.fromkeys(
+        """FFT2D IFFT2D RFFT2D IRFFT2D Svd Qr Lu Cholesky MatrixInverse
+        MatrixDeterminant LogMatrixDeterminant SelfAdjointEigV2 Eig MatrixSquareRoot
+        MatrixLogarithm""".split(),
+        _last(2, 0),
+    ),
+    **dict.fromkeys("FFT3D IFFT3D RFFT3D IRFFT3D".split(), _last(3, 0)),
+    **dict.fromkeys(
+        """MatrixSolve MatrixTriangularSolve MatrixSolveLs TridiagonalSolve
+        BandedTriangularSolve""".split(),
+        _solve,
+    ),
+    **dict.fromkeys("LowerBound UpperBound".split(), _sorted),
+    **dict.fromkeys(
+        """L2Loss HistogramFixedWidth InvertPermutation DebugNumericSummaryV2
+        NonMaxSuppression NonMaxSuppressionV2 NonMaxSuppressionV3 NonMaxSuppressionV4
+        NonMaxSuppressionV5""".split(),
+        _all,
+    ),
+    "BiasAddGrad": _all_but_channels,
+    **dict.fromkeys(_GIVEN_RANGES, _quantized),
+    **dict.fromkeys("InTopK InTopKV2".split(), _in_top),
+    "AdjustContrastv2": _contrast,
+    **dict.fromkeys(
+        """Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPoolV2
+        MaxPool3D MaxPoolWithArgmax Dilation2D ExtractImagePatches""".split(),
+        _windows,
+    ),
+    **dict.fromkeys("ResizeBilinear ResizeBicubic ResizeArea".split(), _resized),
+}

@@ -1,0 +1,510 @@
+"""How each TensorFlow op carries the batch from its inputs to its outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._arguments import choice, shown
+from tfdpclip._keras_marks import FUSED_WEIGHTS
+from tfdpclip.gradients.flows import contractions, layouts, mixing, sparse
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, agreed
+from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.fused import read_call
+from tfdpclip.gradients.graph.known import (
+    BY_PLACE,
+    known_value,
+    rows_alike,
+    starts_with_rows,
+    takes_every_row,
+)
+
+
+def transfer(op, output, inputs, batch_size) -> Flow:
+    """The flow of an output of an op with at least one DATA input."""
+    rank = output.shape.rank
+    stated = _STATED.get(op.type)
+    elementwise = op.type in ops.ELEMENTWISE or stated == "elements"
+    by_entry = sparse.transfer(op, output, inputs, elementwise)
+    if by_entry is not None:
+        return by_entry
+    if op.type in ops.DATA_SHAPED:
+        return Flow(DATA, None, coupled=op)
+    if op.type in ops.BY_PLACE:
+        return _by_place(op, output, inputs)
+    if _examples_elsewhere(op, inputs):
+        return Flow(DATA, None)
+    if any(f.kind == DATA and f.axes is None for f in inputs) or rank is None:
+        return Flow(DATA, None)
+    rule = _TRANSFERS.get(op.type)
+    if rule is not None:
+        return rule(op, output, inputs, batch_size)
+    if elementwise:
+        return _elementwise(op, output, inputs)
+    combined = mixing.transfer(op, output, inputs)
+    if combined is not None:
+        return combined
+    if op.type in ops.ROW_BY_ROW or stated == "rows":
+        return _first_rows(inputs)
+    if op.type in ops.REDUCTIONS:
+        return _reduction(op, output, inputs)
+    if op.type in ops.LAST_AXIS:
+        return _over_axes(op, inputs[0], [rank - 1])
+    if op.type in ops.SCANS:
+        axis = _constant(op.inputs[1])
+        return (
+            Flow(DATA, None)
+            if axis is None
+            else _over_axes(op, inputs[0], [int(axis) % rank])
+        )
+    return Flow(DATA, None)
+
+
+#: What users state of ops that the table does not know, by type; see `op_flow`.
+_STATED: dict[str, str] = {}
+
+
+def op_flow(kind: str, flow: str = "rows") -> None:
+    """States that an op, and its registered gradient, keep the examples apart.
+
+    A loss with an op that the table of ops does not know trains one example at a time.
+    With this statement it trains as a batch. The statement is trusted: a false one
+    voids the guarantee. `tfdpclip.testing.assert_op_flow` tries it.
+
+    Args:
+      kind: the op's type, such as ``"Igamma"``: ``tensor.op.type``.
+      flow: "rows", if row i of each output depends on row i of those inputs that have
+        the examples on axis 0, and on the other inputs; or "elements", if each entry of
+        the output depends on the same entry of the inputs, with broadcasting.
+
+    Raises:
+      ValueError: if TensorFlow has no such op, the table knows it, or `flow` is none
+        of the two.
+
+    *Formal guarantees*: where the statement is true, the proof that examples stay apart
+    holds for every batch.
+
+    >>> import tfdpclip as dpc
+    >>> dpc.gradients.op_flow("Acos")
+    Traceback (most recent call last):
+    ...
+    ValueError: kind='Acos' is known to the table of ops already.
+    """
+    choice("flow", flow, ("rows", "elements"))
+    if not isinstance(kind, str) or _tf_private.definition_of(kind) is None:
+        raise ValueError(
+            "kind must be the type of an op of TensorFlow's, such as 'Igamma' "
+            f"(tensor.op.type), got {shown(kind)}."
+        )
+    if is_known(kind) or kind in (*ops.FIRST_ARGUMENT, *ops.PYTHON):
+        raise ValueError(f"kind={kind!r} is known to the table of ops already.")
+    _STATED[kind] = flow
+
+
+def is_known(kind: str) -> bool:
+    """Whether the table has an entry for ops of a type."""
+    lists = (ops.DATA_SHAPED, ops.BY_PLACE, _TRANSFERS, ops.ELEMENTWISE, mixing.RULES)
+    lists += (ops.ROW_BY_ROW, ops.REDUCTIONS, ops.LAST_AXIS, ops.SCANS)
+    return any(kind in listed for listed in lists)
+
+
+def is_stated(kind: str) -> bool:
+    """Whether somebody stated the flow of ops of a type, and of their gradient."""
+    return kind in _STATED
+
+
+def _examples_elsewhere(op, inputs) -> bool:
+    """Whether an op that reads the examples from one input has them in another."""
+    place = _READ_FROM.get(op.type)
+    return place is not None and any(
+        flow.kind == DATA and flow.axes != () and not flow.made
+        for number, flow in enumerate(inputs)
+        if number != place
+    )
+
+
+def _by_place(op, output, inputs) -> Flow:
+    """Sums by place: within an example where that is all that is counted."""
+    first = inputs[0]
+    if op.type == "DenseBincount" and op.inputs[0].shape.rank == 2:
+        if all(f.kind != DATA or f.leads for f in inputs):
+            # One row of counts for each row.
+            return _first_rows(inputs) if first.kind == DATA else Flow(DATA, None)
+    if op.type in ops.SCATTERS:
+        return _scatter(op, output, inputs)
+    if op.type == "RaggedBincount":
+        return Flow(DATA, None)  # One row of counts for each, if these are examples.
+    if "Segment" in op.type and first.kind == DATA and first.axes:
+        fixed = all(f.kind == PUBLIC for f in inputs[1:])
+        if fixed and 0 not in first.axes and op.inputs[1].shape.rank == 1:
+            return first.on(first.axes)
+    return Flow(DATA, None, coupled=op)
+
+
+def _scatter(op, output, inputs) -> Flow:
+    """To the same places of each example."""
+    places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
+    indices, rank = inputs[places], op.inputs[places].shape.rank
+    depth = op.inputs[places].shape[-1] if rank else None
+    if indices.kind == DATA:
+        # To the places of each example, perhaps.
+        maybe = indices.made and bool(indices.axes)
+        return Flow(DATA, None, coupled=None if maybe else op)
+    if depth is None or output.shape.rank is None:
+        return Flow(DATA, None)
+    kept: list[Flow] = []
+    public = []
+    for number, ahead in ((0, depth), (updates, rank - 1)):
+        flow = inputs[number]
+        if number != places and flow.kind == PUBLIC:
+            public.append(op.inputs[number])
+        if number == places or flow.kind != DATA:
+            continue
+        if flow.axes is None:
+            return Flow(DATA, None)
+        if flow.axes == (0,) and _is_row_number(op.inputs[places], output):
+            kept.append(flow)
+            continue
+        if any(axis < ahead for axis in flow.axes):
+            # Which places those are is not always told.
+            told = tf.get_static_value(op.inputs[places]) is not None
+            return Flow(DATA, None, coupled=op if told and not flow.made else None)
+        if flow.axes:
+            kept.append(flow.on(tuple(axis - ahead + depth for axis in flow.axes)))
+    layout = agreed(kept) if kept else None
+    if not kept:
+        return Flow(DATA, ())
+    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
+        return Flow(DATA, None)
+    result = kept[0].laid_out(layout)
+    apart = all(
+        rows_alike(tensor, axis - output.shape.rank)
+        for tensor in public
+        for axis in (result.axes if result.axes != (0,) else ())
+    )
+    if result.axes == (0,):
+        apart = _are_alike(op.inputs[places]) and all(
+            rows_alike(tensor, -(tensor.shape.rank or 1)) for tensor in public
+        )
+    return dataclasses.replace(result, obstacle="" if apart else BY_PLACE)
+
+
+def _is_row_number(indices: tf.Tensor, output: tf.Tensor) -> bool:
+    """Whether the indices in row i of a constant begin with i, for all rows."""
+    value = tf.get_static_value(indices)
+    if value is None or value.ndim < 2 or not value.size:
+        return False
+    if len(value) != output.shape[0]:
+        return False
+    rows = np.arange(len(value)).reshape([-1] + [1] * (value.ndim - 2))
+    return bool((value[..., 0] == rows).all())
+
+
+def _are_alike(indices: tf.Tensor) -> bool:
+    """Whether a constant's rows name the same places, each of its own row."""
+    value = tf.get_static_value(indices)
+    return value is not None and bool((value[..., 1:] == value[:1, ..., 1:]).all())
+
+
+def _constant(tensor):
+    """An array that the graph tells, or None."""
+    value = known_value(tensor)
+    known = value is not None and None not in np.reshape(value, -1).tolist()
+    return value if known else None
+
+
+def _over_axes(op, flow: Flow, axes) -> Flow:
+    """An op that mixes the entries along `axes` and keeps the others."""
+    if flow.kind != DATA:
+        return Flow(DATA, None)
+    if set(axes) & set(flow.axes):
+        return Flow(DATA, flow.axes, flow.rows, flow.minor, coupled=op)
+    return flow
+
+
+def _matrices(op, output, inputs, batch_size) -> Flow:
+    """Each matrix of a batch by itself, and not the batch as a matrix."""
+    needed = 2 if op.type.startswith("MatrixDiag") and "Part" not in op.type else 3
+    enough = (op.inputs[0].shape.rank or 0) >= needed
+    return _first_rows(inputs) if enough else Flow(DATA, None)
+
+
+def _first_rows(inputs) -> Flow:
+    first = next(f for f in inputs if f.kind == DATA)
+    apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
+    apart = apart and first.axes in ((), (0,))
+    layout = agreed([f for f in inputs if f.leads] or [first])
+    return first.laid_out(layout) if apart and layout else Flow(DATA, None)
+
+
+def _elementwise(op, output, inputs) -> Flow:
+    rank = output.shape.rank
+    if op.type == "Bitcast" and op.inputs[0].dtype.size != output.dtype.size:
+        return Flow(DATA, None)
+    axes: set = set()
+    first, behind = [], []
+    for tensor, flow in zip(op.inputs, inputs, strict=True):
+        if flow.kind != DATA:
+            continue
+        shift = rank - tensor.shape.rank
+        if op.type == "BiasAdd" and shift:
+            return Flow(DATA, None)
+        if op.type == "Select" and tensor.shape.rank == 1:
+            shift = 0
+        axes |= {a + shift for a in flow.axes}
+        if 0 in flow.axes and shift == 0:
+            first.append(flow)
+        elif flow.axes:
+            behind.append(flow)
+    public = [t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == PUBLIC]
+    apart = all(
+        rows_alike(tensor, axis - rank) and not _of_one_size(op, tensor, axis - rank)
+        for tensor in public
+        for axis in axes
+    )
+    believed = "" if apart else BY_PLACE
+    result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
+    # Behind others, as where time is first.
+    only_behind = not first and len(axes) == 1
+    found = behind if only_behind else first
+    if not found:
+        return result
+    layout = agreed(found)
+    if layout is None:
+        return result if only_behind else Flow(DATA, None)
+    return dataclasses.replace(result.laid_out(layout), obstacle=believed)
+
+
+def _of_one_size(op, tensor, axis: int) -> bool:
+    """Whether a tensor has several entries where a batch of any size has its examples.
+
+    It meets a single example as if it were as many.
+    """
+    rank = tensor.shape.rank
+    if rank is None or rank < -axis or tensor.shape[axis] in (None, 1):
+        return False
+    lengths = [t.shape[axis] for t in op.inputs if (t.shape.rank or 0) >= -axis]
+    return None in lengths
+
+
+def _reduction(op, output, inputs) -> Flow:
+    flow = inputs[0]
+    found = known_value(op.inputs[1])
+    if flow.kind != DATA or found is None or None in np.reshape(found, -1):
+        return Flow(DATA, None)
+    rank = op.inputs[0].shape.rank
+    axes = {int(a) % rank for a in np.reshape(found, -1)} if rank else set()
+    keep = output.shape.rank == rank
+    coupled = op if axes & set(flow.axes) else None
+    left = [a for a in flow.axes if a not in axes]
+    if not keep:
+        left = [a - sum(1 for r in axes if r < a) for a in left]
+    rows, even = (flow.rows, flow.even) if left else (None, False)
+    return Flow(DATA, tuple(left), rows, flow.minor, coupled=coupled, even=even)
+
+
+def _gather(op, output, inputs, batch_size) -> Flow:
+    params, indices = inputs[0], inputs[1]
+    if op.type == "Gather" and params.kind == indices.kind == DATA:
+        return Flow(DATA, None)
+    if op.type in ("Gather", "ResourceGather"):
+        axis, batch_dims = 0, op.node_def.attr["batch_dims"].i
+    else:
+        axis, batch_dims = _constant(op.inputs[2]), op.get_attr("batch_dims")
+        if axis is None:
+            return Flow(DATA, None)
+    axis, rank = int(axis), op.inputs[0].shape.rank
+    if axis < 0:
+        if rank is None:
+            return Flow(DATA, None)
+        axis += rank
+    if params.kind != DATA and indices.kind == DATA and batch_dims == 0:
+        axes = tuple(a + axis for a in indices.axes)
+        return indices.on(axes) if axis == 0 else Flow(DATA, axes, None, indices.minor)
+    if params.kind == DATA and indices.kind != DATA and batch_dims == 0:
+        if axis in params.axes:
+            # Picks or permutes examples, unless all have the same.
+            return Flow(DATA, None, coupled=None if params.made else op)
+        if op.inputs[1].shape.rank is None:
+            return Flow(DATA, None)
+        shift = op.inputs[1].shape.rank - 1
+        return params.on(tuple(a + shift if a > axis else a for a in params.axes))
+    if params.kind == DATA and params.axes == (0,):
+        if axis == 0 and batch_dims == 0 and params.rows == 1:
+            one = indices.leads and indices.rows == 1 and not indices.minor
+            return params if one and takes_every_row(op) else Flow(DATA, None)
+        if batch_dims >= 1:
+            return params
+    return Flow(DATA, None)
+
+
+def _gather_nd(op, output, inputs, batch_size) -> Flow:
+    """`tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, row by row."""
+    params, indices = inputs
+    if params.axes != (0,) or params.rows != 1:
+        return Flow(DATA, None)
+    if indices.kind == PUBLIC and not params.made:
+        return Flow(DATA, None, coupled=op)
+    apart = indices.leads and indices.rows == 1 and not indices.minor
+    apart = apart and starts_with_rows(op.inputs[1])
+    return Flow(DATA, (0,), 1) if apart else Flow(DATA, None)
+
+
+def _looked_up(op, output, inputs, batch_size) -> Flow:
+    """Each key by itself, in a table that all examples share."""
+    keys = inputs[1]
+    return keys if inputs[2].kind == PUBLIC else Flow(DATA, None)
+
+
+def _one_hot(op, output, inputs, batch_size) -> Flow:
+    flow = inputs[0]
+    if any(f.kind == DATA for f in inputs[1:]):
+        return Flow(DATA, None)
+    place = op.get_attr("axis") % output.shape.rank
+    return flow.on(tuple(axis + (axis >= place) for axis in flow.axes))
+
+
+def _conv_transpose(op, output, inputs, batch_size) -> Flow:
+    return _first_rows(inputs[2:]) if inputs[2].kind == DATA else Flow(DATA, None)
+
+
+def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
+    flow = inputs[0]
+    if flow.kind != DATA or any(f.kind == DATA and not f.made for f in inputs[1:]):
+        return Flow(DATA, None)
+    if output is not op.outputs[0] and output.shape.rank != 4:
+        axes: tuple | None = ()
+        if flow.axes == (1,) and op.get_attr("data_format") == b"NCHW":
+            axes = None
+        # Means of all the examples, and not only what is made of them.
+        mixed = axes is not None and flow.axes and op.get_attr("is_training")
+        return Flow(DATA, axes, coupled=op if mixed else None)
+    if not op.get_attr("is_training"):
+        return flow
+    rank = op.inputs[0].shape.rank
+    channel = 1 if op.get_attr("data_format") in (b"NCHW", b"NCDHW") else rank - 1
+    return _over_axes(op, flow, [a for a in range(rank) if a != channel])
+
+
+def _reverse(op, output, inputs, batch_size) -> Flow:
+    axes = _constant(op.inputs[1])
+    if axes is None:
+        return Flow(DATA, None)
+    return _over_axes(op, inputs[0], [int(a) % output.shape.rank for a in axes])
+
+
+def _roll(op, output, inputs, batch_size) -> Flow:
+    axes = _constant(op.inputs[2])
+    if axes is None:
+        return Flow(DATA, None)
+    axes = [int(a) % output.shape.rank for a in np.reshape(axes, -1)]
+    return _over_axes(op, inputs[0], axes)
+
+
+def _call(op, output, inputs, batch_size) -> Flow:
+    """Keras's fused recurrent layers keep the rows of their inputs; others may not."""
+    call = read_call(op)
+    if call is None:
+        return Flow(DATA, None)
+    if output.shape.rank == 0:
+        return Flow(DATA, ())
+    weights = {call.inputs[name].ref() for name in FUSED_WEIGHTS}
+    batched = [
+        flow
+        for tensor, flow in zip(op.inputs, inputs, strict=True)
+        if flow.kind == DATA
+        and tensor.ref() not in weights
+        and tensor.op.type not in ("Fill", "ZerosLike")  # whose rows are all the same
+    ]
+    same = {(flow.axes, *flow.layout) for flow in batched}
+    # A call that is differentiated also puts out what its gradient needs: weights, and
+    # whatever it keeps of each step.
+    own = output.value_index < call.results
+    return (
+        batched[0] if own and len(same) == 1 and batched[0].leads else Flow(DATA, None)
+    )
+
+
+def _learning_sampler(op, output, inputs, batch_size) -> Flow:
+    """What is drawn was a label, of this batch or an earlier one."""
+    return Flow(DATA, None, coupled=op)
+
+
+def _pad(op, output, inputs, batch_size) -> Flow:
+    """Rows that are put before or behind those of the examples are nobody's."""
+    flow, paddings = inputs[0], known_value(op.inputs[1])
+    if flow.kind != DATA:
+        return Flow(DATA, None)
+    for axis in flow.axes:
+        before, after = op.inputs[0].shape[axis], output.shape[axis]
+        if before is not None and before == after:
+            continue
+        if paddings is None or any(n is None or n != 0 for n in paddings[axis]):
+            return Flow(DATA, None)
+    return flow.on(flow.axes)
+
+
+def _shuffle(op, output, inputs, batch_size) -> Flow:
+    return _over_axes(op, inputs[0], [0])
+
+
+def _drawn(op, output, inputs, batch_size):
+    """A number, or several, for each parameter of a distribution."""
+    shape = _constant(op.inputs[0])
+    if shape is None or np.size(shape):
+        return Flow(DATA, None)
+    return inputs[1]
+
+
+#: Ops that read the examples from one of their inputs, by its number: others are axes,
+#: lengths and places.
+_READ_FROM = {
+    **dict.fromkeys(
+        """Reshape Transpose ConjugateTranspose ExpandDims SplitV StridedSlice Slice
+        SpaceToBatchND BatchToSpaceND BroadcastTo Tile Roll ReverseV2 OneHot Pad PadV2
+        MirrorPad""".split(),
+        0,
+    ),
+    **dict.fromkeys(ops.REDUCTIONS | ops.SCANS, 0),
+    "Split": 1,
+    "Conv2DBackpropInput": 2,
+    "Conv3DBackpropInputV2": 2,
+}
+
+_TRANSFERS: dict[str, Callable] = {
+    **layouts.RULES,
+    **dict.fromkeys(
+        """MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2
+        MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
+        MatrixBandPart""".split(),
+        _matrices,
+    ),
+    **contractions.RULES,
+    "Roll": _roll,
+    "RandomShuffle": _shuffle,
+    "RandomGamma": _drawn,
+    "RandomPoissonV2": _drawn,
+    "ComputeAccidentalHits": sparse.accidental_hits,
+    "StringSplitV2": sparse.split_strings,
+    **dict.fromkeys(
+        "SparseCross SparseCrossV2 SparseCrossHashed".split(), sparse.cross
+    ),
+    **dict.fromkeys(ops.LEARNING_SAMPLERS, _learning_sampler),
+    "PartitionedCall": _call,
+    "StatefulPartitionedCall": _call,
+    "ReverseV2": _reverse,
+    "Gather": _gather,
+    "GatherV2": _gather,
+    "ResourceGather": _gather,
+    "GatherNd": _gather_nd,
+    "OneHot": _one_hot,
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
+    **dict.fromkeys("Pad PadV2 MirrorPad".split(), _pad),
+    "Conv2DBackpropInput": _conv_transpose,
+    "Conv3DBackpropInputV2": _conv_transpose,
+    "FusedBatchNormV3": _fused_batch_norm,
+}

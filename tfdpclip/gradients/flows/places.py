@@ -1,0 +1,185 @@
+"""Single examples that are taken out of a batch by their place.
+
+`x[0]`, one of `tf.unstack(x)`, the element of a list that a loop over the batch is at:
+what is computed from one example alone belongs to it, whatever op computes it. Where it
+meets other examples, or the whole batch, examples are combined. Where all examples are
+put together again in their order, there is a batch again.
+
+A place is a number, or the name of the tensor that is the index, after `AT`, or after
+`STEP` if it is another at each step of a loop. `EARLIER` stands for the places of
+earlier steps. Of a list, `EACH` says that place i has what belongs to example i.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
+from tfdpclip.gradients.flows.slices import CUT, PLACE, read_slice
+from tfdpclip.gradients.graph.known import known_value
+
+#: What is believed of the examples of a static batch, one by one.
+BY_PLACE = "whether it does the same with every example"
+AT, STEP, EARLIER, EACH = "at ", "step ", "earlier", "each"
+_JOINS = frozenset("Pack ConcatV2".split())
+_SHAPED = frozenset("Fill BroadcastTo Tile Reshape".split())
+
+
+class Taken(NamedTuple):
+    """One example out of a batch: its place, and the batch axes that are left."""
+
+    place: int | tf.Tensor
+    axes: tuple[int, ...]
+
+
+def taken(
+    op: tf.Operation, output: tf.Tensor, inputs: list[Flow], size
+) -> Taken | None:
+    """Which example an op takes out of a batch, if it takes one."""
+    rule = _TAKES.get(op.type)
+    if rule is None or output.shape.rank is None:
+        return None
+    flow = inputs[-1] if op.type == "Split" else inputs[0]
+    if flow.kind != DATA or flow.axes is None or len(flow.axes) != 1:
+        return None
+    if flow.axes == (0,) and flow.rows != 1:
+        return None
+    return rule(op, output, inputs, flow.axes[0], size)
+
+
+def met(
+    op: tf.Operation, output: tf.Tensor, inputs: list[Flow], batch_size: int | None
+) -> Flow | None:
+    """The flow of what single examples went into; None where none did.
+
+    None, too, where the rule for the op says more.
+    """
+    data = [f for f in inputs if f.kind == DATA]
+    found = [f for f in data if not f.made]
+    all_made, found = not found, found or data
+    places = {f.example for f in found if f.example is not None}
+    if not places or any(t.dtype == tf.variant for t in op.inputs):
+        return None
+    if op.type in _JOINS and len(places) > 1:
+        return _joined(op, output, inputs, batch_size)
+    if any(f.axes is None for f in found):
+        return Flow(DATA, None)
+    if all_made and len(places) > 1:
+        return Flow(DATA, None)
+    fixed = [p for p in places if isinstance(p, int) or p.startswith(AT)]
+    sized = op.type in _SHAPED and any(
+        f.kind == SIZE and (f.dims is None or any(f.dims)) for f in inputs
+    )
+    if any(f.axes for f in data) or sized:
+        # One example for all. That of a step may be for itself, by a mask.
+        return Flow(DATA, None, coupled=op) if fixed else None
+    if len(places) == 1:
+        return Flow(DATA, (), example=next(iter(places)))
+    return Flow(DATA, None, coupled=op if _differ(places) else None)
+
+
+def _differ(places: set) -> bool:
+    """Whether two of the places are of different examples, whatever they are."""
+    numbers = [p for p in places if isinstance(p, int)]
+    steps = [p for p in places if isinstance(p, str) and p.startswith(STEP)]
+    return (
+        len(numbers) > 1
+        or EARLIER in places
+        or bool(steps and len(steps) < len(places))
+    )
+
+
+def either(first: Flow, second: Flow) -> int | str | None:
+    """The place of a tensor that is one or the other."""
+    if first.kind != DATA or second.kind != DATA:
+        return second.example if first.kind != DATA else first.example
+    if first.example == second.example:
+        return first.example
+    if None in (first.example, second.example) or EACH in (
+        first.example,
+        second.example,
+    ):
+        return None
+    return EARLIER
+
+
+def _joined(op, output, inputs, batch_size) -> Flow:
+    """All examples of a static batch, one after the other: a batch again."""
+    parts = inputs if op.type == "Pack" else inputs[:-1]
+    if op.type == "Pack":
+        axis = op.get_attr("axis") % output.shape.rank
+        single = True
+    else:
+        found = tf.get_static_value(op.inputs[-1])
+        axis = None if found is None else int(found) % output.shape.rank
+        single = axis is not None and all(t.shape[axis] == 1 for t in op.inputs[:-1])
+    in_order = [f.example for f in parts] == list(range(len(parts)))
+    if axis is None or not single or not in_order or len(parts) != batch_size:
+        return Flow(DATA, None)
+    # Each may have been made in another way.
+    return Flow(DATA, (axis,), 1, obstacle=BY_PLACE)
+
+
+def _of_slice(op, output, inputs, axis, size) -> Taken | None:
+    parts = read_slice(op)
+    if parts is None or any(f.kind == DATA for f in inputs[1:]):
+        return None
+    part = parts[axis]
+    if part.what == PLACE:
+        return Taken(_index(op.inputs[1], part.spec), ())
+    if part.what == CUT and part.one is not None:
+        return Taken(part.one, ())
+    return None
+
+
+def _index(begin: tf.Tensor, spec: int) -> int | tf.Tensor:
+    value = known_value(begin)
+    if value is not None and value[spec] is not None:
+        return int(value[spec])
+    if begin.op.type == "Pack":
+        return begin.op.inputs[spec]
+    return begin
+
+
+def _of_gather(op, output, inputs, axis, size) -> Taken | None:
+    along, indices = tf.get_static_value(op.inputs[2]), op.inputs[1]
+    if along is None or op.get_attr("batch_dims") or inputs[1].kind == DATA:
+        return None
+    if int(along) % op.inputs[0].shape.rank != axis or indices.shape.rank not in (0, 1):
+        return None
+    if indices.shape.num_elements() != 1:
+        return None
+    value = tf.get_static_value(indices)
+    return Taken(indices if value is None else int(value.reshape(-1)[0]), ())
+
+
+def _of_box(op, output, inputs, axis, size) -> Taken | None:
+    begin = known_value(op.inputs[1])
+    if output.shape[axis] != 1 or begin is None or begin[axis] is None:
+        return None
+    return Taken(int(begin[axis]), ())
+
+
+def _of_unpack(op, output, inputs, axis, size) -> Taken | None:
+    if op.get_attr("axis") % op.inputs[0].shape.rank != axis:
+        return None
+    return Taken(output.value_index, ())
+
+
+def _of_split(op, output, inputs, axis, size) -> Taken | None:
+    along = tf.get_static_value(op.inputs[0])
+    if along is None or int(along) % output.shape.rank != axis:
+        return None
+    alone = size is not None and op.get_attr("num_split") == size
+    return Taken(output.value_index, ()) if alone else None
+
+
+_TAKES = {
+    "StridedSlice": _of_slice,
+    "GatherV2": _of_gather,
+    "Slice": _of_box,
+    "Unpack": _of_unpack,
+    "Split": _of_split,
+}

@@ -1,0 +1,17 @@
+"""Gradients of all examples by one use of a variable, without building them.
+
+Comes in: what one op gives to a variable's gradient (its input and the gradient at its
+output). Goes out: a `Form` (`base_form.py`) with two answers: the squared norm of every
+example's gradient, `[B]`, and their sum under weights `[B]`.
+
+One file is one form: `outer` (contractions), `convolution` with `geometry`, `lookup`
+(tables), `recurrences` (fused cells), `perturbation` and `whole` (around other forms);
+`records` clips and sums the forms of all variables; `floors` bounds from below the
+norms that rounding could make too small.
+
+Invariant: squared norms are never below the truth by more than the floor allows, and
+sums equal the sum of explicit gradients.
+
+To add: a class under `Form` in a file of its own, which a rule (`rules`) returns, and a
+case in `tests/gradients/op_rules_test.py`.
+"""

@@ -1,0 +1,148 @@
+"""Per-example gradients of tables whose rows are looked up."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from tfdpclip._devices import in_xla, on_cpus
+from tfdpclip.gradients.forms import floors
+from tfdpclip.gradients.forms.base_form import Form, cut_rows, sum_squares
+
+# In how many parts of the batch to look for an example's equal tokens.
+_PARTS = 4
+
+
+class Lookup(Form):
+    """Rows of a table: g_i has z_it added to row ids_it.
+
+    Args:
+      ids: `[B, T]` integers.
+      z: `[B, T, D]`.
+      shape: `[V, ...]` with D entries a row.
+      steps: T if it is known.
+    """
+
+    _GRAM_STEPS = 24
+
+    def __init__(self, ids, z, shape, steps):
+        self.ids, self.z = ids, z
+        self.shape = list(shape)
+        self.steps = steps
+
+    @property
+    def batch_size(self):
+        return tf.shape(self.ids)[0]
+
+    @property
+    def dtype(self):
+        return self.z.dtype
+
+    def squared_norms(self, budget):
+        if self.steps == 1:
+            return sum_squares(self.z)
+        if self.steps is not None and self.steps <= self._GRAM_STEPS:
+            same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :])
+            z, size = floors.scaled(self.z)
+            products, units = floors.gram(z)
+            norms = floors.from_grams(tf.cast(same, products.dtype), products, units)
+            return norms * tf.square(size)
+        steps = tf.shape(self.ids)[1]
+        # Each token gets a place among its example's, the same for equal tokens.
+        if in_xla():
+            places, z = self._places_by_sorting(steps)
+        else:
+            places, z = self._places(), self.z
+        places += steps * tf.range(self.batch_size)[:, tf.newaxis]
+        rows = tf.math.unsorted_segment_sum(
+            tf.reshape(z, [-1, self.z.shape[-1]]),
+            tf.reshape(places, [-1]),
+            self.batch_size * steps,
+        )
+        rows = tf.reshape(rows, [self.batch_size, steps, self.z.shape[-1]])
+        norms = floors.floored(sum_squares(rows), self.part_squares(), steps)
+        if in_xla() or on_cpus():
+            return norms
+        # Elsewhere a token that is not in the table raises no error.
+        return tf.where(tf.reduce_all(self._known(), axis=1), norms, math.inf)
+
+    @property
+    def has_several_terms(self):
+        return self.steps != 1
+
+    def part_squares(self):
+        return sum_squares(self.z)
+
+    def _known(self):
+        return (self.ids >= 0) & (self.ids < self.shape[0])
+
+    def _places(self):
+        ids = tf.cast(self.ids, tf.int64)
+        if not on_cpus():
+            # It must not be taken for another example's either.
+            ids = tf.where(self._known(), ids, 0)
+        # Parts of the batch side by side: the search for equal keys is of one thread,
+        # and the table of a part fits a nearer cache.
+        rows = (self.batch_size + _PARTS - 1) // _PARTS
+        parts = [ids[i * rows : (i + 1) * rows] for i in range(_PARTS)]
+        return tf.concat([self._places_of(part) for part in parts], axis=0)
+
+    def _places_of(self, ids):
+        bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
+        example = tf.range(tf.cast(tf.shape(ids)[0], tf.int64))
+        keys = ids + tf.bitwise.left_shift(example, bits)[:, tf.newaxis]
+        # Numbered as they come up, so that an example's begin with its first token's.
+        found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
+        return found - found[:, :1]
+
+    def _places_by_sorting(self, steps):
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        z = tf.gather(self.z, order, batch_dims=1)
+        fresh = tf.concat(
+            [tf.ones_like(ids[:, :1], tf.bool), ids[:, 1:] != ids[:, :-1]], axis=1
+        )
+        return tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1, z
+
+    def weighted_sum(self, weights):
+        z = self.z * weights[:, tf.newaxis, tf.newaxis]
+        total = tf.math.unsorted_segment_sum(
+            tf.reshape(z, [-1, z.shape[-1]]), tf.reshape(self.ids, [-1]), self.shape[0]
+        )
+        return tf.reshape(total, self.shape)
+
+    def part(self, start, size):
+        return Lookup(
+            cut_rows(self.ids, start, size),
+            cut_rows(self.z, start, size),
+            self.shape,
+            self.steps,
+        )
+
+    def gradients(self):
+        count, rows = self.batch_size, self.shape[0]
+        places = tf.cast(self.ids, tf.int32) + rows * tf.range(count)[:, tf.newaxis]
+        flat = tf.math.unsorted_segment_sum(
+            tf.reshape(self.z, [-1, self.z.shape[-1]]),
+            tf.reshape(places, [-1]),
+            count * rows,
+        )
+        return tf.reshape(flat, [-1, *self.shape])
+
+    def joined(self, others: list[Lookup]) -> Lookup:
+        """The sum with `others`, as one longer list of tokens."""
+        forms = [self, *others]
+        known = all(form.steps is not None for form in forms)
+        return Lookup(
+            tf.concat([tf.cast(form.ids, tf.int64) for form in forms], axis=1),
+            tf.concat([form.z for form in forms], axis=1),
+            self.shape,
+            sum(form.steps for form in forms) if known else None,
+        )
+
+    def saved(self):
+        return [self.z]
+
+    def replaced(self, saved):
+        return Lookup(self.ids, *saved, self.shape, self.steps)

@@ -1,0 +1,204 @@
+"""Per-example gradients that are sums of outer products: those of contractions."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from tfdpclip._devices import in_xla
+from tfdpclip.gradients.forms import floors
+from tfdpclip.gradients.forms.base_form import (
+    Form,
+    cut_rows,
+    in_chunks,
+    kept,
+    sum_squares,
+)
+
+# What writing a product and reading it twice is worth, in multiply-adds of a number.
+_KEPT = 12
+# Squares that float32 adds up with nothing lost and nothing overflowing: of numbers
+# whose squares are below 1e-38, a million are worth 1e-12 of it.
+_SAFE_SQUARE = 1e-18
+
+
+def _over_groups(squares):
+    return tf.reduce_sum(squares, axis=1) if squares.shape.rank == 2 else squares
+
+
+def _squares_of_outer(x, z):
+    """|x|^2 |z|^2 of `[B, (G,) K]` and `[B, (G,) U]`, summed over groups.
+
+    In float64 a square neither overflows nor, worse, underflows: an example whose small
+    gradient meets a huge input must not be taken for zero.
+    """
+    own = [sum_squares(tf.cast(part, tf.float64), 1) for part in (x, z)]
+    return tf.cast(_over_groups(own[0] * own[1]), z.dtype)
+
+
+class Outer(Form):
+    """Sums of outer products: g_i = sum_t x_it (outer) z_it, for each of G groups.
+
+    Args:
+      x: `[B, G, T, K]`, or `[B, T, K]` without groups.
+      z: `[B, G, T, U]`, or `[B, T, U]`.
+      arrange: `arrange(tensor, lead)` turns `[*lead, G, K, U]` (or `[*lead, K, U]`)
+        into `[*lead, *shape]`; `lead` is [] or [-1].
+      shape: the static shape of one gradient.
+      steps: T if it is known, to choose the cheapest way.
+      layout: what makes two uses' gradients add entry by entry; equal layouts can be
+        joined along T.
+      axes: which axis of `shape` K is, and which U, if each is one.
+    """
+
+    def __init__(self, x, z, arrange, shape, steps, layout, axes=None):
+        self.x, self.z = x, z
+        self._arrange = arrange
+        self.shape = list(shape)
+        self.steps = steps
+        self.layout = layout
+        self.axes = axes
+
+    @property
+    def batch_size(self):
+        return tf.shape(self.x)[0]
+
+    @property
+    def dtype(self):
+        return self.z.dtype
+
+    def _products(self) -> tf.Tensor:
+        return tf.matmul(self.x, self.z, transpose_a=True)
+
+    def _costs(self) -> tuple[int, int, int]:
+        """Multiply-adds per example of keeping products, of Gram matrices, of building.
+
+        With those of moving numbers through memory. Keeping the products saves the
+        weighted sum from scratch.
+        """
+        size, steps = math.prod(self.shape), self.steps or 32
+        products = steps * size
+        gram = self._groups * steps * steps * self._wide + products
+        return products + _KEPT * size, gram, 2 * products + _KEPT // 2 * size
+
+    @property
+    def _groups(self) -> int:
+        return self.x.shape[1] if self.x.shape.rank == 4 else 1
+
+    @property
+    def _wide(self) -> int:
+        return (self.x.shape[-1] or 1) + (self.z.shape[-1] or 1)
+
+    def measured(self, budget):
+        keeping, gram, building = self._costs()
+        if self.steps == 1 or keeping > min(gram, building):
+            return super().measured(budget)
+        # Kept products take the place of the op's input and gradient in memory.
+        size, steps = math.prod(self.shape), self.steps or 32
+        in_place = size <= 2 * self._groups * steps * self._wide
+        if not in_place and not budget.reserve(4 * size):
+            return super().measured(budget)
+        return kept([self._products()], lambda sums: self._arrange(sums[0], []))
+
+    def squared_norms(self, budget):
+        if self.steps == 1:
+            return self._norms_of_one()
+        _, gram, building = self._costs()
+        if gram <= building:
+            memory = 8 * self._groups * (self.steps or 32) ** 2
+            compute = Outer._gram_norms
+        else:
+            memory = 4 * math.prod(self.shape)
+            compute = Outer._product_norms
+        if budget.fits(memory):
+            return compute(self)
+        return in_chunks(
+            lambda start, count: compute(self.part(start, count)),
+            self.batch_size,
+            budget.chunk(memory),
+        )
+
+    def _norms_of_one(self):
+        """Of single outer products: |x|^2 |z|^2, summed over groups."""
+        x, z = self._squeezed()
+        if in_xla() or x.dtype != tf.float32 or z.dtype != tf.float32:
+            return _squares_of_outer(x, z)
+        # One pass each, without a copy in float64, which few examples need.
+        own = [sum_squares(part, 1) for part in (x, z)]
+        norms = _over_groups(own[0] * own[1])
+        sure = [(part >= _SAFE_SQUARE) & (part <= 1 / _SAFE_SQUARE) for part in own]
+        sure = tf.logical_and(*sure)
+        if sure.shape.rank == 2:
+            sure = tf.reduce_all(sure, axis=1)
+        return floors.mended(norms, sure, _squares_of_outer, x, z)
+
+    def _squeezed(self):
+        if self.x.shape.rank == 4:
+            return self.x[:, :, 0], self.z[:, :, 0]
+        return self.x[:, 0], self.z[:, 0]
+
+    def _gram_norms(self):
+        return floors.gram_norms(self.x, self.z)
+
+    def _product_norms(self):
+        # The sum over the batch is not made of these products, but of their terms.
+        return floors.floored(
+            sum_squares(self._products()), self.part_squares(), tf.shape(self.x)[-2]
+        )
+
+    @property
+    def has_several_terms(self):
+        return self.steps != 1
+
+    def part_squares(self):
+        return floors.outer_parts(self.x, self.z)
+
+    def weighted_sum(self, weights):
+        rank = self.z.shape.rank
+        z = self.z * tf.reshape(weights, [-1] + [1] * (rank - 1))
+        if rank == 3:
+            total = tf.matmul(
+                tf.reshape(self.x, [-1, self.x.shape[-1]]),
+                tf.reshape(z, [-1, z.shape[-1]]),
+                transpose_a=True,
+            )
+        else:
+            total = tf.einsum("bgtk,bgtu->gku", self.x, z)
+        return self._arrange(total, [])
+
+    def part(self, start, size):
+        return Outer(
+            cut_rows(self.x, start, size),
+            cut_rows(self.z, start, size),
+            self._arrange,
+            self.shape,
+            self.steps,
+            self.layout,
+            self.axes,
+        )
+
+    def gradients(self):
+        return self._arrange(self._products(), [-1])
+
+    def saved(self):
+        return [self.x, self.z]
+
+    def replaced(self, saved):
+        return Outer(
+            *saved, self._arrange, self.shape, self.steps, self.layout, self.axes
+        )
+
+    def joined(self, others: list[Outer]) -> Outer:
+        """The sum with `others`, as one longer sequence."""
+        forms = [self, *others]
+        known = all(form.steps is not None for form in forms)
+        return Outer(
+            tf.concat([form.x for form in forms], axis=-2),
+            tf.concat([form.z for form in forms], axis=-2),
+            self._arrange,
+            self.shape,
+            sum(form.steps for form in forms) if known else None,
+            self.layout,
+            self.axes,
+        )

@@ -1,0 +1,350 @@
+"""Values and sizes known before the step runs, though TensorFlow does not tell."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip.gradients.graph import ops
+
+_PAIRS = {
+    "Mul": operator.mul,
+    "Sub": operator.sub,
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Maximum": max,
+    "Minimum": min,
+    "Equal": operator.eq,
+    "GreaterEqual": operator.ge,
+}
+
+
+def static_number(tensor: tf.Tensor) -> float | None:
+    """The value of a constant number, through a few ops more than TensorFlow folds."""
+    value = known_value(tensor)
+    known = value is not None and np.size(value) == 1
+    value = np.reshape(value, ())[()] if known else None
+    return None if value is None else float(value)
+
+
+def known_shape(output: tf.Tensor) -> list[int | None]:
+    """The static shape of a `Reshape`, with the sizes that its inputs tell."""
+    shape = output.shape.as_list()
+    if None not in shape:
+        return shape
+    found = known_value(output.op.inputs[1])
+    if found is None or np.size(found) != len(shape):
+        return shape
+    told = (None if b is None or b < 0 else int(b) for b in np.reshape(found, [-1]))
+    return [b if a is None else a for a, b in zip(shape, told, strict=True)]
+
+
+def known_order(op: tf.Operation) -> list[int] | None:
+    """The order of the axes after a `Transpose`, if the graph tells."""
+    order = known_value(op.inputs[1])
+    if order is None:
+        order = _order_for_many(op)
+    if order is None or None in np.reshape(order, [-1]):
+        return None
+    return [int(axis) for axis in np.reshape(order, [-1])]
+
+
+def _order_for_many(op: tf.Operation):
+    """The order that `tf.vectorized_map` gives unless there is one example only.
+
+    It leaves two axes where they are if one of them has length 1, and shapes what comes
+    out as if it had not. Of one example that is the same.
+    """
+    choice = op.inputs[1].op
+    if choice.type not in ("Select", "SelectV2"):
+        return None
+    test, otherwise = choice.inputs[0].op, choice.inputs[2]
+    if test.type != "Equal" or static_number(test.inputs[1]) != 1:
+        return None
+    least = test.inputs[0].op
+    if least.type != "Minimum":
+        return None
+    sizes = [known_value(size) for size in least.inputs]
+    lengths = op.inputs[0].shape.as_list() if op.inputs[0].shape.rank else [None]
+    # One of the two is the batch, of any size; the other one tells.
+    if [size is None for size in sizes].count(True) != 1 or lengths[0] is not None:
+        return None
+    (other,) = (size for size in sizes if size is not None)
+    return known_value(choice.inputs[1] if np.size(other) and other == 1 else otherwise)
+
+
+def takes_every_row(op: tf.Operation) -> bool:
+    """Whether a `GatherV2` along axis 0 takes row 0, row 1, and so on.
+
+    That is how `tf.vectorized_map` takes its examples, where a single row stands for
+    all.
+    """
+    rows, indices = op.inputs[0], _through(op.inputs[1])
+    if tf.get_static_value(op.inputs[2]) != 0 or op.get_attr("batch_dims"):
+        return False
+    if indices.op.type == "SelectV2":
+        test, indices, single = indices.op.inputs
+        indices = _through(indices)
+        if test.op.type != "Greater" or static_number(single) != 0:
+            return False
+        if not _counts_rows(test.op.inputs[0], rows):
+            return False
+        if static_number(test.op.inputs[1]) != 1:
+            return False
+    return _counts_up(indices)
+
+
+def chooses_rows(op: tf.Operation) -> bool:
+    """Whether an op takes places for numbers of rows alone, each its own."""
+    if op.type == "GatherV2":
+        return takes_every_row(op)
+    return op.type == "GatherNd" and starts_with_rows(op.inputs[1])
+
+
+def starts_with_rows(indices: tf.Tensor) -> bool:
+    """Whether the indices of a `GatherNd` are `[N, K]`, with 0, 1, ... in column 0."""
+    if indices.op.type != "Pack" or indices.shape.rank != 2:
+        return False
+    return bool(indices.op.get_attr("axis")) and _counts_up(
+        _through(indices.op.inputs[0])
+    )
+
+
+#: What is believed where a public tensor has an entry for each example.
+BY_PLACE = "whether a constant's entries are for the examples that they meet"
+
+
+def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
+    """Whether a public tensor says the same of all entries of an axis.
+
+    Args:
+      tensor: a tensor.
+      axis: counted from the last one, which is -1.
+
+    Returns:
+      True if there is no such axis, or it has one entry, or all are made alike: by one
+      value, or by random draws.
+    """
+    rank, op = tensor.shape.rank, tensor.op
+    if rank is None:
+        return False
+    if rank < -axis or tensor.shape[axis] == 1:
+        return True
+    if op.type == "Const":
+        value = tf.get_static_value(tensor)
+        return value is not None and bool((value == value.take([0], axis)).all())
+    if op.type == "Fill" or _draws_alike(op):
+        return True
+    if op.type in ("BroadcastTo", "Tile"):
+        source = op.inputs[0]
+        return (source.shape.rank or 0) < -axis or source.shape[axis] == 1
+    if op.type == "ResourceGather" and not op.get_attr("batch_dims"):
+        indices, place = op.inputs[1], rank + axis
+        ranked = indices.shape.rank is not None and place < indices.shape.rank
+        return ranked and rows_alike(indices, place - indices.shape.rank)
+    if op.type in ops.SAME_ENTRIES and _is_drawn(op.inputs[0]):
+        return True
+    if op.type in ops.ELEMENTWISE and op.inputs:
+        return all(rows_alike(t, axis) for t in op.inputs)
+    return False
+
+
+def _draws_alike(op: tf.Operation) -> bool:
+    """Whether an op draws all entries of its output from one distribution."""
+    if op.type in ops.DRAWS - ops.CANDIDATE_SAMPLERS - {"RandomShuffle"}:
+        return all(t.shape.rank == 0 for t in op.inputs[1:])
+    if not op.type.startswith(ops.SEEDED_DRAWS) or "Shuffle" in op.type:
+        return False
+    return all(t.shape.rank == 0 for t in op.inputs if t.dtype.is_floating)
+
+
+def _is_drawn(tensor: tf.Tensor) -> bool:
+    """Whether all entries of a public tensor are drawn alike, wherever they are."""
+    op = tensor.op
+    if tensor.shape.num_elements() == 1:
+        return True
+    if _draws_alike(op):
+        return True
+    passed = op.type in ops.SAME_ENTRIES or op.type in ops.ELEMENTWISE
+    return passed and bool(op.inputs) and all(map(_is_drawn, op.inputs))
+
+
+def _counts_up(indices: tf.Tensor) -> bool:
+    if indices.op.type != "Range" or indices.shape.rank != 1:
+        return False
+    start, _, delta = map(static_number, indices.op.inputs)
+    return start == 0 and delta == 1
+
+
+def _through(tensor: tf.Tensor) -> tf.Tensor:
+    """What the tensor is made of by ops that leave a vector what it is."""
+    while tensor.op.type in ("Identity", "Cast") or (
+        tensor.op.type == "Reshape"
+        and tensor.shape.rank == tensor.op.inputs[0].shape.rank == 1
+    ):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
+    """Whether `size` is how many rows there are."""
+    op = size.op
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    begin = tf.get_static_value(op.inputs[1])
+    places = ([0], [-1]) if rows.shape.rank == 1 else ([0],)
+    first = begin is not None and any(np.array_equal(begin, p) for p in places)
+    return bool(
+        first and op.get_attr("shrink_axis_mask") and op.inputs[0].op.inputs[0] is rows
+    )
+
+
+def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
+    """Whether a vector becomes one row in a shape, `[-1, length]`."""
+    parts = shape.op.inputs if shape.op.type == "Pack" else ()
+    return (
+        len(parts) == 2
+        and static_number(parts[0]) in (-1, 1)
+        and _counts_rows(parts[1], vector)
+    )
+
+
+def pinned_to(op: tf.Operation) -> tf.Tensor | None:
+    """What an op gives whatever else it is given: n, of min(n, max(n, anything))."""
+    (output,) = op.outputs if op.type == "Minimum" else (None,)
+    if output is None or output.shape.rank != 0 or not output.dtype.is_integer:
+        return None
+    for limit, other in (op.inputs, reversed(op.inputs)):
+        if other.op.type == "Maximum" and any(t is limit for t in other.op.inputs):
+            return limit
+    return None
+
+
+def is_pinned(op: tf.Operation) -> bool:
+    """Whether an op is a constant whatever its inputs: min(c, max(c, anything))."""
+    if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:
+        return False
+    for limit, other in (op.inputs, reversed(op.inputs)):
+        top, least = tf.get_static_value(limit), _lower_bound(other)
+        if top is not None and np.size(top) == 1 and least is not None:
+            if least >= np.reshape(top, ())[()]:
+                return True
+    return False
+
+
+def _lower_bound(tensor: tf.Tensor):
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return np.min(value) if np.size(value) else None
+    if tensor.op.type == "Identity":
+        return _lower_bound(tensor.op.inputs[0])
+    if tensor.op.type != "Maximum":
+        return None
+    bounds = [_lower_bound(t) for t in tensor.op.inputs]
+    return max((b for b in bounds if b is not None), default=None)
+
+
+def known_value(tensor: tf.Tensor):
+    """An array whose unknown entries are None; None if nothing is known."""
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return value
+    op = tensor.op
+    if op.type == "Rank":
+        return op.inputs[0].shape.rank
+    if op.type == "Shape":
+        rank = op.inputs[0].shape.rank
+        return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
+    if op.type in ops.SAME_NUMBERS:
+        return known_value(op.inputs[0])
+    compute = _COMPUTED.get(op.type)
+    if compute is None:
+        return None
+    inputs = [known_value(t) for t in op.inputs]
+    if op.type == "Pack":
+        return _pack(op, *inputs)
+    return None if any(value is None for value in inputs) else compute(op, *inputs)
+
+
+def _pack(op, *parts):
+    if any(t.shape.rank != 0 for t in op.inputs):
+        return None
+    entries = [None if part is None else np.reshape(part, ())[()] for part in parts]
+    return np.array(entries, object)
+
+
+def _slice(op, value, begin, end, step):
+    names = ("ellipsis_mask", "new_axis_mask")
+    if np.ndim(value) != 1 or any(map(op.get_attr, names)):
+        return None
+    bounds = [np.reshape(bound, [-1]).tolist() for bound in (begin, end, step)]
+    if any(len(bound) != 1 or bound[0] is None for bound in bounds):
+        return None
+    begin, end, step = (int(bound[0]) for bound in bounds)
+    if op.get_attr("shrink_axis_mask"):
+        return value[begin]
+    return value[
+        None if op.get_attr("begin_mask") else begin : None
+        if op.get_attr("end_mask")
+        else end : step
+    ]
+
+
+def _range(op, start, limit, delta):
+    bounds = [np.reshape(bound, ())[()] for bound in (start, limit, delta)]
+    return None if None in bounds or bounds[2] == 0 else np.arange(*bounds)
+
+
+def _cut(op, value, begin, size):
+    bounds = [np.reshape(bound, [-1]).tolist() for bound in (begin, size)]
+    if np.ndim(value) != 1 or any(len(b) != 1 or b[0] is None for b in bounds):
+        return None
+    first, count = (int(bound[0]) for bound in bounds)
+    return value[first:] if count == -1 else value[first : first + count]
+
+
+def _gather(op, value, indices, axis):
+    if np.ndim(value) != 1 or None in np.reshape(indices, [-1]):
+        return None
+    return value[np.asarray(indices, int)]
+
+
+def _concat(op, *parts):
+    return np.concatenate([np.reshape(part, [-1]) for part in parts[:-1]])
+
+
+def _prod(op, value, axes):
+    entries = np.reshape(value, [-1]).tolist()
+    if None in entries or np.ndim(value) > 1:
+        return None
+    return math.prod(entries)
+
+
+def _pair(op, a, b):
+    a, b = (np.reshape(v, ())[()] if np.size(v) == 1 else None for v in (a, b))
+    if a is None or b is None:
+        return None
+    if op.type in ops.QUOTIENTS:
+        return a / b if b != 0 else None
+    return _PAIRS[op.type](a, b)
+
+
+def _select(op, test, yes, no):
+    return None if np.size(test) != 1 else yes if np.reshape(test, ())[()] else no
+
+
+_COMPUTED = {
+    "Pack": _pack,
+    "StridedSlice": _slice,
+    "Slice": _cut,
+    "Range": _range,
+    "GatherV2": _gather,
+    "ConcatV2": _concat,
+    "Prod": _prod,
+    "Select": _select,
+    "SelectV2": _select,
+    **dict.fromkeys((*_PAIRS, *ops.QUOTIENTS), _pair),
+}

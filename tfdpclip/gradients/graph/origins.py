@@ -1,0 +1,236 @@
+"""Where values come from: ops that bring data in, and what is a constant.
+
+Everything is classified by lists of what is known to be harmless. What is not on them
+brings data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip.gradients.graph import ops
+
+# Stateful ops that hand on nothing but their inputs, variables and randomness.
+_HARMLESS = (
+    ops.RANDOM
+    | ops.READS
+    | ops.FIRST_ARGUMENT.keys()
+    | frozenset(
+        """Assert Print PrintV2 CheckNumericsV2 DebugIdentityV2 DebugIdentityV3
+        CudnnRNN CudnnRNNV2 CudnnRNNV3 VarHandleOp""".split()
+    )
+)
+# The attribute of ops that write what is released with noise.
+_PUBLIC = "_tfdpclip_public"
+# The longest list of integers that is still a shape, an order of axes or the like.
+_AXES = 8
+
+
+def brings_data(op: tf.Operation) -> bool:
+    """Whether an op may give data, whatever its inputs are.
+
+    Functions that it calls count, to any depth.
+    """
+    kind = op.type
+    if kind in ops.ITERATORS or kind in ops.FROM_OUTSIDE or "Dataset" in kind:
+        return True
+    if not op.inputs and op.outputs and kind != "Placeholder":
+        if kind not in ops.PUBLIC_LEAVES and kind not in _HARMLESS:
+            return True
+    if op.op_def.is_stateful and op.outputs and kind not in _HARMLESS:
+        return True
+    return any(_function_brings_data(op.graph, name) for name in functions_of(op))
+
+
+def functions_of(op: tf.Operation) -> list[str]:
+    """The names of the functions that an op calls."""
+    names = [op.get_attr(a.name).name for a in op.op_def.attr if a.type == "func"]
+    for attr in op.op_def.attr:
+        if attr.type == "list(func)":
+            names += [function.name for function in op.get_attr(attr.name)]
+    return names
+
+
+def _function_brings_data(graph, name: str) -> bool:
+    return any(
+        definition is None or any(map(_node_brings_data, definition.node_def))
+        for definition in definitions(graph, name)
+    )
+
+
+def _node_brings_data(node: _tf_private.NodeDef) -> bool:
+    if node.op in ops.ITERATORS or node.op in ops.FROM_OUTSIDE or "Dataset" in node.op:
+        return True
+    if node.op in _HARMLESS or node.op in ops.PUBLIC_LEAVES:
+        return False
+    known = _tf_private.definition_of(node.op)
+    if known is None or (known.is_stateful and known.output_arg):
+        return True
+    return bool(known.output_arg) and not any(
+        not name.startswith("^") for name in node.input
+    )
+
+
+def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
+    """A function and those it calls, to any depth; None for one that is not there."""
+    pending, known = [name], set()
+    while pending:
+        name = pending.pop()
+        if name in known:
+            continue
+        known.add(name)
+        definition = definition_of(graph, name)
+        yield definition
+        for node in definition.node_def if definition is not None else ():
+            for attr in node.attr.values():
+                if attr.WhichOneof("value") == "func":
+                    pending.append(attr.func.name)
+                pending.extend(f.name for f in attr.list.func)
+
+
+def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
+    """The definition of a function that `graph` may call."""
+    while graph is not None:
+        function = _tf_private.function_named(graph, name)
+        if function is not None:
+            found = getattr(function, "cached_definition", None)
+            return found if found is not None else function.definition
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+@contextlib.contextmanager
+def public_writes() -> Iterator[None]:
+    """Declares that what is written within, in this graph, is released with noise."""
+    if tf.executing_eagerly():
+        yield
+        return
+    with _tf_private.attribute_of_new_ops(_PUBLIC, "released"):
+        yield
+
+
+def writes_publicly(op: tf.Operation) -> bool:
+    """Whether the op was made within `public_writes`."""
+    return _tf_private.text_attribute(op, _PUBLIC) is not None
+
+
+def first_handle(handle: tf.Tensor) -> tf.Tensor:
+    """Where a handle comes from that is passed on as it is, through loops as well."""
+    while True:
+        op, index = handle.op, handle.value_index
+        if op.type == "Identity":
+            handle = op.inputs[0]
+            continue
+        if op.type not in ops.LOOPS:
+            return handle
+        body = _tf_private.body_of_loop(op)
+        kept = body.outputs[index]
+        while kept.op.type == "Identity":
+            kept = kept.op.inputs[0]
+        if kept is not body.inputs[index]:
+            return handle
+        handle = op.inputs[index]
+
+
+def is_number(op: tf.Operation) -> bool:
+    """Whether a constant is a number (perhaps repeated), or a shape or list of axes."""
+    tensor = op.outputs[0]
+    if tensor.dtype == tf.string:
+        return False
+    count = tensor.shape.num_elements()
+    if count is None:
+        return False
+    integers = tensor.dtype.is_integer and tensor.shape.rank <= 1
+    if count <= 1 or (integers and count <= _AXES):
+        return True
+    return op.type == "Const" and _is_uniform(tf.get_static_value(tensor))
+
+
+def large_constant(graph, name: str) -> str | None:
+    """The name of a constant in a function that is not just a number, or None."""
+    for definition in definitions(graph, name):
+        for node in definition.node_def if definition is not None else ():
+            if node.op != "Const":
+                continue
+            value = tf.make_ndarray(node.attr["value"].tensor)
+            integers = value.dtype.kind in "iu" and value.ndim <= 1
+            small = value.size <= 1 or (integers and value.size <= _AXES)
+            if value.dtype.kind in "OSU" or not (small or _is_uniform(value)):
+                return node.name
+    return None
+
+
+def _is_uniform(value) -> bool:
+    return value is not None and value.size > 0 and bool(np.all(value == value.flat[0]))
+
+
+def captured_from(tensor: tf.Tensor):
+    """What a captured tensor stands for: the outermost thing that was captured.
+
+    An eager tensor, an op's output in an outer graph, or the tensor itself.
+    """
+    graph = tensor.graph
+    while True:
+        found = [e for e, i in getattr(graph, "captures", ()) if i is tensor]
+        if not found:
+            return tensor
+        tensor = found[0]
+        if _tf_private.is_eager(tensor):
+            return tensor
+        graph = tensor.graph
+
+
+def handle_users(op: tf.Operation, index: int) -> Iterator[str]:
+    """The types of the ops that use the resource that is input `index` of `op`.
+
+    The op itself, or those within the functions that it calls.
+    """
+    if op.type not in ops.FIRST_ARGUMENT:
+        yield op.type
+        return
+    place = index - ops.FIRST_ARGUMENT[op.type]
+    for name in functions_of(op):
+        yield from _argument_users(op.graph, name, place)
+
+
+def _argument_users(graph, name: str, place: int, seen=()) -> Iterator[str]:
+    definition = definition_of(graph, name)
+    if definition is None or (name, place) in seen:
+        yield "a function that is not there"
+        return
+    seen = (*seen, (name, place))
+    aliases = _aliases(definition, definition.signature.input_arg[place].name)
+    for node in definition.node_def:
+        inputs = [i for i in node.input if not i.startswith("^")]
+        for index, source in enumerate(inputs):
+            if source not in aliases or node.op == "Identity":
+                continue
+            if node.op not in ops.FIRST_ARGUMENT:
+                yield node.op
+                continue
+            for attr in node.attr.values():
+                called = [f.name for f in attr.list.func]
+                if attr.WhichOneof("value") == "func":
+                    called.append(attr.func.name)
+                for function in called:
+                    yield from _argument_users(
+                        graph, function, index - ops.FIRST_ARGUMENT[node.op], seen
+                    )
+
+
+def _aliases(definition, argument: str) -> set[str]:
+    """The names by which a function's argument goes within it."""
+    aliases, before = {argument}, 0
+    while len(aliases) > before:
+        before = len(aliases)
+        aliases |= {
+            f"{node.name}:output:0"
+            for node in definition.node_def
+            if node.op == "Identity" and node.input[0] in aliases
+        }
+    return aliases

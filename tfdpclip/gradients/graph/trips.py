@@ -1,0 +1,70 @@
+"""How often a loop runs, where its graph tells."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip.gradients.graph.known import static_number
+
+
+def counts_steps(op: tf.Operation) -> bool:
+    """Whether the loop counts its steps, as those of `tf.while_loop` do."""
+    body = _tf_private.body_of_loop(op)
+    if len(body.inputs) < 2 or len(body.outputs) != len(op.outputs):
+        return False
+    counter = body.inputs[0]
+    return counter.shape.rank == 0 and _increment(body.outputs[0], counter) == 1
+
+
+def _increment(after: tf.Tensor, before: tf.Tensor) -> float | None:
+    """What is added to `before`, a number, at a step; None if that is not known."""
+    after = _through(after)
+    if after.op.type not in ("AddV2", "Add"):
+        return None
+    first, second = map(_through, after.op.inputs)
+    if second is before:
+        first, second = second, first
+    return static_number(second) if first is before else None
+
+
+def _through(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
+    """How often the loop runs, if the graph tells."""
+    todo, bounds = [cond.outputs[0]], []
+    place = {tensor.ref(): i for i, tensor in enumerate(cond.inputs)}
+    while todo:
+        test = _through(todo.pop())
+        if test.op.type == "LogicalAnd":
+            todo += test.op.inputs
+            continue
+        if test.op.type != "Less":
+            return None
+        left, right = map(_through, test.op.inputs)
+        number = place.get(left.ref())
+        if number is None:
+            return None
+        if right.ref() in place:
+            limit_at = place[right.ref()]
+            if _through(body.outputs[limit_at]) is not body.inputs[limit_at]:
+                return None
+            right = op.inputs[limit_at]
+        limit, first = _number(right), _number(op.inputs[number])
+        step = _increment(body.outputs[number], body.inputs[number])
+        if None in (limit, first, step) or step <= 0:
+            return None
+        bounds.append(max(0, math.ceil((limit - first) / step)))
+    return min(bounds)
+
+
+def _number(tensor: tf.Tensor) -> float | None:
+    if tensor.op.type in ("Max", "Min") and tensor.op.inputs[0].shape.rank == 0:
+        tensor = tensor.op.inputs[0]
+    return static_number(tensor)

@@ -1,0 +1,217 @@
+"""What to write in the place of ops that combine the examples of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from tfdpclip import _keras_marks
+from tfdpclip.gradients.graph import ops
+
+FIX = (
+    "Give one loss per example instead: compile with "
+    "loss=tf.keras.losses.MeanSquaredError(reduction='none') (or your own loss with "
+    "reduction='none'), or pass the unreduced loss, of shape [batch], to "
+    "optimizer.minimize(per_example_loss, variables, tape=tape)."
+)
+PER_EXAMPLE = (
+    "average each example over its own entries: compile with "
+    "loss=dpc.keras.PerExampleLoss(tf.keras.losses.SparseCategoricalCrossentropy("
+    "from_logits=True)), or whichever loss it is. "
+)
+BATCH_NORM = (
+    "This is batch normalisation in training mode. Replace it, as by "
+    "model = dpc.keras.convert_batchnorm(model), which makes GroupNormalization of it, "
+    "or freeze the layer with layer.trainable = False, as dpc.keras.film(model) does."
+)
+MASKED = (
+    "A mean over the unmasked entries of the whole batch does this, which Keras makes "
+    "of masks (mask_zero=True) and of ignore_class. In its place, " + PER_EXAMPLE + FIX
+)
+OTHERWISE = (
+    "Make each example's loss of that example alone. In the place of a statistic of "
+    "the batch take a constant, or one of the example's own entries: "
+    "LayerNormalization or GroupNormalization; tf.reduce_mean(x, axis=-1); "
+    "dpc.keras.PerExampleLoss(loss) for the mean over a masked sequence."
+)
+EQUALIZATION = (
+    "keras.layers.Equalization takes one histogram of all images of a batch, so that "
+    "how bright one image becomes is decided by all of them; RandAugment and AugMix "
+    "contain that layer. Call it with single images, before batches are drawn: "
+    "plan.batches((x, y)).map(lambda x, y: (layer(x[None])[0], y))."
+)
+ROUTER = (
+    "A router's load-balancing loss does this: it looks at how the whole batch is "
+    "dealt to the experts. Leave that add_loss out, or balance each example's own "
+    "tokens: means over axis 1 of [batch, tokens, experts]. KerasHub's Mixtral always "
+    "adds this loss: take another model."
+)
+LOOKUP = (
+    "StringLookup, IntegerLookup and Hashing count so, where their output is one_hot, "
+    'multi_hot or count. Say output_mode="int", and put an Embedding behind it, or '
+    'tf.keras.layers.CategoryEncoding(n, output_mode="multi_hot"), which keeps '
+    "examples apart."
+)
+# In the name of an op: a layer of experts, or of what deals examples to them.
+_IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Advice:
+    """A sentence for some ops, or for ops of some layers.
+
+    Attributes:
+      text: The sentence, and a line to write.
+      types: The ops it is for; any, where there are none.
+      names: What is found in the names of ops it is for: of layers and functions.
+    """
+
+    text: str
+    types: frozenset[str] = frozenset()
+    names: str = ""
+
+    def fits(self, op: tf.Operation) -> bool:
+        of_type = not self.types or op.type in self.types
+        return of_type and (not self.names or bool(re.search(self.names, op.name)))
+
+
+def _of(types: str, text: str, names: str = "") -> _Advice:
+    return _Advice(text, frozenset(types.split()), names)
+
+
+# The first that fits is given. Layers before ops, as they say more.
+_TABLE = (
+    _of("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", BATCH_NORM),
+    _of("", BATCH_NORM, "/moments/"),
+    _of("Bincount DenseBincount", EQUALIZATION, "equaliz|rand_aug|aug_mix"),
+    _of("Bincount DenseBincount", LOOKUP, "lookup|hashing"),
+    _of(
+        "Bincount DenseBincount HistogramFixedWidth",
+        "It counts the values of all the examples together. Count each example's own: "
+        "tf.reduce_sum(tf.one_hot(x, depth), axis=1), for x of shape [batch, entries].",
+    ),
+    _of("Sum Mean Mul RealDiv MatMul", ROUTER, _IN_ROUTER),
+    _of(
+        "TopK TopKV2",
+        "It puts the losses, or other numbers, of all the examples in order: which of "
+        "them are chosen is decided by all of them. Give every example a loss that is "
+        "a function of that example alone, in the place of the largest few: "
+        "tf.nn.relu(loss - threshold), say, with a threshold that is a constant.",
+    ),
+    _Advice(
+        "It samples classes that were labels of this batch, or of earlier ones. Sample "
+        "them with tf.random.log_uniform_candidate_sampler, uniform_candidate_sampler "
+        "or fixed_unigram_candidate_sampler, whose classes do not depend on the data.",
+        frozenset(ops.LEARNING_SAMPLERS),
+    ),
+    _of(
+        """Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
+        SparseSoftmaxCrossEntropyWithLogits""",
+        "It compares each example with the others of the batch, as in-batch "
+        "contrastive losses do (SimCLR, CLIP, two towers). Compare it with candidates "
+        "that come with the example, [batch, candidates, features], or with a constant "
+        "table of public ones, or, for a softmax of the example's own: axis=-1.",
+    ),
+    _of(
+        "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum",
+        "It sums products over the examples, as do tf.tensordot(a, b, 2) and the "
+        "correlations of a batch (Barlow Twins, VICReg). For one product per example "
+        "write tf.reduce_sum(a * b, axis=-1, keepdims=True).",
+    ),
+    _of(
+        "ReverseV2 Roll RandomShuffle",
+        "It puts examples in each other's places, as MixUp and CutMix do. Leave that "
+        "out, or mix each example with public data, which are constants, or with its "
+        "own views: PrivacyPlan(..., views=2).",
+    ),
+    _of(
+        "Where",
+        "It lists at which places of all the examples a condition holds, as "
+        "tf.boolean_mask(x, condition) does. Keep every row, and give those that are "
+        "to be left out no weight: loss * tf.cast(condition, loss.dtype).",
+    ),
+    _of(
+        "Cumsum Cumprod CumulativeLogsumexp",
+        "It adds up along the batch. Add up along the entries of each example: "
+        "tf.cumsum(x, axis=1).",
+    ),
+    _of(
+        """Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm L2Loss NthElement
+        Sort""",
+        "It makes one number of the whole batch: a mean, a variance, the largest entry."
+        " Take that of each example's own entries, as in tf.reduce_mean(x, axis=-1, "
+        "keepdims=True), or a constant. For the mean over masked sequences compile "
+        "with loss=dpc.keras.PerExampleLoss(loss).",
+    ),
+)
+# Of layers of a model, by what their classes are called.
+_LAYERS = (
+    ("BatchNormalization", BATCH_NORM),
+    ("Equalization|RandAugment|AugMix", EQUALIZATION),
+    ("Moe|MoE|Router|Experts", ROUTER),
+)
+
+
+def of(op: tf.Operation, tensor: tf.Tensor) -> str:
+    """What to write in the place of an op that combined examples.
+
+    Args:
+      op: The op.
+      tensor: The loss that it came before.
+    """
+    if _counts_entries(op, tensor):
+        return MASKED
+    return next((row.text for row in _TABLE if row.fits(op)), OTHERWISE)
+
+
+def of_structure(op: tf.Operation, coupled: tf.Operation | None) -> str:
+    """What to write in the place of a loss that cannot be taken apart.
+
+    Args:
+      op: The op where it ends.
+      coupled: The op that combined examples before, if one did.
+    """
+    for found in (op, coupled):
+        if found is None:
+            continue
+        for row in _TABLE:
+            if row.fits(found) and (row.names or found.type.endswith(_PRODUCTS)):
+                return row.text
+    return FIX
+
+
+_PRODUCTS = ("MatMul", "MatMulV2", "MatMulV3", "Einsum")
+
+
+def of_layers(names: Iterable[str]) -> str:
+    """What to write in the place of a model whose layers combine examples.
+
+    Args:
+      names: Those of the layers' classes.
+    """
+    names = list(names)
+    for pattern, text in _LAYERS:
+        if any(re.search(pattern, name) for name in names):
+            return text
+    return OTHERWISE
+
+
+def has_own(op: tf.Operation) -> bool:
+    """Whether an op is refused wherever it is, not for what is made of it."""
+    return op.type in _SELECTIONS
+
+
+_SELECTIONS = frozenset(ops.LEARNING_SAMPLERS) | {
+    *("Bincount", "DenseBincount", "TopK", "TopKV2")
+}
+
+
+def _counts_entries(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether Keras does this where it reduces a loss, to what a mask leaves of it."""
+    scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
+    within = bool(scope and weighted) and op.name.startswith(scope)
+    in_loss = within or _keras_marks.COMPILED_LOSS in op.name
+    return in_loss and op.type in ("Sum", "ScatterNd")

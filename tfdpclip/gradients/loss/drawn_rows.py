@@ -1,0 +1,426 @@
+"""Which rows of a batch are records, as the draw says: whatever the loss reads.
+
+Elements of drawn batches are filled up with rows of weight 0. A loss that leaves the
+weights out, or has others in their place, would make a record of each of these rows.
+So the engine looks for the weights where the batch comes from, not in the loss:
+
+1. in the element that a training step was given (`given_element`): `fit`;
+2. among the other parts of the element, where a graph takes it from an iterator or is
+   what a data set does with it: loops within a `tf.function`;
+3. in what eager code took of drawn batches, when the function is called: loops of
+   one's own around a `tf.function`, or without one.
+
+Where the data are of no drawn batch that is known of, the weights in the loss are all
+there is. It is long because each of these ways has its own refusals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpclip import _keras_marks, _tf_private
+from tfdpclip._devices import in_xla
+from tfdpclip._docs import see
+from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip.gradients.graph import ops
+from tfdpclip.sampling import handed_out
+from tfdpclip.sampling.drawer import DRAWERS, Drawer
+from tfdpclip.sampling.poisson import FullBatch
+
+_LINES = (
+    " Give the step all of its element:\n"
+    "    @tf.function\n"
+    "    def step(x, y, w): ...\n"
+    "    for x, y, w in batches: step(x, y, w)\n"
+)
+_OTHER_ROWS = (
+    "The loss has another number of rows than the batch that was drawn, of which the "
+    "weights are, so which of its rows are records is not known. Compute one loss for "
+    "each row of the batch, in their order." + see("rows-that-fill-a-batch-up")
+)
+_TWICE = (
+    "A second private step would be made of one draw, and costs more than another draw "
+    "does: two steps of noise multiplier z on one draw are one of z / sqrt(2). Take "
+    "another element for every step of every private optimizer: x, y, w = "
+    "next(iterator)." + see("two-steps-on-one-draw")
+)
+
+
+class _Here(threading.local):
+    """What is known of the step that this thread is at; replicas have one each."""
+
+    def __init__(self) -> None:
+        self.weights: list[Any] = []
+        self.releases = False
+
+
+_HERE = _Here()
+# Of graphs, the weights of the elements that a step was made of, and by which ops.
+_RELEASED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def given_element(weights: Any) -> Iterator[None]:
+    """Says that what is computed within is of one element of drawn batches.
+
+    Args:
+      weights: the weights of the element, as the drawer made them; None for data that
+        are of no drawn batch.
+    """
+    _HERE.weights.append(weights)
+    try:
+        yield
+    finally:
+        _HERE.weights.pop()
+
+
+@contextlib.contextmanager
+def released() -> Iterator[None]:
+    """Says that a private step is made of what is computed within."""
+    _HERE.releases = True
+    try:
+        yield
+    finally:
+        _HERE.releases = False
+
+
+class Room(NamedTuple):
+    """How many records a loss has room for.
+
+    Attributes:
+      records: how many, a scalar.
+      static: the same, if it is static.
+      rows_each: rows of each.
+    """
+
+    records: tf.Tensor
+    static: int | None
+    rows_each: int
+
+
+def present_in_graph(
+    graph: tf.Graph, sources: Sequence[tf.Tensor], room: Room
+) -> tf.Tensor | None:
+    """Which records of a batch are there.
+
+    Args:
+      graph: of the loss.
+      sources: the data behind the loss.
+      room: for how many.
+
+    Returns:
+      `[records]`; None if the data are of no drawn batch that is known of.
+
+    Raises:
+      LossStructureError: if the element has another number of rows than the loss.
+      PrivacyMismatchError: if a private step was made of the same element before.
+    """
+    sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
+    if _HERE.weights and _HERE.weights[-1] is None:
+        return None
+    if _HERE.weights:
+        if _are_of_other_iterators(sources, _HERE.weights[-1]):
+            # Of undrawn data, which the callback reports.
+            return None
+        return _of_weights(graph, _HERE.weights[-1], room)
+    if not sources or not _tf_private.is_function_graph(graph):
+        return None
+    found = next(filter(None, map(_taken_in_graph, sources)), None)
+    found = found or _taken_around(graph)
+    if found is not None:
+        weights, drawer = found
+        if _HERE.releases and not isinstance(drawer.scheme, FullBatch):
+            _refuse_second(graph, weights)
+        return _of_weights(graph, weights, room)
+    return _of_taken(graph, room)
+
+
+def present_in_eager(records: int) -> tf.Tensor | None:
+    """The same of a loss that eager code computed, of one row for each record."""
+    if _HERE.weights and _HERE.weights[-1] is None:
+        return None
+    if _HERE.weights:
+        found = _by_record(_HERE.weights[-1], 1)
+        if found.shape[0] != records:
+            raise LossStructureError(_OTHER_ROWS)
+        return found
+    (mask,) = _masks(records, 1, _HERE.releases, told_apart=False)
+    return None if len(mask) != records else tf.constant(mask)
+
+
+# The element is in the graph.
+
+
+def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
+    """The weights of the element that a tensor is a part of, and who drew it."""
+    graph: Any = tensor.graph
+    while _tf_private.is_function_graph(graph):
+        outside = {id(inner): outer for outer, inner in graph.captures}.get(id(tensor))
+        if outside is None or _tf_private.is_eager(outside):
+            break
+        tensor, graph = outside, outside.graph
+    if tensor.op.type != "Placeholder":
+        # An iterator's, or those of a branch that asks whether there is another one.
+        return _weights_among(tensor.op.outputs)
+    own = _tf_private.is_function_of_data_set(graph)
+    own = own or getattr(graph, "name", "") in _keras_marks.STEP_FUNCTIONS
+    return _weights_at_end(graph) if own else None
+
+
+def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
+    """The same, of the only element that the functions around a function take."""
+    graph = _tf_private.function_around(graph).outer_graph
+    while _tf_private.is_function_graph(graph):
+        taken = [
+            op.outputs for op in graph.get_operations() if op.type in ops.ITERATORS
+        ]
+        found = list(filter(None, map(_weights_among, taken)))
+        if _tf_private.is_function_of_data_set(graph):
+            found += filter(None, [_weights_at_end(graph)])
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise LossStructureError(
+                "Several elements are taken from iterators around the function that "
+                "has the private step in it, so which of its rows are records cannot "
+                "be told. Compute the loss where its element is taken."
+                + see("rows-that-fill-a-batch-up")
+            )
+        graph = graph.outer_graph
+    return None
+
+
+def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
+    """Of a function whose last arguments are an element."""
+    inner = {id(t) for _, t in graph.captures}
+    given = [t for t in graph.inputs if id(t) not in inner]
+    for start in range(len(given)):
+        if (found := _weights_among(given[start:])) is not None:
+            return found
+    return None
+
+
+def _weights_among(
+    tensors: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], Drawer] | None:
+    """The weights among tensors, if those are an element of drawn batches."""
+    for drawer in list(DRAWERS):
+        for spec in drawer.specs:
+            flat = tf.nest.flatten(spec, expand_composites=True)
+            number = len(tf.nest.flatten(spec[-1]))
+            if found := _weights_by(flat, number, tensors):
+                return found, drawer
+    return None
+
+
+def _weights_by(
+    specs: Sequence[tf.TensorSpec], number: int, tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The last tensors, so many, if all are of these specs; none otherwise."""
+    fits = len(specs) == len(tensors) and all(map(_fits, specs, tensors))
+    return list(tensors[-number:]) if fits else []
+
+
+def _fits(spec: tf.TensorSpec, tensor: tf.Tensor) -> bool:
+    """Whether a tensor may be one of these rows, however many there are."""
+    if spec.dtype != tensor.dtype or not tensor.shape.rank:
+        return False
+    return spec.shape[1:].is_compatible_with(tensor.shape[1:])
+
+
+def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
+    """Whether all data behind a loss are from other iterators than the element."""
+    own = tf.nest.flatten(weights)[0].op
+    return bool(sources) and all(
+        s.op.type in ops.ITERATORS and s.op is not own for s in sources
+    )
+
+
+def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
+    before = _RELEASED.setdefault(graph, set())
+    if weights[0].ref() in before:
+        raise PrivacyMismatchError(_TWICE)
+    before.add(weights[0].ref())
+
+
+def _of_weights(graph: Any, weights: Any, room: Room) -> tf.Tensor:
+    """The mask of weights that are known, checked to be of as many rows."""
+    inner = [
+        w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
+    ]
+    found = _by_record(inner, room.rows_each)
+    static = room.static, found.shape[0]
+    if None not in static and static[0] != static[1]:
+        raise LossStructureError(_OTHER_ROWS)
+    if None in static and not in_xla():
+        same = tf.debugging.assert_equal(tf.shape(found)[0], room.records, _OTHER_ROWS)
+        with tf.control_dependencies([] if same is None else [same]):
+            found = tf.identity(found)
+    return found
+
+
+def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
+    found = [tf.reshape(w, [tf.shape(w)[0], -1]) != 0 for w in tf.nest.flatten(weights)]
+    rows = tf.reduce_any([tf.reduce_any(w, axis=1) for w in found], axis=0)
+    static = tf.nest.flatten(weights)[0].shape[0]
+    rows.set_shape([static])
+    if rows_each == 1:
+        return rows
+    return tf.reduce_any(tf.reshape(rows, [-1, rows_each]), axis=1)
+
+
+# Eager code has taken the element.
+
+
+def _of_taken(graph: Any, room: Room) -> tf.Tensor | None:
+    """The mask of the element that eager code takes before it calls the function."""
+    around = _tf_private.function_around(graph)
+    called = _called_from_outside(around)
+    if called is None:
+        return None
+    own = _weights_given(around)
+    if _replicas() > 1:
+        if own is None:
+            return None
+        return _of_weights(graph, own, room)
+    releases = _HERE.releases
+
+    def masks():
+        told = own is not None
+        return tf.constant(_masks(room.static, room.rows_each, releases, told))
+
+    with tf.init_scope():
+        saved = tf.constant(True, shape=[1, 1])
+    spec = tf.TensorSpec([None, None], tf.bool)
+    given = _tf_private.value_at_call(called, masks, spec, saved)
+    given = given if called is graph else graph.capture(given)
+    return _fitted(given, own, graph, room)
+
+
+def _called_from_outside(function: Any) -> Any:
+    """The function, or one around it, at each call of which Python can be asked.
+
+    None within what a data set does with its elements.
+    """
+    found, within = function, False
+    outer = function.outer_graph
+    while _tf_private.is_function_graph(outer):
+        around = _tf_private.function_around(outer)
+        within |= around is not outer
+        # A branch or a loop cannot ask; a function asks whenever it is called.
+        found = around if within else found
+        outer = around.outer_graph
+        if _tf_private.is_function_of_data_set(around):
+            return None
+    return None if _tf_private.is_function_of_data_set(function) else found
+
+
+def _replicas() -> int:
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+def _fitted(masks, own, graph, room) -> tf.Tensor:
+    """The step's mask among those that may be; all are there if none has its rows."""
+    number, length = tf.unstack(tf.shape(masks))
+    records = room.records
+    wide = tf.concat([masks, tf.ones([number, records], tf.bool)], axis=1)
+    wide = tf.where(tf.equal(length, records), wide[:, :records], True)
+    if own is None:
+        # Python has raised where there are several.
+        return tf.reduce_all(wide, axis=0)
+    inner = [w if w.graph is graph else graph.capture(w) for w in own]
+    mine = _by_record(inner, room.rows_each)
+    same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
+    told = tf.equal(number, 1) | same
+    if not in_xla():
+        wrong = tf.debugging.Assert(told, [_UNTOLD])
+        with tf.control_dependencies([] if wrong is None else [wrong]):
+            told = tf.identity(told)
+    return tf.where(tf.equal(number, 1), wide[0], mine) & told
+
+
+def _weights_given(graph: Any) -> list[tf.Tensor] | None:
+    """The weights among the arguments of a function, if it is given whole elements."""
+    inner = {id(t) for _, t in graph.captures}
+    given = [t for t in graph.inputs if id(t) not in inner]
+    if _replicas() > 1:
+        place = tf.distribute.get_replica_context().replica_id_in_sync_group
+        given = given[int(tf.get_static_value(place)) :: _replicas()]
+    places = range(len(given) + 1)
+    taken = handed_out.at_hand()
+    for part in (given[start:end] for start in places for end in places[start + 2 :]):
+        if found := _weights_among(part):
+            return found[0]
+        for element in taken:
+            # The batches themselves may be gone.
+            if weights := _weights_by(element.specs, element.weights, part):
+                return weights
+    return None
+
+
+_UNTOLD = (
+    "Several elements of drawn batches are at hand, and the weights that the step was "
+    "given are those of none of them, so which of its rows are records is not known."
+    + _LINES
+    + see("rows-that-fill-a-batch-up")
+)
+
+
+def _masks(
+    records: int | None, rows_each: int, releases: bool, told_apart: bool
+) -> np.ndarray:
+    """Which records are there in the element that a step is of.
+
+    Args:
+      records: how many the step has room for; None if that is not static.
+      rows_each: rows of each.
+      releases: whether it is a private step.
+      told_apart: whether the step has weights that tell it apart from other elements.
+
+    Returns:
+      `[K, records]`: of K elements, one of which the step is of; `[[True]]` where no
+      element is known of.
+    """
+    found = [e for e in handed_out.at_hand() if e.rows_each == rows_each]
+    if records is not None:
+        _refuse_repeated_rows(found, records)
+        found = [e for e in found if len(e.records) == records]
+    masks = {e.records.tobytes(): e.records for e in found}
+    if not masks:
+        return np.ones([1, 1], bool)
+    lengths = {len(mask) for mask in masks.values()}
+    if len(lengths) > 1 or (len(masks) > 1 and not told_apart):
+        raise PrivacyMismatchError(
+            f"{len(masks)} elements of drawn batches are at hand, and which of them "
+            "this step is of cannot be told, so neither can which of its rows are "
+            "records." + _LINES + see("rows-that-fill-a-batch-up")
+        )
+    if releases and all(e.released and e.once for e in found):
+        raise PrivacyMismatchError(_TWICE)
+    if releases and len(found) == 1:
+        found[0].released = True
+    return np.stack(list(masks.values()))
+
+
+def _refuse_repeated_rows(found: Sequence[Any], records: int) -> None:
+    """Raises if the one element at hand seems to be in the step more than once."""
+    if len(found) != 1 or found[0].released or not found[0].held:
+        return
+    rows = len(found[0].records)
+    if records > rows and records % rows == 0:
+        raise PrivacyMismatchError(
+            f"The step is of {records} rows, and the element that was drawn has "
+            f"{rows}: a record would be in it more than once, and clipped as several. "
+            "Augmented views of records are for batches that know of them: "
+            f"scheme.batches(data, views={records // rows}), and map."
+            + see("records-of-several-rows")
+        )

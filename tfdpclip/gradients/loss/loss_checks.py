@@ -1,0 +1,301 @@
+"""Refuses losses whose entries are no example's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
+from tfdpclip.gradients.flows.slices import axes_cut
+from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.loss import advice
+
+# What the seeds of random numbers are called among an op's inputs.
+_SEEDS = ("seed", "key", "counter")
+# And those that say of which size the numbers are.
+_RANGES = frozenset(
+    """alpha counts lam logits maxval maxvals means minval minvals probs rate stddevs
+    stdevs""".split()
+)
+BY_BATCH = (
+    "The term {name!r} of the loss is no example's own, and is scaled with the number "
+    "of examples that happen to be in a batch: it would tell that number, without "
+    "noise. Scale it by a constant. "
+)
+
+
+def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
+    """Raises if an example's loss is computed with the number of examples.
+
+    That is not public: one example more or less would change everybody's gradient.
+    """
+    _refuse_means_of_padding(tensor)
+    for op in ancestors([tensor]):
+        _refuse_sized_draw(op, flows)
+        sizes = [
+            t
+            for t in op.inputs
+            if flows[t].kind == SIZE
+            and (t.dtype.is_floating or t.dtype == tf.bool)
+            # Not random numbers for a batch on another axis.
+            and t.shape.is_fully_defined()
+        ]
+        chosen = _chosen_by(op)
+        sizes += [op.inputs[i] for i in chosen if _is_counted(op.inputs[i], flows)]
+        _refuse_cut(op, flows)
+        if sizes and any(
+            flows[t].kind == DATA and (t.dtype.is_floating or chosen)
+            for t in (*op.inputs, *op.outputs)
+        ):
+            _refuse_size(sizes[0], op)
+
+
+def _refuse_cut(op: tf.Operation, flows: Dataflow) -> None:
+    """Raises if how many examples there are says what is taken of each."""
+    flow = flows[op.inputs[0]] if op.type in ops.CUTS else None
+    if flow is None or flow.kind != DATA or flow.axes is None:
+        return
+    for number in ops.CUTS[op.type]:
+        places = op.inputs[number]
+        if not _is_counted(places, flows):
+            continue
+        dims = flows[places].dims
+        if dims is None:
+            _refuse_size(places, op)
+        for power, axis in zip(dims, axes_cut(op, len(dims)), strict=True):
+            if power != 0 and axis not in flow.axes:
+                _refuse_size(places, op)
+
+
+def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
+    """Raises if an op, of a gradient, computes with the number of examples.
+
+    A length, or what a mean is divided by, is no such number: it is the same however
+    many examples there are.
+    """
+    for op in operations:
+        chosen = _chosen_by(op)
+        real = [t for t in op.inputs if t.dtype.is_floating or t.dtype == tf.bool]
+        real += [op.inputs[i] for i in chosen]
+        # One that the loss only reshapes, and a gradient reads as it is.
+        turned = [t.op for t in op.inputs if t.op.type == "Transpose"]
+        real += [before.inputs[i] for before in turned for i in _chosen_by(before)]
+        size = next((t for t in real if _is_counted(t, flows)), None)
+        if size is not None and any(
+            flows[t].kind == DATA for t in (*op.inputs, *op.outputs)
+        ):
+            _refuse_size(size, op)
+
+
+def _refuse_size(size: tf.Tensor, op: tf.Operation) -> NoReturn:
+    raise ExampleIsolationError(
+        "An example's loss, or its gradient, is computed with the number of examples "
+        f"in the batch, {size.name!r}, at {op.name!r} (a {op.type}): one example more "
+        "or less would change the gradients of all others. Use the public "
+        "expected_batch_size, or batches of a static size." + see("mixed-examples")
+    )
+
+
+def _is_counted(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    """Whether a number depends on how many examples there are, and not on a length."""
+    flow = flows[tensor]
+    powers = (flow.power,) if flow.dims is None else flow.dims
+    return any(power != 0 for power in powers) and _is_sized(tensor, flows)
+
+
+def _chosen_by(op: tf.Operation) -> tuple[int, ...]:
+    """The inputs that are no lengths, but say what is done: a branch, an axis, ..."""
+    if op.type in ops.BRANCHES:
+        return (0,)
+    if op.type == "Transpose" and keeps_order(op):
+        return ()
+    return tuple(i for i in ops.CHOOSERS.get(op.type, ()) if i < len(op.inputs))
+
+
+def keeps_order(op: tf.Operation) -> bool:
+    """Whether what a Transpose gives is in the same order, whichever way it is done.
+
+    `tf.vectorized_map` of a matrix product swaps the first two axes of the factor that
+    has the examples, unless one of them is 1, and then reshapes it to what swapped axes
+    give. Read by a Reshape, both are the same numbers.
+    """
+    choice = op.inputs[1].op
+    if choice.type not in ("Select", "SelectV2"):
+        return False
+    asked = choice.inputs[0].op
+    shortest = asked.inputs[0].op if asked.type == "Equal" else None
+    if shortest is None or shortest.type != "Minimum":
+        return False
+    if tf.get_static_value(asked.inputs[1]) != 1:
+        return False
+    axes = sorted(_axis_of_length(t, op.inputs[0]) for t in shortest.inputs)
+    as_it_is, swapped = map(tf.get_static_value, choice.inputs[1:])
+    if as_it_is is None or swapped is None or axes[0] < 0 or axes[1] != axes[0] + 1:
+        return False
+    order = list(range(op.inputs[0].shape.rank))
+    if as_it_is.tolist() != order:
+        return False
+    order[axes[0]], order[axes[1]] = axes[1], axes[0]
+    turned = op.outputs[0]
+    return swapped.tolist() == order and all(
+        reader.type == "Reshape" and turned is reader.inputs[0]
+        for reader in turned.consumers()
+    )
+
+
+def _axis_of_length(length: tf.Tensor, tensor: tf.Tensor) -> int:
+    """Of which axis of a tensor a number is the length; -1 if it is of none."""
+    cut = length.op
+    if cut.type != "StridedSlice" or cut.inputs[0].op.type != "Shape":
+        return -1
+    place = tf.get_static_value(cut.inputs[1])
+    if cut.inputs[0].op.inputs[0] is not tensor or place is None or place.size != 1:
+        return -1
+    masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    if [cut.get_attr(f"{mask}_mask") for mask in masks] != [0, 0, 0, 0, 1]:
+        return -1
+    rank = tensor.shape.rank
+    return int(place[0]) if rank is not None and 0 <= place[0] < rank else -1
+
+
+def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
+    """Raises if a mean is over as many entries as the longest example has."""
+    above = ancestors([tensor])
+    padded = {op for op in above if op.type in ops.PADDED}
+    padded = {op for op in padded if None in op.outputs[0].shape.as_list()[1:]}
+    if not padded:
+        return
+    for op in above:
+        found = tf.get_static_value(op.inputs[1]) if op.type == "Mean" else None
+        source = op.inputs[0] if op.inputs else None
+        if found is None or not source.shape.rank:
+            continue
+        axes = {int(axis) % source.shape.rank for axis in found.reshape(-1)} - {0}
+        unknown = any(source.shape[axis] is None for axis in axes)
+        longest = next((o for o in ancestors([source]) if o in padded), None)
+        if unknown and longest is not None:
+            raise ExampleIsolationError(
+                f"{op.name!r} (a Mean) divides by the length to which {longest.name!r} "
+                f"(a {longest.type}) pads, that of the longest example of the batch: "
+                "its loss, and gradient, would change those of all others. Pad to a "
+                "constant length, as by TextVectorization(output_sequence_length=...), "
+                "or leave padding out, as by Embedding(mask_zero=True)."
+                + see("mixed-examples")
+            )
+
+
+def _refuse_sized_draw(op: tf.Operation, flows: Dataflow) -> None:
+    """Raises if random numbers are drawn by a seed, or of a range, made of the size.
+
+    With an example more, all of them would be others.
+    """
+    seeded = op.type.startswith(ops.SEEDED_DRAWS)
+    if not seeded and op.type not in ops.RANDOM:
+        return
+    for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=True):
+        if seeded and argument.name in _SEEDS and _is_sized(tensor, flows):
+            raise ExampleIsolationError(
+                f"The seed of random numbers, {tensor.name!r} at {op.name!r} (a "
+                f"{op.type}), is computed with the number of examples in the batch: "
+                "one example more or less would change the random numbers of all "
+                "others, and so their gradients. Take it from a variable or a constant."
+                + see("mixed-examples")
+            )
+        if argument.name in _RANGES and _is_counted(tensor, flows):
+            _refuse_size(tensor, op)
+
+
+def _is_sized(tensor: tf.Tensor, flows: Dataflow) -> bool:
+    """Whether a number is made of the batch's size.
+
+    The state of a generator is not, by however many numbers it moves on afterwards.
+    """
+    if flows[tensor].kind != SIZE:
+        return False
+    states = {op for op in flows.ops if op.type in ops.GENERATORS}
+    return any(op.type in ops.SIZES for op in ancestors([tensor], stop=states))
+
+
+def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:
+    """Refuses what ops with advice of their own made of all the examples."""
+    if flow.coupled is not None and advice.has_own(flow.coupled):
+        check_uncoupled(tensor, flow)
+
+
+def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
+    """Raises if an example's loss depends on other examples."""
+    if flow.coupled is not None:
+        op = flow.coupled
+        raise ExampleIsolationError(
+            f"The loss of one example depends on other examples: {op.name!r} "
+            f"(a {op.type}) combines the examples of a batch before {tensor.name!r}. "
+            + advice.of(op, tensor)
+            + see("mixed-examples")
+        )
+
+
+def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
+    """Raises if a loss has another static size than the data have examples."""
+    sizes = {source.shape[0] for source in flows.sources if flows[source].leads}
+    if sizes and None not in sizes and loss.shape[0] not in (None, *sizes):
+        raise LossStructureError(
+            f"The loss {loss.name!r} has {loss.shape[0]} entries, but the data have "
+            f"{' or '.join(str(size) for size in sorted(sizes))} examples: an entry is "
+            "not an example. Reshape it to [batch, entries per example]."
+        )
+
+
+def refuse_float16(flows: Dataflow) -> None:
+    """Raises if gradients are computed in float16."""
+    for op in flows.ops:
+        for output in op.outputs:
+            if output.dtype == tf.float16 and flows[output].trained:
+                raise ValueError(
+                    "The model computes in float16 (mixed_float16), whose "
+                    "gradients need loss scaling: whether a step is skipped and "
+                    "how the scale moves are decided on un-noised data. Use "
+                    "tf.keras.mixed_precision.set_global_policy('mixed_bfloat16') "
+                    "or 'float32'." + see("float16")
+                )
+
+
+def as_long(tensor: tf.Tensor, name: str, batch_size: tf.Tensor) -> list[tf.Operation]:
+    """An assertion (which XLA drops) that a term has as many entries per example."""
+    size = tf.size(tensor)
+    each = size // tf.maximum(batch_size, 1)
+    assertion = tf.debugging.Assert(
+        tf.equal(each * batch_size, size),
+        [
+            f"LossStructureError: the loss is not a sum over the examples of a batch: "
+            f"its term `{name}` has a number of entries that is no multiple of "
+            "the number of examples. " + advice.FIX.replace("'", "`"),
+            size,
+            batch_size,
+        ],
+    )
+    return [] if assertion is None else [assertion]
+
+
+def refuse_collectives(flows: Dataflow) -> None:
+    """Raises if a loss depends on what other replicas or machines computed."""
+    for op in flows.ops:
+        kinds = [op.type]
+        for name in origins.functions_of(op):
+            for definition in origins.definitions(flows.graph, name):
+                kinds += (
+                    [] if definition is None else [n.op for n in definition.node_def]
+                )
+        found = next((k for k in kinds if k.startswith(ops.COLLECTIVES)), None)
+        if found is not None:
+            raise ExampleIsolationError(
+                f"The loss depends on {op.name!r}, in which replicas exchange what "
+                f"they computed ({found}): examples of one replica would reach the "
+                "gradients of another's. Combine nothing of the replicas in the model "
+                "(synchronised batch normalisation does: use "
+                "dpc.keras.convert_batchnorm(model))." + see("several-replicas")
+            )

@@ -1,0 +1,43 @@
+"""Refuses weights that meet losses along other axes than their own."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpclip._docs import see
+from tfdpclip.gradients.errors import LossStructureError
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.flow import DATA
+
+_FIX = (
+    "Weights belong to losses before any is averaged: give them as sample_weight to a "
+    "loss that averages each example's own entries, loss = "
+    "dpc.keras.PerExampleLoss(loss), in fit(...) or as "
+    "loss(y, y_pred, sample_weight=weights)."
+)
+
+
+def refuse_weights(op: tf.Operation, flows: Dataflow) -> None:
+    """Raises if an op multiplies losses by weights that have other axes.
+
+    Weights `[batch]` meet losses `[batch, T]` along T where T is as long, and the mean
+    of a batch along nothing.
+    """
+    if op.type != "Mul":
+        return
+    losses, weights = sorted(op.inputs, key=lambda t: not flows[t].trained)
+    if flows[weights].trained or flows[weights].kind != DATA:
+        return
+    if losses.shape.rank == weights.shape.rank:
+        return
+    raise LossStructureError(
+        f"{op.name!r} multiplies losses of shape {_shown(losses)} by weights of shape "
+        f"{_shown(weights)}, whose axes are others. {_FIX}"
+        + see("labels-for-each-token")
+    )
+
+
+def _shown(tensor: tf.Tensor) -> str:
+    if tensor.shape.rank is None:
+        return "[...]"
+    return "[" + ", ".join("?" if n is None else str(n) for n in tensor.shape) + "]"

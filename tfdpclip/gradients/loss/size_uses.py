@@ -1,0 +1,119 @@
+"""Where a number goes that depends on how many examples there are.
+
+As the length of an axis that counts examples it is harmless, and so it is within other
+such numbers: `sizes.py` knows of which power of the number of examples they are. Every
+other use is reported: a factor, a branch, an index, the length of another axis, the end
+of a range, the number of steps of a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip.gradients.flows import places
+from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
+from tfdpclip.gradients.flows.slices import axes_cut
+from tfdpclip.gradients.graph import known, ops
+from tfdpclip.gradients.loss.loss_checks import keeps_order
+
+#: Which of their inputs are the shapes of elements, or of sparse tensors.
+_OTHER_SHAPES = {
+    "TensorListReserve": (0, 1),
+    "EmptyTensorList": (0, 1),
+    "TensorListFromTensor": (1,),
+    "TensorListStack": (1,),
+    "TensorListPopBack": (1,),
+    "SparseTensorDenseMatMul": (2,),
+    "SparseReshape": (1, 2),
+    "SparseFillEmptyRows": (2,),
+    "SparseReorder": (2,),
+    "SparseSoftmax": (2,),
+    # How many rows the entries are of.
+    "RaggedTensorToTensor": (3,),
+}
+
+
+# The attribute of ops that multiply the losses of a sum by how many there are.
+_COUNT = "_tfdpclip_count"
+
+
+def scaled_by_count() -> contextlib.AbstractContextManager[None]:
+    """Marks the ops made within: they make shares of a sum the losses of examples.
+
+    So the examples' losses of a sum are defined (`loss.take_apart`) where no public
+    number of examples was given: a factor that the caller knows of.
+    """
+    return _tf_private.attribute_of_new_ops(_COUNT, "count")
+
+
+def is_harmful(op: tf.Operation, output: tf.Tensor, flows) -> bool:
+    """Whether an output is computed with the number of examples, beyond a length.
+
+    Args:
+      op: an op that runs no function that is analysed.
+      output: one of its outputs, of kind `DATA`.
+      flows: the analysis around the op, of batches of any size.
+    """
+    if _tf_private.text_attribute(op, _COUNT) is not None:
+        return False
+    flow = flows[output]
+    for index, tensor in enumerate(op.inputs):
+        size = flows[tensor]
+        if size.kind == SIZE and not _is_length(op, index, output, flow, size, flows):
+            return True
+    return False
+
+
+def _is_length(op, index, output, flow: Flow, size: Flow, flows) -> bool:
+    if ops.SHAPE_INPUTS.get(op.type) == index:
+        return _others_fixed(output, flow, size.dims)
+    if index in _OTHER_SHAPES.get(op.type, ()):
+        return True
+    if op.type in ("Bincount", "DenseBincount"):
+        # How many rows there are whose entries are counted.
+        return index == 1 and flow.entry is not None
+    if op.type == "Range":
+        return index == 1
+    if op.type in ops.CUTS and index in ops.CUTS[op.type]:
+        return _cuts_examples(op, size, flows)
+    if op.type.startswith("TensorList"):
+        # A list of one element for each example, and a place in it.
+        return flows[op.inputs[0]].example == places.EACH or (
+            op.type == "TensorListSetItem" and flow.example == places.EACH and index < 2
+        )
+    if op.type == "Transpose":
+        return keeps_order(op)
+    if op.type == "SelectV2" and index == 0:
+        # The rows that `tf.vectorized_map` gathers.
+        readers = [r for r in output.consumers() if r in flows]
+        return all(r.type == "GatherV2" and known.takes_every_row(r) for r in readers)
+    return False
+
+
+def _others_fixed(output: tf.Tensor, flow: Flow, dims: tuple | None) -> bool:
+    """Whether no axis but those of the examples is as long as there are examples."""
+    if output.shape.rank is None or flow.axes is None:
+        return False
+    lengths = output.shape.as_list()
+    known_dims = dims if dims is not None and len(dims) == len(lengths) else None
+    return all(
+        axis in flow.axes
+        or length is not None
+        or (known_dims is not None and known_dims[axis] == 0)
+        for axis, length in enumerate(lengths)
+    )
+
+
+def _cuts_examples(op, size: Flow, flows) -> bool:
+    """Whether the number of examples is a place among the examples alone."""
+    flow = flows[op.inputs[0]]
+    if flow.kind != DATA or flow.axes is None or size.dims is None:
+        return False
+    axes = axes_cut(op, len(size.dims))
+    return all(
+        power == 0 or axis in flow.axes
+        for power, axis in zip(size.dims, axes, strict=True)
+    )

@@ -1,0 +1,381 @@
+"""Variables that a loss reads without training them.
+
+What one step writes into a variable and a loss reads back takes an example to the
+gradients of others, without clipping and noise. So such a variable must be public: a
+constant, a function of what is public, or declared by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip._arguments import shown
+from tfdpclip._docs import see
+from tfdpclip._variables import all_unwrapped
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC
+from tfdpclip.gradients.graph import op_copies, ops, origins
+
+# What a variable's public copy is called, as an attribute of the variable: what a step
+# writes into such a variable is put back to that before the next.
+PUBLIC_COPY = "_tfdpclip_public_copy"
+# Of a variable that a private optimizer trains, so that its values carry noise: the
+# variable that counts that optimizer's releases.
+TRAINED_PRIVATELY = "_tfdpclip_trained_privately"
+
+
+class PublicVariables:
+    """Variables that somebody declared to hold public values.
+
+    Args:
+      declared: variables, or names: of a variable ("bank", "bank:0"), or of a layer
+        or scope whose variables are meant ("teacher" for "teacher/dense/kernel:0").
+
+    Raises:
+      ValueError: if an entry is neither.
+    """
+
+    def __init__(self, declared: Iterable[tf.Variable | str] = ()):
+        if not isinstance(declared, (list, tuple, set, frozenset)):
+            raise ValueError(
+                "public_variables must be a list of variables or of their names, got "
+                f"{shown(declared)}."
+            )
+        declared = all_unwrapped(declared)
+        self._handles: list[Any] = []
+        names = []
+        for entry in declared:
+            if isinstance(entry, str) and entry.strip("/"):
+                names.append(_plain(entry))
+            elif hasattr(entry, "handle") and hasattr(entry, "name"):
+                self._handles.append(entry.handle)
+                names.append(_plain(entry.name))
+            else:
+                raise ValueError(
+                    "public_variables must be a list of variables or of their names, "
+                    f"got {shown(entry)} in it."
+                )
+        self.names: tuple[str, ...] = tuple(dict.fromkeys(names))
+
+    def and_those_of(self, variables: Iterable[tf.Variable]) -> PublicVariables:
+        """These, and more variables."""
+        more = PublicVariables()
+        more.names = self.names
+        more._handles = [*self._handles, *(v.handle for v in variables)]
+        return more
+
+    def __contains__(self, entry: tuple[Any, str | None]) -> bool:
+        handle, name = entry
+        if any(handle is own for own in self._handles):
+            return True
+        if name is None:
+            return False
+        name = _plain(name)
+        return any(name == own or name.startswith(f"{own}/") for own in self.names)
+
+
+def _plain(name: str) -> str:
+    return name.strip("/").removesuffix(":0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A variable that a loss reads and nobody declared or trains.
+
+    Attributes:
+      handle: its handle in the loss's graph.
+      identity: what tells it from other variables, whatever the graph: its own handle.
+      name: its name.
+      variable: the variable, if it is known.
+      written: whether the graph assigns public values to it.
+      before: the value that it had when the step began, if that is not its value in
+        the end; None if it is not known.
+      releases: of a variable that another private optimizer trains, the count of that
+        one's releases: its value changes with those.
+    """
+
+    handle: tf.Tensor
+    identity: Any
+    name: str
+    variable: tf.Variable | None = None
+    written: bool = False
+    before: tf.Tensor | None = None
+    releases: tf.Variable | None = None
+
+
+def public_handles(
+    graph, trained: Sequence[tf.Tensor], public: PublicVariables
+) -> list[tf.Tensor]:
+    """The handles in `graph` of variables that are declared public."""
+    own = {handle.ref() for handle in trained}
+    variables = _variables(graph)
+    found = []
+    for _, internal in getattr(graph, "captures", ()):
+        if internal.dtype != tf.resource or internal.ref() in own:
+            continue
+        root = origins.captured_from(internal)
+        variable = variables.get(id(root))
+        name = None if variable is None else variable.name
+        if (root, name) in public or getattr(variable, PUBLIC_COPY, None) is not None:
+            found.append(internal)
+    return found
+
+
+def reads(
+    loss: tf.Tensor, flows: Dataflow, gradients: Sequence[tf.Operation] = ()
+) -> list[Read]:
+    """The variables that `loss` reads, other than trained and public ones.
+
+    Args:
+      loss: the loss.
+      flows: its analysis.
+      gradients: ops that its gradients are made of: a function of one's own may read
+        there what the loss does not.
+
+    Raises:
+      ExampleIsolationError: if the graph writes what depends on a batch to one of them.
+    """
+    graph = loss.graph
+    variables = _variables(graph)
+    every = [*flows.ops, *gradients]
+    _refuse_moved_generators(flows, every)
+    writers: dict | None = None
+    found: dict[int, Read] = {}
+    seen: set[tf.Operation] = set()
+    trained: set[int] = set()
+    pending = every
+    while pending:
+        op = pending.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        for handle in _read_by(op):
+            root = origins.captured_from(handle)
+            if flows.is_trained(handle) and id(root) not in trained:
+                trained.add(id(root))
+                writers = writers or _writers(graph)
+                for writer in writers.get(id(root), ([], None))[0]:
+                    if _writes_data(writer, flows):
+                        _refuse(handle.op.name, writer)
+            if flows.is_public(handle):
+                if getattr(variables.get(id(root)), PUBLIC_COPY, None) is not None:
+                    # It is put back, but only after the loss has read it. What was
+                    # read before is what it was put back to.
+                    writers = writers or _writers(graph)
+                    for writer in writers.get(id(root), ([], None))[0]:
+                        if _is_before(writer, op) and _writes_data(writer, flows):
+                            _refuse(handle.op.name, writer)
+                continue
+            if id(root) in found:
+                continue
+            if writers is None:
+                writers = _writers(graph)
+            variable = variables.get(id(root))
+            name = handle.op.name if variable is None else variable.name
+            wrote, before = writers.get(id(root), ([], None))
+            for writer in wrote:
+                if _writes_data(writer, flows):
+                    _refuse(name, writer)
+            releases = getattr(variable, TRAINED_PRIVATELY, None)
+            for writer in wrote if releases is None else ():
+                # What it writes may be what other variables hold.
+                if not origins.writes_publicly(writer):
+                    pending.extend(ancestors(_values(writer), stop=seen))
+            found[id(root)] = Read(
+                handle, root, name, variable, bool(wrote), before, releases
+            )
+    return list(found.values())
+
+
+def _refuse_moved_generators(
+    flows: Dataflow, operations: Sequence[tf.Operation]
+) -> None:
+    """Raises if the graph moves a generator that the loss draws from by its data.
+
+    Its state is another after every draw, so that nobody compares it.
+    """
+    drawn = {
+        id(origins.captured_from(handle)): handle
+        for op in operations
+        for handle in _handles_for(op, ops.GENERATORS)
+    }
+    if not drawn:
+        return
+    for root, (wrote, _) in _writers(flows.graph).items():
+        for writer in wrote:
+            if root in drawn and _writes_data(writer, flows):
+                _refuse_generator(drawn[root], writer)
+    for op in flows.graph.get_operations():
+        if op.type in ops.GENERATORS:
+            values = _values(op)
+            moved = flows.of_others(values) if values else flows
+            root = id(origins.captured_from(op.inputs[0]))
+            if root in drawn and any(moved[v].kind == DATA for v in values):
+                _refuse_generator(drawn[root], op)
+
+
+def _refuse_generator(handle: tf.Tensor, writer: tf.Operation):
+    raise ExampleIsolationError(
+        f"The loss draws random numbers from the generator {handle.op.name!r}, which "
+        f"{writer.name!r} (a {writer.type}) moves by what may depend on the examples "
+        "of a batch: one example would change the random numbers, and the gradients, "
+        "of all others. Set a tf.random.Generator by constants only."
+        + see("state-that-a-loss-reads")
+    )
+
+
+def refuse_what_others_left(
+    operations: Sequence[tf.Operation], of_examples: bool = True
+) -> None:
+    """Raises if anything may come from where others left it: files, queues, tables.
+
+    A write and the read after it are joined by nothing that an analysis, or another
+    run with other examples, could follow. Variables are not meant: see `reads`.
+
+    Args:
+      operations: what a loss, or a gradient of it, is computed by.
+      of_examples: whether other examples of the batch are others, too.
+
+    Raises:
+      ExampleIsolationError: naming the op.
+    """
+    through = [(op, op_copies.kept_elsewhere(op, of_examples)) for op in operations]
+    writer = _writer_of_table(operations)
+    if writer is not None:
+        through.append((writer, writer.type))
+    for op, kind in through:
+        if kind in ops.PYTHON:
+            refuse_python(op)
+        if kind is not None:
+            raise ExampleIsolationError(
+                f"The loss depends on {op.name!r} (a {kind}): what comes from there "
+                "may be of other batches, or of other examples of this one, and would "
+                "reach an example's gradient without having been clipped. Use "
+                "TensorFlow's ops, or run the code in the data pipeline, before "
+                "batches are drawn." + see("mixed-examples")
+            )
+
+
+def refuse_python(op: tf.Operation) -> None:
+    """Raises as Python code is behind a loss.
+
+    Raises:
+      ExampleIsolationError: naming the op.
+    """
+    raise ExampleIsolationError(
+        "The loss of the examples passes through Python code, in "
+        f"{op.name!r} (a {op.type}), which nothing can look into: what it gives may be "
+        "of other batches, and whether examples stay apart cannot be tested. Use "
+        "TensorFlow's ops, or run the code in the data pipeline, before batches are "
+        "drawn." + see("mixed-examples")
+    )
+
+
+def _writer_of_table(operations: Iterable[tf.Operation]) -> tf.Operation | None:
+    """What writes to a lookup table that some ops read, if the graph does."""
+    writers = None
+    for op in operations:
+        for handle in _handles_for(op, ops.TABLE_READS):
+            writers = _writers(op.graph) if writers is None else writers
+            for writer in writers[id(origins.captured_from(handle))][0]:
+                for index, used in enumerate(writer.inputs):
+                    users = set(origins.handle_users(writer, index))
+                    if used.dtype == tf.resource and not users <= ops.TABLE_READS:
+                        return writer
+    return None
+
+
+def _handles_for(op: tf.Operation, kind: frozenset[str]) -> Iterable[tf.Tensor]:
+    """The handles that the op, or a function that it calls, gives to such ops."""
+    for index, handle in enumerate(op.inputs):
+        if handle.dtype != tf.resource:
+            continue
+        if not kind.isdisjoint(origins.handle_users(op, index)):
+            yield handle
+
+
+def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
+    for handle in _handles_for(op, ops.READS):
+        yield origins.first_handle(handle)
+
+
+def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:
+    """What writes to each variable, and its value before that, by its own handle.
+
+    In the graph and in those around it.
+    """
+    found: dict[int, tuple[list, Any]] = {}
+    start = graph
+    while isinstance(graph, tf.Graph) and hasattr(graph, "get_operations"):
+        for op in graph.get_operations():
+            for index, handle in enumerate(op.inputs):
+                if handle.dtype != tf.resource:
+                    continue
+                users = set(origins.handle_users(op, index))
+                if users <= ops.READS | ops.RANDOM | ops.ITERATORS:
+                    first = op.type == "ReadVariableOp" and graph is start
+                    root = id(origins.captured_from(handle))
+                    found.setdefault(root, ([], op.outputs[0] if first else None))
+                    continue
+                root = id(origins.captured_from(handle))
+                found.setdefault(root, ([], None))[0].append(op)
+        graph = getattr(graph, "outer_graph", None)
+    return found
+
+
+def _values(writer: tf.Operation) -> list[tf.Tensor]:
+    return [t for t in writer.inputs if t.dtype != tf.resource]
+
+
+def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
+    if origins.writes_publicly(writer):
+        return False
+    if writer.graph is not flows.graph or origins.brings_data(writer):
+        return True
+    values = _values(writer)
+    if not values:
+        return False
+    # Not `flows`: what is only written is not what the loss depends on.
+    written = flows.of_others(values)
+    return any(written[value].kind != PUBLIC for value in values)
+
+
+def _is_before(one: tf.Operation, other: tf.Operation) -> bool:
+    """Whether an op was made before another; those of graphs around were.
+
+    A call that reads and writes, as of a decorated batch normalisation, is one op.
+    """
+    if one is other:
+        return False
+    if one.graph is not other.graph:
+        return True
+    return next(op for op in one.graph.get_operations() if op in (one, other)) is one
+
+
+def _refuse(name: str, writer: tf.Operation):
+    raise ExampleIsolationError(
+        f"The loss reads the variable {name!r}, and {writer.name!r} (a {writer.type}) "
+        "writes to it what may depend on the examples of a batch: they would reach the "
+        "gradients of others and of later steps, without clipping or noise. A metric's "
+        "result in a loss, a memory bank and stateful=True of a recurrent layer do "
+        "this. Compute it from each example alone (and use stateful=False), or, if "
+        "what is written is public, say so: "
+        f"dpc.keras.DPSGD(..., public_variables=[{_plain(name)!r}])."
+        + see("state-that-a-loss-reads")
+    )
+
+
+def _variables(graph) -> dict[int, tf.Variable]:
+    """The variables that were used in a graph, by their handles."""
+    found = {}
+    while graph is not None:
+        for variable in _tf_private.watched_variables(graph):
+            found[id(variable.handle)] = variable
+        graph = getattr(graph, "outer_graph", None)
+    return found

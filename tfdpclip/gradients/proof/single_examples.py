@@ -1,0 +1,240 @@
+"""Gradients of one example at a time, where no proof says that examples stay apart.
+
+Comes in: losses `[B]` of a graph with an op of which the table of ops does not tell
+(`proof.py`). Goes out: the gradient of every example, from copies of the ops of the
+loss that see the data of that example alone. So an example's gradient depends on no
+other example, whatever the unknown op does, in every batch.
+
+Where the number of examples is not static, the copies run on a batch of the one
+example; where it is, on a batch that has the example in each place. Weights, and random
+numbers that no example decides about, are those of the step.
+
+What cannot be copied is refused by name: Python, files, queues, tables that change,
+variables that the loss writes; loops, branches and calls that gradients pass through.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip._devices import in_xla
+from tfdpclip._docs import see
+from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.flow import DATA
+from tfdpclip.gradients.flows.inlining import OpCopies
+from tfdpclip.gradients.graph import op_copies, ops
+from tfdpclip.gradients.proof.isolation_proof import Proof
+
+
+class OneByOneWarning(UserWarning):
+    """The gradients of a model are made one example at a time."""
+
+
+def warn(proof: Proof) -> None:
+    """Warns once per trace: names the op, the cost and the ways out."""
+    warnings.warn(
+        f"The proof that examples stay apart ends at {proof.op.name!r} (a "
+        f"{proof.op.type}): it is not known {proof.reason}. So gradients are made one "
+        "example at a time, at the cost of a forward and a backward pass for each. "
+        "Build the layer of "
+        "other ops; or, if the op keeps the rows of its inputs apart, say so with "
+        f"dpc.gradients.op_flow({proof.op.type!r})." + see("one-example-at-a-time"),
+        OneByOneWarning,
+        stacklevel=2,
+    )
+
+
+class ExamplesAlone:
+    """The losses and gradients of single examples, by copies of a graph's ops.
+
+    Args:
+      losses: `[B]`.
+      variables: the variables.
+      handles: the graph's tensors that stand for them.
+      flows: the analysis of the losses.
+      proof: what the graph proves of the losses.
+
+    Raises:
+      ExampleIsolationError: if an op cannot be copied, naming it.
+    """
+
+    def __init__(
+        self,
+        losses: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        handles: Sequence[tf.Tensor],
+        flows: Dataflow,
+        proof: Proof,
+    ):
+        self._losses, self._flows, self._proof = losses, flows, proof
+        self._variables, self._handles = list(variables), list(handles)
+        self._sources = [s for s in flows.sources if s.shape.rank]
+        self._sparse = flows.sparse_batches
+        # The number of examples, if that is static: a loop may lose it in the losses.
+        lengths = {s.shape[0] for s in self._sources}
+        known = lengths.pop() if len(lengths) == 1 else None
+        self._count = flows.batch_size
+        if self._count is None and known is not None:
+            self._count = known // flows.rows_per_example
+        self._random: list[tf.Tensor] = []
+        self._drawing: tf.Operation | None = None
+        self._plan()
+
+    def _plan(self) -> None:
+        """Finds the tensors that no example decides about, which are not copied."""
+        flows = self._flows
+        given = {source.ref() for source in self._sources}
+        for batch in self._sparse:
+            given |= {t.ref() for t in (batch.indices, batch.values, batch.shape)}
+        self._kept: dict = {}
+        affected = set(given)
+        for op in flows.ops:
+            if all(t.ref() in given for t in op.outputs) and op.outputs:
+                continue
+            if not any(t.ref() in affected for t in op.inputs):
+                self._refuse_data(op)
+                # A constant of another graph is none to ops that need to know it.
+                if op.type != "Const" or not op.outputs[0].dtype.is_integer:
+                    self._kept.update((t.ref(), t) for t in op.outputs)
+                continue
+            drawn = op.type in ops.RANDOM or op.type.startswith(ops.SEEDED_DRAWS)
+            if drawn and all(flows[t].made and self._has_rows(t) for t in op.outputs):
+                self._random += op.outputs
+            else:
+                self._refuse_uncopied(op)
+                if self._drawing is None and op_copies.draws(op):
+                    self._drawing = op
+            affected |= {t.ref() for t in op.outputs}
+        if self._losses.ref() not in affected:
+            raise ExampleIsolationError(
+                "No data were found behind the loss, so that gradients cannot be made "
+                "one example at a time. Give the data as arguments of the function, "
+                "with the batch on axis 0." + see("one-example-at-a-time")
+            )
+
+    def _has_rows(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor has known rows for each example, one after the other."""
+        flow = self._flows[tensor]
+        return flow.leads and bool(flow.rows) and not flow.minor
+
+    def _refuse_data(self, op: tf.Operation) -> None:
+        """Raises for data that cannot be cut into examples."""
+        for tensor in op.outputs:
+            if self._flows[tensor].kind == DATA and not self._flows[tensor].made:
+                raise ExampleIsolationError(
+                    f"{tensor.name!r} (a {op.type}) may hold data, and which part of "
+                    "it belongs to which example is not known, so that gradients "
+                    "cannot be made one example at a time. Give the data with the "
+                    "batch on axis 0." + see("one-example-at-a-time")
+                )
+
+    def _refuse_uncopied(self, op: tf.Operation) -> None:
+        if op.type in ops.FIRST_ARGUMENT and op_copies.has_own_gradient(op):
+            # A copy of the op would take the gradient that was made for the batch.
+            raise ExampleIsolationError(
+                f"{op.name!r} (a {op.type}) runs a function with a gradient of its own "
+                "(tf.custom_gradient), which may read the whole batch, so that "
+                "gradients cannot be made one example at a time. Put the custom "
+                "gradient outside of the loop or branch, or leave it out."
+                + see("one-example-at-a-time")
+            )
+        trained = any(self._flows[t].trained for t in op.outputs)
+        if op.type in ops.FIRST_ARGUMENT and trained:
+            # The gradient of a copy, by variables inside, would come out as zero.
+            raise ExampleIsolationError(
+                f"Gradients pass through {op.name!r} (a {op.type}), which runs "
+                "functions and cannot be copied, so that gradients cannot be made one "
+                f"example at a time; and it is not known {self._proof.reason} at "
+                f"{self._proof.op.name!r} (a {self._proof.op.type}). Replace that op, "
+                "or state its flow by dpc.gradients.op_flow."
+                + see("one-example-at-a-time")
+            )
+        known = op_copies.repeatable(op) or op_copies.draws(op)
+        if not known or op_copies.kept_elsewhere(op, of_examples=True) is not None:
+            raise ExampleIsolationError(
+                f"{op.name!r} (a {op.type}) may have an effect, or read what another "
+                "step left, so that gradients cannot be made one example at a time. "
+                "Build the layer of ops that give the same result twice."
+                + see("one-example-at-a-time")
+            )
+
+    #: Whether a value that is no number in one example reaches the others' gradients.
+    spreads = False
+
+    def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
+        """The gradients at `indices`, `[n, *shape]` for each variable."""
+        signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
+        return tf.map_fn(
+            self._of,
+            indices,
+            fn_output_signature=signature,
+            parallel_iterations=1,
+        )
+
+    def sums(self, weights: tf.Tensor, places: Sequence[int]) -> None:
+        """None: no pass has the gradients of several examples."""
+        del weights, places
+
+    def drawing(self) -> tf.Operation | None:
+        """An op of which each copy draws other random numbers; None if none does."""
+        return self._drawing
+
+    def _loss(self, index: tf.Tensor) -> tf.Tensor:
+        """The loss of one example, from its own data, added to the current graph."""
+        given = dict(self._kept)
+        static = self._count is not None
+        for tensor in (*self._sources, *self._random):
+            given[tensor.ref()] = self._cut(tensor, index, static)
+        for batch in self._sparse:
+            rows = index[tf.newaxis]
+            size = tf.cast(batch.shape[0], tf.int32)
+            parts = batch.with_rows(tf.repeat(rows, size) if static else rows, size)
+            shape = batch.shape
+            if not static:
+                one = tf.ones([1], shape.dtype)
+                parts = [*parts[:2], tf.concat([one, shape[1:]], axis=0)]
+            for old, new in zip(
+                (batch.indices, batch.values, batch.shape), parts, strict=True
+            ):
+                given[old.ref()] = new
+        copies = OpCopies(self._losses.graph, given, "alone", in_xla())
+        losses = copies.of(self._losses)
+        return losses[index if static else 0]
+
+    def _of(self, index: tf.Tensor) -> list[tf.Tensor]:
+        """The gradients of one example, added to the current graph."""
+        try:
+            return self._gradients(self._loss(index))
+        except ExampleIsolationError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise ExampleIsolationError(
+                f"The loss of one example cannot be computed from its own data alone "
+                f"({error}), and what {self._proof.op.name!r} (a {self._proof.op.type})"
+                " does with the examples of a batch is not known. Keep the batch on "
+                "axis 0, and compute each example's loss from its own rows."
+                + see("one-example-at-a-time")
+            ) from error
+
+    def _gradients(self, loss: tf.Tensor) -> list[tf.Tensor]:
+        found = tf.gradients(loss, self._handles)
+        return [
+            tf.zeros(v.shape, v.dtype)
+            if g is None
+            else tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
+            for g, v in zip(found, self._variables, strict=True)
+        ]
+
+    def _cut(self, tensor: tf.Tensor, index: tf.Tensor, static: bool) -> tf.Tensor:
+        """The rows of one example; in each place, where the batch size is static."""
+        rows = self._flows[tensor].rows
+        own = tensor[index * rows : (index + 1) * rows]
+        if static:
+            count = self._count
+            own = tf.tile(own, [count, *([1] * (tensor.shape.rank - 1))])
+            return tf.ensure_shape(own, tensor.shape)
+        return tf.ensure_shape(own, [rows, *tensor.shape[1:]])

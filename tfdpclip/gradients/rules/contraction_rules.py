@@ -1,0 +1,235 @@
+"""The rules for contractions: MatMul, BatchMatMul, Einsum."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import string
+from collections.abc import Callable, Collection
+
+import tensorflow as tf
+
+from tfdpclip._constants import vector
+from tfdpclip.gradients.flows.contractions import explicit_equation
+from tfdpclip.gradients.forms.outer import Outer
+from tfdpclip.gradients.rules.rule_table import (
+    batch_first,
+    by_example,
+    in_float,
+    in_steps,
+    rows_of,
+    rule_for,
+)
+
+
+@rule_for("MatMul")
+def _matmul(use, dz, shape, context):
+    ta, tb = use.op.get_attr("transpose_a"), use.op.get_attr("transpose_b")
+    labels = ["ka" if ta else "ak", "bk" if tb else "kb"]
+    return _contraction(use, dz, shape, context, labels, "ab")
+
+
+@rule_for("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def _batch_matmul(use, dz, shape, context):
+    ranks = [t.shape.rank for t in use.op.inputs]
+    lead = string.ascii_lowercase[10 : 10 + max(ranks) - 2]
+    flips = (use.op.get_attr("adj_x"), use.op.get_attr("adj_y"))
+    labels = []
+    for rank, flip, pair in zip(ranks, flips, ("ac", "cb"), strict=True):
+        own = lead[len(lead) - (rank - 2) :]
+        labels.append(own + (pair[::-1] if flip else pair))
+    return _contraction(use, dz, shape, context, labels, lead + "ab")
+
+
+@rule_for("Einsum")
+def _einsum(use, dz, shape, context):
+    equation = explicit_equation(use.op)
+    if equation is None or len(use.op.inputs) != 2:
+        return None
+    return _contraction(use, dz, shape, context, *equation)
+
+
+def _contraction(use, dz, shape, context, labels, out):
+    """z[out] = sum x[...] p[...]; the parameter's gradient pairs x with dz.
+
+    Every axis has a letter, as in an einsum, and `_Roles` says what each is for. With
+    x as `[B, G, T, K]` and dz as `[B, G, T, U]`, example i's gradient is
+    sum_t x_igt (outer) dz_igt for each g, which is what `Outer` knows. Letters that
+    play a part are moved to these places, and the others are taken out first.
+
+    * A Dense on `[B, T, d]`, whose kernel is p `[d, n]`: "btd,dn->btn". b is the batch,
+      t is time, d is K and n is U: x is `[B, T, d]` as it is, dz is `[B, T, n]`. Keras
+      makes a MatMul "ak,kb->ab" of it, with x `[B * T, d]`: a is the batch, with T
+      rows for each example, there is no letter for time, and the rows become it.
+      A Dense(1) has p `[d, 1]`: b of the output is `single`, dz `[B * T, 1]` is
+      squeezed, and U is 1.
+    * A transposed kernel on the left: `tf.matmul(p, x, transpose_a=True,
+      transpose_b=True)` with p `[d, n]`, x `[B, d]` is "ka,bk->ab", `[n, B]`. b is the
+      batch, k is K, a is U: dz is transposed to `[B, n]`.
+    * An einsum with a batch of matrices, one for each of h heads: "bhd,hdk->bhk". h is
+      in all three, a group: x is `[B, h, 1, d]` and dz `[B, h, 1, k]`.
+    * `tf.matmul(x, p)` of x `[B, 1, T, d]` and p `[h, d, n]`, "klac,lcb->klab": l is of
+      size 1 in x, which p broadcasts, so it is `lone`: x becomes `[B, T, d]`, l is of p
+      and of the output, and U is h * n, dz as `[B, T, h * n]`.
+    * Relative positions, `tf.matmul(x, p)` of x `[B, h, T, d]` and p `[1, h, d, n]`,
+      "klac,klcb->klab": k is the batch, which p broadcasts, and no axis of p's.
+    * "btd,dn->bn": t is of x alone, so it is `gone`: x is summed over it first.
+
+    Args:
+      use: the use of p, as for all rules.
+      dz: the gradient at the output.
+      shape: of p.
+      context: B and the analysis.
+      labels: the letters of the op's two inputs.
+      out: the letters of its output.
+    """
+    source = use.op.inputs[1 - use.index]
+    x_labels, p_labels = labels[1 - use.index], labels[use.index]
+    if any(len(set(names)) != len(names) for names in (x_labels, p_labels, out)):
+        return None
+    batch = _batch_letter(source, x_labels, context)
+    if batch is None or batch not in out:
+        return None
+    own = dict(zip(p_labels, shape, strict=True))
+    if own.pop(batch, 1) != 1:
+        return None
+    roles = _Roles.of(batch, x_labels, source.shape, own, out)
+    if roles is None:
+        return None
+    x = in_float(source)
+    if roles.lone:
+        x = tf.squeeze(x, axis=_places(roles.lone, x_labels))
+        x_labels = _without(roles.lone, x_labels)
+    if roles.gone:
+        x = tf.reduce_sum(x, axis=_places(roles.gone, x_labels))
+        x_labels = _without(roles.gone, x_labels)
+    if roles.single:
+        dz = tf.squeeze(dz, axis=_places(roles.single, out))
+        out = _without(roles.single, out)
+    like = source if context.flows[source].axes == (0,) else use.output
+    steps = rows_of(context, like)
+    for place in _places(roles.time, out):
+        size = dz.shape[place]
+        steps = None if steps is None or size is None else steps * size
+    ahead = batch + roles.groups + roles.time
+    x = _transposed(x, [x_labels.index(n) for n in ahead + roles.inner])
+    z = _transposed(dz, [out.index(n) for n in ahead + roles.outer])
+    groups = [roles.sizes[n] for n in roles.groups]
+    x = _stacked(x, context, like, groups, [roles.sizes[n] for n in roles.inner])
+    z = _stacked(z, context, like, groups, [roles.sizes[n] for n in roles.outer])
+    layout = (tuple(shape), roles.core, tuple(roles.order), bool(groups))
+    axes = None
+    if len(roles.inner) == len(roles.outer) == 1 and not groups:
+        axes = (p_labels.index(roles.inner), p_labels.index(roles.outer))
+    return Outer(x, z, _arrangement(roles, shape), shape, steps, layout, axes)
+
+
+def _batch_letter(source, letters: str, context) -> str | None:
+    """The letter of the axis that counts examples; None if there is not one alone."""
+    axes = context.flows[source].axes
+    if axes is None:
+        return letters[0] if batch_first(source, context) else None
+    return letters[axes[0]] if len(axes) == 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Roles:
+    """What the letters of x, p and the output are for, besides that of the batch.
+
+    Attributes:
+      lone: of x, of size 1 there, where p broadcasts it.
+      gone: of x alone: summed over.
+      single: of the output, of size 1 there, because it is so in p.
+      core: of p, without axes of size 1, which are no axes of its gradient.
+      sizes: those of the letters of `core`.
+      groups: of x, p and the output, G: a batch of matrices.
+      inner: of x and p, K: what the op sums over.
+      outer: of p and the output, U.
+      time: of x and the output, T.
+    """
+
+    lone: str
+    gone: str
+    single: str
+    core: str
+    sizes: dict[str, int]
+    groups: str
+    inner: str
+    outer: str
+    time: str
+
+    @property
+    def order(self) -> str:
+        """The letters of `core` as `Outer` has them."""
+        return self.groups + self.inner + self.outer
+
+    @classmethod
+    def of(cls, batch, x, x_shape, p, out) -> _Roles | None:
+        """The roles, or None if p has a letter that nothing else has.
+
+        Args:
+          batch: the letter of the batch, of x and the output alone.
+          x: the letters of x.
+          x_shape: its shape.
+          p: the sizes of p's axes by their letters, which are static.
+          out: the letters of the output.
+        """
+        sizes = {n: size for n, size in p.items() if size != 1}
+        core = "".join(sizes)
+        lone = "".join(
+            n for n, d in zip(x, x_shape, strict=True) if d == 1 and n in core
+        )
+        x = _without(lone, x)
+        if set(core) - set(x) - set(out):
+            return None
+        return cls(
+            lone,
+            gone=_without(core + out, x),
+            single="".join(n for n in out if n in p and n not in x + core),
+            core=core,
+            sizes=sizes,
+            groups="".join(n for n in core if n in x and n in out),
+            inner="".join(n for n in core if n in x and n not in out),
+            outer="".join(n for n in core if n not in x and n in out),
+            time="".join(n for n in x if n in out and n not in core + batch),
+        )
+
+
+def _without(gone: Collection[str], letters: str) -> str:
+    return "".join(n for n in letters if n not in gone)
+
+
+def _places(names: str, letters: str) -> list[int]:
+    return [letters.index(n) for n in names]
+
+
+def _transposed(tensor, perm):
+    return tensor if perm == sorted(perm) else tf.transpose(tensor, perm)
+
+
+def _stacked(tensor, context, like, groups: list[int], tail: list[int]):
+    """`[N, groups..., time..., tail...]` as `[B, (G,) T, prod(tail)]`."""
+    width = math.prod(tail)
+    if not groups:
+        return in_steps(tensor, context, like, width, len(tail))
+    tensor = by_example(tensor, context, like)
+    dims = tf.unstack(tf.shape(tensor))
+    time = math.prod(dims[2 + len(groups) : len(dims) - len(tail)])
+    count = math.prod(groups)
+    tensor = tf.reshape(tensor, [dims[0], dims[1], count, time, width])
+    tensor = tf.transpose(tensor, [0, 2, 1, 3, 4])
+    return tf.reshape(tensor, [dims[0], count, dims[1] * time, width])
+
+
+def _arrangement(roles: _Roles, shape: list[int]) -> Callable:
+    """From products `[*lead, G, K, U]` to gradients `[*lead, *shape]`; see `Outer`."""
+
+    def arrange(products, lead):
+        ahead = len(lead)
+        perm = [*range(ahead), *(ahead + k for k in _places(roles.core, roles.order))]
+        if perm != list(range(len(perm))):
+            sizes = [roles.sizes[n] for n in roles.order]
+            products = tf.transpose(tf.reshape(products, [*lead, *sizes]), perm)
+        return tf.reshape(products, vector(*lead, *shape))
+
+    return arrange

@@ -130,6 +130,7 @@ def assert_not_damped(loss):
     """Asserts that a giant in row 0 does not make the gradients of others small."""
     factors = np.where(np.arange(len(X)) == 0, 1e8, 1.0).astype("float32")
     norms = norms_of(loss, [W], X * factors[:, np.newaxis])
+    # A squashed row may be flat of its own accord; damping by row 0 flattens all rows.
     assert (norms.numpy()[1:] > 1e-3).mean() > 0.5
 
 
@@ -160,29 +161,10 @@ def test_what_is_drawn_for_one_example_sees_no_other(name):
         damped = scale * h + tf.stop_gradient((1 - scale) * h)
         return squash(DRAWS[name](damped) @ U)
 
-    if name.startswith("in a "):
-        # Gradients pass through functions, of which no copy is made.
-        with pytest.raises(ExampleIsolationError, match="cannot be made one example"):
-            norms_of(loss, [W], X)
-        return
     assert_not_damped(loss)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(
-                name == "in a loop",
-                reason="the proof ends at random numbers that a loop draws",
-                raises=ExampleIsolationError,
-                strict=True,
-            ),
-        )
-        for name in DRAWS
-    ],
-)
+@pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.thinned(3)
 def test_what_is_known_to_be_apart_need_not_be(name):
     found = norms_of(lambda x: squash(DRAWS[name](x @ W) @ U), [W, U], X)
@@ -211,9 +193,7 @@ def test_nor_does_one_in_a_loop():
         draw = tf.random.uniform
         return squash(tf.map_fn(lambda row: damped(row) * draw([], 0.9), h) @ U)
 
-    # A copy of the loop would take the gradient that was made for the batch.
-    with pytest.raises(ExampleIsolationError, match="runs a function with a gradient"):
-        norms_of(loss, [W, U], X)
+    assert_not_damped(loss)
 
 
 @pytest.mark.slow

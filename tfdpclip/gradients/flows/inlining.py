@@ -193,6 +193,10 @@ class OpCopies:
                 self._make(top.op)
         return self._made[tensor.ref()]
 
+    def _within(self, source, given, name, compiled) -> OpCopies:
+        """The copies of ops of a function of `source`."""
+        return OpCopies(source, given, name, compiled)
+
     def _missing(self, op):
         return [t for t in op.inputs if t.ref() not in self._made]
 
@@ -215,7 +219,7 @@ class OpCopies:
             given = {t.ref(): i for t, i in zip(body.inputs, inputs, strict=True)}
             compiled = self._compiled or calls.is_compiled(op)
             with self._target.as_default():
-                copy = OpCopies(body.graph, given, name, compiled)
+                copy = self._within(body.graph, given, name, compiled)
             return [copy.of(t) for t in body.outputs]
         with (
             self._target.as_default(),
@@ -284,7 +288,8 @@ class OpCopies:
             with tf.control_dependencies(None):
                 for external, internal in scratch.captures:
                     given[internal.ref()] = self.of(external)
-            copy = OpCopies(scratch, given, f"{op.name}_gradient", self._compiled)
+            name = f"{op.name}_gradient"
+            copy = self._within(scratch, given, name, self._compiled)
             return [f if f is None else copy.of(f) for f in found]
 
         return gradient

@@ -100,7 +100,7 @@ def _of_a_step(flow: Flow) -> bool:
     return isinstance(flow.example, str) and flow.example.startswith(places.STEP)
 
 
-def _graphs(op: tf.Operation) -> list[tf.Graph] | None:
+def branch_graphs(op: tf.Operation) -> list[tf.Graph] | None:
     """The graphs of the functions that an op chooses from; None if one is unknown."""
     names = _FUNCTIONS[op.type](op)
     found = []
@@ -132,7 +132,7 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
     """The flows of what a branch or a call gives."""
     if op.type in ops.FUNCTION_CALLS and read_call(op) is not None:
         return None
-    graphs = _graphs(op)
+    graphs = branch_graphs(op)
     if not graphs or not op.outputs:
         return None
     first = ops.FIRST_ARGUMENT[op.type]

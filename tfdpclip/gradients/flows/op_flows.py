@@ -100,9 +100,14 @@ def op_flow(kind: str, flow: str = "rows") -> None:
             "kind must be the type of an op of TensorFlow's, such as 'Igamma' "
             f"(tensor.op.type), got {shown(kind)}."
         )
-    if is_known(kind) or kind in (*ops.FIRST_ARGUMENT, *ops.PYTHON):
+    if not may_be_stated(kind):
         raise ValueError(f"kind={kind!r} is known to the table of ops already.")
     _STATED[kind] = flow
+
+
+def may_be_stated(kind: str) -> bool:
+    """Whether `op_flow` takes ops of a type: no known op, Python or control flow."""
+    return not is_known(kind) and kind not in (*ops.FIRST_ARGUMENT, *ops.PYTHON)
 
 
 def is_known(kind: str) -> bool:

@@ -97,8 +97,9 @@ def gaps(losses: tf.Tensor, flows: Dataflow) -> list[tuple[tf.Operation, str]]:
 def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
     yield from _gaps(flows)
     for source in flows.sources:
-        other = flows.length is not None and source.shape[0] != flows.length
-        if flows[source].leads and other:
+        if not flows[source].leads or flows.length is None:
+            continue
+        if source.shape[0] != flows.length:
             yield source.op, "how many examples the batch has"
     flow = flows[losses]
     if not flow.leads or flow.rows != 1 or flow.minor:

@@ -9,8 +9,12 @@ Where the number of examples is not static, the copies run on a batch of the one
 example; where it is, on a batch that has the example in each place. Weights, and random
 numbers that no example decides about, are those of the step.
 
+Loops and branches are written again (`control_copies.py`), with copies of the ops that
+they run.
+
 What cannot be copied is refused by name: Python, files, queues, tables that change,
-variables that the loss writes; loops, branches and calls that gradients pass through.
+variables that the loss writes, and calls that gradients pass through and that cannot be
+opened.
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ import tensorflow as tf
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import ExampleIsolationError
+from tfdpclip.gradients.flows import op_flows
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
-from tfdpclip.gradients.flows.inlining import OpCopies
 from tfdpclip.gradients.graph import op_copies, ops
+from tfdpclip.gradients.proof import control_copies
+from tfdpclip.gradients.proof.control_copies import ControlCopies
 from tfdpclip.gradients.proof.isolation_proof import Proof
 
 
@@ -36,13 +42,18 @@ class OneByOneWarning(UserWarning):
 
 def warn(proof: Proof) -> None:
     """Warns once per trace: names the op, the cost and the ways out."""
+    kind = proof.op.type
+    stated = (
+        f"; or, if a {kind} keeps the rows of its inputs apart, say so with "
+        f"dpc.gradients.op_flow({kind!r})"
+        if op_flows.may_be_stated(kind)
+        else ""
+    )
     warnings.warn(
-        f"The proof that examples stay apart ends at {proof.op.name!r} (a "
-        f"{proof.op.type}): it is not known {proof.reason}. So gradients are made one "
-        "example at a time, at the cost of a forward and a backward pass for each. "
-        "Build the layer of "
-        "other ops; or, if the op keeps the rows of its inputs apart, say so with "
-        f"dpc.gradients.op_flow({proof.op.type!r})." + see("one-example-at-a-time"),
+        f"The proof that examples stay apart ends at {proof.op.name!r} (a {kind}): it "
+        f"is not known {proof.reason}. So gradients are made one example at a time, at "
+        "the cost of a forward and a backward pass for each. Build the layer of other "
+        f"ops{stated}." + see("one-example-at-a-time"),
         OneByOneWarning,
         stacklevel=2,
     )
@@ -88,6 +99,7 @@ class ExamplesAlone:
         """Finds the tensors that no example decides about, which are not copied."""
         flows = self._flows
         given = {source.ref() for source in self._sources}
+        handles = {handle.ref() for handle in self._handles}
         for batch in self._sparse:
             given |= {t.ref() for t in (batch.indices, batch.values, batch.shape)}
         self._kept: dict = {}
@@ -97,8 +109,13 @@ class ExamplesAlone:
                 continue
             if not any(t.ref() in affected for t in op.inputs):
                 self._refuse_data(op)
-                # A constant of another graph is none to ops that need to know it.
-                if op.type != "Const" or not op.outputs[0].dtype.is_integer:
+                # A constant of another graph is none to ops that need to know it, and
+                # gradients do not pass from one graph into another.
+                known = op.type == "Const" and op.outputs[0].dtype.is_integer
+                trained = any(
+                    t.ref() in handles or flows[t].trained for t in op.outputs
+                )
+                if not known and not trained:
                     self._kept.update((t.ref(), t) for t in op.outputs)
                 continue
             drawn = op.type in ops.RANDOM or op.type.startswith(ops.SEEDED_DRAWS)
@@ -133,26 +150,19 @@ class ExamplesAlone:
                 )
 
     def _refuse_uncopied(self, op: tf.Operation) -> None:
-        if op.type in ops.FIRST_ARGUMENT and op_copies.has_own_gradient(op):
-            # A copy of the op would take the gradient that was made for the batch.
-            raise ExampleIsolationError(
-                f"{op.name!r} (a {op.type}) runs a function with a gradient of its own "
-                "(tf.custom_gradient), which may read the whole batch, so that "
-                "gradients cannot be made one example at a time. Put the custom "
-                "gradient outside of the loop or branch, or leave it out."
-                + see("one-example-at-a-time")
-            )
-        trained = any(self._flows[t].trained for t in op.outputs)
-        if op.type in ops.FIRST_ARGUMENT and trained:
-            # The gradient of a copy, by variables inside, would come out as zero.
-            raise ExampleIsolationError(
-                f"Gradients pass through {op.name!r} (a {op.type}), which runs "
-                "functions and cannot be copied, so that gradients cannot be made one "
-                f"example at a time; and it is not known {self._proof.reason} at "
-                f"{self._proof.op.name!r} (a {self._proof.op.type}). Replace that op, "
-                "or state its flow by dpc.gradients.op_flow."
-                + see("one-example-at-a-time")
-            )
+        """Raises for an op of which a copy would not be an op of one example."""
+        if op.type in ops.FIRST_ARGUMENT and not control_copies.can_be_written(op):
+            # The gradient of a copied call is made for the batch, or comes out as zero.
+            trained = any(self._flows[t].trained for t in op.outputs)
+            if trained or op_copies.has_own_gradient(op):
+                raise ExampleIsolationError(
+                    f"Gradients pass through {op.name!r} (a {op.type}), which runs "
+                    "functions that cannot be copied, so that gradients cannot be "
+                    "made one example at a time; and it is not known "
+                    f"{self._proof.reason} at {self._proof.op.name!r} (a "
+                    f"{self._proof.op.type}). Replace that op."
+                    + see("one-example-at-a-time")
+                )
         known = op_copies.repeatable(op) or op_copies.draws(op)
         if not known or op_copies.kept_elsewhere(op, of_examples=True) is not None:
             raise ExampleIsolationError(
@@ -183,9 +193,16 @@ class ExamplesAlone:
         """An op of which each copy draws other random numbers; None if none does."""
         return self._drawing
 
-    def _loss(self, index: tf.Tensor) -> tf.Tensor:
-        """The loss of one example, from its own data, added to the current graph."""
+    def _loss(self, index: tf.Tensor, handles: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The loss of one example, from its own data, added to the current graph.
+
+        Args:
+          index: the number of the example.
+          handles: the current graph's tensors that stand for the variables.
+        """
         given = dict(self._kept)
+        for outer, inner in zip(self._handles, handles, strict=True):
+            given[outer.ref()] = inner
         static = self._count is not None
         for tensor in (*self._sources, *self._random):
             given[tensor.ref()] = self._cut(tensor, index, static)
@@ -201,14 +218,16 @@ class ExamplesAlone:
                 (batch.indices, batch.values, batch.shape), parts, strict=True
             ):
                 given[old.ref()] = new
-        copies = OpCopies(self._losses.graph, given, "alone", in_xla())
+        copies = ControlCopies(self._losses.graph, given, "alone", in_xla())
         losses = copies.of(self._losses)
         return losses[index if static else 0]
 
     def _of(self, index: tf.Tensor) -> list[tf.Tensor]:
         """The gradients of one example, added to the current graph."""
         try:
-            return self._gradients(self._loss(index))
+            graph = tf.compat.v1.get_default_graph()
+            handles = [graph.capture(handle) for handle in self._handles]
+            return self._gradients(self._loss(index, handles), handles)
         except ExampleIsolationError:
             raise
         except (ValueError, TypeError) as error:
@@ -220,8 +239,8 @@ class ExamplesAlone:
                 + see("one-example-at-a-time")
             ) from error
 
-    def _gradients(self, loss: tf.Tensor) -> list[tf.Tensor]:
-        found = tf.gradients(loss, self._handles)
+    def _gradients(self, loss, handles) -> list[tf.Tensor]:
+        found = tf.gradients(loss, handles)
         return [
             tf.zeros(v.shape, v.dtype)
             if g is None

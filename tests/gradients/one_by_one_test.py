@@ -1,0 +1,153 @@
+"""Where the proof ends, each example's gradient is its own, through control flow too."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gradients.cases import (
+    assert_matches,
+    one_at_a_time,
+    randoms,
+    squash,
+    traced,
+    variable,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning"),
+]
+W, V, B = variable(4, 3), variable(3, 3, seed=2), variable(3, seed=3)
+X = randoms(5, 6, 4)
+
+
+def unknown(h):
+    """The same numbers, by an op of which the table of ops does not tell."""
+    count = tf.shape(h)[0]
+    boxes = tf.tile([[0.0, 0.0, 1.0, 1.0]], [count, 1])
+    image = h[:, tf.newaxis, :, tf.newaxis]
+    return tf.image.crop_and_resize(image, boxes, tf.range(count), [1, 3])[:, 0, :, 0]
+
+
+def over_time(x):
+    """A loop written by hand: the kernel and the bias are read inside."""
+    steps, h = x.shape[1], tf.zeros_like(x[:, 0, :3])
+
+    def step(i, h):
+        return i + 1, tf.tanh(x[:, i] @ W + h @ V + B)
+
+    return tf.while_loop(lambda i, h: i < steps, step, [0, h])[1]
+
+
+def over_examples(x):
+    return tf.map_fn(lambda row: tf.tanh(tf.reduce_sum(row @ W @ V, 0)), x)
+
+
+def scanned(x):
+    first = tf.zeros_like(x[:, 0] @ W)
+    steps = tf.transpose(x, [1, 0, 2])
+    return tf.scan(lambda h, row: tf.tanh(row @ W + h @ V), steps, first)[-1]
+
+
+def chosen(x):
+    h = tf.reduce_sum(x @ W, 1)
+    big = tf.reduce_sum(B) > 1e9
+    return tf.cond(big, lambda: h, lambda: tf.tanh(h @ V + B))
+
+
+def switched(x):
+    h = tf.reduce_sum(x @ W, 1)
+    which = tf.cast(tf.reduce_sum(B) > 1e9, tf.int32) + 1
+    return tf.switch_case(which, [lambda: h, lambda: h @ V * B, lambda: h @ V])
+
+
+def branch_in_loop(x):
+    def step(i, h):
+        new = tf.cond(i % 2 > 0, lambda: h @ V, lambda: h + tf.tanh(x[:, i] @ W))
+        return i + 1, new + B
+
+    start = tf.zeros_like(x[:, 0, :3])
+    return tf.while_loop(lambda i, h: i < 6, step, [0, start])[1]
+
+
+def loop_in_loop(x):
+    def inner(h):
+        return tf.while_loop(
+            lambda j, h: j < 2, lambda j, h: (j + 1, h @ V + B), [0, h]
+        )
+
+    def step(i, h):
+        return i + 1, tf.tanh(inner(h)[1] + x[:, i] @ W)
+
+    start = tf.zeros_like(x[:, 0, :3])
+    return tf.while_loop(lambda i, h: i < 3, step, [0, start])[1]
+
+
+@tf.function
+def _called(h):
+    return tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h @ V), [0, h])[1]
+
+
+def loop_in_call(x):
+    return _called(tf.reduce_sum(x @ W, 1)) * B
+
+
+def with_own_gradient(x):
+    """A gradient of its own inside of a loop, which reads what is outside."""
+    scale = tf.reduce_sum(tf.stop_gradient(x) ** 2, [1, 2])[:, tf.newaxis]
+
+    @tf.custom_gradient
+    def damped(h):
+        return tf.identity(h), lambda dy: dy / (1 + scale)
+
+    def step(i, h):
+        return i + 1, damped(h @ V + x[:, i] @ W)
+
+    start = tf.zeros_like(x[:, 0, :3])
+    return tf.while_loop(lambda i, h: i < 3, step, [0, start])[1]
+
+
+FLOWS = [
+    over_time,
+    over_examples,
+    scanned,
+    chosen,
+    switched,
+    branch_in_loop,
+    loop_in_loop,
+    loop_in_call,
+    with_own_gradient,
+]
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.thinned(3)
+def test_gradients_through_control_flow_are_those_of_each_example(flow, dynamic):
+    def losses(x):
+        return squash(unknown(flow(x)))
+
+    with pytest.warns(UserWarning, match="one example at a time"):
+        step = traced(losses, [W, V, B], [X], dynamic)
+        expected = one_at_a_time(losses, [W, V, B], X)
+        assert_matches(step, [W, V, B], expected, [X], 1e-3)
+
+
+@pytest.mark.parametrize("flow", [over_time, branch_in_loop, with_own_gradient])
+def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
+    """In the batch, each loss is of the row at the other end."""
+
+    def losses(x):
+        h = flow(x)
+        count = tf.shape(h)[0]
+        boxes = tf.tile([[0.0, 0.0, 1.0, 1.0]], [count, 1])
+        others = tf.range(count - 1, -1, -1)
+        image = h[:, tf.newaxis, :, tf.newaxis]
+        crops = tf.image.crop_and_resize(image, boxes, others, [1, 3])
+        return squash(h + crops[:, 0, :, 0])
+
+    step = traced(losses, [W, V, B], [X], check_gradients="never")
+    replaced = tf.concat([100 * X[:1], X[1:]], 0)
+    ones = tf.ones([5])
+    np.testing.assert_allclose(
+        step(ones, replaced)[0][1:], step(ones, X)[0][1:], rtol=1e-5
+    )

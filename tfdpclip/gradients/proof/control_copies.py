@@ -1,0 +1,133 @@
+"""Copies of ops in which loops and branches are written again.
+
+A copied `While` or `If` op keeps the functions of the original: its gradient is zero by
+the variables that the functions read, and a custom gradient inside reads the tensors of
+the original. So a loop is written by `tf.while_loop`, and a branch by `tf.switch_case`
+or `tf.cond`, around copies of the ops inside, to any depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpclip import _tf_private
+from tfdpclip.gradients.flows.inlining import OpCopies
+from tfdpclip.gradients.flows.inner_flows import branch_graphs
+from tfdpclip.gradients.graph import calls, ops
+
+
+def can_be_written(op: tf.Operation) -> bool:
+    """Whether an op that runs functions can be written again, at any depth."""
+    if op.type in ops.FUNCTION_CALLS:
+        return calls.can_be_opened(op)
+    graphs = _graphs(op)
+    return graphs is not None and all(
+        can_be_written(inner)
+        for graph in graphs
+        for inner in graph.get_operations()
+        if inner.type in ops.FIRST_ARGUMENT
+    )
+
+
+def _graphs(op: tf.Operation) -> Sequence[tf.Graph] | None:
+    if op.type in ops.LOOPS:
+        return [_tf_private.condition_of_loop(op), _tf_private.body_of_loop(op)]
+    return branch_graphs(op)
+
+
+class ControlCopies(OpCopies):
+    """Copies of a graph's ops, loops and branches written again.
+
+    Args:
+      source: the graph.
+      given: by reference, the tensors that stand for tensors of `source`.
+      name: a prefix for the names of the new ops.
+      compiled: whether XLA compiles the copies.
+      around: the copies of the graph around `source`, which a custom gradient inside
+        may read.
+    """
+
+    def __init__(self, source, given, name, compiled, around=None):
+        super().__init__(source, given, name, compiled)
+        self._around = around
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor that stands for one of `source`, or of a graph around it."""
+        if self._around is not None and not _tf_private.is_eager(tensor):
+            if tensor.graph is not self.source:
+                return self._around.of(tensor)
+        return super().of(tensor)
+
+    def _within(self, source, given, name, compiled) -> OpCopies:
+        return ControlCopies(source, given, name, compiled, self)
+
+    def _outputs(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
+        if op.type not in ops.CONTROL_FLOW:
+            return super()._outputs(op, inputs)
+        write = self._loop if op.type in ops.LOOPS else self._branch
+        with (
+            self._target.as_default(),
+            tf.control_dependencies(None),
+            self._target.name_scope(None),
+        ):
+            return write(op, inputs)
+
+    def _copied(self, op, graph, given, results) -> list[tf.Tensor]:
+        """Copies of `results` of a function's graph, in the current graph."""
+        name = f"{self._name}_ops/{op.name}"
+        inner = self._within(graph, given, name, self._compiled)
+        return [tf.identity(inner.of(t)) for t in results]
+
+    def _branch(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
+        choice, *given = inputs
+
+        def written(graph):
+            names = {t.ref(): g for t, g in zip(graph.inputs, given, strict=True)}
+            results = graph.outputs[: len(op.outputs)]
+            return lambda: self._copied(op, graph, names, results)
+
+        branches = [written(graph) for graph in branch_graphs(op)]
+        if op.type in ("If", "StatelessIf"):
+            return list(tf.nest.flatten(tf.cond(tf.cast(choice, tf.bool), *branches)))
+        # TensorFlow's Case takes the last branch for any other number.
+        last = len(branches) - 1
+        choice = tf.where((choice < 0) | (choice > last), last, choice)
+        return list(tf.nest.flatten(tf.switch_case(choice, branches)))
+
+    def _loop(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
+        cond, body = _graphs(op)
+        kept = [o is i for o, i in zip(body.outputs, body.inputs, strict=False)]
+        kept = [k or t.dtype == tf.resource for k, t in zip(kept, inputs, strict=False)]
+        moving = [i for i, k in enumerate(kept) if not k]
+
+        def given(graph, values):
+            full = list(inputs)
+            for place, value in zip(moving, values, strict=True):
+                full[place] = value
+            pairs = zip(graph.inputs, full, strict=False)
+            return {t.ref(): value for t, value in pairs}
+
+        def goes_on(*values):
+            return self._copied(op, cond, given(cond, values), cond.outputs[:1])[0]
+
+        def step(*values):
+            results = [body.outputs[i] for i in moving]
+            return self._copied(op, body, given(body, values), results)
+
+        # XLA takes the gradient of a loop with a known bound alone.
+        bound = tf.get_static_value(inputs[1]) if len(inputs) > 1 else None
+        known = bound is not None and bound.ndim == 0 and int(bound) > 0
+        found = tf.while_loop(
+            goes_on,
+            step,
+            [inputs[i] for i in moving],
+            shape_invariants=[body.inputs[i].shape for i in moving],
+            parallel_iterations=op.get_attr("parallel_iterations"),
+            maximum_iterations=int(bound) if known and self._compiled else None,
+        )
+        outputs = list(inputs)
+        for place, value in zip(moving, found, strict=True):
+            outputs[place] = value
+        return outputs[: len(op.outputs)]

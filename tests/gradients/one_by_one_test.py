@@ -1,4 +1,4 @@
-"""Where the proof ends, each example's gradient is its own, through control flow too."""
+"""Where the proof ends, each gradient is of one example, through control flow too."""
 
 import numpy as np
 import pytest
@@ -70,6 +70,9 @@ def branch_in_loop(x):
 
 
 def loop_in_loop(x):
+    def add(j, h):
+        return j + 1, h @ V + B
+
     def inner(h):
         return tf.while_loop(
             lambda j, h: j < 2, lambda j, h: (j + 1, h @ V + B), [0, h]

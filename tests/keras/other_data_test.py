@@ -5,7 +5,6 @@ import math
 import pytest
 import tensorflow as tf
 
-from tests import stack
 from tests.keras.watched import DELTA, private, small_data
 from tfdpclip import sampling
 from tfdpclip.accounting import PrivacyMismatchError
@@ -100,11 +99,6 @@ class TestOtherData:
         model.fit(batches, verbose=0, callbacks=[budget])
         assert budget.ledger.steps == 10
 
-    @pytest.mark.xfail(
-        stack.KERAS_3,
-        reason="the backward pass sees another element than the forward pass",
-        raises=tf.errors.InvalidArgumentError,
-    )
     def test_is_taken_on_trust_if_somebody_says_so(self):
         budget = self._fit(_other_iterator(), {"check_data": False})
         assert "were not observed" in str(budget.statement)

@@ -134,7 +134,9 @@ def present_in_graph(
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
-    found = found or _taken_around(graph)
+    if found is None and not all(s.op.type in ops.ITERATORS for s in sources):
+        # What an iterator gave here is no element that a function around was given.
+        found = _taken_around(graph)
     if found is not None:
         weights, drawer = found
         if _HERE.releases and not isinstance(drawer.scheme, FullBatch):

@@ -134,9 +134,10 @@ def present_in_graph(
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
-    if found is None and not all(s.op.type in ops.ITERATORS for s in sources):
-        # What an iterator gave here is no element that a function around was given.
-        found = _taken_around(graph)
+    if found is None and all(s.op.type in ops.ITERATORS for s in sources):
+        # The data are of no draw, whatever the functions around were given.
+        return None
+    found = found or _taken_around(graph)
     if found is not None:
         weights, drawer = found
         if _HERE.releases and not isinstance(drawer.scheme, FullBatch):

@@ -40,6 +40,7 @@ from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling.events import (
     CappedPoissonSampledDpEvent,
     NeighboringRelation,
+    RandomAllocationDpEvent,
     TruncatedPoissonSampledDpEvent,
     sensitivity_factor,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Phase",
     "PrivacyMismatchError",
     "PrivacyStatement",
+    "RandomAllocationDpEvent",
     "TruncatedPoissonSampledDpEvent",
     "cohort_for",
     "correlated_event",

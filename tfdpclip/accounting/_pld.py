@@ -16,7 +16,7 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from tfdpclip.accounting import _profiles, gdp
+from tfdpclip.accounting import _allocation, _profiles, gdp
 from tfdpclip.accounting._losses import BothOrders, Losses
 from tfdpclip.accounting._profiles import Profile
 from tfdpclip.sampling import events
@@ -127,7 +127,9 @@ def _compose(
         if isinstance(event, dp_accounting.GaussianDpEvent):
             gaussians[event] = count
         else:
-            parts.append(_single(event, discretization).composed(count))
+            # A coarse bound is worked out of coarse ratios, where there are some.
+            spacing = _allocation.SPACING * min(3.0, math.sqrt(coarseness))
+            parts.append(_single(event, discretization, spacing).composed(count))
     if gaussians:
         mu = _composed_mu(gaussians)
         profile = functools.partial(_profiles.gaussian, mu)
@@ -199,6 +201,8 @@ def _spread(event) -> tuple[float, float]:
         return _profiles.mixture_spread(
             1 / z, event.sampling_probability, event.per_person
         )
+    if isinstance(event, events.RandomAllocationDpEvent):
+        return _allocation.spread(z, event.steps, event.steps_per_epoch)
     q, x = _sampling_rate(event), 1 / z**2
     sampled = q * math.exp(x / 2) * math.sqrt(-math.expm1(-x)) if x < 600 else 1e300
     return min(1 / z, sampled), _largest_loss(z, q)
@@ -232,8 +236,8 @@ def _sampling_rate(event) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _single(event, discretization) -> BothOrders:
-    """The losses of one step."""
+def _single(event, discretization, spacing=_allocation.SPACING) -> BothOrders:
+    """The losses of one step, or of one epoch whose steps depend on each other."""
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         remove, add, upper = _poisson(
             1 / noise_multiplier(event), event.sampling_probability
@@ -245,6 +249,11 @@ def _single(event, discretization) -> BothOrders:
         rate, most = event.sampling_probability, event.per_person
         remove, add, upper = _truncated(
             event, lambda mu: _profiles.mixture(mu, rate, most)
+        )
+    elif isinstance(event, events.RandomAllocationDpEvent):
+        steps, of = event.steps, event.steps_per_epoch
+        remove, add, upper = _truncated(
+            event, lambda mu: _allocation.profiles(1 / mu, steps, of, spacing)
         )
     elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         remove, upper = _without_replacement(event)

@@ -274,6 +274,13 @@ class Batches(tf.data.Dataset):
         """
         return distributed.distribute(self, strategy)
 
+    def _begin_run(self, step: int) -> None:
+        """Begins an epoch, where what is accounted for begins with one."""
+        del step
+        drawer = self._drawer.last
+        if drawer.scheme.begins_epochs and drawer.seed is None:
+            drawer.begin_epoch()
+
     def _inputs(self):
         return [self._wrapped]
 

@@ -269,6 +269,9 @@ SAMPLING = {
     "ShuffledEpochs": case(
         sampling.ShuffledEpochs, batch_size=3, population=10, relation="replace_one"
     ),
+    "RandomAllocation": case(
+        sampling.RandomAllocation, steps=10, capacity=20, population=100
+    ),
     "FullBatch": case(sampling.FullBatch),
     "Poisson.event": case(POISSON.event, **EVENT),
     "CappedPoisson.event": case(
@@ -276,6 +279,7 @@ SAMPLING = {
     ),
     "FixedSize.event": case(sampling.FixedSize(3, 10).event, **EVENT),
     "ShuffledEpochs.event": case(sampling.ShuffledEpochs(3, 10).event, **EVENT),
+    "RandomAllocation.event": case(sampling.RandomAllocation(10).event, **EVENT),
     "FullBatch.event": case(sampling.FullBatch().event, **EVENT),
     "Poisson.expected_batch_size": case(POISSON.expected_batch_size, population=10),
     "FixedSize.steps_per_epoch": case(

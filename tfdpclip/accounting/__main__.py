@@ -68,7 +68,14 @@ flags.DEFINE_float("delta", 1e-5, "The delta of the guarantee.", flag_values=_FL
 flags.DEFINE_enum(
     "sampling",
     "poisson",
-    ["poisson", "random_allocation", "fixed_size", "with_replacement", "shuffled", "full"],
+    [
+        "poisson",
+        "random_allocation",
+        "fixed_size",
+        "with_replacement",
+        "shuffled",
+        "full",
+    ],
     "How records are drawn.",
     flag_values=_FLAGS,
 )

@@ -138,7 +138,7 @@ def spread(noise_multiplier: float, steps: int, of: int) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=64)
 def _ratios(count: int, deviation: float, spacing: float) -> Ratios:
-    """The sum of so many, doubled and added to from the leading bit of the number on."""
+    """The sum of so many, doubled, and added to, by the bits of the number."""
     if count == 1:
         return _one(deviation, spacing)
     half = _ratios(count // 2, deviation, spacing)
@@ -169,7 +169,9 @@ def _scores(last: float, spacing: float) -> np.ndarray:
     ends = np.array([-_END, -1.0, 1.0, max(last, 1.0 + spacing)])
     widths = spacing * np.array([_LEFT, 1.0, _RIGHT])
     counts = np.concatenate([[0.0], np.cumsum(np.diff(ends) / widths)])
-    return np.interp(np.linspace(0, counts[-1], math.ceil(counts[-1]) + 1), counts, ends)
+    return np.interp(
+        np.linspace(0, counts[-1], math.ceil(counts[-1]) + 1), counts, ends
+    )
 
 
 def _normal_masses(ends: np.ndarray) -> np.ndarray:
@@ -214,8 +216,9 @@ def _added(one: Ratios, other: Ratios, spacing: float) -> Ratios:
     # The points are where the leading bits change.
     bits = np.maximum(places[1:] - first, nearest).view(np.int64) >> _SHIFT
     bits = np.unique(bits)[1:]
+    # From the first of the grid on, where what is near is told apart.
     places = np.concatenate(
-        [places[:1], [first + nearest], first + (bits << _SHIFT).view(np.float64)]
+        [[places[0] - first, nearest], (bits << _SHIFT).view(np.float64)]
     )
     table = np.zeros(top + 1, np.int32)
     table[bits - base] = 1
@@ -239,7 +242,7 @@ def _added(one: Ratios, other: Ratios, spacing: float) -> Ratios:
         masses += np.bincount(found, weights, size)
         moments += np.bincount(found, weights * sums.ravel(), size)
     infinite = one.infinite + other.infinite
-    total = _split(places - first, masses, moments, infinite)
+    total = _split(places, masses, moments, infinite)
     return dataclasses.replace(total, places=total.places + first)
 
 
@@ -254,10 +257,9 @@ def _grid(one: Ratios, other: Ratios, spacing: float) -> np.ndarray:
     last = max(scores[-1] for scores, _ in parts)
     wanted = _scores(last, spacing)
     shares = np.sqrt(np.array(variances) / sum(variances))
-    found = sum(
-        np.interp(share * wanted, *part)
-        for share, part in zip(shares, parts, strict=True)
-    )
+    found = np.zeros(len(wanted))
+    for share, part in zip(shares, parts, strict=True):
+        found += np.interp(share * wanted, *part)
     # Far to the right one of them is larger than the other ever is.
     middles = [np.interp(0.0, *part) for part in parts]
     for part, middle in zip(parts, middles[::-1], strict=True):

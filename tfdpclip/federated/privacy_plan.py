@@ -68,8 +68,9 @@ class PrivacyPlan(BudgetPlan):
       rounds: Number of rounds.
       sampling: `"poisson"` by default. `"random_allocation"`: each client in one random
         round of each epoch, of as many rounds as come nearest to `clients_per_round`
-        clients in each; less noise, most of all in few short epochs. `"fixed_size"`: cohorts of one size, which are
-        faster with TensorFlow Federated and need about twice the noise.
+        clients in each; less noise, most of all in few short epochs.
+        `"fixed_size"`: cohorts of one size, which are faster with TensorFlow Federated
+        and need about twice the noise.
         `"fixed_order"`: clients take turns, the default with correlated noise.
         `"available"`: of those that are there, with `separation` rounds between two of
         a client. The last two have no amplification.

@@ -76,6 +76,9 @@ class RandomAllocation(IndependentRecords):
         """The probability with which a record is in a given step."""
         return 1 / self.steps
 
+    def expected_batch_size(self, population: int) -> float:
+        return _arguments.count_of("population", population, 0) / self.steps
+
     def steps_per_epoch(self, population: int) -> int:
         del population
         return self.steps
@@ -158,7 +161,7 @@ class RandomAllocation(IndependentRecords):
 
 
 def dealt(records: int, steps: int, rng: np.random.Generator) -> np.ndarray:
-    """How many of so many records each step has, if each is in one at random, `[steps]`.
+    """How many records each step has, where each is in one at random, `[steps]`.
 
     A group of steps is divided in two halves, and its records binomially, until each
     is alone: probabilities are ratios of whole numbers, and none is what rounding has

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments, _sealed
-from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.allocation import RandomAllocation
+from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.poisson import Poisson
 from tfdpclip.sampling.schemes import FixedSize
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
@@ -66,8 +66,8 @@ class Cohorts:
         if not isinstance(scheme, _DRAWN):
             raise ValueError(
                 "scheme must be FixedSize or Poisson (or RandomAllocation, "
-                f"MinSeparation or CyclicPoisson) to draw cohorts, got {_arguments.shown(scheme)}. Of "
-                "clients that come and go: AvailableCohorts(AvailableClients(...), "
+                "MinSeparation or CyclicPoisson) to draw cohorts, got "
+                f"{_arguments.shown(scheme)}. Of clients that come and go: AvailableCohorts(AvailableClients(...), "
                 "available)."
             )
         # Text is a sequence of one-letter ids.

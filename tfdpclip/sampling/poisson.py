@@ -24,11 +24,9 @@ class IndependentRecords(SamplingScheme):
     """What schemes have in common that place every record on its own.
 
     How many are in a step is left to chance, so that a step needs room. Dataclasses
-    with the fields `capacity` and `population`, and a `rate`, which may follow from
-    another field.
+    with the fields `capacity` and `population`, and an attribute `rate`.
     """
 
-    rate: float
     capacity: int | None
     population: int | None
 
@@ -46,9 +44,6 @@ class IndependentRecords(SamplingScheme):
     @property
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.ADD_OR_REMOVE_ONE
-
-    def expected_batch_size(self, population: int) -> float:
-        return self.rate * _arguments.count_of("population", population, 0)
 
     @abc.abstractmethod
     def _overflow(self, population: int, capacity: int) -> float:
@@ -112,6 +107,11 @@ class PoissonDraws(IndependentRecords):
 
     Dataclasses with the fields `rate`, `capacity` and `population`.
     """
+
+    rate: float
+
+    def expected_batch_size(self, population: int) -> float:
+        return self.rate * _arguments.count_of("population", population, 0)
 
     def _check_draws(self) -> None:
         self._keep("rate", _arguments.rate("rate", self.rate))

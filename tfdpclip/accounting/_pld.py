@@ -251,10 +251,7 @@ def _single(event, discretization, spacing=_allocation.SPACING) -> BothOrders:
             event, lambda mu: _profiles.mixture(mu, rate, most)
         )
     elif isinstance(event, events.RandomAllocationDpEvent):
-        steps, of = event.steps, event.steps_per_epoch
-        remove, add, upper = _truncated(
-            event, lambda mu: _allocation.profiles(1 / mu, steps, of, spacing)
-        )
+        remove, add, upper = _truncated(event, _epoch(event, spacing))
     elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         remove, upper = _without_replacement(event)
         add = None
@@ -308,6 +305,20 @@ def _truncated(
         return lambda eps: (1 - tau) * usual(eps) + tau * overflowed(eps)
 
     return mixed(usual_remove, remove), mixed(usual_add, add), upper
+
+
+def _epoch(event, spacing: float) -> Callable[[float], tuple[Profile, Profile, float]]:
+    """Profiles of an epoch of random allocation, of 1/z."""
+    usual = 1 / noise_multiplier(event)
+
+    def profiles(mu: float):
+        # Nothing is lost where hardly a step is cut by bounding that coarsely.
+        rare = mu != usual and event.overflow_probability < 1e-3
+        return _allocation.profiles(
+            1 / mu, event.steps, event.steps_per_epoch, spacing * (3 if rare else 1)
+        )
+
+    return profiles
 
 
 def _without_replacement(event) -> tuple[Profile, float]:

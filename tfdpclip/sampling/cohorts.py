@@ -67,8 +67,8 @@ class Cohorts:
             raise ValueError(
                 "scheme must be FixedSize or Poisson (or RandomAllocation, "
                 "MinSeparation or CyclicPoisson) to draw cohorts, got "
-                f"{_arguments.shown(scheme)}. Of clients that come and go: AvailableCohorts(AvailableClients(...), "
-                "available)."
+                f"{_arguments.shown(scheme)}. Of clients that come and go: "
+                "AvailableCohorts(AvailableClients(...), available)."
             )
         # Text is a sequence of one-letter ids.
         ids = list(client_ids) if isinstance(client_ids, str) else client_ids

@@ -198,6 +198,13 @@ class Drawer:
         self._began = True
         return within
 
+    def end_run(self) -> None:
+        """Lets another iterator begin: what it has is not of the run that ended.
+
+        Keras 3 takes an element on several replicas before it says that `fit` begins.
+        """
+        self._began = True
+
     def begin_epoch(self) -> None:
         """Leaves the rest of an epoch that was begun, whose records are placed."""
         length = self.scheme.steps_per_epoch(self.source.size) * self.pieces

@@ -5,6 +5,11 @@ which always means z, the number the accountant gets. Accountants are those of
 `dp_accounting` (privacy loss distributions by default); TensorFlow is not needed.
 """
 
+from tfdpclip.accounting.attacks import (
+    AttackBounds,
+    attack_bounds,
+    attack_bounds_of,
+)
 from tfdpclip.accounting.calibration import (
     delta,
     epsilon,
@@ -46,6 +51,7 @@ from tfdpclip.sampling.events import (
 )
 
 __all__ = [
+    "AttackBounds",
     "BudgetExceededError",
     "RoundBudget",
     "CappedPoissonSampledDpEvent",
@@ -58,6 +64,8 @@ __all__ = [
     "RandomAllocationDpEvent",
     "TruncatedPoissonSampledDpEvent",
     "cohort_for",
+    "attack_bounds",
+    "attack_bounds_of",
     "correlated_event",
     "count_stddevs",
     "delta",

@@ -81,6 +81,28 @@ def delta(
     return min(1.0, max(0.0, composed.delta(epsilon)) + _rounding(leaves))
 
 
+def attacks(
+    leaves: Mapping[dp_accounting.DpEvent, int],
+    rates: tuple[float, ...],
+    coarseness: float = 1.0,
+) -> tuple[tuple[float, ...], float]:
+    """Returns the most that tests of such false positives find, and the advantage."""
+    mu = gaussian_mu(leaves)
+    known = np.asarray(rates, float)
+    composed = None
+    if mu is None:
+        composed = _compose(leaves, coarseness)
+    elif mu < math.inf:
+        powers = stats.norm.sf(stats.norm.isf(known) - mu)
+        return tuple(map(float, powers)), gdp.gdp_delta(mu, 0.0)
+    if composed is None:
+        return (1.0,) * len(rates), 1.0
+    rounding = _rounding(leaves)
+    powers = np.minimum(1.0, composed.power(known) + rounding)
+    advantage = min(1.0, max(0.0, composed.delta(0.0)) + rounding)
+    return tuple(map(float, powers)), advantage
+
+
 def _rounding(leaves) -> float:
     return _ROUNDING_PER_STEP * (10 + sum(leaves.values()))
 

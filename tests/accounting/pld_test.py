@@ -227,9 +227,9 @@ class TestPoisson:
         widths = []
         single = _pld._single
 
-        def narrow(event, cell):
+        def narrow(event, cell, *spacing):
             widths.append(cell)
-            return single(event, cell)
+            return single(event, cell, *spacing)
 
         monkeypatch.setattr(_pld, "_single", narrow)
         _pld._epsilon.cache_clear()

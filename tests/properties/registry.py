@@ -92,6 +92,7 @@ ACCOUNTING = {
     "NeighboringRelation": None,
     "PrivacyMismatchError": None,
     "PrivacyStatement": None,
+    "AttackBounds": None,
     "RoundBudget": case(
         accounting.RoundBudget,
         _={"free": ("clip",), "unbounded": ("epsilon",), "fixed": ("ledger",)},
@@ -143,6 +144,14 @@ ACCOUNTING = {
         sampling_probability=0.1,
         capacity=20,
         event=dp_accounting.GaussianDpEvent(1.0),
+    ),
+    "RandomAllocationDpEvent": case(
+        accounting.RandomAllocationDpEvent,
+        steps_per_epoch=30,
+        steps=20,
+        event=dp_accounting.GaussianDpEvent(1.0),
+        source_dataset_size=100,
+        capacity=20,
     ),
     "CappedPoissonSampledDpEvent": case(
         accounting.CappedPoissonSampledDpEvent,
@@ -224,6 +233,17 @@ ACCOUNTING = {
         groups=2,
         shares=[1.0, 2.0],
     ),
+    "attack_bounds": case(
+        accounting.attack_bounds,
+        event=sampling.Poisson(0.1).event(1.0, 3),
+        false_positive_rates=(0.001, 0.01),
+    ),
+    "attack_bounds_of": case(
+        accounting.attack_bounds_of,
+        epsilon=1.0,
+        delta=1e-5,
+        false_positive_rates=(0.001, 0.01),
+    ),
     "gdp_compose": case(accounting.gdp_compose, mus=[1.0, 2.0]),
     "gdp_delta": case(accounting.gdp_delta, mu=1.0, epsilon=1.0),
     "gdp_epsilon": case(
@@ -269,6 +289,9 @@ SAMPLING = {
     "ShuffledEpochs": case(
         sampling.ShuffledEpochs, batch_size=3, population=10, relation="replace_one"
     ),
+    "RandomAllocation": case(
+        sampling.RandomAllocation, steps=10, capacity=20, population=100
+    ),
     "FullBatch": case(sampling.FullBatch),
     "Poisson.event": case(POISSON.event, **EVENT),
     "CappedPoisson.event": case(
@@ -276,6 +299,7 @@ SAMPLING = {
     ),
     "FixedSize.event": case(sampling.FixedSize(3, 10).event, **EVENT),
     "ShuffledEpochs.event": case(sampling.ShuffledEpochs(3, 10).event, **EVENT),
+    "RandomAllocation.event": case(sampling.RandomAllocation(10).event, **EVENT),
     "FullBatch.event": case(sampling.FullBatch().event, **EVENT),
     "Poisson.expected_batch_size": case(POISSON.expected_batch_size, population=10),
     "FixedSize.steps_per_epoch": case(

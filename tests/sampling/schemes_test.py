@@ -188,6 +188,8 @@ _DRAWN = [
     sampling.MinSeparation(100, 5, 10, participations=100),
     sampling.CyclicPoisson(100, 0.05, 4),
     sampling.CyclicPoisson(100, 0.05, 4, capacity=20, order=3),
+    sampling.RandomAllocation(20),
+    sampling.RandomAllocation(20, 15, 100),
 ]
 
 
@@ -203,7 +205,7 @@ def _draw_too_often(scheme, steps):
     rate = getattr(each, "sampling_probability", 1.0)
     if hasattr(each, "sample_size"):
         rate = each.sample_size / each.source_dataset_size
-    # 11 schemes of 100 records: a false alarm in less than one of 10^6 runs.
+    # 13 schemes of 100 records: a false alarm in less than one of 10^6 runs.
     most = count if rate == 1 else stats.binom.isf(1e-9, count, rate)
     return np.flatnonzero(_draws(scheme, 100, steps).sum(axis=0) > most)
 
@@ -228,6 +230,8 @@ _SCHEMES = [
     sampling.FixedSize(5, 100, replacement=True),
     sampling.ShuffledEpochs(5, 100),
     sampling.FullBatch(),
+    sampling.RandomAllocation(20),
+    sampling.RandomAllocation(20, 15, 100),
 ]
 
 
@@ -283,6 +287,11 @@ class TestEveryScheme:
         (lambda: sampling.FixedSize(11, 10), "batch_size"),
         (lambda: sampling.ShuffledEpochs(11, 10), "batch_size"),
         (lambda: sampling.ShuffledEpochs(1, 10, "add_remove"), "relation"),
+        (lambda: sampling.RandomAllocation(0), "steps"),
+        (lambda: sampling.RandomAllocation(2.5), "steps"),
+        (lambda: sampling.RandomAllocation(math.nan), "steps"),
+        (lambda: sampling.RandomAllocation(10, capacity=3), "population"),
+        (lambda: sampling.RandomAllocation(10, capacity=0, population=9), "capacity"),
         (lambda: sampling.from_dict({"scheme": "Random"}), "Unknown"),
     ],
 )

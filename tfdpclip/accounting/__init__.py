@@ -5,6 +5,11 @@ which always means z, the number the accountant gets. Accountants are those of
 `dp_accounting` (privacy loss distributions by default); TensorFlow is not needed.
 """
 
+from tfdpclip.accounting.attacks import (
+    AttackBounds,
+    attack_bounds,
+    attack_bounds_of,
+)
 from tfdpclip.accounting.calibration import (
     delta,
     epsilon,
@@ -40,11 +45,13 @@ from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.sampling.events import (
     CappedPoissonSampledDpEvent,
     NeighboringRelation,
+    RandomAllocationDpEvent,
     TruncatedPoissonSampledDpEvent,
     sensitivity_factor,
 )
 
 __all__ = [
+    "AttackBounds",
     "BudgetExceededError",
     "RoundBudget",
     "CappedPoissonSampledDpEvent",
@@ -54,8 +61,11 @@ __all__ = [
     "Phase",
     "PrivacyMismatchError",
     "PrivacyStatement",
+    "RandomAllocationDpEvent",
     "TruncatedPoissonSampledDpEvent",
     "cohort_for",
+    "attack_bounds",
+    "attack_bounds_of",
     "correlated_event",
     "count_stddevs",
     "delta",

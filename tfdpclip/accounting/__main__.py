@@ -68,7 +68,14 @@ flags.DEFINE_float("delta", 1e-5, "The delta of the guarantee.", flag_values=_FL
 flags.DEFINE_enum(
     "sampling",
     "poisson",
-    ["poisson", "fixed_size", "with_replacement", "shuffled", "full"],
+    [
+        "poisson",
+        "random_allocation",
+        "fixed_size",
+        "with_replacement",
+        "shuffled",
+        "full",
+    ],
     "How records are drawn.",
     flag_values=_FLAGS,
 )
@@ -274,6 +281,9 @@ def _schemes() -> list[sampling.SamplingScheme]:
     population = _needed("population")
     makers: dict[str, Callable] = {
         "poisson": lambda size: sampling.Poisson(size / population),
+        "random_allocation": lambda size: sampling.RandomAllocation(
+            max(1, round(population / size))
+        ),
         "fixed_size": lambda size: sampling.FixedSize(
             _whole("batch_size", size), population
         ),
@@ -296,6 +306,8 @@ def _all_steps(scheme) -> list[int]:
         return [math.ceil(e / scheme.rate - 1e-9) for e in _numbers("epochs")]
     if isinstance(scheme, sampling.FullBatch):
         return [math.ceil(epochs) for epochs in _numbers("epochs")]
+    if isinstance(scheme, sampling.RandomAllocation):
+        return [math.ceil(e * scheme.steps - 1e-9) for e in _numbers("epochs")]
     ratio = _needed("population") / scheme.batch_size
     return [math.ceil(epochs * ratio - 1e-9) for epochs in _numbers("epochs")]
 

@@ -59,7 +59,7 @@ def refuse_without_effect(question: str, flags: Any) -> None:
                 f"--rate and --{min(sizes - {'rate'})} contradict each other: the rate "
                 "is --batch_size over --population. Give --rate alone, or both others."
             )
-        if kind in _REPLACE_ONE and "rate" in sizes:
+        if kind in (*_REPLACE_ONE, "random_allocation") and "rate" in sizes:
             raise ValueError(
                 f"--rate has no effect with --sampling={kind}: give --batch_size and "
                 "--population."

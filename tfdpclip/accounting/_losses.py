@@ -99,6 +99,23 @@ class Losses:
             return 0.0
         return math.log((upper[place] - delta) / lower[place])
 
+    def power(self, rates: np.ndarray) -> np.ndarray:
+        """Of tests with such rates of false positives, the most that one finds, `[n]`.
+
+        By Neyman and Pearson, the test takes the largest losses first. It is also the
+        least of e^epsilon rate + `delta(epsilon)`, over all epsilons.
+        """
+        if not self._known():
+            return np.ones_like(rates)
+        losses, masses = self._losses()[::-1], np.maximum(self.masses[::-1], 0.0)
+        found = np.cumsum(np.concatenate([[self.infinite], masses]))
+        with np.errstate(over="ignore", invalid="ignore"):
+            wrong = np.nan_to_num(masses * np.exp(-losses), posinf=np.inf)
+        wrong = np.cumsum(np.concatenate([[0.0], wrong]))
+        # From one loss to the next, a test takes a share of its mass.
+        apart = np.concatenate([[True], wrong[1:] > wrong[:-1]])
+        return np.minimum(1.0, np.interp(rates, wrong[apart], found[apart]))
+
     def _known(self) -> bool:
         return math.isfinite(self.infinite) and bool(np.all(np.isfinite(self.masses)))
 
@@ -130,6 +147,11 @@ class BothOrders:
     def delta(self, epsilon: float) -> float:
         """The larger delta."""
         return max(losses.delta(epsilon) for losses in self.orders)
+
+    def power(self, rates: np.ndarray) -> np.ndarray:
+        """The larger power."""
+        powers = [losses.power(rates) for losses in self.orders]
+        return np.max(powers, axis=0)
 
     def epsilon(self, delta: float) -> float:
         """The larger epsilon."""

@@ -16,7 +16,7 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from tfdpclip.accounting import _profiles, gdp
+from tfdpclip.accounting import _allocation, _profiles, gdp
 from tfdpclip.accounting._losses import BothOrders, Losses
 from tfdpclip.accounting._profiles import Profile
 from tfdpclip.sampling import events
@@ -81,6 +81,28 @@ def delta(
     return min(1.0, max(0.0, composed.delta(epsilon)) + _rounding(leaves))
 
 
+def attacks(
+    leaves: Mapping[dp_accounting.DpEvent, int],
+    rates: tuple[float, ...],
+    coarseness: float = 1.0,
+) -> tuple[tuple[float, ...], float]:
+    """Returns the most that tests of such false positives find, and the advantage."""
+    mu = gaussian_mu(leaves)
+    known = np.asarray(rates, float)
+    composed = None
+    if mu is None:
+        composed = _compose(leaves, coarseness)
+    elif mu < math.inf:
+        powers = stats.norm.sf(stats.norm.isf(known) - mu)
+        return tuple(map(float, powers)), gdp.gdp_delta(mu, 0.0)
+    if composed is None:
+        return (1.0,) * len(rates), 1.0
+    rounding = _rounding(leaves)
+    powers = np.minimum(1.0, composed.power(known) + rounding)
+    advantage = min(1.0, max(0.0, composed.delta(0.0)) + rounding)
+    return tuple(map(float, powers)), advantage
+
+
 def _rounding(leaves) -> float:
     return _ROUNDING_PER_STEP * (10 + sum(leaves.values()))
 
@@ -127,7 +149,9 @@ def _compose(
         if isinstance(event, dp_accounting.GaussianDpEvent):
             gaussians[event] = count
         else:
-            parts.append(_single(event, discretization).composed(count))
+            # A coarse bound is worked out of coarse ratios, where there are some.
+            spacing = _allocation.SPACING * min(3.0, math.sqrt(coarseness))
+            parts.append(_single(event, discretization, spacing).composed(count))
     if gaussians:
         mu = _composed_mu(gaussians)
         profile = functools.partial(_profiles.gaussian, mu)
@@ -199,6 +223,8 @@ def _spread(event) -> tuple[float, float]:
         return _profiles.mixture_spread(
             1 / z, event.sampling_probability, event.per_person
         )
+    if isinstance(event, events.RandomAllocationDpEvent):
+        return _allocation.spread(z, event.steps, event.steps_per_epoch)
     q, x = _sampling_rate(event), 1 / z**2
     sampled = q * math.exp(x / 2) * math.sqrt(-math.expm1(-x)) if x < 600 else 1e300
     return min(1 / z, sampled), _largest_loss(z, q)
@@ -232,8 +258,8 @@ def _sampling_rate(event) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _single(event, discretization) -> BothOrders:
-    """The losses of one step."""
+def _single(event, discretization, spacing=_allocation.SPACING) -> BothOrders:
+    """The losses of one step, or of one epoch whose steps depend on each other."""
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         remove, add, upper = _poisson(
             1 / noise_multiplier(event), event.sampling_probability
@@ -246,6 +272,8 @@ def _single(event, discretization) -> BothOrders:
         remove, add, upper = _truncated(
             event, lambda mu: _profiles.mixture(mu, rate, most)
         )
+    elif isinstance(event, events.RandomAllocationDpEvent):
+        remove, add, upper = _truncated(event, _epoch(event, spacing))
     elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         remove, upper = _without_replacement(event)
         add = None
@@ -299,6 +327,20 @@ def _truncated(
         return lambda eps: (1 - tau) * usual(eps) + tau * overflowed(eps)
 
     return mixed(usual_remove, remove), mixed(usual_add, add), upper
+
+
+def _epoch(event, spacing: float) -> Callable[[float], tuple[Profile, Profile, float]]:
+    """Profiles of an epoch of random allocation, of 1/z."""
+    usual = 1 / noise_multiplier(event)
+
+    def profiles(mu: float):
+        # Nothing is lost where hardly a step is cut by bounding that coarsely.
+        rare = mu != usual and event.overflow_probability < 1e-3
+        return _allocation.profiles(
+            1 / mu, event.steps, event.steps_per_epoch, spacing * (3 if rare else 1)
+        )
+
+    return profiles
 
 
 def _without_replacement(event) -> tuple[Profile, float]:

@@ -89,6 +89,11 @@ def _single(event: dp_accounting.DpEvent, orders: tuple[float, ...]) -> np.ndarr
             "The RDP accountant has no bound for examples of a person that are drawn "
             'one by one (CappedPoisson); use accountant="pld".'
         )
+    if isinstance(event, events.RandomAllocationDpEvent):
+        raise dp_accounting.UnsupportedEventError(
+            "The RDP accountant has no bound for an epoch in which each record is in "
+            'one step at random (RandomAllocation); use accountant="pld".'
+        )
     relation = _RELATION.ADD_OR_REMOVE_ONE
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         relation = _RELATION.REPLACE_ONE

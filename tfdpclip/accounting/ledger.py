@@ -194,6 +194,8 @@ class Ledger(Spending):
         phase.refuse_unreadable(self.path)
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
+        if phase.sampling.begins_epochs and hasattr(sampling, "_begin_run"):
+            sampling._begin_run(self.steps)
         for text in assumed_of(clip):
             self.assume(text)
         self._holder, self._met = holder, (0, 0)

@@ -154,6 +154,8 @@ class RoundBudget:
         if continued is not None:
             self._refuse_other_order()
         self.ledger.begin(change=allow_change, continued=continued, **self._phase)
+        if cohorts.scheme.begins_epochs:
+            cohorts._begin_run(self.rounds)
         for text in assumed:
             self.ledger.assume(text)
         #: Where the ledger was after this budget's last round.

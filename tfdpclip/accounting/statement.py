@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,6 +14,7 @@ from tfdpclip import _arguments
 from tfdpclip._notebook import ShownAsText
 from tfdpclip._version import __version__
 from tfdpclip.accounting import accountants, search
+from tfdpclip.accounting.attacks import AttackBounds, attack_bounds, attack_bounds_of
 from tfdpclip.accounting.phases import Phase
 from tfdpclip.sampling import events
 from tfdpclip.sampling.poisson import CappedPoisson
@@ -57,6 +59,7 @@ class PrivacyStatement(ShownAsText):
       assumptions: What must hold for the claim.
       not_private: Why the run is not private at all, if so.
       matrices: By what the noise of different steps is correlated, in words.
+      attacks: What no attack on one record exceeds; None of what is not private.
     """
 
     epsilon: float
@@ -71,6 +74,7 @@ class PrivacyStatement(ShownAsText):
     assumptions: tuple[str, ...] = ()
     not_private: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
+    attacks: AttackBounds | None = None
 
     def __str__(self) -> str:
         lines = self._claim()
@@ -83,6 +87,7 @@ class PrivacyStatement(ShownAsText):
             ("correlation", "; then ".join(self.matrices)),
             ("clip", "; then ".join(self.clips)),
             ("accountant", _ACCOUNTANTS.get(self.accountant, self.accountant)),
+            ("attacks", "" if self.attacks is None else str(self.attacks)),
         ]
         lines += [f"  {name + ':':<12} {text}" for name, text in rows if text]
         lines += [f"  assuming     {text}" for text in self.assumptions]
@@ -138,6 +143,15 @@ class PrivacyStatement(ShownAsText):
             return json.dumps(self.to_dict(), indent=2)
         return str(self) if format == "text" else self._markdown()
 
+    def _attacks_beside(self) -> str:
+        """Bounds of attacks, beside those of one epsilon and delta."""
+        if self.attacks is None:
+            return ""
+        alone = attack_bounds_of(self.epsilon, self.delta)
+        if self.attacks == alone:
+            return f"{self.attacks}, by epsilon and delta alone"
+        return f"{self.attacks} (by epsilon and delta alone, {alone.numbers()})"
+
     def _markdown(self) -> str:
         rows = [
             ("Guarantee holds against", _SETTING),
@@ -149,6 +163,7 @@ class PrivacyStatement(ShownAsText):
             ("Sampling", "; then ".join(self.sampling)),
             ("Steps", str(self.steps)),
             ("Accountant", _ACCOUNTANTS.get(self.accountant, self.accountant)),
+            ("Attacks", self._attacks_beside()),
             ("Computed by", f"tfdpclip {__version__}"),
         ]
         lines = [
@@ -283,9 +298,12 @@ class Spending:
                 f"{self.reserved} steps that were begun but not finished are counted"
             )
         assumptions.append(CHOICE)
-        first = self.phases[0]
+        first, epsilon = self.phases[0], self.epsilon()
+        attacks = None
+        if not not_private and epsilon < math.inf:
+            attacks = self._attacks(epsilon)
         return PrivacyStatement(
-            epsilon=self.epsilon(),
+            epsilon=epsilon,
             delta=self.delta,
             relation=events.RELATION_NAMES[first.sampling.neighboring_relation],
             unit=" then ".join(_unique(_unit_words(p) for p in self.phases)),
@@ -301,7 +319,15 @@ class Spending:
             ),
             assumptions=_unique(assumptions),
             not_private=tuple(not_private),
+            attacks=attacks,
         )
+
+    def _attacks(self, epsilon: float) -> AttackBounds:
+        """By all of the privacy loss, where it is known; else by one epsilon."""
+        if self.accountant == "pld":
+            with contextlib.suppress(dp_accounting.UnsupportedEventError):
+                return attack_bounds(self.event())
+        return attack_bounds_of(epsilon, self.delta)
 
 
 def _unit_words(phase) -> str:

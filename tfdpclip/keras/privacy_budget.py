@@ -189,6 +189,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._optimizer = optimizer
         self._metrics = PublicMetrics(optimizer)
         self._noise = NoisePlan(optimizer)
+        if self._noise.scheduled and self.sampling.begins_epochs:
+            raise ValueError(
+                "noise_multiplier follows a schedule, and the steps of an epoch of "
+                f"{type(self.sampling).__name__} are accounted for together, with one "
+                "noise for all of them: give a number, or draw by Poisson(rate)."
+            )
         self._draws = DrawCheck(
             self.sampling, self._batches, optimizer, self._check_data
         )

@@ -38,6 +38,7 @@ from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
+from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for
 
@@ -82,10 +83,12 @@ class PrivacyPlan(BudgetPlan):
       batch_size: Expected examples per step; "auto" takes the rule of Rehn et al.
         (2025) with at least 80 steps (`dpc.tuning.batch_size_advice`).
       epochs: How often to go through the data, on average.
-      sampling: `"poisson"` by default: the least noise, and all examples in every step
-        where the batch is as large as the data. `"fixed_size"`; `"shuffled"`, as plain
-        `fit` draws, or `"fixed_order"`, the same in every epoch: the last two with no
-        amplification.
+      sampling: `"poisson"` by default, and all examples in every step
+        where the batch is as large as the data. `"random_allocation"`: each example in
+        one random step of each epoch, of as many steps as come nearest to `batch_size`
+        examples in each; less noise than that, most of all in few short epochs.
+        `"fixed_size"`; `"shuffled"`, as plain `fit` draws, or `"fixed_order"`, the same
+        in every epoch: the last two with no amplification.
       noise: `"independent"`, or correlated over the steps, for `"fixed_order"`:
         `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix of
         `dpc.correlated`. It is made for one call of `fit` over all epochs, or with
@@ -209,6 +212,10 @@ class PrivacyPlan(BudgetPlan):
             asked, examples, rows, self.accumulation_steps, False
         )
         self._asked, self._momentum = asked, momentum
+        # Of a whole number of steps in an epoch, what comes nearest to the batch size.
+        self._expected: float = batch_size
+        if isinstance(asked, RandomAllocation):
+            self._expected = asked.expected_batch_size(examples)
         steps = epochs * drawn.steps_per_epoch(examples)
         matrix = named_matrix(noise, steps, drawn, momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
@@ -217,7 +224,7 @@ class PrivacyPlan(BudgetPlan):
             epsilon=epsilon,
             delta=delta,
             population=examples,
-            size=batch_size,
+            size=self._expected,
             steps=steps,
             scheme=drawn,
             unit="example" if per_person is None else "person",
@@ -271,7 +278,7 @@ class PrivacyPlan(BudgetPlan):
             made = optimizer(
                 *args,
                 noise_multiplier=self.noise_multiplier,
-                expected_batch_size=float(self.batch_size),
+                expected_batch_size=float(self._expected),
                 accumulation_steps=self._summed,
                 noise=self._noise,
                 unit=self._unit,
@@ -449,7 +456,7 @@ class PrivacyPlan(BudgetPlan):
         facts = [
             (
                 "draws",
-                f"{self._asked.describe()}: {self.batch_size:,} {self._RECORDS} "
+                f"{self._asked.describe()}: {self._expected:,.6g} {self._RECORDS} "
                 f"expected in a step, room for {shape}",
             ),
             (
@@ -459,7 +466,7 @@ class PrivacyPlan(BudgetPlan):
             (
                 "noise",
                 f"multiplier {self.noise_multiplier:.4g}, "
-                f"{self.noise_multiplier / self.batch_size:.3g} clip norms on the mean",
+                f"{self.noise_multiplier / self._expected:.3g} clip norms on the mean",
             ),
         ]
         facts += self._facts_of_release()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.available import AvailableClients, AvailableCohorts
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.cohorts import Cohorts
@@ -72,6 +73,7 @@ __all__ = [
     "FullBatch",
     "MinSeparation",
     "Poisson",
+    "RandomAllocation",
     "SamplingScheme",
     "ShuffledEpochs",
     "from_dict",

@@ -33,9 +33,9 @@ class DrawKey:
     entropy: int
     words: int = 4
     shard: int | None = None
-    # The last order that was asked for: of which epoch and how many records, and it.
-    _order: list = dataclasses.field(
-        default_factory=list, init=False, repr=False, compare=False
+    # By name, the last that was asked for: of which epoch and what else, and it.
+    _kept: dict = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     @classmethod
@@ -61,10 +61,20 @@ class DrawKey:
 
         The last one is kept, 8 bytes a record: every step of an epoch takes its part.
         """
-        asked = epoch, population
-        if not self._order or self._order[0] != asked:
-            self._order[:] = asked, self.rng(epoch).permutation(population)
-        return self._order[1]
+        return self.kept(
+            "order",
+            (epoch, population),
+            lambda: self.rng(epoch).permutation(population),
+        )
+
+    def kept(
+        self, name: str, asked: tuple, make: Callable[[], np.ndarray]
+    ) -> np.ndarray:
+        """What `make` returns, made once for all calls on end that ask the same."""
+        found = self._kept.get(name)
+        if found is None or found[0] != asked:
+            found = self._kept[name] = asked, make()
+        return found[1]
 
 
 class SamplingScheme(abc.ABC):
@@ -83,6 +93,9 @@ class SamplingScheme(abc.ABC):
     amplified: ClassVar[bool] = True
     #: Whether draws of different steps are independent and identically distributed.
     independent_steps: ClassVar[bool] = True
+    #: Whether a run is accounted for from the beginning of an epoch on, so that it must
+    #: begin one, with draws of its own.
+    begins_epochs: ClassVar[bool] = False
 
     # `tfdpclip.sampling` gives them to every scheme: a scheme knows nothing of what
     # draws by it, not even by name.

@@ -274,6 +274,20 @@ class Batches(tf.data.Dataset):
         """
         return distributed.distribute(self, strategy)
 
+    def _begin_run(self, step: int) -> None:
+        """Begins an epoch, where what is accounted for begins with one."""
+        del step
+        drawer = self._drawer.last
+        if not drawer.scheme.begins_epochs or drawer.seed is not None:
+            return
+        if drawer.runs_ahead and drawer.delivered:
+            raise ValueError(
+                "These batches gathered steps ahead, of an epoch that was begun before "
+                "this run. Make other ones for it: scheme.batches(data)."
+                + see("several-replicas")
+            )
+        drawer.begin_epoch()
+
     def _inputs(self):
         return [self._wrapped]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments, _sealed
+from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.poisson import Poisson
 from tfdpclip.sampling.schemes import FixedSize
@@ -17,6 +18,9 @@ from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 # Miller: one 31-bit seed per round, reachable without going through earlier rounds.
 _MULTIPLIER = 16807
 _MODULUS = 2**31 - 1
+
+
+_DRAWN = (FixedSize, Poisson, RandomAllocation, MinSeparation, CyclicPoisson)
 
 
 class Cohorts:
@@ -38,8 +42,8 @@ class Cohorts:
     repeated client for client.
 
     Args:
-      scheme: `FixedSize`, `Poisson`, or one that keeps a client's rounds apart
-        (`MinSeparation`, `CyclicPoisson`).
+      scheme: `FixedSize`, `Poisson`, `RandomAllocation`, or one that keeps a client's
+        rounds apart (`MinSeparation`, `CyclicPoisson`).
       client_ids: The clients, in a fixed order; no set, which has none.
       seed: Fixes the cohorts. For experiments only.
 
@@ -59,12 +63,12 @@ class Cohorts:
         *,
         seed: int | None = None,
     ):
-        if not isinstance(scheme, (FixedSize, Poisson, MinSeparation, CyclicPoisson)):
+        if not isinstance(scheme, _DRAWN):
             raise ValueError(
-                "scheme must be FixedSize or Poisson (or MinSeparation or "
-                f"CyclicPoisson) to draw cohorts, got {_arguments.shown(scheme)}. Of "
-                "clients that come and go: AvailableCohorts(AvailableClients(...), "
-                "available)."
+                "scheme must be FixedSize or Poisson (or RandomAllocation, "
+                "MinSeparation or CyclicPoisson) to draw cohorts, got "
+                f"{_arguments.shown(scheme)}. Of clients that come and go: "
+                "AvailableCohorts(AvailableClients(...), available)."
             )
         # Text is a sequence of one-letter ids.
         ids = list(client_ids) if isinstance(client_ids, str) else client_ids
@@ -77,13 +81,19 @@ class Cohorts:
             raise ValueError("client_ids must not repeat: a client is one record.")
         if not self.client_ids:
             raise ValueError("client_ids must hold at least one client, got none.")
-        if isinstance(scheme, (Poisson, CyclicPoisson)):
+        if isinstance(scheme, (Poisson, CyclicPoisson, RandomAllocation)):
             capacity = scheme.capacity or len(self.client_ids)
         else:
             capacity = scheme.batch_size
         self.scheme = scheme._for_data(len(self.client_ids), capacity)
         self.seed = None if seed is None else _arguments.integer("seed", seed)
         self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
+        self._first = 0
+
+    def _begin_run(self, step: int) -> None:
+        """Begins an epoch with a round, where what is accounted for begins with one."""
+        if self.scheme.begins_epochs and self.seed is None:
+            self._key, self._first = DrawKey.fresh(), step
 
     @property
     def population(self) -> int:
@@ -118,7 +128,13 @@ class Cohorts:
         if self.seed is not None and type(self.scheme) is FixedSize:
             indices = self._lehmer_draw(round_num)
         else:
-            indices = self.scheme._drawn(self._key, self.population, round_num)
+            place = round_num - self._first
+            if place < 0:
+                raise ValueError(
+                    f"round_num must be {self._first} or above, where these cohorts "
+                    f"began an epoch, got {round_num}."
+                )
+            indices = self.scheme._drawn(self._key, self.population, place)
         return [self.client_ids[index] for index in indices]
 
     def _lehmer_draw(self, round_num: int) -> np.ndarray:

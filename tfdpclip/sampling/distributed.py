@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.capacity import room_for
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import drawn_elements
@@ -22,6 +23,8 @@ _STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
+# What depends on order, and of which one iterator may have all steps in a row.
+_IN_A_ROW = (MinSeparation, CyclicPoisson, RandomAllocation)
 _PARTS = (
     "each of {shards} machines drew from a part of the records that is its own, "
     "independently of the others, all machines having been given the same records in "
@@ -68,7 +71,7 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
         )
 
     ordered = not batches.scheme.independent_steps
-    if ordered and not isinstance(batches.scheme, (MinSeparation, CyclicPoisson)):
+    if ordered and not isinstance(batches.scheme, _IN_A_ROW):
         raise ValueError(
             f"{batches.scheme.describe()}: a strategy gathers elements ahead, and "
             "those that nobody trains on would be missing from their epoch. Use "
@@ -109,7 +112,7 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
 
 def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
     before = batches._drawer
-    if not isinstance(before.scheme, (Poisson, FullBatch)):
+    if not isinstance(before.scheme, (Poisson, FullBatch, RandomAllocation)):
         raise ValueError(
             f"{before.scheme.describe()}: several machines would have to draw "
             "together. Use sampling.Poisson(rate), or FullBatch(), whose draws of each "
@@ -162,7 +165,7 @@ def _of_part(scheme: Any, shards: int) -> Any:
     if getattr(scheme, "capacity", None) is None:
         return scheme
     capacity = math.ceil(scheme.capacity / shards)
-    return Poisson(scheme.rate, capacity, math.ceil(scheme.population / shards))
+    return scheme._with_room(capacity, math.ceil(scheme.population / shards))
 
 
 def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.Dataset:

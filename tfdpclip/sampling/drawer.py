@@ -186,6 +186,8 @@ class Drawer:
         rest of that draw is still to come. For anyone else, the rest is skipped, and
         for batches that are gathered ahead, or that others have taken from.
         """
+        if self.scheme.begins_epochs and self.seed is None:
+            self.begin_epoch()
         within = self.position % self.pieces
         same = self._consumer is not None and self._consumer() is consumer
         if not same or self.runs_ahead or self._shared:
@@ -195,6 +197,18 @@ class Drawer:
         self._first, self._shared = None, False
         self._began = True
         return within
+
+    def end_run(self) -> None:
+        """Lets another iterator begin: what it has is not of the run that ended.
+
+        Keras 3 takes an element on several replicas before it says that `fit` begins.
+        """
+        self._began = True
+
+    def begin_epoch(self) -> None:
+        """Leaves the rest of an epoch that was begun, whose records are placed."""
+        length = self.scheme.steps_per_epoch(self.source.size) * self.pieces
+        self.position += (self._first_step * self.pieces - self.position) % length
 
     @property
     def order(self) -> dict:

@@ -159,6 +159,74 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
         )
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class RandomAllocationDpEvent(dp_accounting.DpEvent):
+    """An epoch, or the steps of it that ran, of random allocation (balls in bins).
+
+    Every record of the data is in one of `steps_per_epoch` steps, chosen uniformly and
+    independently of all others. `steps` of them run. If a step has more than
+    `capacity` records, a uniformly random `capacity` of them stay. A step is `event`, a
+    Gaussian whose noise multiplier is relative to the effect of *adding* one record.
+
+    *Formal guarantees*
+
+    * Neighbours: add or remove one record; or replace it by one that contributes
+      nothing, which is in a step like any other and moves nothing.
+    * Without `capacity`, the epoch is dominated by the mean over i of N(e_i, z^2 I)
+      against N(0, z^2 I), of as many coordinates as there are steps, in both
+      directions, with the coordinates of the steps that did not run left out. Steps
+      may depend on what earlier ones released (`tfdpclip.accounting._allocation` has
+      the proof; Chua et al. 2024, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv
+      2502.08202).
+    * With it, let `tau` be the probability, at most, that one of the steps has
+      `capacity` records or more of the smaller of both sets. Then the epoch's profile
+      is at most `(1 - tau) * profile(z) + tau * profile(z / 2)`: where no step is full,
+      a record more displaces none; elsewhere it displaces at most one other, in its
+      own step. The places of all others do not depend on it, so averaging over them
+      gives the bound, as in `TruncatedPoissonSampledDpEvent`.
+    * Epochs compose adaptively, because each has an allocation of its own.
+
+    Attributes:
+      steps_per_epoch: t: in one of how many steps a record is.
+      steps: How many of them ran.
+      event: What is done to the records of a step.
+      source_dataset_size: Number of records (of either neighbour); needed with
+        `capacity`.
+      capacity: Largest number of records that a step can hold; None for no limit.
+    """
+
+    steps_per_epoch: int
+    steps: int
+    event: dp_accounting.DpEvent
+    source_dataset_size: int | None = None
+    capacity: int | None = None
+
+    def __attrs_post_init__(self):
+        _arguments.integer("steps_per_epoch", self.steps_per_epoch, 1)
+        _arguments.integer("steps", self.steps, 1, self.steps_per_epoch)
+        check_event("event", self.event)
+        if self.source_dataset_size is not None:
+            _arguments.integer("source_dataset_size", self.source_dataset_size)
+        if self.capacity is None:
+            return
+        _arguments.integer("capacity", self.capacity, minimum=1)
+        if self.source_dataset_size is None:
+            raise ValueError("source_dataset_size must be given with capacity.")
+
+    @property
+    def overflow_probability(self) -> float:
+        """`tau`: the probability, at most, that a step has no room for one more."""
+        if self.capacity is None or self.source_dataset_size is None:
+            return 0.0
+        return min(
+            1.0,
+            self.steps
+            * overflow_probability(
+                self.source_dataset_size, 1 / self.steps_per_epoch, self.capacity
+            ),
+        )
+
+
 def overflow_probability(population: int, rate: float, capacity: int) -> float:
     """Returns P[Binomial(population, rate) >= capacity].
 
@@ -264,6 +332,10 @@ def _walk(
             event.sampling_probability, event.event
         )
         yield from _walk(untruncated, count)
+    elif isinstance(event, RandomAllocationDpEvent) and (
+        event.steps_per_epoch == 1 and event.overflow_probability == 0
+    ):
+        yield from _walk(event.event, count)
     elif isinstance(event, CappedPoissonSampledDpEvent):
         simpler = _uncapped(event)
         if simpler == event:

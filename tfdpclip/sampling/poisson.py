@@ -20,18 +20,17 @@ from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
 _DEFAULT_OVERFLOW = 1e-10
 
 
-class PoissonDraws(SamplingScheme):
-    """What schemes have in common that let every record enter with one probability.
+class IndependentRecords(SamplingScheme):
+    """What schemes have in common that place every record on its own.
 
-    Dataclasses with the fields `rate`, `capacity` and `population`.
+    How many are in a step is left to chance, so that a step needs room. Dataclasses
+    with the fields `capacity` and `population`, and an attribute `rate`.
     """
 
-    rate: float
     capacity: int | None
     population: int | None
 
-    def _check_draws(self) -> None:
-        self._keep("rate", _arguments.rate("rate", self.rate))
+    def _check_room(self) -> None:
         if self.capacity is not None:
             self._keep_counts("capacity")
             if self.population is None:
@@ -46,13 +45,6 @@ class PoissonDraws(SamplingScheme):
     def neighboring_relation(self) -> NeighboringRelation:
         return NeighboringRelation.ADD_OR_REMOVE_ONE
 
-    def expected_batch_size(self, population: int) -> float:
-        return self.rate * _arguments.count_of("population", population, 0)
-
-    def steps_per_epoch(self, population: int) -> int:
-        del population
-        return math.ceil(1 / self.rate - 1e-9)
-
     @abc.abstractmethod
     def _overflow(self, population: int, capacity: int) -> float:
         """The probability that a neighbour's more would not fit."""
@@ -63,8 +55,11 @@ class PoissonDraws(SamplingScheme):
         overflow = self._overflow(cast(int, self.population), self.capacity)
         return (
             f"a step holds at most {self.capacity} records (exceeded with probability "
-            f"{overflow:.1g} per step, which is accounted for)",
+            f"{overflow:.1g} per {self._overflows_in}, which is accounted for)",
         )
+
+    #: Of what `_overflow` is the probability.
+    _overflows_in: ClassVar[str] = "step"
 
     def accounts_for(self, drawn: SamplingScheme) -> bool:
         if self.capacity is None and isinstance(drawn, type(self)):
@@ -105,6 +100,26 @@ class PoissonDraws(SamplingScheme):
         """The same scheme with another capacity, of another population."""
         own = cast(Any, self)
         return dataclasses.replace(own, capacity=capacity, population=population)
+
+
+class PoissonDraws(IndependentRecords):
+    """What schemes have in common that let every record enter with one probability.
+
+    Dataclasses with the fields `rate`, `capacity` and `population`.
+    """
+
+    rate: float
+
+    def expected_batch_size(self, population: int) -> float:
+        return self.rate * _arguments.count_of("population", population, 0)
+
+    def _check_draws(self) -> None:
+        self._keep("rate", _arguments.rate("rate", self.rate))
+        self._check_room()
+
+    def steps_per_epoch(self, population: int) -> int:
+        del population
+        return math.ceil(1 / self.rate - 1e-9)
 
     def _draw(self, key, population, step):
         # Given how many enter, every subset of that size is equally likely; so is

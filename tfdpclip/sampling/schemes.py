@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import dp_accounting
 
 from tfdpclip import _arguments, correlated
+from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import EqualSteps, SamplingScheme
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
@@ -160,6 +161,7 @@ _SCHEMES: tuple[type[Any], ...] = (
     MinSeparation,
     CyclicPoisson,
     AvailableClients,
+    RandomAllocation,
 )
 
 

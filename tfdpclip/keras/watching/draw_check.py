@@ -154,6 +154,7 @@ class DrawCheck:
         """After the last execution: whoever iterates now may be compiled by XLA."""
         if self.drawer is not None:
             self.drawer.take_as_drawn(False)
+            self.drawer.end_run()
 
     def described(self) -> list[Any]:
         """What all processes of a run must have been told of the draws.

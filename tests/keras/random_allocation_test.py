@@ -1,0 +1,146 @@
+"""Random allocation in `fit`: what is stated is what was drawn, wherever a run ends."""
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+
+N = 60
+X = np.random.default_rng(0).normal(size=(N, 4)).astype(np.float32)
+Y = np.arange(N) % 3
+
+
+class StopAfter(tf.keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            self.model.stop_training = True
+
+
+def plan_of(**options):
+    settings = dict(
+        epsilon=4,
+        delta=1e-3,
+        examples=N,
+        batch_size=10,
+        epochs=2,
+        sampling="random_allocation",
+    )
+    return dpc.keras.PrivacyPlan(**settings | options)
+
+
+def model_of(plan):
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3)])
+    model.compile(
+        plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def test_a_plan_ends_with_the_stated_epsilon_and_all_steps():
+    plan = plan_of()
+    assert plan.steps == 12
+    assert plan.noise_multiplier < plan_of(sampling="poisson").noise_multiplier
+    model = model_of(plan)
+    history = model.fit(
+        plan.batches((X, Y)),
+        epochs=plan.epochs,
+        callbacks=plan.callbacks,
+        verbose=0,
+    )
+    assert plan.ledger.steps == 12
+    assert int(model.optimizer.iterations.numpy()) == 12
+    assert 3.99 < history.history["epsilon"][-1] <= 4
+    assert plan.ledger.epsilon() == history.history["epsilon"][-1]
+    text = str(plan)
+    assert "each record in one random step of each epoch of 6" in text
+    assert "add or remove one record" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", ["same batches", "another process"])
+def test_a_run_that_stopped_within_an_epoch_goes_on_with_another(tmp_path, again):
+    plan = plan_of(epochs=3, ledger=tmp_path / "privacy.json")
+    batches = plan.batches((X, Y))
+    model = model_of(plan)
+    model.fit(batches, epochs=3, callbacks=[*plan.callbacks, StopAfter(8)], verbose=0)
+    assert plan.ledger.phases[-1].runs == [8]
+    assert batches.next_step == 8
+    if again == "another process":
+        plan = plan_of(epochs=3, ledger=tmp_path / "privacy.json")
+        batches, model = plan.batches((X, Y), initial_step=8), model_of(plan)
+    model.fit(batches, epochs=1, callbacks=plan.callbacks, verbose=0)
+    assert plan.ledger.phases[-1].runs == [8, 6]
+    # What was left of the epoch that was begun has not been drawn from.
+    assert (batches.next_step - batches._drawer._first_step) % 6 == 0
+    z, scheme = plan.noise_multiplier, batches.scheme
+    parts = [scheme.event(z, steps) for steps in (6, 2, 6)]
+    expected = dpc.accounting.event_epsilon(
+        dp_accounting.ComposedDpEvent(parts), plan.delta
+    )
+    assert plan.ledger.epsilon() == pytest.approx(expected)
+    assert plan.ledger.epsilon() <= plan.epsilon
+
+
+def test_batch_sizes_that_divide_nothing_are_met_as_nearly_as_can_be():
+    plan = plan_of(batch_size=14)
+    assert plan.steps == 2 * 4
+    optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
+    assert optimizer.expected_batch_size == 15.0
+    assert "15 examples expected" in str(plan)
+    assert plan_of(batch_size=N).scheme == dpc.sampling.RandomAllocation(1)
+    assert len(plan.rows()) == 7
+
+
+@pytest.mark.slow
+def test_accumulated_steps_are_whole():
+    plan = plan_of(physical_batch_size=8)
+    assert plan.accumulation_steps > 1
+    model_of(plan).fit(
+        plan.batches((X, Y)), epochs=2, callbacks=plan.callbacks, verbose=0
+    )
+    assert plan.ledger.steps == 12
+    assert plan.ledger.epsilon() <= 4
+
+
+def test_noise_that_changes_within_an_epoch_is_refused():
+    batches = dpc.sampling.RandomAllocation(6).batches((X, Y))
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([3], [2.0, 1.0])
+    optimizer = dpc.keras.DPSGD(
+        0.1, clip=1.0, noise_multiplier=schedule, expected_batch_size=10
+    )
+    model.compile(optimizer, "mse")
+    budget = dpc.keras.PrivacyBudget(50.0, 1e-3, batches)
+    with pytest.raises(ValueError, match="follows a schedule"):
+        model.fit(batches, callbacks=[budget], verbose=0)
+
+
+def test_correlated_noise_is_refused():
+    with pytest.raises(ValueError, match="MinSeparation"):
+        plan_of(noise="tree")
+
+
+@pytest.mark.slow
+def test_replicas_train_on_epochs_in_a_row():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    plan = plan_of()
+    with strategy.scope():
+        model = model_of(plan)
+    batches = plan.batches((X, Y))
+    for _ in range(2):
+        model.fit(
+            batches.distribute(strategy),
+            steps_per_epoch=4,
+            epochs=1,
+            callbacks=plan.callbacks,
+            verbose=0,
+        )
+    assert plan.ledger.phases[-1].runs == [4, 4]

@@ -1,0 +1,146 @@
+"""What epsilon keeps an attacker from: guessing whether a record was in the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import dp_accounting
+
+from tfdpclip import _arguments
+from tfdpclip.accounting import _pld, accountants
+from tfdpclip.sampling import events
+
+#: Rates of false positives at which attacks are compared (Carlini et al. 2022).
+RATES = (0.001, 0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackBounds:
+    """The most that any attack finds out about one record, whatever else it knows.
+
+    An attack sees everything that was released, knows all other records, and says
+    whether the one record was in the data or not (replaced or not, by the neighbours
+    of the guarantee).
+
+    Attributes:
+      false_positive_rates: How often it says so of a record that was not in the data.
+      true_positive_rates: At these rates, how often it finds one that was, at most.
+      advantage: The most by which its true positive rate is above its false positive
+        rate: the total variation between both releases.
+    """
+
+    false_positive_rates: tuple[float, ...]
+    true_positive_rates: tuple[float, ...]
+    advantage: float
+
+    def __str__(self) -> str:
+        return f"find a record that was in the data at most {self.numbers()}"
+
+    def numbers(self) -> str:
+        """The rates in words."""
+        pairs = zip(self.true_positive_rates, self.false_positive_rates, strict=True)
+        found = [f"{percent(p)} at {percent(q)}" for p, q in pairs]
+        return (
+            f"{' and '.join(found)} false alarms; advantage {percent(self.advantage)}"
+        )
+
+
+def attack_bounds(
+    event: dp_accounting.DpEvent,
+    false_positive_rates: Sequence[float] = RATES,
+) -> AttackBounds:
+    """Returns what no attack on a run exceeds, from all of its privacy loss.
+
+    *Formal guarantees*: the rates are those of the best test between the pair of
+    distributions that dominates the run (Neyman and Pearson 1933; Dong, Roth and Su
+    2022, arXiv 1905.02383; Zhu, Dong and Wang 2022, arXiv 2106.08567), in the worse
+    order of both neighbours. They are never above what one epsilon and delta of the
+    same run imply (`attack_bounds_of`), and mostly far below.
+
+    Args:
+      event: What ran, as of `scheme.event` or `Ledger.event`.
+      false_positive_rates: In [0, 1].
+
+    Raises:
+      ValueError: If an argument is out of range.
+      UnsupportedEventError: If privacy loss distributions know no such event.
+
+    >>> from tfdpclip import sampling
+    >>> event = sampling.Poisson(0.01).event(1.1, 1000)
+    >>> found = attack_bounds(event)
+    >>> [round(rate, 4) for rate in found.true_positive_rates]
+    [0.0034, 0.0254]
+    >>> round(found.advantage, 3)
+    0.141
+    """
+    events.check_event("event", event)
+    rates = _checked(false_positive_rates)
+    leaves = events.leaves(event)
+    if not leaves:
+        return AttackBounds(rates, rates, 0.0)
+    coarseness = accountants.quick_coarseness(event, "pld")
+    return _bounds(tuple(leaves.items()), rates, coarseness)
+
+
+@functools.lru_cache(maxsize=64)
+def _bounds(events_and_counts: tuple, rates: tuple[float, ...], coarseness: float):
+    powers, advantage = _pld.attacks(dict(events_and_counts), rates, coarseness)
+    return AttackBounds(rates, powers, advantage)
+
+
+def attack_bounds_of(
+    epsilon: float, delta: float, false_positive_rates: Sequence[float] = RATES
+) -> AttackBounds:
+    """Returns what no attack exceeds, of which only one epsilon and delta are known.
+
+    Args:
+      epsilon: At least 0, perhaps infinity.
+      delta: In [0, 1].
+      false_positive_rates: In [0, 1].
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> attack_bounds_of(math.log(3), 0.0).true_positive_rates
+    (0.003, 0.03)
+    """
+    epsilon = _arguments.target_epsilon(epsilon) if epsilon else 0.0
+    delta = _arguments.fraction("delta", delta)
+    rates = _checked(false_positive_rates)
+    if epsilon > 500:
+        return AttackBounds(rates, (1.0,) * len(rates), 1.0)
+    grown = math.exp(epsilon)
+    # The last follows from the reverse, of those that the attack does not find.
+    powers = tuple(
+        min(1.0, grown * q + delta, 1 - (1 - delta - q) / grown) for q in rates
+    )
+    advantage = min(1.0, (grown - 1 + 2 * delta) / (grown + 1))
+    return AttackBounds(rates, powers, advantage)
+
+
+def percent(rate: float) -> str:
+    """A rate in words, of three digits, never less than it is.
+
+    >>> percent(0.12345), percent(0.001), percent(1.0)
+    ('12.4 %', '0.1 %', '100 %')
+    """
+    if rate <= 0:
+        return "0 %"
+    digits = max(0, 2 - math.floor(math.log10(rate * 100)))
+    scale = 10.0**digits
+    rounded = math.ceil(rate * 100 * scale * (1 - 1e-9)) / scale
+    return (
+        f"{rounded:.{digits}f}".rstrip("0").rstrip(".") + " %"
+        if digits
+        else (f"{rounded:.0f} %")
+    )
+
+
+def _checked(rates: Sequence[float]) -> tuple[float, ...]:
+    return tuple(
+        _arguments.fraction("false_positive_rates", rate)
+        for rate in _arguments.items("false_positive_rates", rates)
+    )

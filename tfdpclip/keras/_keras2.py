@@ -200,6 +200,9 @@ def has_own_function(model: Any) -> bool:
     return made is not tf.keras.Model.make_train_function
 
 
+#: Whether `load_model` reads SavedModel directories, and optimizers in them.
+LOADS_SAVED_MODELS = True
+
 #: Whether a training function has `train_step` in it when it is made, and does not look
 #: it up when it is traced.
 KEEPS_STEP = False

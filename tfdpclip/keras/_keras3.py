@@ -233,6 +233,9 @@ def has_own_function(model: Any) -> bool:
     return made is not keras.Model.make_train_function
 
 
+#: Whether `load_model` reads SavedModel directories, and optimizers in them.
+LOADS_SAVED_MODELS = False
+
 #: Whether a training function has `train_step` in it when it is made, and does not look
 #: it up when it is traced.
 KEEPS_STEP = True
@@ -283,9 +286,11 @@ class TrainerEntry:
             # LossScaleOptimizer sets it in what it wraps.
             raise ValueError(
                 f"{name} of a private optimizer cannot be set: it {_OWN_SCALING[name]} "
-                "(A LossScaleOptimizer does this, and Keras makes one by itself under "
-                "the policy mixed_float16: whether it skips a step is decided on "
-                "un-noised gradients. Use mixed_bfloat16 or float32.)" + see("float16")
+                "A LossScaleOptimizer does this, which Keras makes by itself under the "
+                "policy mixed_float16: use mixed_bfloat16 or float32. So does a "
+                "MultiOptimizer: make it private as a whole, of plain optimizers: "
+                "plan.optimizer(keras.optimizers.MultiOptimizer, optimizer_map)."
+                + see("float16")
             )
         super().__setattr__(name, value)
 

@@ -18,6 +18,7 @@ from tfdpclip.sampling import (
     FullBatch,
     Poisson,
     ShuffledEpochs,
+    ThresholdedCounts,
     from_dict,
 )
 
@@ -37,11 +38,17 @@ ACCOUNTANT = st.sampled_from(["pld", "rdp"])
 
 @st.composite
 def schemes(draw):
-    kind = draw(st.sampled_from(["poisson", "capacity", "fixed", "shuffled", "full"]))
+    kind = draw(
+        st.sampled_from(
+            ["poisson", "capacity", "fixed", "shuffled", "full", "thresholded"]
+        )
+    )
     if kind == "poisson":
         return Poisson(draw(RATE))
     if kind == "full":
         return FullBatch()
+    if kind == "thresholded":
+        return ThresholdedCounts(draw(st.floats(1e-12, 1e-9)))
     population = draw(st.integers(1, 10**6))
     if kind == "capacity":
         rate = draw(RATE)

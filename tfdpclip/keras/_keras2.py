@@ -113,6 +113,11 @@ def mask_of(tensor: Any) -> Any:
     return getattr(tensor, "_keras_mask", None)
 
 
+def is_adapted(layer: Any) -> bool:
+    """Whether `adapt` gave a layer its statistics, in this process."""
+    return bool(getattr(layer, "is_adapted", False))
+
+
 def is_running_statistic(variable: tf.Variable) -> bool:
     """Whether a variable is a layer's average over the batches it has seen."""
     return variable.aggregation == tf.VariableAggregation.MEAN

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import saving  # noqa: F401
 from keras.src.losses.loss import scale_loss_for_distribution
@@ -144,6 +145,28 @@ def random_states_of(model: Any) -> list[tf.Variable]:
 def mask_of(tensor: Any) -> Any:
     """The mask that layers have tied to a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
+
+
+def is_adapted(layer: Any) -> bool:
+    """Whether a layer has statistics that were not given when it was made.
+
+    Vocabularies that were set later are among them: nothing tells them apart.
+    """
+    layers = keras.layers
+    if isinstance(layer, layers.Normalization):
+        mean = getattr(layer, "adapt_mean", None)
+        if layer.input_mean is not None or mean is None:
+            return False
+        unit = layer.adapt_variance.numpy()
+        return bool(np.any(mean.numpy() != 0) or np.any(unit != 1))
+    if isinstance(layer, layers.Discretization):
+        return layer.num_bins is not None and bool(layer.bin_boundaries)
+    if isinstance(layer, layers.TextVectorization):
+        layer = layer._lookup_layer
+    if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
+        known = layer.get_vocabulary(include_special_tokens=False)
+        return bool(len(known)) and not layer._has_input_vocabulary
+    return False
 
 
 _RUNNING = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")

@@ -16,6 +16,7 @@ from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.schemes import FixedSize, ShuffledEpochs, from_dict
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
+from tfdpclip.sampling.thresholded import ThresholdedCounts
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
@@ -74,5 +75,6 @@ __all__ = [
     "Poisson",
     "SamplingScheme",
     "ShuffledEpochs",
+    "ThresholdedCounts",
     "from_dict",
 ]

@@ -225,13 +225,13 @@ class TestSensitivity:
 
 @pytest.mark.slow
 def test_neighbours_are_not_told_apart_better_than_it_says():
-    """An audit by 3,000 releases of each of two neighbours, of values and of moments.
+    """An audit by 1,000 releases of each of two neighbours, of values and of moments.
 
     The neighbour has one record more: of a value of its own, and at the bound. The
     delta is so large that thresholds are passed. A true epsilon is refuted with
     probability 1e-6 at most.
     """
-    runs, n, delta, epsilon = 3000, 4, 0.2, 1.0
+    runs, n, delta, epsilon = 1000, 4, 0.2, 1.0
 
     def released(more):
         statistics = PrivateStatistics(epsilon, delta, n, 2 * runs)
@@ -245,10 +245,12 @@ def test_neighbours_are_not_told_apart_better_than_it_says():
             words.append("b" in statistics.vocabulary(values).tokens)
             mean = statistics.moments(numbers, low=-5, high=5).mean
             sums.append(float(mean) * (n + more))
+            statistics.ledger.phases.clear()  # Thousands of phases take their time.
         return np.array(words, float), np.array(sums)
 
     inside, outside = released(True), released(False)
-    assert inside[0].mean() > 0.01  # 0.02 is what the threshold was told.
+    # With probability 0.02 each: of 1,000, none in less than one of 10^8 audits.
+    assert inside[0].any()
     for scores in zip(inside, outside, strict=True):
         found = dpc.testing.many_runs_lower_bound(*scores, delta, 1 - FALSE_ALARM / 2)
         assert found <= epsilon

@@ -19,6 +19,7 @@ from tfdpclip.sampling import (
     Poisson,
     RandomAllocation,
     ShuffledEpochs,
+    ThresholdedCounts,
     from_dict,
 )
 
@@ -39,13 +40,15 @@ ACCOUNTANT = st.sampled_from(["pld", "rdp"])
 @st.composite
 def schemes(draw):
     kinds = ["poisson", "capacity", "fixed", "shuffled", "full", "allocation"]
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(st.sampled_from([*kinds, "thresholded"]))
     if kind == "allocation":
         return RandomAllocation(draw(st.integers(1, 300)))
     if kind == "poisson":
         return Poisson(draw(RATE))
     if kind == "full":
         return FullBatch()
+    if kind == "thresholded":
+        return ThresholdedCounts(draw(st.floats(1e-12, 1e-9)))
     population = draw(st.integers(1, 10**6))
     if kind == "capacity":
         rate = draw(RATE)

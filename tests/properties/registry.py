@@ -293,6 +293,7 @@ SAMPLING = {
         sampling.RandomAllocation, steps=10, capacity=20, population=100
     ),
     "FullBatch": case(sampling.FullBatch),
+    "ThresholdedCounts": case(sampling.ThresholdedCounts, delta=1e-7),
     "Poisson.event": case(POISSON.event, **EVENT),
     "CappedPoisson.event": case(
         sampling.CappedPoisson(0.1, 3).event, **EVENT | {"unit": "person"}
@@ -301,6 +302,7 @@ SAMPLING = {
     "ShuffledEpochs.event": case(sampling.ShuffledEpochs(3, 10).event, **EVENT),
     "RandomAllocation.event": case(sampling.RandomAllocation(10).event, **EVENT),
     "FullBatch.event": case(sampling.FullBatch().event, **EVENT),
+    "ThresholdedCounts.event": case(sampling.ThresholdedCounts(1e-7).event, **EVENT),
     "Poisson.expected_batch_size": case(POISSON.expected_batch_size, population=10),
     "FixedSize.steps_per_epoch": case(
         sampling.FixedSize(3, 10).steps_per_epoch, population=10

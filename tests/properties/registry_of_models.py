@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -64,6 +65,16 @@ def tuned() -> tf.keras.Model:
     return tf.keras.models.clone_model(normalised())
 
 
+def statistics_of(method: str) -> Callable[..., Any]:
+    """A method of statistics that have released nothing yet."""
+
+    def call(**arguments: Any) -> Any:
+        made = keras.PrivateStatistics(1.0, 1e-5, examples=100, releases=1)
+        return getattr(made, method)(**arguments)
+
+    return call
+
+
 MODEL = each_time(model)
 # Keras hands these to the model, which may not like them.
 DATA = {"fixed": ("x", "y", "data", "public_data", "batch", "canaries_data")}
@@ -119,6 +130,22 @@ KERAS: dict[str, Any] = {
         PLAN.optimizer, _={"costly": True}, optimizer=keras.DPSGD
     ),
     "PrivacyPlan.batches": case(PLAN.batches, data=np.zeros((100, 2), np.float32)),
+    "PrivateStatistics": case(
+        keras.PrivateStatistics,
+        _={"fixed": ("ledger",)},
+        epsilon=1.0,
+        delta=1e-5,
+        examples=100,
+        releases=2,
+        ledger=None,
+        accountant="pld",
+    ),
+    "PrivateStatistics.moments": case(
+        statistics_of("moments"), values=np.ones(100), low=0.0, high=2.0
+    ),
+    "PrivateStatistics.vocabulary": case(
+        statistics_of("vocabulary"), values=["a"] * 100, per_record=1, most=3
+    ),
     "PerExampleLoss": case(keras.PerExampleLoss, loss="mse", length=5.0, name="own"),
     "PublicBatchStatistics": case(keras.PublicBatchStatistics, data=X, batch_size=2),
     "PublicGradientNorms": case(
@@ -145,6 +172,7 @@ KERAS: dict[str, Any] = {
         normalization=None,
     ),
     "privatize": case(keras.privatize, optimizer_class=tf.keras.optimizers.Adamax),
+    "public_statistics": case(keras.public_statistics, layer=L.Dense(2)),
     "public_gradient_norms": case(
         keras.public_gradient_norms,
         _=SLOW,

@@ -184,6 +184,7 @@ _DRAWN = [
     sampling.FixedSize(5, 100, replacement=True),
     sampling.ShuffledEpochs(5, 100),
     sampling.FullBatch(),
+    sampling.ThresholdedCounts(1e-7),
     sampling.MinSeparation(100, 5),
     sampling.MinSeparation(100, 5, 10, participations=100),
     sampling.CyclicPoisson(100, 0.05, 4),
@@ -232,6 +233,7 @@ _SCHEMES = [
     sampling.FullBatch(),
     sampling.RandomAllocation(20),
     sampling.RandomAllocation(20, 15, 100),
+    sampling.ThresholdedCounts(1e-7),
 ]
 
 

@@ -32,7 +32,10 @@ def epsilon(
       coarseness: Above 1 for a cheaper upper bound, where the accountant has one.
     """
     _arguments.choice("accountant", accountant, ACCOUNTANTS)
-    leaves = events.leaves(event)
+    leaves, thresholds = _without_thresholds(events.leaves(event))
+    delta -= thresholds
+    if delta <= 0:
+        return math.inf
     if not leaves:
         return 0.0
     if accountant == "gdp":
@@ -59,7 +62,7 @@ def quick_coarseness(event: dp_accounting.DpEvent, accountant: str) -> float:
       event: Any composition of elementary events.
       accountant: One of `ACCOUNTANTS`.
     """
-    leaves = events.leaves(event)
+    leaves, _ = _without_thresholds(events.leaves(event))
     if accountant != "pld" or not leaves or not all(map(_pld.noise_multiplier, leaves)):
         return 1.0
     return _pld.coarseness_of(leaves, _QUICK_CELLS)
@@ -74,7 +77,11 @@ def delta(event: dp_accounting.DpEvent, epsilon: float, accountant: str) -> floa
       accountant: One of `ACCOUNTANTS`.
     """
     _arguments.choice("accountant", accountant, ACCOUNTANTS)
-    leaves = events.leaves(event)
+    leaves, thresholds = _without_thresholds(events.leaves(event))
+    return min(1.0, thresholds + _delta(leaves, epsilon, accountant))
+
+
+def _delta(leaves, epsilon, accountant):
     if not leaves:
         return 0.0
     if accountant == "gdp":
@@ -88,6 +95,19 @@ def delta(event: dp_accounting.DpEvent, epsilon: float, accountant: str) -> floa
         return min(result, _rdp.delta(leaves, epsilon)) if result < 1e-9 else result
     except dp_accounting.UnsupportedEventError:
         return result
+
+
+def _without_thresholds(
+    leaves: Mapping[dp_accounting.DpEvent, int],
+) -> tuple[dict[dp_accounting.DpEvent, int], float]:
+    """All leaves but those that add to delta, and what these add to it together."""
+    kept, total = {}, 0.0
+    for event, count in leaves.items():
+        if isinstance(event, events.AdditiveDeltaDpEvent):
+            total += count * event.delta
+        else:
+            kept[event] = count
+    return kept, total
 
 
 def _gdp_mu(leaves: Mapping[dp_accounting.DpEvent, int]) -> float:

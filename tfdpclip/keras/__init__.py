@@ -13,12 +13,14 @@ from tfdpclip.keras.optimizers import (
 from tfdpclip.keras.per_example_loss import PerExampleLoss
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.privacy_plan import PrivacyPlan
+from tfdpclip.keras.private_statistics import PrivateStatistics
 from tfdpclip.keras.public_data import (
     PublicBatchStatistics,
     PublicGradientNorms,
     public_gradient_norms,
 )
 from tfdpclip.keras.transfer import TrainableCounts, film
+from tfdpclip.keras.watching.adapted_layers import public_statistics
 from tfdpclip.keras.watching.private_state import PrivateStateWarning
 from tfdpclip.keras.workers import WorkerLostError, multi_worker_strategy
 from tfdpclip.noise.runs import CorrelatedNoise
@@ -35,6 +37,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivacyPlan",
     "PrivateStateWarning",
+    "PrivateStatistics",
     "PublicBatchStatistics",
     "PublicGradientNorms",
     "TrainableCounts",
@@ -45,4 +48,5 @@ __all__ = [
     "multi_worker_strategy",
     "privatize",
     "public_gradient_norms",
+    "public_statistics",
 ]

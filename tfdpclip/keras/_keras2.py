@@ -113,6 +113,11 @@ def mask_of(tensor: Any) -> Any:
     return getattr(tensor, "_keras_mask", None)
 
 
+def is_adapted(layer: Any) -> bool:
+    """Whether `adapt` gave a layer its statistics, in this process."""
+    return bool(getattr(layer, "is_adapted", False))
+
+
 def is_running_statistic(variable: tf.Variable) -> bool:
     """Whether a variable is a layer's average over the batches it has seen."""
     return variable.aggregation == tf.VariableAggregation.MEAN
@@ -199,6 +204,9 @@ def has_own_function(model: Any) -> bool:
     made = type(model).make_train_function
     return made is not tf.keras.Model.make_train_function
 
+
+#: Whether `load_model` reads SavedModel directories, and optimizers in them.
+LOADS_SAVED_MODELS = True
 
 #: Whether a training function has `train_step` in it when it is made, and does not look
 #: it up when it is traced.

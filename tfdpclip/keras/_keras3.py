@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import saving  # noqa: F401
 from keras.src.losses.loss import scale_loss_for_distribution
@@ -146,6 +147,28 @@ def mask_of(tensor: Any) -> Any:
     return getattr(tensor, "_keras_mask", None)
 
 
+def is_adapted(layer: Any) -> bool:
+    """Whether a layer has statistics that were not given when it was made.
+
+    Vocabularies that were set later are among them: nothing tells them apart.
+    """
+    layers = keras.layers
+    if isinstance(layer, layers.Normalization):
+        mean = getattr(layer, "adapt_mean", None)
+        if layer.input_mean is not None or mean is None:
+            return False
+        unit = layer.adapt_variance.numpy()
+        return bool(np.any(mean.numpy() != 0) or np.any(unit != 1))
+    if isinstance(layer, layers.Discretization):
+        return layer.num_bins is not None and bool(layer.bin_boundaries)
+    if isinstance(layer, layers.TextVectorization):
+        layer = layer._lookup_layer
+    if isinstance(layer, (layers.StringLookup, layers.IntegerLookup)):
+        known = layer.get_vocabulary(include_special_tokens=False)
+        return bool(len(known)) and not layer._has_input_vocabulary
+    return False
+
+
 _RUNNING = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
 
 
@@ -233,6 +256,9 @@ def has_own_function(model: Any) -> bool:
     return made is not keras.Model.make_train_function
 
 
+#: Whether `load_model` reads SavedModel directories, and optimizers in them.
+LOADS_SAVED_MODELS = False
+
 #: Whether a training function has `train_step` in it when it is made, and does not look
 #: it up when it is traced.
 KEEPS_STEP = True
@@ -283,9 +309,11 @@ class TrainerEntry:
             # LossScaleOptimizer sets it in what it wraps.
             raise ValueError(
                 f"{name} of a private optimizer cannot be set: it {_OWN_SCALING[name]} "
-                "(A LossScaleOptimizer does this, and Keras makes one by itself under "
-                "the policy mixed_float16: whether it skips a step is decided on "
-                "un-noised gradients. Use mixed_bfloat16 or float32.)" + see("float16")
+                "A LossScaleOptimizer does this, which Keras makes by itself under the "
+                "policy mixed_float16: use mixed_bfloat16 or float32. So does a "
+                "MultiOptimizer: make it private as a whole, of plain optimizers: "
+                "plan.optimizer(keras.optimizers.MultiOptimizer, optimizer_map)."
+                + see("float16")
             )
         super().__setattr__(name, value)
 

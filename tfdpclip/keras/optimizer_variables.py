@@ -278,7 +278,8 @@ class OptimizerVariables(OptimizerSettings):
         self._assign_clip_state(tf.nest.flatten(state))
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        if save_type == "savedmodel" and int(self.iterations.numpy()) > 0:
+        stepped = int(self.iterations.numpy()) > 0
+        if save_type == "savedmodel" and stepped and _compat.LOADS_SAVED_MODELS:
             warnings.warn(
                 "Keras does not read an optimizer's state back from a SavedModel: the "
                 "clip norm would start afresh, and the number of steps from 0, so that "

@@ -17,6 +17,7 @@ from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.schemes import FixedSize, ShuffledEpochs, from_dict
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
+from tfdpclip.sampling.thresholded import ThresholdedCounts
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
@@ -76,5 +77,6 @@ __all__ = [
     "RandomAllocation",
     "SamplingScheme",
     "ShuffledEpochs",
+    "ThresholdedCounts",
     "from_dict",
 ]

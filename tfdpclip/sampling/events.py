@@ -227,6 +227,23 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
         )
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class AdditiveDeltaDpEvent(dp_accounting.DpEvent):
+    """What adds a number to the delta of whatever it is composed with, and no more.
+
+    *Formal guarantees*: of a release for which that is proven, as it is in
+    `tfdpclip.sampling.ThresholdedCounts`. A (0, delta) mechanism is one.
+
+    Attributes:
+      delta: The number, in (0, 1).
+    """
+
+    delta: float
+
+    def __attrs_post_init__(self):
+        _arguments.delta(self.delta)
+
+
 def overflow_probability(population: int, rate: float, capacity: int) -> float:
     """Returns P[Binomial(population, rate) >= capacity].
 

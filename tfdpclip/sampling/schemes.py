@@ -18,6 +18,7 @@ from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import EqualSteps, SamplingScheme
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
+from tfdpclip.sampling.thresholded import ThresholdedCounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +163,7 @@ _SCHEMES: tuple[type[Any], ...] = (
     CyclicPoisson,
     AvailableClients,
     RandomAllocation,
+    ThresholdedCounts,
 )
 
 

@@ -1,0 +1,97 @@
+"""A privately trained model predicts where this library is not installed."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.keras.helpers import DPAdam, some_data
+from tests.stack import KERAS_3
+
+pytestmark = pytest.mark.unchecked
+
+SERVER = """
+import sys
+
+sys.modules["tfdpclip"] = None  # As if the library were not installed.
+import numpy as np
+import tensorflow as tf
+
+folder = sys.argv[1]
+x = np.load(f"{folder}/x.npy")
+load = tf.keras.models.load_model
+try:
+    load(f"{folder}/model.keras")
+except (TypeError, ImportError):  # It could train on, and without privacy.
+    print("refused to compile")
+model = load(f"{folder}/model.keras", compile=False)
+found = [model.predict(x, verbose=0)]
+model.save(f"{folder}/plain.keras")
+found.append(load(f"{folder}/plain.keras").predict(x, verbose=0))
+exported = tf.saved_model.load(f"{folder}/exported")
+found.append(exported.serve(x))
+np.save(f"{folder}/found.npy", np.stack(found))
+try:
+    model.fit(x, x[:, :1], verbose=0)
+except (RuntimeError, ValueError):
+    print("refused to train")
+"""
+
+
+def trained():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile(DPAdam(0.1, noise_multiplier=1.0, expected_batch_size=8), "mse")
+    x, y = some_data(8)
+    for _ in range(2):
+        model.train_on_batch(x, y)
+    return model, np.asarray(x, np.float32)
+
+
+@pytest.mark.slow
+def test_a_model_loads_without_the_library_to_predict_and_not_to_train(tmp_path):
+    model, x = trained()
+    model.save(str(tmp_path / "model.keras"))
+    model.export(str(tmp_path / "exported"))
+    np.save(tmp_path / "x.npy", x)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-3:] == [
+        "refused to compile",
+        "refused to train",
+        "",
+    ], done.stdout
+    expected = model.predict(x, verbose=0)
+    for found in np.load(tmp_path / "found.npy"):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(tf.keras.Model, "export"), reason="no export")
+def test_an_export_is_no_file_to_train_from_and_is_not_warned_of(tmp_path):
+    model, _ = trained()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*optimizer's state.*")
+        model.export(str(tmp_path / "exported"))
+    found = tf.train.list_variables(str(tmp_path / "exported/variables/variables"))
+    assert not any("step_history" in name for name, _ in found)
+
+
+@pytest.mark.skipif(not KERAS_3, reason="what OrbaxCheckpoint saves is of Keras 3")
+def test_a_state_tree_has_no_steps_behind_it_so_that_they_count_as_unknown():
+    """What `OrbaxCheckpoint` saves and loads."""
+    model, _ = trained()
+    other, _ = trained()
+    known = set(other.optimizer._step_history.known())
+    other.set_state_tree(model.get_state_tree())
+    other.optimizer.iterations.assign(4)
+    found = other.optimizer._step_history.known()
+    (unknown,) = set(found) - known
+    assert unknown.startswith("unknown:") and found[unknown].steps == 2

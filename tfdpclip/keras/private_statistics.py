@@ -1,0 +1,355 @@
+"""Statistics that preprocessing needs, released with noise and counted in a ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+from tfdpclip import _arguments
+from tfdpclip._docs import see
+from tfdpclip._notebook import ShownAsText
+from tfdpclip.accounting.calibration import event_epsilon, noise_multiplier
+from tfdpclip.accounting.ledger import Ledger
+from tfdpclip.accounting.plan_arguments import check_accountant, check_facts
+from tfdpclip.noise import GaussianNoise
+from tfdpclip.sampling import FullBatch, SamplingScheme, ThresholdedCounts
+
+# Of delta, what all thresholds of vocabularies may take together.
+_FOR_THRESHOLDS = 0.1
+# Of a record's values, the most that can count.
+_MOST_PER_RECORD = 10**6
+# Squares of wider bounds overflow.
+_WIDEST = 1e150
+# A variance is at least this part of the square of half of the bounds' distance.
+_LEAST_VARIANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """A mean and a variance as they were released: arguments of `Normalization`.
+
+    Attributes:
+      mean: Of each column, within the bounds.
+      variance: Of each column, above 0.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """Values as they were released: an argument of `StringLookup` and others.
+
+    Attributes:
+      tokens: The values, the most frequent first.
+      counts: How many records have each, as it was noised: for class weights, or for
+        the most frequent value, to stand for one that is missing.
+    """
+
+    tokens: list
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class PrivateStatistics(ShownAsText):
+    """Releases means, variances and vocabularies of private data, out of a budget.
+
+        ledger = dpc.accounting.Ledger(delta=1e-5)
+        statistics = dpc.keras.PrivateStatistics(
+            epsilon=0.5, delta=1e-5, examples=len(ages), releases=2, ledger=ledger)
+        age = statistics.moments(ages, low=0, high=100)
+        normalize = tf.keras.layers.Normalization(mean=age.mean, variance=age.variance)
+        city = statistics.vocabulary(cities)
+        lookup = tf.keras.layers.StringLookup(vocabulary=city.tokens)
+        plan = dpc.keras.PrivacyPlan(
+            epsilon=3, delta=1e-5, examples=len(ages), batch_size=256, epochs=20,
+            ledger=ledger, allow_change=True)  # 3 is for both
+
+    What layers learn by `adapt`, and class weights or a mean for missing values that
+    are computed from the data, are releases without noise, which no epsilon covers.
+
+    *Formal guarantees*
+
+    * Neighbours: add or remove one record. `examples` is public, and the divisor of
+      every mean, whatever records there are.
+    * All `releases` together stay within (epsilon, delta), each with the same noise
+      multiplier z; one more is refused. Each is in the ledger before its noise is
+      drawn, and adds up there with everything else.
+    * `moments`: a record's values are cut to the bounds, and mapped to u in [-1, 1].
+      The sums of u and of 1 - u^2 are released. A column of a record adds (u, 1 - u^2)
+      to them, whose squared norm u^4 - u^2 + 1 is at most 1, and d columns at most
+      sqrt(d): one Gaussian mechanism of z for all d.
+    * `vocabulary`: a record adds 1 to the counts of at most k different values, so at
+      most sqrt(k) in the Euclidean norm; values whose noised count is below a threshold
+      are left out, which `tfdpclip.sampling.ThresholdedCounts` accounts for. Neither
+      how many values there are nor a rare one is released, but with the probability
+      that is within delta.
+    * Noise is of fresh entropy, in float64 and hardened (`GaussianNoise`). Sums are of
+      float64 numbers; that they round is not accounted for.
+
+    Args:
+      epsilon: The budget of these releases.
+      delta: In (0, 1 / examples): the ledger's, and the plan's that is to follow.
+        A tenth of it is kept for the thresholds of vocabularies.
+      examples: Number of records, which is public.
+      releases: How many there are to be: calls of `moments` and `vocabulary`.
+      ledger: A `Ledger`, or the path of its file; in memory by default.
+      accountant: `"pld"` or `"rdp"`; the ledger's.
+
+    Attributes:
+      ledger: What was spent, here and by whatever shares it.
+      noise_multiplier: z of every release.
+      left: How many releases are left.
+
+    Raises:
+      ValueError: If an argument is out of range.
+      PrivacyMismatchError: If the ledger is for another delta or accountant, or counts
+        other neighbours.
+
+    >>> statistics = PrivateStatistics(1.0, 1e-5, examples=1000, releases=2)
+    >>> found = statistics.moments(np.full(1000, 20.0), low=0, high=40)
+    >>> bool(abs(found.mean - 20) < 5), statistics.left
+    (True, 1)
+    >>> statistics.vocabulary(["Rome"] * 600 + ["Oslo"] * 399 + ["Ys"]).tokens
+    ['Rome', 'Oslo']
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        examples: int,
+        releases: int,
+        *,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        accountant: str = "pld",
+    ):
+        self._epsilon, self._delta, self._examples = check_facts(
+            epsilon, delta, "examples", examples
+        )
+        self.left = self._releases = _arguments.integer("releases", releases, 1)
+        check_accountant(accountant)
+        self.ledger = Ledger.open(ledger, self._delta, accountant)
+        self.noise_multiplier = noise_multiplier(
+            self._epsilon,
+            self._delta * (1 - _FOR_THRESHOLDS),
+            releases,
+            FullBatch(),
+            accountant,
+        )
+        self._noise = GaussianNoise(hardened=True)
+        self._released: list[tuple[str, dp_accounting.DpEvent]] = []
+
+    @property
+    def epsilon(self) -> float:
+        """What these releases have spent by themselves, at the ledger's delta."""
+        events = [event for _, event in self._released]
+        event = dp_accounting.ComposedDpEvent(events)
+        return event_epsilon(event, self._delta, self.ledger.accountant)
+
+    def moments(self, values: Any, *, low: Any, high: Any) -> Moments:
+        """The mean and the variance of each column, within bounds.
+
+        Args:
+          values: `[examples]`, or `[examples, d]` for d columns in one release.
+          low: The least value, public: a number, or one for each column. Data beyond
+            are cut to it.
+          high: The largest value.
+
+        Returns:
+          Arrays of d means and variances, of no axis if `values` had one axis.
+
+        Raises:
+          ValueError: If the data are not `examples` numbers (NaN is none: fill in a
+            public value), the bounds are in no order, or no release is left.
+        """
+        columns = _numbers(values)
+        self._check_count(len(columns))
+        shape = columns.shape[1:]
+        low, high = (
+            _bound(name, value, shape) for name, value in (("low", low), ("high", high))
+        )
+        if not np.all(low < high):
+            raise ValueError(
+                f"low must be below high in every column, got {low.tolist()} and "
+                f"{high.tolist()}. Give public bounds: low=0, high=100 for ages."
+            )
+        middle, half = (low + high) / 2, (high - low) / 2
+        scaled = np.clip((columns - middle) / half, -1.0, 1.0)
+        sums = np.stack([scaled.sum(axis=0), (1 - scaled**2).sum(axis=0)])
+        count = math.prod(shape)
+        of = f"{count} columns" if shape else "a column"
+        stddev = self.noise_multiplier * math.sqrt(count)
+        noised = self._release(f"mean and variance of {of}", FullBatch(), sums, stddev)
+        mean, rest = noised / self._examples
+        mean = np.clip(mean, -1.0, 1.0)
+        least = max(_LEAST_VARIANCE, stddev / self._examples)
+        variance = np.clip(1 - rest - mean**2, min(least, 1.0), 1.0)
+        return Moments(middle + half * mean, half**2 * variance)
+
+    def vocabulary(
+        self, values: Iterable[Any], *, per_record: int = 1, most: int | None = None
+    ) -> Vocabulary:
+        """The values that many records have.
+
+        Args:
+          values: For each record a string or a whole number, or several of them: a list
+            of words, for one. None is no value.
+          per_record: k: how many different values of a record count, the first ones.
+            More of them need more noise: sqrt(k) times.
+          most: How many values to return at most, the most frequent; None for all that
+            passed the threshold.
+
+        Returns:
+          The values whose noised count is above the threshold, and these counts.
+
+        Raises:
+          ValueError: If there are not `examples` of them, a value is something else, or
+            no release is left.
+        """
+        k = _arguments.integer("per_record", per_record, 1, _MOST_PER_RECORD)
+        if most is not None:
+            most = _arguments.integer("most", most, 1)
+        counts: dict[Any, int] = {}
+        records = _records(values)
+        for record in records:
+            for token in list(dict.fromkeys(_tokens(record)))[:k]:
+                counts[token] = counts.get(token, 0) + 1
+        self._check_count(len(records))
+        if len({type(token) for token in counts}) > 1:
+            raise ValueError(
+                "values must be all strings or all whole numbers, got both. For "
+                "example, values=[str(v) for v in values]."
+            )
+        tokens = sorted(counts)
+        share = self._delta * _FOR_THRESHOLDS / self._releases
+        stddev = self.noise_multiplier * math.sqrt(k)
+        threshold = threshold_of(stddev, k, share)
+        of = "one value" if k == 1 else f"up to {k} values"
+        noised = self._release(
+            f"vocabulary of {of} of each record",
+            ThresholdedCounts(share),
+            np.array([counts[token] for token in tokens], np.float64),
+            stddev,
+        )
+        passed = np.flatnonzero(noised > threshold)
+        order = passed[np.argsort(-noised[passed], kind="stable")][:most]
+        return Vocabulary([tokens[i] for i in order], noised[order])
+
+    def _release(
+        self, what: str, scheme: SamplingScheme, exact: np.ndarray, stddev: float
+    ) -> np.ndarray:
+        """Noised numbers, which are in the ledger before the noise is drawn."""
+        if not self.left:
+            raise ValueError(
+                f"All {self._releases} releases are spent: another one would take the "
+                "statistics beyond their epsilon. Say how many there are: "
+                f"PrivateStatistics(..., releases={self._releases + 1})."
+                + see("a-spent-budget")
+            )
+        z = self.noise_multiplier
+        event = scheme.event(z, 1)
+        alone = event_epsilon(event, self._delta, self.ledger.accountant)
+        clip = f"{what} (epsilon {alone:.3g} by itself)"
+        self.ledger.begin(noise_multiplier=z, sampling=scheme, clip=clip, change=True)
+        self.left -= 1
+        with self.ledger.step():
+            self._released.append((what, event))
+            drawn = self._noise.sample(exact.shape, stddev, tf.float64)
+            return exact + drawn.numpy()
+
+    def _check_count(self, found: int) -> None:
+        if found != self._examples:
+            raise ValueError(
+                f"values has {found} records, and examples={self._examples}: give one "
+                "value, or list of values, for each of the examples."
+            )
+
+    def __str__(self) -> str:
+        lines = [
+            f"Private statistics: epsilon {self.epsilon:.4g} of {self._epsilon:g} "
+            f"spent at delta {self._delta:g}, {self.left} of {self._releases} "
+            "releases left.",
+            *(f"  {what}" for what, _ in self._released),
+        ]
+        return "\n".join(lines)
+
+
+def threshold_of(stddev: float, per_record: int, delta: float) -> float:
+    """Above which noised count a value of a single record is with little probability.
+
+    Args:
+      stddev: Of the noise of each count.
+      per_record: k: how many values may be a single record's.
+      delta: -k log(1 - p), with p the probability that one of them passes.
+
+    >>> threshold_of(1.0, 1, 1e-6) > 1 + stats.norm.isf(1.01e-6)
+    True
+    """
+    return 1 + stddev * float(stats.norm.isf(-math.expm1(-delta / per_record)))
+
+
+def _numbers(values: Any) -> np.ndarray:
+    found = _arguments.floats("values", values)
+    if found.ndim not in (1, 2) or np.isnan(found).any():
+        raise ValueError(
+            "values must be numbers, one or a row for each example, without NaN. For "
+            "missing ones, fill in a public value: np.nan_to_num(values, nan=40.0)."
+        )
+    return found
+
+
+def _bound(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    found = _arguments.floats(name, value)
+    if not (np.abs(found) < _WIDEST).all() or found.shape not in ((), shape):
+        raise ValueError(
+            f"{name} must be a finite number, or one for each of the columns, below "
+            f"{_WIDEST:g}, got {_arguments.shown(value)}."
+        )
+    return np.broadcast_to(found, shape)
+
+
+def _records(values: Any) -> list[Any]:
+    if isinstance(values, tf.Tensor):
+        values = values.numpy()
+    with contextlib.suppress(TypeError, ValueError):  # As of an array without axes.
+        if not isinstance(values, (str, bytes)):
+            return _arguments.ordered("values", values)
+    raise ValueError(
+        "values must be a list with a value, or a list of them, for each example, "
+        f"got {_arguments.shown(values)}."
+    )
+
+
+def _tokens(record: Any) -> Iterator[Any]:
+    """The values of a record, as plain strings or integers."""
+    if isinstance(record, (np.ndarray, tf.Tensor)):
+        record = np.asarray(record).ravel()
+    elif isinstance(record, (str, bytes)) or not isinstance(record, Iterable):
+        record = (record,)
+    for value in record:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bytes):
+            value = value.decode("utf-8")
+        if value is None or value != value:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise ValueError(
+                "values must be strings or whole numbers (or lists of them), got "
+                f"{_arguments.shown(value)}. For example, values=[str(v) for v in "
+                "values]; for numbers with a mean, use moments."
+            )
+        yield value

@@ -167,8 +167,9 @@ def _every_difference(check: RuleCheck, records: Any) -> Differences:
         parallel_iterations=1,
     )
     worst = [tf.reduce_max(part, axis=0) for part in (own, norms, total, excess)]
-    worst[0] = tf.maximum(sums, worst[0])
-    return Differences(*worst, whole & tf.reduce_all(shows))
+    own, norms, total, excess = worst
+    compared = whole & tf.reduce_all(shows)
+    return Differences(tf.maximum(sums, own), norms, total, excess, compared)
 
 
 def _compared(model, optimizer, batch) -> _Found:

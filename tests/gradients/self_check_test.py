@@ -97,7 +97,7 @@ PLANTED = {
     "sums_too_large": (
         outer.Outer,
         "weighted_sum",
-        lambda self, weights: in_part(_outer_sum(self, weights), 1.01),
+        lambda self, weights: in_part(_outer_sum(self, weights), 1.05),
         {},
     ),
     "sums_of_transposed_entries": (

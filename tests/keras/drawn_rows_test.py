@@ -6,11 +6,13 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 import tfdpclip as dpc
 from tests.stack import keras2_only
 from tfdpclip import sampling
 from tfdpclip.keras import _compat
+from tfdpclip.sampling.capacity import few_lengths
 
 RECORDS = 200
 SCHEMES = {
@@ -20,6 +22,13 @@ SCHEMES = {
     "shuffled": (sampling.ShuffledEpochs(20, RECORDS), False),
     "full": (sampling.FullBatch(), False),
 }
+
+
+VARYING = [
+    sampling.Poisson(0.1),
+    sampling.Poisson(0.1, 22, RECORDS),
+    sampling.CyclicPoisson(RECORDS, rate=0.1, separation=4),
+]
 
 
 def data():
@@ -158,10 +167,55 @@ def test_one_trace_has_all_numbers_of_rows():
     assert function.experimental_get_tracing_count() <= 2
 
 
-def test_steps_that_xla_compiles_have_one_shape():
-    batches = sampling.Poisson(0.1).batches(data())
-    _, _, shapes, _ = fit(batches, private(), epochs=1, jit_compile=True)
-    assert shapes == [batches.physical_batch_size]
+@pytest.mark.parametrize("scheme", VARYING)
+def test_of_few_lengths_each_draw_has_the_least_with_room(scheme):
+    made = [scheme.batches(data(), seed=1, steps=40) for _ in range(2)]
+    made[0].take_as_drawn(True, few=True)
+    lengths = made[0]._drawer.few_lengths
+    assert len(lengths) <= 3 and lengths[-1] == made[0].physical_batch_size
+    seen = set()
+    for drawn, filled in zip(*made, strict=True):
+        count = int(np.sum(filled[2]))
+        seen.add(len(drawn[2]))
+        assert len(drawn[2]) == min(n for n in lengths if n >= count)
+        for ours, other in zip(drawn, filled, strict=True):
+            np.testing.assert_array_equal(ours, other[: len(ours)])
+        assert not np.any(filled[2][len(drawn[2]) :])
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize(("size", "most"), [(64, 1.15), (256, 1.07), (1024, 1.04)])
+def test_few_lengths_have_few_rows_more_than_examples(size, most):
+    """By the distribution of the draws, with nothing drawn."""
+    for population in (20 * size, 1000 * size):
+        scheme = sampling.Poisson(size / population)
+        rows = scheme.default_capacity(population)
+        lengths = np.array(few_lengths(scheme, population, rows))
+        drawn = np.arange(rows + 1)
+        chances = stats.binom.pmf(drawn, population, scheme.rate)
+        chances[-1] += stats.binom.sf(rows, population, scheme.rate)
+        expected = np.sum(chances * lengths[np.searchsorted(lengths, drawn)])
+        assert len(lengths) == 3 and 1.0 <= expected / size <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executions", [1, 3])
+def test_steps_that_xla_compiles_are_those_of_filled_batches(executions, monkeypatch):
+    """In one trace: of a length of its own XLA makes another program of it."""
+    found = []
+    for varies in (True, False):
+        with monkeypatch.context() as patched:
+            if not varies:
+                patched.setattr(sampling.drawer.Drawer, "varies", False)
+            batches = sampling.Poisson(0.1).batches(data(), seed=4)
+            options = {"jit_compile": True, "steps_per_execution": executions}
+            model, _, shapes, budget = fit(batches, private(), epochs=1, **options)
+            assert (shapes[0] is None) == varies and budget.ledger.steps == 10
+            function = _compat.step_function_of(model.train_function)
+            assert function.experimental_get_tracing_count() <= 2
+            found.append(model.layers[-1].kernel.numpy())
+    assert np.abs(found[0] - 0.25).max() > 0.01
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_gathered_ahead_stays_filled():

@@ -179,10 +179,12 @@ class GaussianNoise:
                 sum(_aligned(sizes[i]) for i in part) for part in (scaled, others)
             )
             flat = self._normal(count, standard, tf.cast(scale, dtype))
-            start = 0
-            for i in (*scaled, *others):
-                part = tf.slice(flat, vector(start), vector(sizes[i]))
-                start += _aligned(sizes[i])
+            order = (*scaled, *others)
+            # Aligned, so that no part is copied.
+            parts = tf.split(flat, [*(_aligned(sizes[i]) for i in order), -1])
+            for i, part in zip(order, parts, strict=False):
+                if _aligned(sizes[i]) > sizes[i]:
+                    part = tf.slice(part, vector(0), vector(sizes[i]))
                 if i in others:
                     part *= tf.cast(stddevs[i], dtype)
                 shape = vector(*tf.TensorShape(shapes[i]))

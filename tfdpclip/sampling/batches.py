@@ -196,15 +196,17 @@ class Batches(tf.data.Dataset):
         # Of how many replicas' parts a draw is made.
         self._replicas = 1
         self._ahead = steps, prefetch
-        self._other: tf.data.Dataset | None = None
-        self._as_drawn = self._by_class = False
-        self._wrap(self._elements(False))
+        # By their lengths, the data sets that stood for these batches before.
+        self._others: dict = {}
+        self._by_class = False
+        self._lengths: Sequence[int] | None = None
+        self._wrap(self._elements(None))
         self._drawer.lend(self)
 
-    def _elements(self, as_drawn: bool) -> tf.data.Dataset:
+    def _elements(self, lengths: Sequence[int] | None) -> tf.data.Dataset:
         """The draws, and all that was done to them since."""
         steps, prefetch = self._ahead
-        dataset = drawn_elements(self._drawer, steps, as_drawn)
+        dataset = drawn_elements(self._drawer, steps, lengths)
         dataset = dataset.prefetch(prefetch) if prefetch else dataset
         for change in self._recipe:
             dataset = change(dataset)
@@ -214,7 +216,7 @@ class Batches(tf.data.Dataset):
         self._wrapped = dataset
         super().__init__(_tf_private.variant_of(dataset))
 
-    def take_as_drawn(self, as_drawn: bool) -> None:
+    def take_as_drawn(self, as_drawn: bool, few: bool = False) -> None:
         """Of the iterators to come: whether elements are as long as what was drawn.
 
         `PrivacyBudget` and the callbacks of a plan say so for each call of `fit`.
@@ -222,12 +224,16 @@ class Batches(tf.data.Dataset):
         Args:
           as_drawn: if not, elements are filled up to `physical_batch_size`. Draws of
             one size, or of several elements, always are.
+          few: whether elements have one of three lengths then, and rows of weight 0 to
+            fill them up: XLA compiles a step for each length.
         """
-        as_drawn = as_drawn and self._drawer.varies
-        if as_drawn != self._as_drawn:
-            other = self._elements(as_drawn) if self._other is None else self._other
-            self._other, self._as_drawn = self._wrapped, as_drawn
-            self._wrap(other)
+        lengths: Sequence[int] | None = None
+        if as_drawn and self._drawer.varies:
+            lengths = self._drawer.few_lengths if few else ()
+        if lengths != self._lengths:
+            self._others[self._lengths] = self._wrapped
+            self._lengths = lengths
+            self._wrap(self._others.pop(lengths, None) or self._elements(lengths))
 
     def _derived(
         self, change: Callable, *assumptions: str, steps: int | None = None
@@ -238,7 +244,7 @@ class Batches(tf.data.Dataset):
         derived._steps = self._steps if steps is None else steps
         derived._assumptions = tuple(dict.fromkeys((*self._assumptions, *assumptions)))
         derived._recipe = (*self._recipe, change)
-        derived._other = None
+        derived._others = {}
         derived._wrap(change(self._wrapped))
         derived._drawer.lend(derived)
         return derived
@@ -292,13 +298,13 @@ class Batches(tf.data.Dataset):
         return [self._wrapped]
 
     def __iter__(self) -> Any:
-        if self._as_drawn:
+        if self._lengths is not None:
             self._drawer.end_of_call()
         return handed_out.noted(super().__iter__(), self._drawer)
 
     @property
     def element_spec(self) -> Any:
-        if self._as_drawn:
+        if self._lengths is not None:
             self._drawer.end_of_call()
         return self._wrapped.element_spec
 

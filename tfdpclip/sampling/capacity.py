@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
+from scipy import stats
+
 from tfdpclip import _arguments
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 
 # What TensorFlow counts in 32 bits.
 MOST_ROWS = 2**31 - 1
+# Of lengths from so many rows on, processors are fast with multiples of 8.
+_FROM, _MULTIPLE = 64, 8
+# Of draws further from the mean, in standard deviations, the largest length is enough.
+_FAR = 6.0
 
 
 def room_for(
@@ -46,6 +53,44 @@ def room_for(
     drawn = scheme if by_group else scheme._for_data(population, capacity)
     _check_capacity(drawn, population, capacity, wanted, rows)
     return drawn, rows
+
+
+def few_lengths(scheme: SamplingScheme, population: int, rows: int) -> tuple[int, ...]:
+    """Three lengths of batches (or fewer), of which the last has room for every draw.
+
+    The first two are those with the fewest expected rows, where a batch has the least
+    length with room for its draw. How many records are drawn is binomial.
+
+    Args:
+      scheme: has a `rate`.
+      population: Number of records.
+      rows: The most that are drawn.
+
+    >>> from tfdpclip import sampling
+    >>> few_lengths(sampling.Poisson(0.01), 6_400, 122)
+    (64, 80, 122)
+    """
+    groups = getattr(scheme, "separation", 1)
+    turn = min(1.0, scheme.expected_batch_size(population) * groups / population)
+    sizes = stats.binom(-(-population // groups), turn)
+    unit = _MULTIPLE if rows >= _FROM else 1
+    ends = sizes.mean() + sizes.std() * np.array([-_FAR, _FAR])
+    first, last = np.clip(np.ceil(ends / unit) * unit, unit, rows - 1)
+    lengths = np.arange(max(first, unit), last + 1, unit, dtype=np.int64)
+    # Of large batches a few hundred lengths are as good as all.
+    lengths = lengths[:: 1 + len(lengths) // 500]
+    within = sizes.cdf(lengths)
+    best = float(rows)
+    chosen: tuple[int, ...] = (rows,)
+    for i in range(len(lengths)):
+        # What is saved by a second length below this one.
+        saved = within[: i + 1] * (lengths[i] - lengths[: i + 1])
+        least = int(np.argmax(saved))
+        expected = rows - within[i] * (rows - lengths[i]) - saved[least]
+        if expected < best:
+            shorter, longer = int(lengths[least]), int(lengths[i])
+            best, chosen = expected, tuple(sorted({shorter, longer, rows}))
+    return chosen
 
 
 def _group_capacity(scheme, population: int, groups: int) -> int:

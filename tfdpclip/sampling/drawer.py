@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import threading
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +17,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.base import DrawKey, NeighboringRelation
+from tfdpclip.sampling.capacity import few_lengths
 from tfdpclip.sampling.fetching import Ahead
 
 # Every drawer alive, so that a callback can see which of them feeds a training run.
@@ -93,7 +96,7 @@ class Drawer:
         # Whether a run began, and another matrix of noise with it, since it has them.
         self._began = False
         self.has_labels = len(source.row_spec) > 1
-        self._weights = self.signature(True)[-1]
+        self._weights = self.signature(())[-1]
         self._shown: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
         self._during: types.FrameType | None = None
         # A few records, as they were when ids were given, or when a step began.
@@ -141,18 +144,22 @@ class Drawer:
         return [batches.element_spec for batches in self._shown]
 
     def take_as_drawn(
-        self, as_drawn: bool, during: types.FrameType | None = None
+        self,
+        as_drawn: bool,
+        during: types.FrameType | None = None,
+        few: bool = False,
     ) -> None:
         """Of the iterators to come: whether elements are as long as what was drawn.
 
         Args:
           as_drawn: whether they are.
+          few: whether they have one of a few lengths then, see `few_lengths`.
           during: the call that they are for; iterators that begin elsewhere, after an
             error ended it, get filled elements.
         """
         self._during = during if as_drawn else None
         for batches in self._shown:
-            batches.take_as_drawn(as_drawn)
+            batches.take_as_drawn(as_drawn, few)
 
     def end_of_call(self) -> None:
         """Fills elements again, if the call is over that they were not filled for."""
@@ -164,9 +171,14 @@ class Drawer:
         if frame is None:
             self.take_as_drawn(False)
 
-    def signature(self, as_drawn: bool) -> tuple:
-        """What elements are: of all rows, or of as many as were drawn."""
-        rows = None if as_drawn else self.rows * self.source.rows_each
+    @functools.cached_property
+    def few_lengths(self) -> tuple[int, ...]:
+        """The lengths of elements for which XLA compiles steps, of records."""
+        return few_lengths(self.scheme, self.population, self.rows)
+
+    def signature(self, lengths: Sequence[int] | None) -> tuple:
+        """What elements are: of all rows, or of some of the lengths."""
+        rows = None if lengths is not None else self.rows * self.source.rows_each
         parts = [
             sources._map(
                 lambda spec: tf.TensorSpec((rows, *spec[0]), _tf_dtype(spec[1])),
@@ -350,7 +362,9 @@ class Drawer:
                 "between two steps, or give copies." + see("batches-drawn-another-way")
             )
 
-    def _taken(self, taker: Taker, as_drawn: bool) -> tuple[np.ndarray, int, tuple]:
+    def _taken(
+        self, taker: Taker, lengths: Sequence[int] | None
+    ) -> tuple[np.ndarray, int, tuple]:
         """The records that an iterator gets next: which, in how many rows, and what."""
         if self.runs_ahead and not self.scheme.independent_steps:
             self._hold_order(taker)
@@ -358,16 +372,18 @@ class Drawer:
         step, piece = place_for(taker)
         self._refuse_moved(piece)
         place = step * self.pieces + piece
-        element = self._ahead.element(place, as_drawn, self._records_of)
+        element = self._ahead.element(place, lengths, self._records_of)
         self.delivered += 1
         return element
 
-    def next_element(self, taker: Taker | None = None, as_drawn: bool = False):
+    def next_element(
+        self, taker: Taker | None = None, lengths: Sequence[int] | None = None
+    ):
         """The next physical batch for an iterator.
 
         Args:
           taker: whose it is; by default, whoever iterates the drawer itself.
-          as_drawn: whether it has no more rows than were drawn.
+          lengths: that it may have, none if as many rows as were drawn; None for all.
 
         Raises:
           ValueError: if other drawers draw for this one, or the iterator's step cannot
@@ -382,7 +398,7 @@ class Drawer:
         with self._lock:
             before = self.position, vars(taker).copy()
             try:
-                indices, rows, parts = self._taken(taker, as_drawn)
+                indices, rows, parts = self._taken(taker, lengths)
             except BaseException:
                 # Whoever asks next gets what could not be read.
                 self.position = before[0]

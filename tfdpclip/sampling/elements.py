@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -17,19 +17,20 @@ REFUSED = tf.data.experimental.AutoShardPolicy.FILE
 
 
 def drawn_elements(
-    drawer: Drawer, steps: int | None, as_drawn: bool = False
+    drawer: Drawer, steps: int | None, lengths: Sequence[int] | None = None
 ) -> tf.data.Dataset:
     """The elements of `steps` logical steps in each iteration, (x, y, weight).
 
     Args:
       drawer: what draws them.
       steps: how many; None for no end.
-      as_drawn: whether elements have as many rows as were drawn, not all the same.
+      lengths: that elements may have; none if they have as many rows as were drawn,
+        None if all have the same.
     """
     count = None if steps is None else steps * drawer.pieces
     size = tf.data.INFINITE_CARDINALITY if count is None else count
     dataset = tf.data.Dataset.from_generator(
-        Passes(drawer, count, as_drawn), output_signature=drawer.signature(as_drawn)
+        Passes(drawer, count, lengths), output_signature=drawer.signature(lengths)
     ).apply(tf.data.experimental.assert_cardinality(size))
     # Otherwise tf.data gathers ahead on its own, and an element gathered but not
     # used shifts what follows.
@@ -76,17 +77,19 @@ class Passes:
     drawer holds the data. The data set, which every iterator keeps, does.
     """
 
-    def __init__(self, drawer: Drawer, length: int | None, as_drawn: bool):
+    def __init__(
+        self, drawer: Drawer, length: int | None, lengths: Sequence[int] | None
+    ):
         self._drawer = weakref.ref(drawer)
         self._length = length  # None for no end.
-        self._as_drawn = as_drawn
+        self._lengths = lengths
 
     def __call__(self) -> Iterator:
         taker = Taker()
 
         def element(_: Any) -> tuple:
             drawer = cast(Drawer, self._drawer())
-            return drawer.next_element(taker, self._as_drawn)
+            return drawer.next_element(taker, self._lengths)
 
         if self._length is None:
             # What raised raises again: who goes on does not get the end.

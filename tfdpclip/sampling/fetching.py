@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -44,13 +44,17 @@ class Ahead:
         self._begun: dict[tuple[int, int], Future] = {}
 
     def element(
-        self, place: int, as_drawn: bool, draw: Callable[[int], list[np.ndarray]]
+        self,
+        place: int,
+        lengths: Sequence[int] | None,
+        draw: Callable[[int], list[np.ndarray]],
     ) -> tuple[np.ndarray, int, Any]:
         """The records of an element: which, in how many rows, and what.
 
         Args:
           place: of the element, among those of all steps.
-          as_drawn: whether it has no more rows than were drawn.
+          lengths: that it may have, ascending, none if as many as were drawn; None for
+            all rows.
           draw: gives which records the elements of a step have.
 
         Raises:
@@ -70,7 +74,8 @@ class Ahead:
                 break
             indices = self._drawn[step][piece]
             # One row, of weight 0, where nobody was drawn.
-            rows = max(1, len(indices)) if as_drawn else self._rows
+            rows = self._rows if lengths is None else max(1, len(indices))
+            rows = next((n for n in lengths or () if n >= rows), rows)
             wanted[later, rows] = indices
         (_, rows), indices = next(iter(wanted.items()))
         return indices, rows, self._fetched(wanted)

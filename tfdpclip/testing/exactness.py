@@ -145,6 +145,33 @@ class _Found:
     examples: int
 
 
+def _every_difference(check: RuleCheck, records: Any) -> Differences:
+    """The worst differences over the examples, and of the sum of all of them."""
+    powers = check.powers()
+    sums, whole = check.sums(powers, check.gradient(powers))
+
+    def of_one(alone):
+        weights = tf.cast(alone, tf.float32)
+        gradient = check.gradient(weights)
+        own, finite = check.sums(weights, gradient)
+        *others, shows = check.norms(alone, gradient)
+        return [own, *others, finite & shows]
+
+    width, groups = len(records.variables), check.groups
+    specs = [tf.TensorSpec([n], tf.float32) for n in (width, width, groups)]
+    specs += [tf.TensorSpec([], t) for t in (tf.float32, tf.bool)]
+    own, norms, total, excess, shows = tf.map_fn(
+        of_one,
+        tf.eye(records.parts.batch_size) > 0,
+        fn_output_signature=specs,
+        parallel_iterations=1,
+    )
+    worst = [tf.reduce_max(part, axis=0) for part in (own, norms, total, excess)]
+    own, norms, total, excess = worst
+    compared = whole & tf.reduce_all(shows)
+    return Differences(tf.maximum(sums, own), norms, total, excess, compared)
+
+
 def _compared(model, optimizer, batch) -> _Found:
     """Runs the training step with `minimize` replaced by the comparison."""
     seen: list = []
@@ -152,10 +179,7 @@ def _compared(model, optimizer, batch) -> _Found:
     def minimize(loss, var_list, tape=None):
         records = optimizer._records(loss, var_list, tape)
         check = RuleCheck(records, optimizer.clip.assignment)
-        every = tf.eye(records.parts.batch_size)
-        weightings = tf.concat([check.powers()[tf.newaxis], every], axis=0)
-        found = check.differences(check.ordinary(weightings))
-        seen.append((found, records.variables))
+        seen.append((_every_difference(check, records), records.variables))
 
     def step(data):
         seen.clear()

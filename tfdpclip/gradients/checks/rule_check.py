@@ -26,9 +26,12 @@ last and needs what the sums are made of: so neither keeps anything alive for lo
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip._constants import vector
@@ -52,7 +55,7 @@ _FEW = 8
 
 @dataclasses.dataclass
 class Differences:
-    """The engine beside ordinary gradients; the worst over all weightings.
+    """The engine beside ordinary gradients.
 
     Attributes:
       sums: how far each variable's weighted sum is off, `[V]`, relative to the root of
@@ -85,7 +88,7 @@ class RuleCheck:
         self._columns = list(assignment or [0] * len(engine.variables))
         width = max(self._columns) + 1
         # The variables that are clipped together, `[L, V]`.
-        self._members = tf.one_hot(self._columns, width, axis=0)
+        self._members = np.eye(width, dtype=np.float32)[self._columns].T
         self._coarse = any(
             t.dtype.is_floating and t.dtype.size < 4
             for op in engine.flows.ops
@@ -94,6 +97,11 @@ class RuleCheck:
         # Functions that are not linear in the gradient take weights of 1 alone.
         self._linear = not any(map(op_copies.has_own_gradient, engine.flows.ops))
         self._sizes = [v.shape.num_elements() for v in engine.variables]
+
+    @property
+    def groups(self) -> int:
+        """How many groups of variables are clipped apart."""
+        return len(self._members)
 
     @property
     def limit(self) -> float:
@@ -111,45 +119,41 @@ class RuleCheck:
             powers = tf.where(chosen, powers, 0.0)
         return powers
 
-    def ordinary(self, weightings: tf.Tensor | None = None) -> list[tf.Tensor]:
-        """Ordinary gradients of the losses under some weightings.
-
-        Args:
-          weightings: the weights, `[N, B]`; by default random powers of two, and 1 for
-            a random example.
+    def ordinary(self) -> list[tf.Tensor]:
+        """Two ordinary gradients of the step's own losses.
 
         Returns:
-          The weightings, and the gradients of all variables, `[N, n]` for n entries.
+          The weights of the losses of many examples, `[B]`; which example is looked at
+          alone, `[B]`, true at one random place; and the gradients of all variables,
+          `[n]` for n entries, under these weights and of that example's loss.
         """
+        powers = self.powers()
+        # Compared, and not an index, so that XLA compiles an empty batch.
+        alone = tf.equal(chance.shuffled(tf.range(self._engine.parts.batch_size)), 0)
+        # Traced once, and kept from running both at once, for their memory.
+        gradient = self.gradient if in_xla() else op_copies.called(self.gradient)
+        many = gradient(powers)
+        with tf.control_dependencies([many]):
+            one = gradient(tf.cast(alone, tf.float32))
+        return [powers, alone, many, one]
+
+    def gradient(self, weights: tf.Tensor) -> tf.Tensor:
+        """The ordinary gradient of weighted losses, `[n]`, of all variables."""
         engine = self._engine
-        if weightings is None:
-            powers = self.powers()
-            # One more place, so that XLA compiles an empty batch.
-            drawn = tf.concat([chance.uniform(tf.shape(powers)), [-1.0]], axis=0)
-            single = tf.one_hot(tf.argmax(drawn), engine.parts.batch_size)
-            weightings = tf.stack([powers, single])
-        unseen = engine.flows.without_gradient()
-
-        def gradient(weights):
-            seed = tf.cast(weights, engine.loss.dtype)
-            with own_gradients(unseen):
-                found = gradients_at(engine.loss, engine.handles, seed)
-            pairs = zip(found, engine.variables, strict=True)
-            return tf.concat([_flat(g, v.shape) for g, v in pairs], axis=0)
-
-        spec = tf.TensorSpec([sum(self._sizes)], tf.float32)
-        found = tf.map_fn(
-            gradient, weightings, fn_output_signature=spec, parallel_iterations=1
-        )
-        return [weightings, found]
+        seed = tf.cast(weights, engine.loss.dtype)
+        with own_gradients(engine.flows.without_gradient()):
+            found = gradients_at(engine.loss, engine.handles, seed)
+        pairs = zip(found, engine.variables, strict=True)
+        return tf.concat([_flat(g, v.shape) for g, v in pairs], axis=0)
 
     def nothing(self) -> list[tf.Tensor]:
         """What stands for `ordinary` in a step that compares nothing."""
+        count, size = self._engine.flows.batch_size or 0, 0
         if in_xla():  # Where both branches give tensors of the same shapes.
-            count = self._engine.parts.batch_size
-            return [tf.zeros([2, count]), tf.zeros([2, sum(self._sizes)])]
-        count = self._engine.flows.batch_size or 0
-        return [tf.zeros([0, count]), tf.zeros([0, sum(self._sizes)])]
+            count, size = self._engine.parts.batch_size, sum(self._sizes)
+        shapes = [[count], [count], [size], [size]]
+        kinds = [tf.float32, tf.bool, tf.float32, tf.float32]
+        return list(map(tf.zeros, shapes, kinds))
 
     def compare(
         self, found: Sequence[tf.Tensor]
@@ -157,7 +161,7 @@ class RuleCheck:
         """Compares the engine's sums and norms with ordinary gradients.
 
         Args:
-          found: the weightings and gradients that `ordinary` made.
+          found: what `ordinary` made.
 
         Returns:
           Whether all agree; whether the batch could have shown otherwise; and the error
@@ -184,121 +188,124 @@ class RuleCheck:
         return tf.reduce_all(every), off.compared, message
 
     def differences(self, found: Sequence[tf.Tensor]) -> Differences:
-        """How far the engine is from ordinary gradients.
+        """How far the engine is from two ordinary gradients.
 
         Args:
-          found: the weightings and gradients that `ordinary` made.
+          found: what `ordinary` made.
         """
-        engine, (weightings, ordinary) = self._engine, found
-        weightings = tf.ensure_shape(weightings, [None, engine.flows.batch_size])
-        squares = tf.stack(engine.squares_by_variable())
-        hidden = [LOST_SQUARE * size for size in self._sizes]
-        squares += tf.constant(hidden, tf.float32)[:, tf.newaxis]
-        terms = tf.stack(engine.terms_by_variable())
-        decisive = engine.record_norms(self._assignment)
-        decisive = tf.reshape(decisive, [-1, self._members.shape[0]])
+        rows = self._engine.flows.batch_size
+        powers, alone = (tf.ensure_shape(part, [rows]) for part in found[:2])
+        many, one = found[2:]
+        sums, whole = self.sums(powers, many)
+        norms, groups, excess, shows = self.norms(alone, one)
+        return Differences(sums, norms, groups, excess, whole & shows)
 
-        def compare(pair):
-            return self._difference(*pair, squares, terms, decisive)
-
-        width = len(self._sizes)
-        signature = [
-            tf.TensorSpec([width], tf.float32),
-            tf.TensorSpec([width], tf.float32),
-            tf.TensorSpec([self._members.shape[0]], tf.float32),
-            tf.TensorSpec([], tf.float32),
-            tf.TensorSpec([], tf.bool),
-        ]
-        *worst, compared = tf.map_fn(
-            compare,
-            (weightings, ordinary),
-            fn_output_signature=signature,
-            parallel_iterations=1,
-        )
-        return Differences(
-            *(tf.reduce_max(part, axis=0) for part in worst), tf.reduce_all(compared)
-        )
-
-    def _difference(self, weights, ordinary, squares, terms, decisive) -> list:
-        """The fields of `Differences` under one weighting.
+    def sums(
+        self, weights: tf.Tensor, ordinary: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """How far the engine's sums are off, `[V]`, and whether all were finite.
 
         Args:
           weights: of the losses, `[B]`.
-          ordinary: the gradients, `[n]`.
-          squares: the squared norms of the examples' gradients, `[V, B]`.
-          terms: the summed squares of the terms of an example's gradient, `[V, B]`.
-          decisive: the norms that decide about the clip, `[B, L]`.
+          ordinary: the gradient under these weights, `[n]`.
         """
         engine = self._engine
         sums = engine.unperturbed_sums(weights)
-        truth = tf.split(ordinary, self._sizes)
-        scales, bounds, rounded = self._scales(weights, squares, terms)
-        pairs = [
-            (_flat(own, v.shape), gradient, scale)
-            for own, v, gradient, scale in zip(
-                sums,
-                engine.variables,
-                truth,
-                tf.unstack(scales, num=len(truth)),
-                strict=True,
-            )
-        ]
+        # Weights of 0 keep out norms that are not finite.
+        shares, kept = tf.square(weights), weights > 0
+        squares, terms = (
+            tf.reduce_sum(tf.where(kept, part * shares, 0.0), axis=1)
+            for part in self._squares_and_terms
+        )
+        scales, _ = self._scales(squares, terms)
         # Relative to the norms before anything is squared, against overflow.
-        off = tf.stack([tf.norm((a - b) / s) for a, b, s in pairs])
-        lengths = tf.stack([tf.norm(b / s) for _, b, s in pairs])
-        finite = tf.math.is_finite(lengths) & tf.math.is_finite(off)
-        # An infinite norm of one variable leaves nothing to say of those beside it.
-        finite &= tf.math.is_finite(bounds) & tf.math.is_finite(scales)
-        single = tf.math.count_nonzero(weights) == 1
-        shortfalls = tf.where(finite & single, lengths - bounds / scales, 0.0)
-        every = tf.reduce_all(finite)
-        groups, excess = self._decisive(weights, lengths * scales, decisive, rounded)
-        shows = every & (tf.reduce_max(lengths) > 0)
-        return [
-            tf.where(finite, off, 0.0),
-            shortfalls,
-            tf.where(every & single, groups, 0.0),
-            tf.where(every & single, excess, 0.0),
-            shows,
-        ]
+        off = tf.stack(
+            [
+                _length((_flat(own, v.shape) - truth) / scale)
+                for own, v, truth, scale in zip(
+                    sums,
+                    engine.variables,
+                    tf.split(ordinary, self._sizes),
+                    tf.unstack(scales),
+                    strict=True,
+                )
+            ]
+        )
+        # An infinite norm of one variable leaves nothing to say of those beside it. A
+        # sum that is no number, where the gradient is one, is wrong.
+        shows = tf.math.is_finite(_length(ordinary)) & tf.math.is_finite(scales)
+        off = tf.where(tf.math.is_nan(off), math.inf, off)
+        return tf.where(shows, off, 0.0), tf.reduce_all(shows)
 
-    def _scales(
-        self, weights, squares, terms
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The lengths, `[V]`, relative to which gradients are compared.
+    def norms(self, alone: tf.Tensor, ordinary: tf.Tensor) -> list[tf.Tensor]:
+        """How far the norms of an example are below those of its gradient.
+
+        Args:
+          alone: which example it is, `[B]`, true at its place.
+          ordinary: the gradient of its loss, `[n]`.
 
         Returns:
-          The root of the summed squares of the weighted norms and what rounding may
-          add, so that the addition is within the limit; that root; and what rounding
-          may do where terms cancel.
+          `norms`, `groups` and `excess` of `Differences`, and whether the gradient is
+          finite and not 0.
         """
-        # Weights of 0 keep out norms that are not finite.
-        weights = tf.square(weights)
-        bounds = tf.where(weights > 0, weights * squares, 0.0)
-        bounds = tf.reduce_sum(bounds, axis=1)
-        terms = tf.where(weights > 0, weights * terms, 0.0)
-        terms = tf.sqrt(tf.reduce_sum(terms, axis=1))
-        rounding = _COARSE_ROUNDING if self._coarse else _ROUNDING
-        together = tf.sqrt(tf.linalg.matvec(self._members, bounds))
-        together, bounds = tf.gather(together, self._columns), tf.sqrt(bounds)
-        scales = bounds + (together + terms) * (rounding / self.limit) + 1e-30
-        return scales, bounds, terms * rounding
+        squares, terms = (
+            tf.reduce_sum(tf.where(alone, part, 0.0), axis=1)
+            for part in self._squares_and_terms
+        )
+        scales, rounded = self._scales(squares, terms)
+        parts = zip(tf.split(ordinary, self._sizes), tf.unstack(scales), strict=True)
+        lengths = tf.stack([_length(truth / scale) for truth, scale in parts])
+        finite = tf.math.is_finite(lengths) & tf.math.is_finite(scales)
+        short = tf.where(finite, lengths - tf.sqrt(squares) / scales, 0.0)
+        every = tf.reduce_all(finite)
+        groups, excess = self._decisive(alone, lengths * scales, rounded)
+        groups, excess = (tf.where(every, part, 0.0) for part in (groups, excess))
+        return [short, groups, excess, every & (tf.reduce_max(lengths) > 0)]
 
-    def _decisive(self, weights, lengths, decisive, rounded):
+    @functools.cached_property
+    def _squares_and_terms(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Squared norms by variable, `[V, B]`, and summed squares of their terms."""
+        engine = self._engine
+        squares = tf.stack(engine.squares_by_variable())
+        hidden = [[LOST_SQUARE * size] for size in self._sizes]
+        return squares + hidden, tf.stack(engine.terms_by_variable())
+
+    def _scales(self, squares, terms) -> tuple[tf.Tensor, tf.Tensor]:
+        """The lengths, `[V]`, relative to which gradients are compared.
+
+        Args:
+          squares: the summed squares of the examples' weighted norms, `[V]`.
+          terms: those of the terms of their gradients, `[V]`.
+
+        Returns:
+          The root of the first and what rounding may add, so that the addition is
+          within the limit; and what rounding may do where terms cancel.
+        """
+        terms = tf.sqrt(terms)
+        rounding = _COARSE_ROUNDING if self._coarse else _ROUNDING
+        together = tf.sqrt(tf.linalg.matvec(self._members, squares))
+        together = tf.gather(together, self._columns) + terms
+        scales = tf.sqrt(squares) + together * (rounding / self.limit) + 1e-30
+        return scales, terms * rounding
+
+    def _decisive(self, alone, lengths, rounded) -> tuple[tf.Tensor, tf.Tensor]:
         """The norms that decide about the clip, beside those of one example's sum."""
         engine = self._engine
-        norms = tf.where(weights[:, tf.newaxis] > 0, decisive, 0.0)
+        decisive = engine.record_norms(self._assignment)
+        decisive = tf.reshape(decisive, [-1, self.groups])
+        norms = tf.where(alone[:, tf.newaxis], decisive, 0.0)
         norms = tf.reduce_max(norms, axis=0) + 1e-30
         if engine.perturbation is not None:
             # The perturbed gradient is clipped.
-            found = [_flat(g, g.shape) for g in engine.perturbed_sums(weights)]
+            sums = engine.perturbed_sums(tf.cast(alone, tf.float32))
+            found = [_flat(g, g.shape) for g in sums]
             sizes = tf.stack([tf.reduce_max(tf.abs(f)) for f in found]) + 1e-30
             pairs = zip(found, tf.unstack(sizes, num=len(found)), strict=True)
-            lengths = tf.stack([tf.norm(f / size) for f, size in pairs]) * sizes
-        parts = lengths / tf.gather(norms, self._columns)
-        ratios = tf.sqrt(tf.linalg.matvec(self._members, tf.square(parts)))
-        rounded = tf.square(rounded / tf.gather(norms, self._columns))
-        rounded = tf.sqrt(tf.linalg.matvec(self._members, rounded))
+            lengths = tf.stack([_length(f / size) for f, size in pairs]) * sizes
+        own = tf.gather(norms, self._columns)
+        both = tf.square(tf.stack([lengths / own, rounded / own], axis=1))
+        both = tf.sqrt(tf.matmul(self._members, both))
+        ratios, rounded = tf.unstack(both, num=2, axis=1)
         # A record that is dropped has an infinite norm.
         shows = tf.math.is_finite(norms)
         groups = tf.where(shows, ratios - 1.0 - rounded, 0.0)
@@ -325,8 +332,15 @@ def _flat(gradient: Any, shape: tf.TensorShape) -> tf.Tensor:
     """A gradient as a vector in float32; zeros for None."""
     if gradient is None:
         return tf.zeros([shape.num_elements()], tf.float32)
-    gradient = tf.reshape(tf.convert_to_tensor(gradient), vector(-1))
-    return tf.ensure_shape(tf.cast(gradient, tf.float32), [shape.num_elements()])
+    gradient = tf.convert_to_tensor(gradient)
+    return tf.cast(tf.reshape(gradient, vector(shape.num_elements())), tf.float32)
+
+
+def _length(gradient: tf.Tensor) -> tf.Tensor:
+    """The norm of a vector."""
+    if in_xla():  # Which has no such op everywhere.
+        return tf.norm(gradient)
+    return tf.raw_ops.EuclideanNorm(input=gradient, axis=vector(0))
 
 
 _REMEDY = (

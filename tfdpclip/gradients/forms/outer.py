@@ -6,7 +6,6 @@ import math
 
 import tensorflow as tf
 
-from tfdpclip._devices import in_xla
 from tfdpclip.gradients.forms import floors
 from tfdpclip.gradients.forms.base_form import (
     Form,
@@ -18,13 +17,6 @@ from tfdpclip.gradients.forms.base_form import (
 
 # What writing a product and reading it twice is worth, in multiply-adds of a number.
 _KEPT = 12
-# Squares that float32 adds up with nothing lost and nothing overflowing: of numbers
-# whose squares are below 1e-38, a million are worth 1e-12 of it.
-_SAFE_SQUARE = 1e-18
-
-
-def _over_groups(squares):
-    return tf.reduce_sum(squares, axis=1) if squares.shape.rank == 2 else squares
 
 
 def _squares_of_outer(x, z):
@@ -34,7 +26,10 @@ def _squares_of_outer(x, z):
     gradient meets a huge input must not be taken for zero.
     """
     own = [sum_squares(tf.cast(part, tf.float64), 1) for part in (x, z)]
-    return tf.cast(_over_groups(own[0] * own[1]), z.dtype)
+    squares = own[0] * own[1]
+    if squares.shape.rank == 2:
+        squares = tf.reduce_sum(squares, axis=1)
+    return tf.cast(squares, z.dtype)
 
 
 class Outer(Form):
@@ -121,22 +116,10 @@ class Outer(Form):
 
     def _norms_of_one(self):
         """Of single outer products: |x|^2 |z|^2, summed over groups."""
-        x, z = self._squeezed()
-        if in_xla() or x.dtype != tf.float32 or z.dtype != tf.float32:
-            return _squares_of_outer(x, z)
-        # One pass each, without a copy in float64, which few examples need.
-        own = [sum_squares(part, 1) for part in (x, z)]
-        norms = _over_groups(own[0] * own[1])
-        sure = [(part >= _SAFE_SQUARE) & (part <= 1 / _SAFE_SQUARE) for part in own]
-        sure = tf.logical_and(*sure)
-        if sure.shape.rank == 2:
-            sure = tf.reduce_all(sure, axis=1)
-        return floors.mended(norms, sure, _squares_of_outer, x, z)
+        return _squares_of_outer(*self._squeezed())
 
     def _squeezed(self):
-        if self.x.shape.rank == 4:
-            return self.x[:, :, 0], self.z[:, :, 0]
-        return self.x[:, 0], self.z[:, 0]
+        return [tf.squeeze(part, axis=-2) for part in (self.x, self.z)]
 
     def _gram_norms(self):
         return floors.gram_norms(self.x, self.z)

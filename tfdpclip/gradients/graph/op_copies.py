@@ -155,8 +155,8 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     return once(("copy", tensor.ref()), make)
 
 
-def called(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A branch for `tf.cond` that is a call, stays one, and runs as it is.
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a call, in a branch of `tf.cond`, which runs as it is.
 
     TensorFlow otherwise puts the ops of both branches into the graph around, and goes
     through those of the branch that is not taken in every step: four times what a
@@ -167,8 +167,8 @@ def called(function: Callable[[], Any]) -> Callable[[], Any]:
         function, autograph=False, experimental_attributes={"_noinline": True}
     )
 
-    def call():
-        result = made()
+    def call(*arguments):
+        result = made(*arguments)
         _tf_private.run_as_it_is(tf.nest.flatten(result)[0].op)
         return result
 

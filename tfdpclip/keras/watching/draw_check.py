@@ -98,21 +98,21 @@ class DrawCheck:
         if self.drawer is None:
             return 0
         refuse_misfit(model, self.drawer.specs)
-        # XLA compiles steps anew for every number of rows, and so do training functions
-        # of one's own, perhaps; to eager code it is any number. What is static is taken
-        # to be public. Where batches are clipped as one, rows of weight 0 are part of
-        # what is averaged.
+        # XLA compiles steps anew for every number of rows, so there are few of them.
+        # Training functions of one's own do too, perhaps; to eager code it is any
+        # number. What is static is taken to be public. Where batches are clipped as
+        # one, rows of weight 0 are part of what is averaged.
         during = _calling_fit()
         as_drawn = (
             self.drawer.varies
             and during is not None
             and getattr(self._optimizer, "unit", "example") not in ("batch", "group")
-            and not _compat.compiles_by_xla(model)
             and not runs_eagerly(model)
             and not _compat.has_own_function(model)
         )
-        self.drawer.take_as_drawn(as_drawn, during)
-        self._warn_of_filled_rows(model, as_drawn)
+        few = _compat.compiles_by_xla(model)
+        self.drawer.take_as_drawn(as_drawn, during, few)
+        self._warn_of_filled_rows(model, as_drawn and not few)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
         # What was summed was of other weights than a checkpoint has put back.

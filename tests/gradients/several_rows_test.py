@@ -174,22 +174,29 @@ MIXERS = {
 
 
 @pytest.mark.every_check
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.slow
-def test_rows_of_two_records_may_not(name, length):
-    with pytest.raises(
-        (ExampleIsolationError, tf.errors.InvalidArgumentError)
-    ) as caught:
-        summed(MIXERS[name], length=length)
-    assert "depends on other examples" in str(caught.value)
+def test_rows_of_two_records_never_meet(name, length, compiled):
+    """The step is refused, or each record's gradient is made of its own rows alone."""
 
+    @tf.function(
+        input_signature=[tf.TensorSpec([length, 5])],
+        autograph=False,
+        jit_compile=compiled,
+    )
+    def norms(x):
+        hidden = MIXERS[name](tf.tanh(x @ W))
+        loss = tf.reduce_sum(tf.square(hidden) * U, axis=1)
+        return per_example_norms(loss, [W, U], rows_per_record=EACH)
 
-@pytest.mark.every_check
-@pytest.mark.parametrize("name", ["two records", "the other order", "scan"])
-@pytest.mark.slow
-def test_nor_where_xla_cannot_say_so(name):
-    assert float(tf.linalg.global_norm(summed(MIXERS[name], compiled=True))) == 0
+    try:
+        before = norms(X)
+    except (ExampleIsolationError, tf.errors.InvalidArgumentError):
+        return
+    after = norms(tf.concat([-3 * X[:EACH], X[EACH:]], axis=0))
+    np.testing.assert_allclose(after[1:], before[1:], rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])

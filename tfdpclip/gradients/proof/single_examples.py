@@ -251,7 +251,9 @@ class ExamplesAlone:
     def _cut(self, tensor: tf.Tensor, index: tf.Tensor, static: bool) -> tf.Tensor:
         """The rows of one example; in each place, where the batch size is static."""
         rows = self._flows[tensor].rows
-        own = tensor[index * rows : (index + 1) * rows]
+        # Of a static length, which XLA asks for.
+        begin = [index * rows, *([0] * (tensor.shape.rank - 1))]
+        own = tf.slice(tensor, begin, [rows, *([-1] * (tensor.shape.rank - 1))])
         if static:
             count = self._count
             own = tf.tile(own, [count, *([1] * (tensor.shape.rank - 1))])

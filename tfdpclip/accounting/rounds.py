@@ -136,7 +136,9 @@ class RoundBudget:
             assumed = (
                 f"{self._noise}, as declared: the budget was given no aggregator",
             )
-        if needed is not None and accountant not in (None, needed):
+        if needed is not None and not (
+            accountant is None or isinstance(accountant, str) and accountant == needed
+        ):
             raise ValueError(
                 f"accountant must be {needed!r} with noise='distributed', got "
                 f"{_arguments.shown(accountant)}: of sums of discrete noise only their "

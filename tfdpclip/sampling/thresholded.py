@@ -66,6 +66,6 @@ class ThresholdedCounts(FullBatch):
         threshold = events.AdditiveDeltaDpEvent(self.delta)
         return dp_accounting.ComposedDpEvent([gaussian, threshold])
 
-    def participation(self, steps: int):
+    def participation(self, steps: int) -> None:
         # Of noise that is shared with other steps, nothing is proven.
         return SamplingScheme.participation(self, steps)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting import round_noise
+from tfdpclip.accounting.accountants import ACCOUNTANTS
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.noise_place import NoisePlace, place_of
 from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
@@ -136,9 +137,9 @@ class RoundBudget:
             assumed = (
                 f"{self._noise}, as declared: the budget was given no aggregator",
             )
-        if needed is not None and not (
-            accountant is None or isinstance(accountant, str) and accountant == needed
-        ):
+        if accountant is not None:
+            _arguments.choice("accountant", accountant, ACCOUNTANTS)
+        if needed is not None and accountant not in (None, needed):
             raise ValueError(
                 f"accountant must be {needed!r} with noise='distributed', got "
                 f"{_arguments.shown(accountant)}: of sums of discrete noise only their "

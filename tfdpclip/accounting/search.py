@@ -63,7 +63,7 @@ def _least_noise(spent, target, refine, bracket) -> float:
             if high > math.log(1e9):
                 raise ValueError(
                     f"epsilon = {target} is out of reach: no noise_multiplier below "
-                    "1e9 is enough for these steps and this sampling."
+                    "1e9 is enough for these steps, this sampling and this sensitivity."
                 )
             low, high = high, high + math.log(2)
     else:

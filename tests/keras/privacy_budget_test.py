@@ -50,8 +50,10 @@ def test_epsilon_is_in_the_history():
 
 
 def test_the_scheme_alone_is_enough():
-    batches, optimizer = poisson(), Optimizer()
-    budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.1))
+    # A rate of no other test: batches of other capacity that one keeps are refused.
+    scheme, optimizer = sampling.Poisson(0.1003), Optimizer()
+    batches = scheme.batches(small_data(), steps=10)
+    budget = PrivacyBudget(math.inf, DELTA, scheme)
     model_of(optimizer).fit(batches, epochs=1, verbose=0, callbacks=[budget])
     # What is accounted for are the draws as they were, capacity included.
     assert budget.ledger.phases[0].sampling == batches.scheme

@@ -55,8 +55,8 @@ class PerExampleGradients(RecordGradients):
       example's norm and on the rule's state only; examples whose norm is not finite
       and padding contribute exactly zero.
     * The examples are isolated, for every batch that could come: the graph of the loss
-      proves it (`proof.py`); or each example's gradient is made from its own data alone
-      (`single_examples.py`), with a warning; or the loss is refused.
+      proves it (`isolation_proof.py`); or each example's gradient is made from its own
+      data alone (`single_examples.py`), with a warning; or the loss is refused.
     * The norms and sums are those of the loss if rules are right. `check_gradients`
       compares them with ordinary gradients. If they differ, the step raises, and all
       sums are 0; where XLA drops assertions, masked weights are.

@@ -1,23 +1,23 @@
 """Compares the engine with ordinary gradients, on the first step of a trace.
 
-That the examples of a batch stay apart is proven from the graph (`proof.py`), and no
-step tests it. What no such proof shows is whether a rule, an op's converter or a layer
-of a new Keras version gives the right gradient. So the first step of a trace takes
-ordinary gradients of its own losses, by one backward pass without any rule of this
-library, under two weightings of the losses:
+That the examples of a batch stay apart is proven from the graph
+(`isolation_proof.py`), and no step tests it. What no such proof shows is whether a
+rule, an op's converter or a layer of a new Keras version gives the right gradient. So
+the first step of a trace takes ordinary gradients of its own losses, by backward passes
+without any rule of this library, under two weightings of the losses:
 
 * random powers of two r_i: the engine's weighted sum of every variable must be the
   gradient of sum_i r_i loss_i;
-* one for one example k, zero for the others: the engine's sum must be the gradient of
-  loss_k, and the norm that decides about the clip must not be smaller than its norm.
+* one for a random example k, zero for all other examples: the norm that decides about
+  the clip of example k must not be smaller than the norm of the gradient of loss_k.
 
 Rounding refuses no model: a wrong rule is off by more than a hundredth of the norm.
 Where a batch shows nothing (an empty draw, a NaN, gradients of 0), the next step
 compares again.
 
-Gradients that are made one example at a time (`alone.py`) are compared as well: private
-they are whatever the ops do, but where an op combines the examples of a batch, they are
-others than the model's author meant.
+Gradients that are made one example at a time (`single_examples.py`) are compared as
+well. They are private whatever the ops do; but where an op combines the examples of a
+batch, they differ from the gradients that the model's author meant.
 
 The ordinary gradients come first and need the forward pass alone; the comparison comes
 last and needs what the sums are made of: so neither keeps anything alive for longer.

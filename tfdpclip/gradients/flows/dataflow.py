@@ -8,7 +8,7 @@ three questions about every tensor the loss depends on:
 * has a reduction over examples made it a statistic of the batch?
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
-`proof.py` proves nothing behind it.
+`isolation_proof.py` proves nothing behind it.
 
 It is long because what starts a batch, and what goes on by its inputs, is one table.
 """

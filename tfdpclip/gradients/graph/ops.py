@@ -312,7 +312,7 @@ SEGMENT_LOOKUPS = frozenset(
 # What gradients do.
 
 #: Types whose registered gradient keeps the examples apart where the op itself does:
-#: the backward lemma of `proof.py`, tried by tests/gradients/lemmas_test.py.
+#: the backward lemma of `isolation_proof.py`, tried by tests/gradients/lemmas_test.py.
 GRADIENTS_APART = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Angle ApproxTopK ArgMax ArgMin Asin Asinh Atan
     Atan2 Atanh AvgPool AvgPool3D BandedTriangularSolve BatchMatMul BatchMatMulV2

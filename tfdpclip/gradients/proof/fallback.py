@@ -2,7 +2,7 @@
 
 Of losses that are proven to keep the examples apart, a vectorised Jacobian: the cost of
 one backward pass for every example, each over the whole batch. Of other losses,
-`alone.py` has the gradients of one example at a time.
+`single_examples.py` has the gradients of one example at a time.
 """
 
 from __future__ import annotations

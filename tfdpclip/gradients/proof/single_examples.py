@@ -1,9 +1,9 @@
 """Gradients of one example at a time, where no proof says that examples stay apart.
 
-Comes in: losses `[B]` of a graph with an op of which the table of ops does not tell
-(`proof.py`). Goes out: the gradient of every example, from copies of the ops of the
-loss that see the data of that example alone. So an example's gradient depends on no
-other example, whatever the unknown op does, in every batch.
+Comes in: losses `[B]` of a graph with an op at which the proof ends
+(`isolation_proof.py`). Goes out: the gradient of every example, from copies of the ops
+of the loss that see the data of that example alone. So an example's gradient depends on
+no other example, whatever the unknown op does, in every batch.
 
 Where the number of examples is not static, the copies run on a batch of the one
 example; where it is, on a batch that has the example in each place. Weights, and random

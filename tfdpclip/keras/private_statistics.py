@@ -295,7 +295,7 @@ def threshold_of(stddev: float, per_record: int, delta: float) -> float:
       per_record: k: how many values may be a single record's.
       delta: -k log(1 - p), with p the probability that one of them passes.
 
-    >>> threshold_of(1.0, 1, 1e-6) > 1 + stats.norm.isf(1.01e-6)
+    >>> bool(threshold_of(1.0, 1, 1e-6) > 1 + stats.norm.isf(1.01e-6))
     True
     """
     return 1 + stddev * float(stats.norm.isf(-math.expm1(-delta / per_record)))

@@ -110,7 +110,7 @@ class DrawCheck:
             and not runs_eagerly(model)
             and not _compat.has_own_function(model)
         )
-        few = _compat.compiles_by_xla(model)
+        few = as_drawn and _compat.compiles_by_xla(model)
         self.drawer.take_as_drawn(as_drawn, during, few)
         self._warn_of_filled_rows(model, as_drawn and not few)
         begun = self.drawer.begin(self._optimizer)

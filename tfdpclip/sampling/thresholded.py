@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import dp_accounting
 
@@ -66,6 +67,6 @@ class ThresholdedCounts(FullBatch):
         threshold = events.AdditiveDeltaDpEvent(self.delta)
         return dp_accounting.ComposedDpEvent([gaussian, threshold])
 
-    def participation(self, steps: int) -> None:
+    def participation(self, steps: int) -> Any:
         # Of noise that is shared with other steps, nothing is proven.
         return SamplingScheme.participation(self, steps)

@@ -307,7 +307,11 @@ def _as_float(tensor):
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("batch", [None, 12])
 @pytest.mark.parametrize("name", COUPLED_NUMBERS)
-def test_combined_numbers_are_flagged(name, batch):
+def test_combined_numbers_are_flagged(name, batch, request):
+    if (name, batch) == ("real_fourier", None):
+        # TensorFlow pads before the op by numbers that B decides about: the proof ends
+        # there, and gradients are made one example at a time.
+        request.applymarker(pytest.mark.xfail(reason="unknown, not mixed", strict=True))
     assert flow_of(COUPLED_NUMBERS[name], (batch,)).coupled is not None
 
 

@@ -344,6 +344,18 @@ def _within_rows() -> list[Case]:
         _case(
             "GatherV2", Rows((3,)), Rows((2,), "integers"), np.int32(1), batch_dims=1
         ),
+        _case(
+            "GatherNd",
+            np.float32(np.eye(3, 2)),
+            Rows((1,), "integers"),
+            dtypes=ONE,
+        ),
+        _case(
+            "GatherNd",
+            np.float32(np.eye(3, 3)),
+            Rows((4, 2), "integers"),
+            dtypes=ONE,
+        ),
         _case("GatherV2", Rows((3,)), ints(2, 0), np.int32(1)),
         _case("GatherV2", Rows((3,)), ints(0, 1, 2, 3), np.int32(0)),
         _case("IdentityN", [Rows(), Rows((2,))], outputs=(0, 0)),

@@ -51,7 +51,7 @@ def by_place_behind_a_mask(hidden, x):
 @pytest.mark.parametrize("change", [by_place, every_other, by_place_behind_a_mask])
 @pytest.mark.slow
 def test_a_loss_that_depends_on_the_place_is_refused(change, static):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="another place"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="depends on their places"):
         norms(change, static)
 
 

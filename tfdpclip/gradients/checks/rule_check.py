@@ -316,9 +316,10 @@ class RuleCheck:
 def _combined(op: tf.Operation) -> str:
     return (
         f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
-        "examples of a batch: the gradient of an example by itself is another than in "
-        "the batch. Compute it from each example's own rows; or compute the op in the "
-        "data pipeline, before batches are drawn." + see("mixed-examples")
+        "examples of a batch, or depends on their places or on the number of examples: "
+        "the gradient of an example by itself is another than in the batch. Compute it "
+        "from each example's own rows; or compute the op in the data pipeline, before "
+        "batches are drawn." + see("mixed-examples")
     )
 
 

@@ -348,8 +348,14 @@ def _gather(op, output, inputs, batch_size) -> Flow:
 
 
 def _gather_nd(op, output, inputs, batch_size) -> Flow:
-    """`tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, row by row."""
+    """`tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, row by row.
+
+    Or a table's entries, at places that each row gives for itself.
+    """
     params, indices = inputs
+    if params.kind != DATA and indices.axes == (0,):
+        rank = op.inputs[1].shape.rank
+        return indices.on((0,)) if rank and rank > 1 else Flow(DATA, None)
     if params.axes != (0,) or params.rows != 1:
         return Flow(DATA, None)
     if indices.kind == PUBLIC and not params.made:

@@ -6,8 +6,9 @@ of the loss that see the data of that example alone. So an example's gradient de
 no other example, whatever the unknown op does, in every batch.
 
 Where the number of examples is not static, the copies run on a batch of the one
-example; where it is, on a batch that has the example in each place. Weights, and random
-numbers that no example decides about, are those of the step.
+example; where it is, on a batch that has the example in each place, of which the first
+place is read: an example's gradient does not depend on its place in the batch. Weights,
+and random numbers that no example decides about, are those of the step.
 
 Loops and branches are written again (`control_copies.py`), with copies of the ops that
 they run.
@@ -220,7 +221,9 @@ class ExamplesAlone:
                 given[old.ref()] = new
         copies = ControlCopies(self._losses.graph, given, "alone", in_xla())
         losses = copies.of(self._losses)
-        return losses[index if static else 0]
+        # The loss of the first place: an example's place depends on how many records
+        # were drawn before it, so that nothing of an example may depend on its place.
+        return losses[0]
 
     def _of(self, index: tf.Tensor) -> list[tf.Tensor]:
         """The gradients of one example, added to the current graph."""

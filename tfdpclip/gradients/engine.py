@@ -186,7 +186,7 @@ class PerExampleGradients(RecordGradients):
         """The gradients of all variables, by rules or one example at a time."""
         arguments = (self.loss, self.variables, self.handles, context, self._budget)
         if self.proof.verdict is Verdict.UNKNOWN:
-            single_examples.warn(self.proof)
+            single_examples.warn(self.proof, self.flows.batch_size)
             return one_by_one(*arguments, self.proof)
         with own_gradients_marked(self.flows.ops):
             return find_gradients(*arguments)

@@ -41,8 +41,15 @@ class OneByOneWarning(UserWarning):
     """The gradients of a model are made one example at a time."""
 
 
-def warn(proof: Proof) -> None:
-    """Warns once per trace: names the op, the cost and the ways out."""
+def warn(proof: Proof, batch_size: int | None) -> None:
+    """Warns once per trace: names the op, the cost and the ways out.
+
+    Args:
+      proof: what the graph proves of the losses.
+      batch_size: the number of examples if it is static: none cost nothing.
+    """
+    if batch_size == 0:
+        return
     kind = proof.op.type
     stated = (
         f"; or, if a {kind} keeps the rows of its inputs apart, say so with "
@@ -178,6 +185,9 @@ class ExamplesAlone:
 
     def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
         """The gradients at `indices`, `[n, *shape]` for each variable."""
+        if self._count == 0:
+            # A batch that is always empty has no first place to read a loss at.
+            return [tf.zeros([0, *v.shape], v.dtype) for v in self._variables]
         signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         return tf.map_fn(
             self._of,

@@ -8,7 +8,12 @@ from tests.gradients.cases import integers, randoms, variable
 from tests.stack import MEAN
 from tfdpclip import sampling
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import ExampleIsolationError, clipped_sum, per_example_norms
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    clipped_sum,
+    per_example_norms,
+)
 
 L = tf.keras.layers
 EACH = 4
@@ -197,6 +202,45 @@ def test_rows_of_two_records_never_meet(name, length, compiled):
         return
     after = norms(tf.concat([-3 * X[:EACH], X[EACH:]], axis=0))
     np.testing.assert_allclose(after[1:], before[1:], rtol=1e-5)
+
+
+BY_RECORD = {
+    "max of the views": lambda rows: tf.reduce_max(rows, axis=1),
+    "mean of the views": lambda rows: tf.reduce_mean(rows, axis=1),
+    "first view": lambda rows: rows[:, 0],
+}
+
+
+@pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
+@pytest.mark.parametrize("name", BY_RECORD)
+@pytest.mark.thinned(2)
+def test_a_loss_may_have_one_entry_for_each_record(name, length):
+    def losses(x):
+        rows = tf.reduce_sum(tf.square(tf.tanh(x @ W)) * U, axis=1)
+        return BY_RECORD[name](tf.reshape(rows, [-1, EACH]))
+
+    @tf.function(input_signature=[tf.TensorSpec([length, 5])], autograph=False)
+    def norms(x):
+        return per_example_norms(losses(x), [W, U], rows_per_record=EACH)
+
+    expected = []
+    for start in range(0, len(X), EACH):
+        with tf.GradientTape() as tape:
+            loss = losses(X[start : start + EACH])[0]
+        expected.append(tf.linalg.global_norm(tape.gradient(loss, [W, U])))
+    np.testing.assert_allclose(norms(X), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
+def test_an_entry_for_two_records_is_no_loss_of_a_record(length):
+    @tf.function(input_signature=[tf.TensorSpec([length, 5])], autograph=False)
+    def norms(x):
+        rows = tf.reduce_sum(tf.square(tf.tanh(x @ W)) * U, axis=1)
+        pairs = tf.reduce_mean(tf.reshape(rows, [-1, 2 * EACH]), axis=1)
+        return per_example_norms(pairs, [W, U], rows_per_record=EACH)
+
+    with pytest.raises((LossStructureError, ExampleIsolationError)):
+        norms(X)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])

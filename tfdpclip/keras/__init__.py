@@ -13,7 +13,11 @@ from tfdpclip.keras.optimizers import (
 from tfdpclip.keras.per_example_loss import PerExampleLoss
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.privacy_plan import PrivacyPlan
-from tfdpclip.keras.private_statistics import PrivateStatistics
+from tfdpclip.keras.private_statistics import (
+    PrivateMoments,
+    PrivateStatistics,
+    PrivateVocabulary,
+)
 from tfdpclip.keras.public_data import (
     PublicBatchStatistics,
     PublicGradientNorms,
@@ -36,8 +40,10 @@ __all__ = [
     "PerExampleLoss",
     "PrivacyBudget",
     "PrivacyPlan",
+    "PrivateMoments",
     "PrivateStateWarning",
     "PrivateStatistics",
+    "PrivateVocabulary",
     "PublicBatchStatistics",
     "PublicGradientNorms",
     "TrainableCounts",

@@ -34,7 +34,7 @@ _LEAST_VARIANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Moments:
+class PrivateMoments:
     """A mean and a variance as they were released: arguments of `Normalization`.
 
     Attributes:
@@ -47,7 +47,7 @@ class Moments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class PrivateVocabulary:
     """Values as they were released: an argument of `StringLookup` and others.
 
     Attributes:
@@ -159,7 +159,7 @@ class PrivateStatistics(ShownAsText):
         event = dp_accounting.ComposedDpEvent(events)
         return event_epsilon(event, self._delta, self.ledger.accountant)
 
-    def moments(self, values: Any, *, low: Any, high: Any) -> Moments:
+    def moments(self, values: Any, *, low: Any, high: Any) -> PrivateMoments:
         """The mean and the variance of each column, within bounds.
 
         Args:
@@ -197,11 +197,11 @@ class PrivateStatistics(ShownAsText):
         mean = np.clip(mean, -1.0, 1.0)
         least = max(_LEAST_VARIANCE, stddev / self._examples)
         variance = np.clip(1 - rest - mean**2, min(least, 1.0), 1.0)
-        return Moments(middle + half * mean, half**2 * variance)
+        return PrivateMoments(middle + half * mean, half**2 * variance)
 
     def vocabulary(
         self, values: Iterable[Any], *, per_record: int = 1, most: int | None = None
-    ) -> Vocabulary:
+    ) -> PrivateVocabulary:
         """The values that many records have.
 
         Args:
@@ -246,7 +246,7 @@ class PrivateStatistics(ShownAsText):
         )
         passed = np.flatnonzero(noised > threshold)
         order = passed[np.argsort(-noised[passed], kind="stable")][:most]
-        return Vocabulary([tokens[i] for i in order], noised[order])
+        return PrivateVocabulary([tokens[i] for i in order], noised[order])
 
     def _release(
         self, what: str, scheme: SamplingScheme, exact: np.ndarray, stddev: float

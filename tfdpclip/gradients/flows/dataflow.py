@@ -69,7 +69,7 @@ class Dataflow:
     ):
         self._start(list(outputs), handles, batch_size, public, rows_per_example)
         if self.batch_size is None:
-            length = _static_batch(self.outputs[0], self.ops)
+            length = _static_length(self.outputs[0], self.ops, rows_per_example)
             self.batch_size = None if length is None else length // rows_per_example
         self._any_data = any(map(self.passed_in, self.ops))
         self._find_sparse_batches()
@@ -453,12 +453,15 @@ def ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
     return order
 
 
-def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
-    """The static batch size, or None.
+def _static_length(
+    output: tf.Tensor, above: list[tf.Operation], rows: int
+) -> int | None:
+    """The static number of rows of the data, or None.
 
-    Of a loss with a batch axis, it is that axis's size; of a scalar, the leading size
-    of all the data that were passed in, or, where these are of several sizes or there
-    are none, of what was reduced last.
+    Of a loss with a batch axis, it is the size of that axis, times `rows` if the data
+    have as many rows for each of its entries; of a scalar, the leading size of all the
+    data that were passed in, or, where these are of several sizes or there are none, of
+    what was reduced last.
     """
     passed = [
         op
@@ -475,7 +478,10 @@ def _static_batch(output: tf.Tensor, above: list[tf.Operation]) -> int | None:
         sizes = {t.shape[0] for op in given for t in op.outputs if t.shape.rank}
         if output.shape.rank:
             # A loss of one entry need not be of one example.
-            return None if None in sizes else output.shape[0]
+            entries = output.shape[0]
+            if None in sizes or entries is None:
+                return None
+            return entries * rows if sizes == {entries * rows} else entries
         if len(sizes) == 1:
             return sizes.pop()
         if None in sizes:

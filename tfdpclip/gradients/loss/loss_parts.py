@@ -163,14 +163,18 @@ def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
             "the same shape." + see("mixed-examples")
         )
     each = flows.rows_per_example
-    if flow.leads and (flow.minor or flow.rows not in (each, None)):
+    # A record of several rows has an entry for each row, or one for all of them.
+    if flow.leads and (flow.minor or flow.rows not in (each, 1, None)):
         raise LossStructureError(
             f"The loss {loss.name!r} has {flow.rows} entries for each example, so that "
             "an entry is not an example. Reshape it to [batch, entries per example]."
         )
     loss_checks.check_sizes(loss, flows)
-    loss_checks.check_static_size(loss, flows)
-    batch_size = _examples_of(loss, flows)
+    if flow.leads and flow.rows == 1:
+        batch_size = _batch_size(loss, flows)
+    else:
+        loss_checks.check_static_size(loss, flows)
+        batch_size = _examples_of(loss, flows)
     entries = tf.reshape(_in_float32(loss), [batch_size, -1])
     single = loss.shape.rank == 1 and each == 1
     per_example = entries[:, 0] if single else tf.reduce_mean(entries, 1)

@@ -63,7 +63,7 @@ help:
 	@echo 'make demo          train privately on real digits: two minutes, output in runs/'
 	@echo 'make test          lint, then the fast tests and the doctests'
 	@echo 'make test-all      lint, then every test'
-	@echo 'make test-part     an eleventh of the slow tests, as CI runs them'
+	@echo 'make test-part     a part of the slow tests, as CI runs them'
 	@echo 'make fuzz          random models against one backward pass per example'
 	@echo 'make smoke         a minute of timing; fails if a step became very slow'
 	@echo 'make docs          build the documentation site in build/site'

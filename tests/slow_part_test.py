@@ -10,7 +10,7 @@ from tests import slow_part
 from tests.slow_part import ALWAYS, MOST, PARTS, SlowPart, changed_files, is_in_part
 from tests.source_tree import ROOT
 
-NAMES = [f"tests/{file}_test.py::test[{n}]" for file in "abc" for n in range(100)]
+NAMES = [f"tests/{file}_test.py::test[{n}]" for file in "abc" for n in range(500)]
 
 
 class Item:

@@ -43,7 +43,7 @@ MODELS = {
     },
     "attention_of_alike_tokens": (
         (4, 3),
-        lambda: [L.Dense(4, "sigmoid"), L.LayerNormalization(epsilon=1e-6), Block()],
+        lambda: [L.Dense(6, "sigmoid"), L.LayerNormalization(epsilon=1e-6), Block()],
     ),
     "deep_relu": ((5,), lambda: [L.Dense(8, "relu") for _ in range(5)]),
     "deep_tanh": ((5,), lambda: [L.Dense(8, "tanh") for _ in range(5)]),

@@ -10,11 +10,8 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients.checks.rule_check import (
-    COARSE_TOLERANCE,
-    TOLERANCE,
-    random_powers,
-)
+from tfdpclip.gradients.checks import chance
+from tfdpclip.gradients.checks.rule_check import COARSE_TOLERANCE, TOLERANCE
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.forms.base_form import Budget, sum_squares
 from tfdpclip.gradients.forms.perturbation import Perturbation
@@ -76,7 +73,7 @@ class EagerGradients(RecordGradients):
         with tape:
             if loss.shape.rank > 1:
                 loss = tf.reduce_mean(tf.reshape(loss, [loss.shape[0], -1]), axis=1)
-            powers = random_powers(tf.shape(loss)[0])
+            powers = _random_powers(tf.shape(loss)[0])
             weighted = tf.reduce_sum(loss * tf.cast(powers, loss.dtype))
         found = tape.jacobian(loss, self.variables)
         self._connected = [g is not None for g in found]
@@ -179,3 +176,9 @@ class EagerGradients(RecordGradients):
             total + tf.cast(part, total.dtype) if connected else total
             for total, part, connected in zip(sums, added, self._connected, strict=True)
         ]
+
+
+def _random_powers(batch_size: tf.Tensor) -> tf.Tensor:
+    """A power of two from 1 to 128 for each example, `[B]`: scaling by it is exact."""
+    powers = chance.shuffled(tf.range(batch_size)) % 8
+    return tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)

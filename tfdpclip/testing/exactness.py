@@ -9,6 +9,7 @@ from unittest import mock
 import tensorflow as tf
 
 from tfdpclip._arguments import positive
+from tfdpclip.gradients.checks import chance
 from tfdpclip.gradients.checks.rule_check import Differences, RuleCheck
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.keras import check_isolation
@@ -147,8 +148,8 @@ class _Found:
 
 def _every_difference(check: RuleCheck, records: Any) -> Differences:
     """The worst differences over the examples, and of the sum of all of them."""
-    powers = check.powers()
-    sums, whole = check.sums(powers, check.gradient(powers))
+    weights = check.weights(chance.shuffled(tf.range(records.parts.batch_size)))
+    sums, whole = check.sums(weights, check.gradient(weights))
 
     def of_one(alone):
         weights = tf.cast(alone, tf.float32)

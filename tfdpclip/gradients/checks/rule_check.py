@@ -6,10 +6,13 @@ rule, an op's converter or a layer of a new Keras version gives the right gradie
 the first step of a trace takes ordinary gradients of its own losses, by backward passes
 without any rule of this library, under two weightings of the losses:
 
-* random powers of two r_i: the engine's weighted sum of every variable must be the
-  gradient of sum_i r_i loss_i;
+* one for most examples, zero for a random sixty-fourth of the batch: the engine's sum
+  of every variable, under twice these weights, must be twice the gradient;
 * one for a random example k, zero for all other examples: the norm that decides about
   the clip of example k must not be smaller than the norm of the gradient of loss_k.
+
+No weight but 0 and 1 goes through a backward pass, so that the pass rounds each
+example's gradient as the engine's pass does, also where it underflows.
 
 Rounding refuses no model: a wrong rule is off by more than a hundredth of the norm.
 Where a batch shows nothing (an empty draw, a NaN, gradients of 0), the next step
@@ -51,6 +54,11 @@ TOLERANCE, COARSE_TOLERANCE = 1e-2, 0.1
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 1e-2
 # In types below float32, an ordinary pass rounds the sum of more examples away.
 _FEW = 8
+# One of so many examples has the weight 0, and one at least.
+_LEFT_OUT = 64
+# The engine's weight of each example that has the weight 1 in the backward pass: a rule
+# that ignores its weights, or squares them, is off.
+_FACTOR = 2.0
 
 
 @dataclasses.dataclass
@@ -110,14 +118,18 @@ class RuleCheck:
             return COARSE_TOLERANCE
         return COARSE_TOLERANCE if self._coarse else TOLERANCE
 
-    def powers(self) -> tf.Tensor:
-        """The weights of the losses of many examples, `[B]`."""
+    def weights(self, order: tf.Tensor) -> tf.Tensor:
+        """The weights of the losses of many examples, `[B]`: 0 or 1.
+
+        Args:
+          order: the examples' numbers in random order, `[B]`.
+        """
         count = self._engine.parts.batch_size
-        powers = random_powers(count) if self._linear else tf.ones([count])
-        if self._coarse:
-            chosen = chance.shuffled(tf.range(count)) < _FEW
-            powers = tf.where(chosen, powers, 0.0)
-        return powers
+        weights = tf.ones([count])
+        if self._linear:
+            left_out = tf.logical_and(order * _LEFT_OUT < count, count > 1)
+            weights = tf.where(left_out, 0.0, weights)
+        return tf.where(order <= _FEW, weights, 0.0) if self._coarse else weights
 
     def ordinary(self) -> list[tf.Tensor]:
         """Two ordinary gradients of the step's own losses.
@@ -127,15 +139,16 @@ class RuleCheck:
           alone, `[B]`, true at one random place; and the gradients of all variables,
           `[n]` for n entries, under these weights and of that example's loss.
         """
-        powers = self.powers()
+        order = chance.shuffled(tf.range(self._engine.parts.batch_size))
+        weights = self.weights(order)
         # Compared, and not an index, so that XLA compiles an empty batch.
-        alone = tf.equal(chance.shuffled(tf.range(self._engine.parts.batch_size)), 0)
+        alone = tf.equal(order, 0)
         # Traced once, and kept from running both at once, for their memory.
         gradient = self.gradient if in_xla() else op_copies.called(self.gradient)
-        many = gradient(powers)
+        many = gradient(weights)
         with tf.control_dependencies([many]):
             one = gradient(tf.cast(alone, tf.float32))
-        return [powers, alone, many, one]
+        return [weights, alone, many, one]
 
     def gradient(self, weights: tf.Tensor) -> tf.Tensor:
         """The ordinary gradient of weighted losses, `[n]`, of all variables."""
@@ -194,9 +207,9 @@ class RuleCheck:
           found: what `ordinary` made.
         """
         rows = self._engine.flows.batch_size
-        powers, alone = (tf.ensure_shape(part, [rows]) for part in found[:2])
+        weights, alone = (tf.ensure_shape(part, [rows]) for part in found[:2])
         many, one = found[2:]
-        sums, whole = self.sums(powers, many)
+        sums, whole = self.sums(weights, many)
         norms, groups, excess, shows = self.norms(alone, one)
         return Differences(sums, norms, groups, excess, whole & shows)
 
@@ -206,22 +219,21 @@ class RuleCheck:
         """How far the engine's sums are off, `[V]`, and whether all were finite.
 
         Args:
-          weights: of the losses, `[B]`.
+          weights: of the losses, `[B]`, each 0 or 1.
           ordinary: the gradient under these weights, `[n]`.
         """
         engine = self._engine
-        sums = engine.unperturbed_sums(weights)
+        sums = engine.unperturbed_sums(_FACTOR * weights)
         # Weights of 0 keep out norms that are not finite.
-        shares, kept = tf.square(weights), weights > 0
         squares, terms = (
-            tf.reduce_sum(tf.where(kept, part * shares, 0.0), axis=1)
+            tf.reduce_sum(tf.where(weights > 0, part, 0.0), axis=1)
             for part in self._squares_and_terms
         )
         scales, _ = self._scales(squares, terms)
         # Relative to the norms before anything is squared, against overflow.
         off = tf.stack(
             [
-                _length((_flat(own, v.shape) - truth) / scale)
+                _length((_flat(own, v.shape) / _FACTOR - truth) / scale)
                 for own, v, truth, scale in zip(
                     sums,
                     engine.variables,
@@ -321,12 +333,6 @@ def _combined(op: tf.Operation) -> str:
         "from each example's own rows; or compute the op in the data pipeline, before "
         "batches are drawn." + see("mixed-examples")
     )
-
-
-def random_powers(batch_size: tf.Tensor) -> tf.Tensor:
-    """A power of two from 1 to 128 for each example, `[B]`: scaling by it is exact."""
-    powers = chance.shuffled(tf.range(batch_size)) % 8
-    return tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)
 
 
 def _flat(gradient: Any, shape: tf.TensorShape) -> tf.Tensor:

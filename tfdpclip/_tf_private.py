@@ -1,8 +1,8 @@
-"""What TensorFlow keeps private, each behind a function that says what it is for.
+"""The private symbols of TensorFlow, each behind a function with a public meaning.
 
-It is long because it is the only module that may use it, but for Keras's
-(`keras/_compat.py`) and TensorFlow Federated's (`federated/_tff.py`). A test refuses
-any other. Whoever ports the library to another version of TensorFlow reads this file.
+Only this module may use private symbols of TensorFlow; `keras/_compat.py` does the same
+for Keras, `federated/_tff.py` for TensorFlow Federated. A test refuses every other use.
+To port the library to a new version of TensorFlow, begin here.
 """
 
 from __future__ import annotations

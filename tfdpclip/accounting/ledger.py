@@ -1,7 +1,4 @@
-"""The ledger: what actually ran, written down before it runs.
-
-It is long because it is one class, whose methods each say what they make of a mistake.
-"""
+"""The ledger: what actually ran, written down before it runs."""
 
 from __future__ import annotations
 

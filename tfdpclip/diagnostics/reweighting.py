@@ -277,18 +277,45 @@ def plot_class_weights(
             f"{_arguments.shown(weights)}."
         )
     _arguments.boolean("public", public)
-    classes = weights.classes.tolist()
     if xlabel is None:
         xlabel = "class" if order is None else "class, in the given order"
-    order = (
-        classes
-        if order is None
-        else [_plain(c) for c in _arguments.items("order", order)]
+    order = _check_order(order, weights.classes.tolist())
+    differences = _check_differences(differences, len(order))
+    figure, axes = pictures.new(
+        max(5.5, 1.8 + min(0.35 * len(order), 9)),
+        3.1 * (2 if differences else 1) + 0.5,
+        2 if differences else 1,
+        grid="y",
+        sharex=True,
     )
-    if len(order) != len(classes) or any(
-        sum(1 for c in order if type(c) is type(k) and c == k) != 1 for k in classes
+    _draw_weights(axes[0, 0], weights, order)
+    pictures.title(figure, title)
+    if differences:
+        _draw_differences(axes[1, 0], weights, order, differences)
+        axes[1, 0].set_ylabel(difference_label)
+    step = max(1, math.ceil(len(order) / 25))
+    ticks = np.arange(len(order))[::step]
+    axes[-1, 0].set_xticks(ticks, [label_text(label) for label in order[::step]])
+    axes[-1, 0].set_xlabel(xlabel)
+    if not public:
+        pictures.note(figure)
+    return pictures.finish(figure, path)
+
+
+def _check_order(order: Sequence[Any] | None, classes: list[Any]) -> list[Any]:
+    """The classes from left to right; `classes` if no order is given."""
+    if order is None:
+        return classes
+    found = [_plain(c) for c in _arguments.items("order", order)]
+    if len(found) != len(classes) or any(
+        sum(1 for c in found if type(c) is type(k) and c == k) != 1 for k in classes
     ):
         raise ValueError(f"order must name every class once: {classes}.")
+    return found
+
+
+def _check_differences(differences: Any, classes: int) -> Mapping[str, Any]:
+    """The differences by label, each checked to have one number for each class."""
     differences = {} if differences is None else differences
     if not isinstance(differences, Mapping):
         raise ValueError(
@@ -297,50 +324,51 @@ def plot_class_weights(
         )
     for label, values in differences.items():
         found = _arguments.floats(f"differences[{label!r}]", values)
-        if found.shape != (len(classes),) or not np.isfinite(found).all():
+        if found.shape != (classes,) or not np.isfinite(found).all():
             raise ValueError(
                 f"differences[{label!r}] must have one finite entry for each of the "
-                f"{len(classes)} classes."
+                f"{classes} classes."
             )
-    rows = 2 if differences else 1
-    count = len(order)
-    figure, axes = pictures.new(
-        max(5.5, 1.8 + min(0.35 * count, 9)),
-        3.1 * rows + 0.5,
-        rows,
-        grid="y",
-        sharex=True,
-    )
-    places = [classes.index(label) for label in order]
-    x = np.arange(count)
-    ax = axes[0, 0]
+    return differences
+
+
+def _draw_weights(ax: Any, weights: RetainedWeight, order: list[Any]) -> None:
+    """Draws the relative retained weight of each class, one line per clip norm."""
+    places = _places(weights, order)
     for k, c in enumerate(weights.clip_norms):
-        look = pictures.style(k, marked=count <= 30)
-        ax.plot(x, weights.relative[k, places], label=f"clip norm {c:g}", **look)
+        look = pictures.style(k, marked=len(order) <= 30)
+        values = weights.relative[k, places]
+        ax.plot(np.arange(len(order)), values, label=f"clip norm {c:g}", **look)
     ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("relative retained weight")
-    pictures.title(figure, title)
     ax.legend(fontsize=8, frameon=False)
-    if differences:
-        low = axes[1, 0]
-        shown = [f"clip norm {c:g}" for c in weights.clip_norms]
-        for k, (label, values) in enumerate(differences.items()):
-            # The same clip norm looks the same in both panels.
-            known = label in shown
-            index = shown.index(label) if known else len(shown) + k
-            look = pictures.style(index, marked=count <= 30)
-            low.plot(x, np.asarray(values)[places], label=label, **look)
-        low.axhline(0.0, color=pictures.GREY, linewidth=0.8)
-        low.set_ylabel(difference_label)
-        low.legend(fontsize=8, frameon=False)
-    last = axes[-1, 0]
-    step = max(1, math.ceil(count / 25))
-    last.set_xticks(x[::step], [label_text(label) for label in order[::step]])
-    last.set_xlabel(xlabel)
-    if not public:
-        pictures.note(figure)
-    return pictures.finish(figure, path)
+
+
+def _draw_differences(
+    ax: Any,
+    weights: RetainedWeight,
+    order: list[Any],
+    differences: Mapping[str, Any],
+) -> None:
+    """Draws the differences by class, one line per label.
+
+    A label that names a clip norm gets the look of that clip norm's line above.
+    """
+    places = _places(weights, order)
+    shown = [f"clip norm {c:g}" for c in weights.clip_norms]
+    for k, (label, values) in enumerate(differences.items()):
+        index = shown.index(label) if label in shown else len(shown) + k
+        look = pictures.style(index, marked=len(order) <= 30)
+        x = np.arange(len(order))
+        ax.plot(x, np.asarray(values)[places], label=label, **look)
+    ax.axhline(0.0, color=pictures.GREY, linewidth=0.8)
+    ax.legend(fontsize=8, frameon=False)
+
+
+def _places(weights: RetainedWeight, order: list[Any]) -> list[int]:
+    classes = weights.classes.tolist()
+    return [classes.index(label) for label in order]
 
 
 def _plain(value: Any) -> Any:

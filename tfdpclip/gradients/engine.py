@@ -1,7 +1,4 @@
-"""Per-example gradient norms and clipped sums from the loss and the variables alone.
-
-It is long because of what the class promises: its arguments are the engine's.
-"""
+"""Per-example gradient norms and clipped sums from the loss and the variables alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What is of Keras 3, each behind a function that says what it is for.
 
 With the TensorFlow backend. Used through `_compat.py` alone; `_keras2.py` has the same
-names. It is long because nothing else may use what Keras 3 keeps private.
+names. No other module may use private symbols of Keras 3.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The callback that reports epsilon and stops before a budget is exceeded.
-
-It is long because what it promises, and each argument, is told in one place.
-"""
+"""The callback that reports epsilon and stops before a budget is exceeded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A privacy plan for Keras: the budget and the public facts, said once.
-
-It is long because every argument of a plan is said, checked and explained here.
-"""
+"""A privacy plan for Keras: the budget and the public facts, said once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Batches that a sampling scheme drew, as a data set.
-
-It is long because every method of data sets that draws allow is here, with its promise.
-"""
+"""Batches that a sampling scheme drew, as a data set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Random access to whatever holds the records.
-
-It is long because every kind of data that `batches` takes is opened and checked here.
-"""
+"""Random access to whatever holds the records."""
 
 from __future__ import annotations
 

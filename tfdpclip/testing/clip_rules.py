@@ -1,7 +1,4 @@
-"""Does a clip rule keep what every clip rule promises?
-
-It is long because each thing that it must keep is a check with an answer of its own.
-"""
+"""Does a clip rule keep what every clip rule promises?"""
 
 from __future__ import annotations
 

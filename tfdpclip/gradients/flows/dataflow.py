@@ -9,8 +9,6 @@ three questions about every tensor the loss depends on:
 
 It never guesses in the unsafe direction: what it does not know it calls unknown, and
 `isolation_proof.py` proves nothing behind it.
-
-It is long because what starts a batch, and what goes on by its inputs, is one table.
 """
 
 from __future__ import annotations

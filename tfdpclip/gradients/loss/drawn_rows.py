@@ -11,7 +11,7 @@ So the engine looks for the weights where the batch comes from, not in the loss:
    one's own around a `tf.function`, or without one.
 
 Where the data are of no drawn batch that is known of, the weights in the loss are all
-there is. It is long because each of these ways has its own refusals.
+there is.
 """
 
 from __future__ import annotations

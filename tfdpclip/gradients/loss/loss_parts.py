@@ -4,8 +4,6 @@ Keras hands an optimizer one number. In the graph that number is a sum over the 
 and this module walks back from it through linear ops to the tensors that still have
 one entry (or several) per example. Terms that depend on no example, such as weight
 decay, are set aside. What cannot be taken apart with certainty is refused.
-
-It is long because each form of a loss has its way back, and its refusal.
 """
 
 from __future__ import annotations

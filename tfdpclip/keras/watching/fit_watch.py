@@ -1,7 +1,4 @@
-"""Sees what `fit` feeds to the training step, and what the step writes to.
-
-It is long because each thing that is found has a text of its own.
-"""
+"""Sees what `fit` feeds to the training step, and what the step writes to."""
 
 from __future__ import annotations
 

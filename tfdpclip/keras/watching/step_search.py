@@ -1,8 +1,4 @@
-"""Searches of a traced training step: who writes to what, and what that is made of.
-
-It is long because each search is of the same kind: what a node of a graph, or of a
-function that it calls, gets of what is followed.
-"""
+"""Searches of a traced training step: who writes to what, and what that is made of."""
 
 from __future__ import annotations
 

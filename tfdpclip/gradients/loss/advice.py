@@ -168,7 +168,7 @@ def of(op: tf.Operation, tensor: tf.Tensor) -> str:
       op: The op.
       tensor: The loss that it came before.
     """
-    if uses_ctc(op.graph):
+    if op.type == "Where" and uses_ctc(op.graph):
         return CTC
     if _counts_entries(op, tensor):
         return MASKED

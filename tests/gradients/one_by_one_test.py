@@ -135,6 +135,22 @@ def test_gradients_through_control_flow_are_those_of_each_example(flow, dynamic)
         assert_matches(step, [W, V, B], expected, [X], 1e-3)
 
 
+def ctc(x):
+    """Loops whose functions are called as by TensorFlow 1, and memory set to zeros."""
+    count = tf.shape(x)[0]
+    labels = tf.cast(x[:, :2, 0] > 0, tf.int32) + 1
+    lengths = tf.fill([count], 2), tf.fill([count], 6)
+    return tf.nn.ctc_loss(labels, x @ W, *lengths, False, blank_index=0)
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.slow
+def test_gradients_of_ctc_are_those_of_each_example(dynamic):
+    with pytest.warns(UserWarning, match="one example at a time"):
+        step = traced(ctc, [W], [X], dynamic)
+        assert_matches(step, [W], one_at_a_time(ctc, [W], X), [X], 1e-3)
+
+
 @pytest.mark.parametrize("flow", [over_time, branch_in_loop, with_own_gradient])
 def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
     """In the batch, each loss is of the row at the other end."""

@@ -93,6 +93,17 @@ def images():
     return tf.keras.Sequential([tf.keras.Input((4, 4, 3)), *layers]), x, Y, logits()
 
 
+def characters(loss):
+    layers = [tf.keras.Input((6, 1)), L.Dense(5, activation="softmax")]
+    labels = RNG.integers(4, size=(8, 3))
+    return tf.keras.Sequential(layers), X[..., np.newaxis], labels, loss
+
+
+def ctc_batch_cost(y, y_pred):
+    ones = tf.ones([tf.shape(y_pred)[0], 1], tf.int32)
+    return tf.keras.backend.ctc_batch_cost(y, y_pred, 6 * ones, 3 * ones)
+
+
 CASES = {
     "batch normalisation": (
         lambda: dense(logits(), L.BatchNormalization()),
@@ -111,6 +122,7 @@ CASES = {
         "as MixUp and CutMix do.*own views",
     ),
     "router": (lambda: dense(logits(), Moe()), "load-balancing loss.*add_loss out"),
+    "characters": (lambda: characters(ctc_batch_cost), r"write tf.nn.ctc_loss\(y"),
     "images": (images, "Equalization takes one histogram.*single images"),
 }
 
@@ -119,8 +131,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_op_that_combines_examples_is_refused_with_advice_of_its_own(case):
     made, expected = CASES[case]
-    if case == "images" and not KERAS_3:
-        pytest.skip("Equalization is a layer of Keras 3")
+    if case == ("characters" if KERAS_3 else "images"):
+        pytest.skip("ctc_batch_cost is of Keras 2, Equalization a layer of Keras 3")
     model, x, y, loss = made()
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(optimizer, loss)
@@ -151,9 +163,26 @@ def test_what_is_said_of_lookups_trains(layer):
     assert int(optimizer.iterations) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning")
+@pytest.mark.parametrize("of_keras", [False, *([True] if KERAS_3 else [])])
+def test_what_is_said_of_ctc_trains(of_keras):
+    def written(y, y_pred):
+        lengths = tf.fill([tf.shape(y_pred)[0]], 6)
+        logits, each = tf.math.log(y_pred + 1e-7), tf.fill(tf.shape(lengths), 3)
+        options = {"logits_time_major": False, "blank_index": -1}
+        return tf.nn.ctc_loss(tf.cast(y, tf.int32), logits, each, lengths, **options)
+
+    model, x, y, loss = characters(tf.keras.losses.CTC() if of_keras else written)
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, loss)
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert int(optimizer.iterations) == 1
+
+
 def test_each_advice_is_short_and_is_of_one_op_or_layer():
     """Under 60 words, so that it is read."""
-    texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE]
+    texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE, advice.CTC]
     assert len(texts) > 10
     for text in texts:
         assert len(text.split()) < 60 and text.endswith(".") and "  " not in text

@@ -107,9 +107,43 @@ class Activity(Plain):
         return z
 
 
+class Inner(Three):
+    """A function of its own within the training step."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tf.function(self.take_step)
+
+    def train_step(self, data):
+        return self.inner(*data)
+
+
+class Retraced(Inner):
+    """The function within is traced again in each step."""
+
+    count = 0
+
+    def train_step(self, data):
+        self.count += 1
+        return self.inner(*data, self.count)
+
+    def take_step(self, x, y, w, count=0):
+        return super().take_step(x, y, w)
+
+
+class Halves(Inner):
+    """A private step of half of the rows."""
+
+    def train_step(self, data):
+        return self.inner(*(part[: part.shape[0] // 2] for part in data))
+
+
 STEPS = {
     step.__name__: step
-    for step in (Plain, Three, Two, OwnLoss, ClassWeights, TwoTerms, Activity)
+    for step in (
+        *(Plain, Three, Two, OwnLoss, ClassWeights, TwoTerms, Activity),
+        Inner,
+    )
 }
 
 
@@ -183,3 +217,17 @@ OPTIONS = {
 def test_nor_however_the_batches_come(name, jit):
     found, drawn = fit(Three, jit_compile=jit, **OPTIONS[name])
     assert found == pytest.approx(drawn, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "make", [Inner, pytest.param(Retraced, marks=pytest.mark.slow)]
+)
+def test_nor_within_functions_that_eager_steps_call(make):
+    found, drawn = fit(make, sampling.Poisson(0.4), run_eagerly=True)
+    assert found == pytest.approx(drawn, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_functions_of_other_rows_than_an_eager_step_was_given_are_refused():
+    with pytest.raises(dpc.gradients.LossStructureError, match="another number of"):
+        fit(Halves, sampling.Poisson(0.4), run_eagerly=True)

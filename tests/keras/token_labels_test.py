@@ -417,6 +417,19 @@ def test_class_weights_of_tokens_are_refused_where_keras_would_take_places(
     assert batches.next_step == 0
 
 
+@pytest.mark.parametrize("several", [False, True], ids=["tokens", "several classes"])
+def test_class_weights_of_numbers_that_name_no_one_class_are_refused(several):
+    """As many columns as classes, so that only their values tell."""
+    classes = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
+    y = (LABELS > 2) if several else LABELS
+    batches = sampling.Poisson(0.5).batches((TOKENS, y.astype("float32")))
+    model = tf.keras.Sequential([tf.keras.Input((LENGTH,)), L.Dense(LENGTH)])
+    model.compile("sgd", "mse")
+    error = tf.errors.InvalidArgumentError
+    with pytest.raises(error, match=r"must be one-hot.*\(x, y, sample_weight\)"):
+        model.fit(batches, class_weight=classes, verbose=0)
+
+
 def test_the_line_of_that_error_weighs_each_token_by_its_class():
     weights = np.array([*BY_CLASS.values()])
     full = sampling.FullBatch().batches((TOKENS, LABELS, np.take(weights, LABELS)))

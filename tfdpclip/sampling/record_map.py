@@ -231,11 +231,31 @@ def _refuse_labels_of_entries(function: Callable, labels: Any) -> None:
     )
 
 
+def _check_one_hot(labels: Any, weight: Any) -> None:
+    """Has an element refused in which labels of several entries name no one class."""
+    if not tf.is_tensor(labels) or not labels.dtype.is_floating:
+        return
+    if labels.shape.rank in (None, 0, 1) or labels.shape[-1] == 1:
+        return
+    records = tf.boolean_mask(labels, row_weights.present(weight))
+    ones = tf.abs(tf.reduce_sum(records, -1) - 1) < 0.01
+    tf.debugging.Assert(
+        tf.reduce_all(ones) & tf.reduce_all(records >= 0),
+        [
+            "class_weight is for labels of one class each, and labels y with several "
+            "entries must be one-hot: not negative, of sum 1. Where y is a class for "
+            "each token, or marks several classes, give the weights with the data, "
+            "(x, y, sample_weight), and no class_weight." + see("labels-for-each-token")
+        ],
+    )
+
+
 def weighted_by_class(function: Callable) -> Callable:
     """Keras's own multiplication by `class_weight`, of batches that have weights."""
 
     @tf.autograph.experimental.do_not_convert
     def on_element(x, y, weight):
+        _check_one_hot(y, weight)
         # Keras 3 takes no weights besides.
         x, y, by_class = function(x, y)
         rank = max(weight.shape.rank, by_class.shape.rank)

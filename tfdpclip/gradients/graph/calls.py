@@ -72,8 +72,8 @@ def is_fused_layer(op: tf.Operation) -> bool:
 
 
 def functions_in(op: tf.Operation) -> list:
-    """The functions that an op may call, by its attributes."""
-    names = []
+    """The functions that an op may call, by its attributes or, in TF 1, its type."""
+    names = [op.type]
     for value in op.node_def.attr.values():
         if value.HasField("func"):
             names.append(value.func.name)

@@ -92,14 +92,24 @@ def _is_stateful(name: str) -> bool:
 
 def _ops_within(op: tf.Operation) -> set[str]:
     """The type of an op, and of all ops of all functions that it calls."""
-    found = {op.type}
+    found = {_type_of(op.node_def)}
     for name in origins.functions_of(op):
         for definition in origins.definitions(op.graph, name):
             if definition is None:
                 found.add("a function that is not known")
             else:
-                found |= {node.op for node in definition.node_def}
+                found |= {
+                    _type_of(node)
+                    for node in definition.node_def
+                    # A call as of TensorFlow 1, whose function is among these as well.
+                    if origins.definition_of(op.graph, node.op) is None
+                }
     return found
+
+
+def _type_of(node: _tf_private.NodeDef) -> str:
+    """The type of an op; Fill for an Empty whose memory is set to zeros, as in CTC."""
+    return "Fill" if origins.is_zeros(node) else node.op
 
 
 def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -37,6 +37,8 @@ def brings_data(op: tf.Operation) -> bool:
     Functions that it calls count, to any depth.
     """
     kind = op.type
+    if is_zeros(op.node_def):
+        return False
     if kind in ops.ITERATORS or kind in ops.FROM_OUTSIDE or "Dataset" in kind:
         return True
     if not op.inputs and op.outputs and kind != "Placeholder":
@@ -66,7 +68,7 @@ def _function_brings_data(graph, name: str) -> bool:
 def _node_brings_data(node: _tf_private.NodeDef) -> bool:
     if node.op in ops.ITERATORS or node.op in ops.FROM_OUTSIDE or "Dataset" in node.op:
         return True
-    if node.op in _HARMLESS or node.op in ops.PUBLIC_LEAVES:
+    if node.op in _HARMLESS or node.op in ops.PUBLIC_LEAVES or is_zeros(node):
         return False
     known = _tf_private.definition_of(node.op)
     if known is None or (known.is_stateful and known.output_arg):
@@ -74,6 +76,11 @@ def _node_brings_data(node: _tf_private.NodeDef) -> bool:
     return bool(known.output_arg) and not any(
         not name.startswith("^") for name in node.input
     )
+
+
+def is_zeros(node: _tf_private.NodeDef) -> bool:
+    """Whether this is an `Empty`, of memory that nothing was in, set to zeros."""
+    return node.op == "Empty" and node.attr["init"].b
 
 
 def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
@@ -87,6 +94,8 @@ def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
         definition = definition_of(graph, name)
         yield definition
         for node in definition.node_def if definition is not None else ():
+            if definition_of(graph, node.op) is not None:
+                pending.append(node.op)  # A call as of TensorFlow 1.
             for attr in node.attr.values():
                 if attr.WhichOneof("value") == "func":
                     pending.append(attr.func.name)

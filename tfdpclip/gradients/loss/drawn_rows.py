@@ -4,7 +4,8 @@ Elements of drawn batches are filled up with rows of weight 0. A loss that leave
 weights out, or has others in their place, would make a record of each of these rows.
 So the engine looks for the weights where the batch comes from, not in the loss:
 
-1. in the element that a training step was given (`given_element`): `fit`;
+1. in the element that a training step was given (`given_element`): `fit`, where a
+   function within an eager step asks for it at each call;
 2. among the other parts of the element, where a graph takes it from an iterator or is
    what a data set does with it: loops within a `tf.function`;
 3. in what eager code took of drawn batches, when the function is called: loops of
@@ -126,6 +127,9 @@ def present_in_graph(
     sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
     if _HERE.weights and _HERE.weights[-1] is None:
         return None
+    if _HERE.weights and _tf_private.is_eager(tf.nest.flatten(_HERE.weights[-1])[0]):
+        # A function within an eager training step: each call has its own element.
+        return _of_taken(graph, room)
     if _HERE.weights:
         if _are_of_other_iterators(sources, _HERE.weights[-1]):
             # Of undrawn data, which the callback reports.
@@ -393,6 +397,11 @@ def _masks(
       `[K, records]`: of K elements, one of which the step is of; `[[True]]` where no
       element is known of.
     """
+    if _HERE.weights and _HERE.weights[-1] is not None:
+        given = _by_record(_HERE.weights[-1], rows_each).numpy()
+        if records not in (None, len(given)):
+            raise LossStructureError(_OTHER_ROWS)
+        return given[np.newaxis]
     found = [e for e in handed_out.at_hand() if e.rows_each == rows_each]
     if records is not None:
         _refuse_repeated_rows(found, records)

@@ -454,7 +454,9 @@ class FitWatch:
         return [
             v
             for v in all_unwrapped(self._model.weights)
-            if id(v) not in trained and getattr(v, PUBLIC_COPY, None) is None
+            if isinstance(v, tf.Variable)  # Keras 2 has vocabularies among weights.
+            and id(v) not in trained
+            and getattr(v, PUBLIC_COPY, None) is None
         ]
 
     def _report(self, variable: tf.Variable | None, how: str) -> None:

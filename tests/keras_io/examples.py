@@ -282,7 +282,7 @@ GENERATIVE = {
     "WGAN-GP": Example(
         steps.wasserstein(1),
         steps.wasserstein(2),
-        ("one private step",),
+        ("more than once in every step",),
         "one step of the critic for each batch; for several, a generator that trains "
         "in every third step",
     ),

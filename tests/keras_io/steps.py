@@ -196,7 +196,8 @@ def triplets() -> Setup:
 
         def train_step(self, data):
             with tf.GradientTape() as tape:
-                near, far = tf.unstack(self.network(data, training=True), axis=1)
+                three = [data[name] for name in "apn"]
+                near, far = tf.unstack(self.network(three, training=True), axis=1)
                 loss = tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0))
             self.optimizer.minimize(loss, self.network.trainable_weights, tape=tape)
             return {"loss": loss}

@@ -19,7 +19,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
     """The cells of the table's lines, by example."""
     lines = text.split(BEGIN)[1].split(END)[0].splitlines()
     cells = [
-        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        [cell.strip() for cell in line[2:].removesuffix("|").split(" | ")]
         for line in lines
         if line.startswith("| ") and not line.startswith(("| ---", "| example"))
     ]

@@ -644,3 +644,24 @@ class TestUpdatesThatReadMetrics:
             **options,
         )
         assert float(seen.count) > 0
+
+
+def test_a_model_with_a_vocabulary_trains_under_a_budget():
+    """Keras 2 has vocabularies among a model's weights, which are no variables."""
+    words = tf.keras.layers.TextVectorization(output_sequence_length=1)
+    words.set_vocabulary(["red", "blue"])
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((1,), dtype="string"),
+            words,
+            tf.keras.layers.Embedding(4, 2),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+    model.compile(private(), "mse")
+    x = np.array([["red"], ["blue"]] * 25, object)
+    batches = sampling.Poisson(0.1).batches((x, np.zeros([50, 1], np.float32)))
+    budget = PrivacyBudget(math.inf, DELTA, batches, "rdp")
+    model.fit(batches, verbose=0, callbacks=[budget])
+    assert budget.ledger.steps == 10

@@ -9,7 +9,8 @@ else happens in a training step, and between two of them, has to be found out.
 * On the budget's side, in `fit`: `adapted_layers` (what layers learned of data before),
   `draw_check` (who drew the batches), `executions` (how many steps one call of the
   training function ends), `fit_watch` (what that call was fed and wrote to, by
-  `step_search` of the traced step and by `weight_watch` between two), `noise_plan` (the
+  `step_search` of the traced step and by `weight_watch` between two; by
+  `released_updates`, what else writes to weights without data), `noise_plan` (the
   noise of the steps to come), `room` (how many of them fit) and `agreement` (that all
   processes of a run say the same).
 """

@@ -43,6 +43,18 @@ def trained_privately(variables: Iterable[tf.Variable], releases: tf.Variable) -
             state._exempt(variable)
 
 
+def made_of_releases(variables: Iterable[tf.Variable], so: bool) -> None:
+    """Says that a step makes these of releases alone, or does so no longer.
+
+    Args:
+      variables: what the losses of private optimizers may read meanwhile.
+      so: whether it does.
+    """
+    for variable in (part for whole in variables for part in components(whole)):
+        for state in list(_ALL):
+            state._exempt(variable, _EXEMPT if so else _UNKNOWN)
+
+
 class ConstantState:
     """Compares variables from one step to the next, by sums of their bits.
 
@@ -50,7 +62,8 @@ class ConstantState:
     first, up to 32) has another value than in the step before raises; under XLA, which
     cannot raise, it gives every example weight 0, and `raise_if_changed` raises.
     Larger ones are compared on steps 1, 2, 4, 8, ... and on every 256th. What another
-    private optimizer trains may be another after a release of that one.
+    private optimizer trains may be another after a release of that one, and what a
+    step of `fit` makes of releases alone (`released_updates`) after each step.
     """
 
     def __init__(self):
@@ -61,11 +74,11 @@ class ConstantState:
         self._changed: tf.Variable | None = None
         _ALL.add(self)
 
-    def _exempt(self, variable):
+    def _exempt(self, variable, value=_EXEMPT):
         for identity, _, sums, place in self._slots:
             if identity is variable.handle:
                 with tf.init_scope():
-                    kept = tf.tensor_scatter_nd_update(sums, [[place]], [_EXEMPT])
+                    kept = tf.tensor_scatter_nd_update(sums, [[place]], [value])
                     sums.assign(tf.cast(kept, sums.dtype))
 
     def reset(self) -> None:

@@ -16,9 +16,10 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.graph.op_copies import calls_python
 from tfdpclip.gradients.loss.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
-from tfdpclip.keras.watching import private_state
+from tfdpclip.keras.watching import constant_state, private_state
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
+from tfdpclip.keras.watching.released_updates import made_of_releases
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
     kept_of_data,
@@ -119,6 +120,8 @@ class FitWatch:
         self._batches: Batches | None = None
         self._step: FollowedStep | None = None
         self._traced: set[int] = set()
+        # What the step writes to beside the optimizer, and makes of releases alone.
+        self._of_releases: list[tf.Variable] = []
         self._read: set[int] = set()
         self._eager, self._eager_before = False, 0
         self._runs_eagerly, self._functions_eager = False, False
@@ -151,6 +154,7 @@ class FitWatch:
         self._history.watch = None
         if self._weights is not None:
             self._weights.release()
+        constant_state.made_of_releases(self._of_releases, False)
         self._put_back()
 
     def _put_back(self) -> None:
@@ -398,9 +402,7 @@ class FitWatch:
             # Layers may have been made or frozen since.
             self._weights = self._watch()
             watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
-            found = other_updates(concrete, watched, self._history.identity)
-            for variable, what in found[:1]:
-                self._report(variable, f"by the training step ({what})")
+            self._check_others(concrete, watched)
             private_state.warn_of(
                 kept_of_data(concrete, self._kept(), self._history.identity)
             )
@@ -445,13 +447,35 @@ class FitWatch:
                     + see("updates-by-something-else")
                 )
 
+    def _check_others(self, concrete: Any, watched: list[tf.Variable]) -> None:
+        """Reports what a trace writes to the weights, unless it is of releases."""
+        found = other_updates(concrete, watched, self._history.identity)
+        released = []
+        if found and self._drawer is not None:
+            released = made_of_releases(
+                concrete,
+                [variable for variable, _ in found],
+                all_unwrapped(self._model.trainable_variables),
+                self._optimizer.written_by_steps(),
+                self._history.identity,
+            )
+        # The losses of later steps read other values of them.
+        constant_state.made_of_releases(released, True)
+        self._of_releases += released
+        known = {id(variable) for variable in released}
+        others = (pair for pair in found if id(pair[0]) not in known)
+        for variable, what in others:
+            self._report(variable, f"by the training step ({what})")
+
     def _kept(self) -> list[tf.Variable]:
         """What the model has that no gradient trains, but for what is put back."""
         trained = {id(v) for v in all_unwrapped(self._model.trainable_variables)}
         return [
             v
             for v in all_unwrapped(self._model.weights)
-            if id(v) not in trained and getattr(v, PUBLIC_COPY, None) is None
+            if isinstance(v, tf.Variable)  # Keras 2 has vocabularies among weights.
+            and id(v) not in trained
+            and getattr(v, PUBLIC_COPY, None) is None
         ]
 
     def _report(self, variable: tf.Variable | None, how: str) -> None:

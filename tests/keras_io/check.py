@@ -1,0 +1,92 @@
+"""What private training does with an example: trains, or refuses with a sentence."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.keras_io.examples import Example
+from tests.keras_io.setup import BATCH, RECORDS, Setup
+from tfdpclip.gradients import engine
+from tfdpclip.gradients.proof.isolation_proof import Verdict
+
+EPSILON = 50.0
+STEPS_PER_EPOCH = RECORDS // BATCH
+
+
+class NotRefusedAsSaid(AssertionError):
+    """The published form trains, or the error does not say what it should."""
+
+
+def trained(setup: Setup, steps: int) -> str:
+    """Trains an example by a plan and `fit`; returns what was proven of its loss."""
+    verdicts = []
+    prove = engine.prove
+
+    def proven(*arguments):
+        found = prove(*arguments)
+        verdicts.append(found.verdict)
+        return found
+
+    plan = dpc.keras.PrivacyPlan(
+        EPSILON,
+        1e-3,
+        examples=RECORDS,
+        batch_size=BATCH,
+        epochs=math.ceil(steps / STEPS_PER_EPOCH),
+    )
+    model = setup.model
+    setup.compile(model, plan.optimizer(dpc.keras.DPAdam, 1e-2))
+    batches = plan.batches(setup.data)
+    with mock.patch.object(engine, "prove", proven):
+        model.fit(
+            batches,
+            epochs=plan.epochs,
+            steps_per_epoch=min(steps, STEPS_PER_EPOCH),
+            callbacks=plan.callbacks,
+            verbose=0,
+            **setup.options,
+        )
+    if plan.ledger.steps != min(steps, plan.steps):
+        raise ValueError(f"{plan.ledger.steps} of {steps} steps were counted.")
+    if not 0 < plan.statement().epsilon <= EPSILON:
+        raise ValueError(f"The statement says epsilon {plan.statement().epsilon}.")
+    if not all(np.isfinite(np.float32(w)).all() for w in model.trainable_variables):
+        raise ValueError("Some weights are not finite.")
+    return "proven" if set(verdicts) == {Verdict.PROVEN} else "unknown"
+
+
+def refusal(setup: Setup) -> str:
+    """The error that refuses an example."""
+    try:
+        trained(setup, 2)
+    except (
+        ValueError,
+        RuntimeError,
+        TypeError,
+        tf.errors.InvalidArgumentError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    raise NotRefusedAsSaid("The form of keras.io trains.")
+
+
+def outcome(example: Example, steps: int) -> str:
+    """The cell of docs/keras_examples.md."""
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(1)
+    said = ""
+    if example.published is not None:
+        text = refusal(example.published())
+        missing = [part for part in example.error if part not in text]
+        if missing:
+            raise NotRefusedAsSaid(f"No {missing} in: {text}")
+        said = "refused"
+        if example.trains is None:
+            return said
+    found = trained(example.trains(), steps)
+    works = "works" if found == "proven" else "works slowly"
+    return f"{works} after the change" if said else works

@@ -278,7 +278,12 @@ GENERATIVE = {
         of_entry(IMAGES["vector-quantised autoencoder"])
     ),
     "Denoising Diffusion Implicit Models": Example(steps.diffusion),
-    "DCGAN, and the GAN of Keras's guide": Example(steps.gan),
+    "DCGAN, and the GAN of Keras's guide": Example(
+        steps.gan(count=8),
+        steps.gan(count=None),
+        ("was updated by the training step",),
+        "a constant batch size of the generator: the number of records is private",
+    ),
     "WGAN-GP": Example(
         steps.wasserstein(1),
         steps.wasserstein(2),

@@ -425,12 +425,12 @@ class _Adversarial(K.Model):
     def call(self, x):
         return self.discriminator(x)
 
-    def made(self, like):
-        return self.generator(tf.random.normal([tf.shape(like)[0], 3]), training=True)
+    def made(self, count):
+        return self.generator(tf.random.normal([count, 3]), training=True)
 
-    def train_generator(self, like):
+    def train_generator(self, count=8):
         with tf.GradientTape() as tape:
-            loss = self.generator_loss(self.discriminator(self.made(like)))
+            loss = self.generator_loss(self.discriminator(self.made(count)))
         weights = self.generator.trainable_weights
         self.g_optimizer.apply_gradients(
             zip(tape.gradient(loss, weights), weights, strict=True)
@@ -446,12 +446,17 @@ def _two_optimizers(model: _Adversarial, optimizer) -> None:
     model.compile(optimizer, K.optimizers.Adam(1e-2))
 
 
-def gan() -> Setup:
-    """The guide's GAN: real and made images in one batch, with noise on the labels."""
+def gan(count: int | None) -> Callable[[], Setup]:
+    """The guide's GAN: real and made images in one batch, with noise on the labels.
+
+    Args:
+      count: how many images the generator learns from in a step; None for as many as
+        there are records, as in the guide.
+    """
 
     class GAN(_Adversarial):
         def train_step(self, real):
-            made = self.made(real)
+            made = self.made(tf.shape(real)[0])
             both = tf.concat([made, real], axis=0)
             labels = tf.concat(
                 [tf.ones_like(made[:, :1]), tf.zeros_like(real[:, :1])], 0
@@ -461,9 +466,10 @@ def gan() -> Setup:
                 loss = models.binary(labels, self.discriminator(both))
             weights = self.discriminator.trainable_weights
             self.optimizer.minimize(loss, weights, tape=tape)
-            return {"d_loss": loss, "g_loss": self.train_generator(real)}
+            images = count or tf.shape(real)[0]
+            return {"d_loss": loss, "g_loss": self.train_generator(images)}
 
-    return Setup(GAN(), values(_NUMBERS), _two_optimizers)
+    return lambda: Setup(GAN(), values(_NUMBERS), _two_optimizers)
 
 
 def wasserstein(critic_steps: int) -> Callable[[], Setup]:
@@ -486,13 +492,13 @@ def wasserstein(critic_steps: int) -> Callable[[], Setup]:
             def train_step(self, real):
                 weights = self.discriminator.trainable_weights
                 for _ in range(critic_steps):
-                    made = self.made(real)
+                    made = self.made(tf.shape(real)[0])
                     with tf.GradientTape() as tape:
                         loss = tf.reduce_mean(self.discriminator(made))
                         loss -= tf.reduce_mean(self.discriminator(real))
                         loss += 10.0 * self.penalty(real, made)
                     self.optimizer.minimize(loss, weights, tape=tape)
-                return {"d_loss": loss, "g_loss": self.train_generator(real)}
+                return {"d_loss": loss, "g_loss": self.train_generator()}
 
         return Setup(WGAN(), values(_NUMBERS), _two_optimizers)
 

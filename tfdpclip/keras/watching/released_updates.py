@@ -23,13 +23,8 @@ from tfdpclip.gradients.graph import ops
 from tfdpclip.keras.watching.step_search import SKIPPED, Search, node_of
 from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 
-# In the place of a variable: records as the step was given them, whose number is
-# public, and what is made of records.
-_RECORDS, _MADE = "records", "made of records"
-# What says of records no more than how many there are.
-_COUNTS = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
-# What leaves the number of records as it is, if the first input alone is of records.
-_KEEPS_COUNT = frozenset("Identity Cast StridedSlice".split())
+# Says of a value that records, or how many records were drawn, may have made it.
+_DATA = "data"
 _WRITES = ("ResourceApply", "ResourceSparseApply", "ResourceStridedSliceAssign")
 # How many numbers a variable may have that the step only reads: a learning rate.
 _FEW = 8
@@ -51,13 +46,13 @@ def made_of_releases(
 ) -> list[tf.Variable]:
     """Which variables a traced training step writes to without data in what it writes.
 
-    *Formal guarantees*: beside what the optimizer itself writes, a variable that is
-    returned gets values that are functions of random numbers, constants, the number of
-    records, the trained variables, and variables of which the same is true.
+    *Formal guarantees*: beside the writes of the optimizer itself, a variable that is
+    returned gets values that are functions of random numbers, constants, the trained
+    variables, and variables of which the same is true. How many records were drawn is
+    data: no epsilon covers the sizes of Poisson's batches.
 
     Args:
-      concrete: the traced function, whose arguments are what it is given: batches
-        with a public number of rows.
+      concrete: the traced function, whose arguments are batches.
       variables: the variables to look at.
       trained: the weights of the model that gradients train: whoever writes to them is
         found.
@@ -72,10 +67,10 @@ def made_of_releases(
     trained_handles = _handles(trained)
     few = _handles(v for v in known if (v.shape.num_elements() or _FEW + 1) <= _FEW)
     handles = _handles(known)
-    roots: dict[str, Any] = {t.op.name: _RECORDS for t in graph.inputs}
+    roots: dict[str, Any] = {t.op.name: _DATA for t in graph.inputs}
     for outside, inside in graph.captures:
         of_variable = id(outside) in handles
-        held = _Handle(id(outside)) if of_variable else _MADE
+        held = _Handle(id(outside)) if of_variable else _DATA
         roots[inside.op.name] = held if outside.dtype == tf.resource else None
     definition = graph.as_graph_def()
     search = _OriginSearch(definition.library, identity.encode())
@@ -139,39 +134,33 @@ class _OriginSearch(Search):
             if node.name in roots:
                 continue
             inputs = [node_of(name) for name in node.input if name[0] != "^"]
-            given = [known.get(name, _MADE) for name in inputs]
+            given = [known.get(name, _DATA) for name in inputs]
             known[node.name] = self._origin(node, given, chosen)
         return known
 
     def _origin(self, node, given: list, chosen: bool) -> Any:
         handles = [g for g in given if isinstance(g, _Handle)]
-        of_records = any(map(_of_records, given))
+        of_records = _DATA in given
         if node.op in ("Identity", "StopGradient") and given:
             return given[0]
         if node.attr[UPDATE_MARK].s == self._identity:
-            return _MADE if of_records or handles else None
-        if node.op in ops.ITERATORS and given and given[0] == _RECORDS:
-            return _RECORDS
+            return _DATA if of_records or handles else None
         called = self.called_by(node)
         if called is not None:
             return self._called(node, called, given, chosen)
         if node.op in ops.READS:
             unknown = any(not self._is_public(handle) for handle in handles)
-            return _MADE if of_records or unknown or not handles else None
+            return _DATA if of_records or unknown or not handles else None
         if handles:
             return self._written(node, handles, of_records or chosen)
-        if node.op in _COUNTS and _MADE not in given:
-            return None
-        if node.op in _KEEPS_COUNT and given[:1] == [_RECORDS]:
-            return _MADE if any(given[1:]) else _RECORDS
         self.lost |= node.op in ops.WRITES or node.op.startswith(_WRITES)
         known = _tf_private.definition_of(node.op)
         harmless = ops.DRAWS | {"Assert"}
         if known is None or (known.is_stateful and node.op not in harmless):
-            return _MADE
+            return _DATA
         if node.op in ops.FROM_OUTSIDE | {"Placeholder"}:
-            return _MADE
-        return _MADE if of_records else None
+            return _DATA
+        return _DATA if of_records else None
 
     def _is_public(self, handle: _Handle) -> bool:
         return handle.identity in self.public - self.of_data
@@ -185,14 +174,14 @@ class _OriginSearch(Search):
             self.written |= identities
         if of_records or not writes or identities & self.of_data:
             self.of_data |= identities
-            return _MADE
+            return _DATA
         return None
 
     def _called(self, node, called: list[str], given: list, chosen: bool) -> Any:
         """What comes of the functions that a node calls."""
         first = SKIPPED.get(node.op, 0)
         arguments = given[first:]
-        chosen |= any(_of_records(g) for g in given[:first])
+        chosen |= _DATA in given[:first]
         if node.op in ops.LOOPS:
             return self._looped(*called, arguments, chosen)
         return _joined(
@@ -202,7 +191,7 @@ class _OriginSearch(Search):
     def _looped(self, test: str, body: str, given: list, chosen: bool) -> Any:
         """What comes of a loop: each turn is given what the turn before made."""
         while True:
-            again = any(map(_of_records, self._within(test, given, chosen)))
+            again = _DATA in self._within(test, given, chosen)
             made = self._within(body, given, chosen or again)
             both = [_joined(pair) for pair in zip(given, made, strict=True)]
             if both == given and chosen >= again:
@@ -216,17 +205,13 @@ class _OriginSearch(Search):
             function = self._functions[name]
             results = [function.ret[of.name] for of in function.signature.output_arg]
             # Of a function that calls itself.
-            self._results[key] = (_MADE,) * len(results)
+            self._results[key] = (_DATA,) * len(results)
             names = [argument.name for argument in function.signature.input_arg]
             roots = dict(zip(names, given, strict=True))
             known = self.origin_of(function.node_def, roots, chosen)
-            found = (known.get(node_of(result), _MADE) for result in results)
-            self._results[key] = tuple(_MADE if chosen else of for of in found)
+            found = (known.get(node_of(result), _DATA) for result in results)
+            self._results[key] = tuple(_DATA if chosen else of for of in found)
         return self._results[key]
-
-
-def _of_records(origin: Any) -> bool:
-    return origin in (_RECORDS, _MADE)
 
 
 def _joined(origins: Iterable[Any]) -> Any:
@@ -234,4 +219,4 @@ def _joined(origins: Iterable[Any]) -> Any:
     found = set(origins)
     if len(found) <= 1:
         return found.pop() if found else None
-    return _MADE
+    return _DATA

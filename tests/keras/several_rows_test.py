@@ -256,7 +256,7 @@ def test_rows_that_are_left_over_and_metrics():
         plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), metrics=["accuracy"]
     )
     batches = plan.batches((X, Y), people=IDS)
-    with pytest.warns(UserWarning, match="people with few examples have"):
+    with pytest.warns(UserWarning, match="pad people who have few examples"):
         model.fit(batches, callbacks=plan.callbacks, verbose=0)
 
 

@@ -301,7 +301,9 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
         pytest.param({"seed": 4}, "settings of the optimizer", marks=pytest.mark.slow),
         pytest.param({"steps": 7}, "settings of fit", marks=pytest.mark.slow),
         pytest.param({"epsilon": 9.0}, "of PrivacyBudget", marks=pytest.mark.slow),
-        pytest.param({"moved": True}, "not the chief's", marks=pytest.mark.slow),
+        pytest.param(
+            {"moved": True}, "differ from the chief's", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_workers_that_were_told_something_else_are_refused(tmp_path, elsewhere, named):
@@ -322,7 +324,7 @@ def test_weights_that_come_apart_end_all_workers(tmp_path):
         run.ended()
         said = [run.said(i)["error"] for i in range(2)]
     assert {kind for kind, _ in said} == {"PrivacyMismatchError"}, said
-    assert "Another worker" in said[0][1] and "not the chief's" in said[1][1]
+    assert "Another worker" in said[0][1] and "differ from the chief's" in said[1][1]
 
 
 # Who keeps the books.

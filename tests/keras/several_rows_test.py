@@ -245,7 +245,7 @@ def test_what_the_plan_says_is_not_said_again(name):
 def test_eager_steps_are_refused():
     batches = sampling.Poisson(0.5).batches((X, Y), views=2)
     model = compiled(private(rows_per_record=2), run_eagerly=True)
-    with pytest.raises(ValueError, match="needs a graph|eager code has none"):
+    with pytest.raises(ValueError, match="needs a graph|has no graph"):
         model.fit(batches, verbose=0)
 
 

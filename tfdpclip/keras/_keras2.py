@@ -41,7 +41,7 @@ def is_functional(layer: Any) -> bool:
 
 
 def own_trainable(layer: Any) -> list[tf.Variable]:
-    """The trainable variables of a layer, without the variables of its sublayers."""
+    """A layer's variables, without its sublayers', that are not frozen one by one."""
     return layer._trainable_weights
 
 
@@ -61,7 +61,7 @@ def freeze_own_variables(layer: Any) -> None:
 
 
 def cloned(model: Any, clone_function: Callable) -> Any:
-    """A functional or Sequential model rebuilt from the layers that a function gives."""
+    """A copy of a functional or Sequential model, with layers that a function gives."""
     return tf.keras.models.clone_model(model, clone_function=clone_function)
 
 

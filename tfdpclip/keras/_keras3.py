@@ -48,8 +48,8 @@ BATCH_NORMALIZATION = keras.layers.BatchNormalization
 def names_of(variables: Sequence[Any]) -> list[str]:
     """The names of a model's variables, for the groups of clip rules.
 
-    Without the number of a name, and without the model's name, which Keras 3 puts before
-    the layer's.
+    A name comes without its number, and without the model's name, which Keras 3 puts
+    before the layer's name.
     """
     names = [path_of(variable) for variable in variables]
     models = {name.partition("/")[0] for name in names}
@@ -66,7 +66,7 @@ def is_functional(layer: Any) -> bool:
 
 
 def own_trainable(layer: Any) -> list[Any]:
-    """The trainable variables of a layer, without the variables of its sublayers."""
+    """A layer's variables, without its sublayers', that are not frozen one by one."""
     return layer._trainable_variables
 
 
@@ -88,7 +88,7 @@ def freeze_own_variables(layer: Any) -> None:
 
 
 def cloned(model: Any, clone_function: Callable) -> Any:
-    """A functional or Sequential model rebuilt from the layers that a function gives."""
+    """A copy of a functional or Sequential model, with layers that a function gives."""
 
     def call(layer, *args, **kwargs):
         # Keras 3 notes a mask of None for every layer that could have taken a mask.
@@ -352,7 +352,7 @@ class TrainerEntry:
     def _apply_released(self, pairs):
         if not self.built:
             self.build([variable for _, variable in pairs])
-        # Constraints belong to Keras's variables, not to the TensorFlow variables within.
+        # Constraints belong to Keras's variables, not to TensorFlow's within them.
         self._check_variables_are_known([variable for _, variable in pairs])
         variables = [
             self._trainable_variables[self._get_variable_index(variable)]

@@ -109,7 +109,7 @@ def test_a_fit_within_fit_is_refused():
             batches = SCHEME.batches((X, Y))
             model.fit(batches.take(1), callbacks=[inner], verbose=0)
 
-    with pytest.raises(PrivacyMismatchError, match="while this one ran"):
+    with pytest.raises(PrivacyMismatchError, match="in this ledger during this call"):
         fitted(model, 1, SCHEME.batches((X, Y)), budget, [Nested()])
     assert int(model.optimizer.iterations) == 1
 

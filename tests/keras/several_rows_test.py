@@ -63,7 +63,7 @@ def test_people_stay_the_same():
     plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=2)
     plan.batches((X, Y), people=IDS)
     plan.batches((X, Y), people=list(IDS))
-    with pytest.raises(ValueError, match="people are not those of the batches"):
+    with pytest.raises(ValueError, match="people differ from the people of this plan"):
         plan.batches((X, Y), people=IDS[::-1])
     plan.replace().batches((X, Y), people=IDS[::-1])
 

@@ -1,6 +1,6 @@
 """The callback that reports epsilon and stops before a budget is exceeded.
 
-It is long because what it promises, and each argument, is told in one place.
+The file is long because all its promises and arguments are explained in one place.
 """
 
 from __future__ import annotations
@@ -37,53 +37,54 @@ from tfdpclip.sampling.batches import Batches
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Puts `epsilon` into the logs and stops before a privacy budget is exceeded.
 
-    Beside it, for the progress bar, `History` and TensorBoard: `clip_norm` (by group,
-    if there are several), `noise_stddev` of each coordinate of the mean gradient and,
-    where the rule follows one quantile, `unclipped_fraction`, the epoch's mean as it
-    was noised. All are released already. Callbacks that write logs come after this.
+    For the progress bar, `History` and TensorBoard, the logs also get `clip_norm` (by
+    group, if there are several), `noise_stddev` of each coordinate of the mean gradient
+    and, where the rule follows one quantile, `unclipped_fraction`, the epoch's mean of
+    the noised fractions. All these numbers are released already. Put callbacks that
+    write logs after this callback.
 
     *Formal guarantees*
 
     * Training stops before the step that would take the run above (epsilon, delta),
       also with `steps_per_execution` above 1 and with accumulation. If not even one
       execution fits, nothing runs and `fit` raises.
-    * What is counted is logical steps (noise draws), by a count that belongs to the
-      optimizer object, grows only, and cannot be restored or set. Steps that the
-      ledger has not seen (without this callback, before it, between two calls of
-      `fit`, before a checkpoint) count as full batches, without amplification. So two
+    * Logical steps (noise draws) are counted by a counter that belongs to the optimizer
+      object, only grows, and cannot be restored or set. Steps that the ledger has not
+      seen (without this callback, before it, between two calls of `fit`, before a
+      checkpoint) count as full batches, without amplification. So the steps of two
       optimizers in one ledger add up, and going back to an earlier step uncounts
       nothing.
-    * The data of `fit` must be batches that the accounted scheme drew, as their own
-      methods made them: anything else (arrays, generators, another scheme or rate,
-      altered, mixed or cached batches, other accumulation) is refused before its
-      first execution. Batches of `map_batches` add an assumption to the statement.
-    * The model's trainable variables must be written to by `model.optimizer` alone,
-      in the training step and between steps: anything else (a second optimizer, an
-      assignment, a callback that sets weights) raises after that execution.
-    * Where the noise multiplier follows a schedule, every step is counted with its own
-      (an execution of several steps with the least of them), as phases of the ledger.
+    * The data of `fit` must be batches of the accounted scheme, made by their own
+      methods. Anything else (arrays, generators, another scheme or rate, altered,
+      mixed or cached batches, other accumulation) is refused before its first
+      execution. Batches of `map_batches` add an assumption to the statement.
+    * Only `model.optimizer` may write to the model's trainable variables, in the
+      training step and between steps. Anything else (a second optimizer, an assignment,
+      a callback that sets weights) raises after that execution.
+    * If the noise multiplier follows a schedule, every step is counted with its own
+      noise (an execution of several steps with their least), as phases of the ledger.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
       have run are counted.
 
     Args:
-      epsilon: The budget. Infinity only reports.
+      epsilon: The budget. With infinity, epsilon is only reported.
       delta: In (0, 1).
-      sampling: The scheme that draws the data, or better the batches themselves.
-      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed where it is exact (no
-        sampling) or where there is no budget to keep.
+      sampling: The scheme that draws the data or, better, the batches.
+      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed if it is exact (no sampling) or
+        there is no budget to keep.
       ledger: A `Ledger`, or the path of its file (continued if it exists). In memory
-        by default: then what an earlier process spent is known from the checkpointed
-        step count only.
+        by default: then only the checkpointed step count tells of earlier processes.
       check_data: Whether to insist on seeing the draws. With False, `sampling` is
-        taken at its word, and the statement says so.
+        taken on trust, and the statement says so.
       allow_change: Whether the noise multiplier, clip rule or scheme may differ from
         the ledger's last phase.
       allow_outside_updates: Whether something other than `model.optimizer` may write
-        to the weights, such as a callback that averages them. It must depend on
+        to the weights, such as a callback that averages them. The writes must depend on
         released weights or public data only; the statement says so.
-      secret: Of correlated noise, the file that it goes on from in the next call of
-        `fit` or the next process; needs a ledger in a file. Guard it as the data: it
-        takes off all noise. Without it, every call of `fit` begins another matrix.
+      secret: For correlated noise, the file from which the noise continues in the next
+        call of `fit` or the next process; needs a ledger in a file. Guard this file as
+        the data: it removes all noise. Without a file, every call of `fit` begins a new
+        matrix.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -117,13 +118,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
-                "Poisson(rate), or its batches; got "
+                "Poisson(rate), or batches of a scheme; got "
                 f"{_arguments.shown(sampling)}."
             )
         if accountant == "gdp" and self.sampling.amplified and epsilon != math.inf:
             raise ValueError(
                 'accountant="gdp" approximates sampling and cannot keep a budget; use '
-                '"pld".'
+                'accountant="pld".'
             )
         self._keeps_books = is_chief()
         self._ledger = Ledger.open(
@@ -144,26 +145,26 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     @property
     def ledger(self) -> Ledger:
-        """What was spent.
+        """The ledger of spent steps.
 
         Raises:
           ValueError: in a process that is not the chief of several machines.
         """
         if not self._keeps_books:
             raise ValueError(
-                "This process is not the chief of the run on several machines, which "
-                "keeps the ledger: ask there for the ledger and its statement."
+                "This process is not the chief of the run on several machines, and "
+                "only the chief keeps the ledger: read ledger and statement there."
                 + see("several-replicas")
             )
         return self._ledger
 
     @property
     def statement(self) -> PrivacyStatement:
-        """What was spent, with everything the number means nothing without."""
+        """The spent budget, with every assumption that the numbers depend on."""
         return self.ledger.statement()
 
     def _unrecorded(self) -> int:
-        """Steps that ran and are reserved, of an execution that was cut short."""
+        """Steps that ran and are still reserved, after an interrupted execution."""
         return min(self._watch.ran, self._ledger.reserved) if self._watch else 0
 
     def on_train_begin(self, logs=None):
@@ -177,12 +178,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         (self._allowed,) = self._workers.told(self._allowed)
 
     def _begin(self) -> None:
-        """Looks at everything before the first step, which it may refuse."""
+        """Checks the whole run before the first step, and opens the books."""
         optimizer = private_optimizer(self.model.optimizer)
         if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
-                'steps_per_execution="auto" changes how many steps run at a time while '
-                "they run; give a number, so that the budget can be kept."
+                'steps_per_execution="auto" changes the number of steps per execution '
+                "during training; give a number, so that the budget can be kept."
             )
         self._settle(optimizer)
         if self.model.built:
@@ -192,9 +193,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._noise = NoisePlan(optimizer)
         if self._noise.scheduled and self.sampling.begins_epochs:
             raise ValueError(
-                "noise_multiplier follows a schedule, and the steps of an epoch of "
+                "noise_multiplier follows a schedule, but the steps of an epoch of "
                 f"{type(self.sampling).__name__} are accounted for together, with one "
-                "noise for all of them: give a number, or draw by Poisson(rate)."
+                "noise multiplier: give a number, or draw by Poisson(rate)."
             )
         self._draws = DrawCheck(
             self.sampling, self._batches, optimizer, self._check_data
@@ -208,7 +209,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         self._history = history_of(optimizer)
         if isinstance(self._history, StepHistory):
-            # A model that was trained privately may be a frozen part of this one.
+            # A frozen part of the model may have been trained privately before.
             self._history.comes_after(_weights_so_far(self.model))
         self._phase = {
             "sampling": self._draws.scheme,
@@ -244,8 +245,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._run.drawing,
             bool(self.params.get("verbose")),
         )
-        # The rest of a shuffled epoch that something else has begun. Correlated noise
-        # is made for a run that begins anywhere.
+        # A shuffled epoch may have been begun before this run, which draws its rest.
+        # Correlated noise fits a run that begins anywhere.
         within = self._draws.in_an_epoch and "noise" not in self._phase
         if within:
             self._ledger.phases[-1].begin_within()
@@ -270,19 +271,19 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         refuse_other_use(
             self._ledger,
             self._place,
-            "Another call of fit counted steps in this ledger while this one ran (in a "
+            "Another call of fit counted steps in this ledger during this call (in a "
             "callback, perhaps)",
-            "Call fit after it has returned.",
+            "Call fit after this call has returned.",
         )
         counted = self._ledger.counted.get(self._history.identity, 0)
         if self._look_for_unseen or self._history.releases != counted:
-            # Another callback may have restored a checkpoint, or trained.
+            # A callback may have restored a checkpoint, or trained.
             at_an_epoch, self._look_for_unseen = self._look_for_unseen, False
             if self._count_unseen():
                 if self._workers.several and not at_an_epoch:
                     raise PrivacyMismatchError(
-                        "The optimizer took steps in the middle of an epoch that this "
-                        "callback did not see; on several machines the others cannot "
+                        "In the middle of an epoch, the optimizer took steps that this "
+                        "callback did not see. On several machines, the workers cannot "
                         "be told then. Train with the callback only."
                         + see("steps-that-are-not-counted")
                     )
@@ -326,7 +327,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if not self._run.kept:
             self._run.keep()
         if self._planned is not None and self._done >= self._planned:
-            return  # Keras stops by itself, and everything planned was allowed.
+            return  # Keras stops by itself: the planned steps are done.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
             self.model.stop_training = True
             print(
@@ -358,12 +359,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._run.keep(last=True)
 
     def _fed_by(self, drawer: Any) -> None:
-        """The facts of the statement are those of the drawer that delivers."""
+        """Notes in the statement that the delivering drawer has a seed."""
         if drawer.seed is not None:
             self._ledger.note_seed()
 
     def _record(self, ran: int) -> None:
-        """Counts an execution: of unknown draws if it was not what it should be."""
+        """Counts an execution; as unknown draws, if the execution was not sound."""
         try:
             self._draws.check(self._executions.fed)
             self._executions.check(self._done)
@@ -375,7 +376,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._draws.move_on(self._ledger)
 
     def _plan(self, done: int = 0) -> None:
-        """Works out how many steps this call of fit may run, with those done."""
+        """Computes the number of steps that this call of fit may run in all."""
         self._done = done
         self._planned = self._executions.planned
         planned = None if self._planned is None else self._planned - done
@@ -389,7 +390,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._allowed = done + left
 
     def _follow(self, z: float) -> None:
-        """Opens a phase where the noise schedule has moved."""
+        """Begins a new phase if the noise schedule has moved."""
         if z != self._z:
             self._z = z
             self._ledger.begin(noise_multiplier=z, change=True, **self._phase)
@@ -398,7 +399,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         missing = needed - self._ledger.reserved
         if missing <= 0:
             return
-        # A hundredth of the run at a time: few writes, little lost in a crash.
+        # A hundredth of the run at a time: few writes, and a crash loses little.
         ahead = missing
         if not self._noise.scheduled and self._run.kept:
             ahead = max(missing, (self._planned or 0) // 100)
@@ -412,20 +413,20 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         return total
 
     def _settle(self, optimizer) -> None:
-        """Closes the books on a call of fit, also on one that an error ended."""
+        """Closes the books of a call of fit, even if an error ended the call."""
         running, self._running_optimizer = self._running_optimizer, optimizer
         if (
             running is optimizer
             and self._watch is not None
             and self._ledger.holder == history_of(optimizer).identity
         ):
-            # An execution that an error ended, after it ran.
+            # An error ended this execution after its steps ran.
             self._ledger.record(self._watch.take(), save=False)
             self._ledger.release()
         self._watch = None
 
 
 def _weights_so_far(model: tf.keras.Model) -> list[tf.Variable]:
-    """The weights of a model, or of the layers of it that have some already."""
+    """The weights of a model or, if it is not built, of its built layers."""
     layers = [model] if model.built else [part for part in model.layers if part.built]
     return all_unwrapped(weight for layer in layers for weight in layer.weights)

@@ -267,10 +267,10 @@ def _check_gradients(run, before, after, replaced, tolerance: float) -> None:
     if worst is not None:
         name, change = path_of(run.variables[worst[0]]), worst[1]
         raise ExampleIsolationError(
-            f"Replacing {_named(replaced)} changed the gradient of the unchanged "
-            f"examples' losses with respect to {name!r}, by {change:.3g} of its norm, "
-            "but not the losses: a number made from several examples scales or masks "
-            "gradients (behind tf.stop_gradient, in a tf.where or in a custom "
+            f"Replacing {_named(replaced)} changed the gradient of the other examples' "
+            f"losses with respect to {name!r}, by {change:.3g} of its norm, and left "
+            "the losses as they were: a number made from several examples scales or "
+            "masks gradients (behind tf.stop_gradient, in a tf.where or in a custom "
             "gradient), so clipping protects no example. Make this number from each "
             "example alone, or from constants." + see("mixed-examples")
         )

@@ -179,6 +179,14 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def _begin(self) -> None:
         """Checks the whole run before the first step, and opens the books."""
+        self._begin_optimizer()
+        self._begin_draws()
+        self._begin_phase()
+        self._begin_watch()
+        self._begin_budget()
+
+    def _begin_optimizer(self) -> None:
+        """Checks the optimizer, and builds it."""
         optimizer = private_optimizer(self.model.optimizer)
         if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
@@ -197,16 +205,24 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 f"{type(self.sampling).__name__} are accounted for together, with one "
                 "noise multiplier: give a number, or draw by Poisson(rate)."
             )
+
+    def _begin_draws(self) -> None:
+        """Finds the drawer of the data, and begins its draws."""
         self._draws = DrawCheck(
-            self.sampling, self._batches, optimizer, self._check_data
+            self.sampling, self._batches, self._optimizer, self._check_data
         )
-        drawer, pieces = self._draws.drawer, int(optimizer.accumulation_steps)
+        drawer = self._draws.drawer
         if drawer is not None:
             length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
             refuse_overrun(self.model, self.params, length)
+        pieces = int(self._optimizer.accumulation_steps)
         self._executions = Executions(
             self.model, self.params, pieces, self._draws.begin(self.model)
         )
+
+    def _begin_phase(self) -> None:
+        """Begins a phase of the ledger, with the noise of its first step."""
+        optimizer = self._optimizer
         self._history = history_of(optimizer)
         if isinstance(self._history, StepHistory):
             # A frozen part of the model may have been trained privately before.
@@ -234,10 +250,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)
+
+    def _begin_watch(self) -> None:
+        """Makes the watch of the training step."""
         self._watch = FitWatch(
             self.model,
             self._history,
-            drawer if self._check_data else None,
+            self._draws.drawer if self._check_data else None,
             self._batches is not None,
             not self._allow_outside_updates,
             self._fed_by,
@@ -245,6 +264,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._run.drawing,
             bool(self.params.get("verbose")),
         )
+
+    def _begin_budget(self) -> None:
+        """Counts unseen steps, and plans the steps that this call of fit may run."""
         # A shuffled epoch may have been begun before this run, which draws its rest.
         # Correlated noise fits a run that begins anywhere.
         within = self._draws.in_an_epoch and "noise" not in self._phase

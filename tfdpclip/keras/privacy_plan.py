@@ -39,6 +39,7 @@ from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
+from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for
 
@@ -174,12 +175,8 @@ class PrivacyPlan(BudgetPlan):
             allow_change=allow_change,
             secret=secret,
         )
-        self.views = _arguments.integer("views", views, 1)
-        self.per_person = per_person
-        if per_person is not None:
-            self.per_person = _arguments.integer("per_person", per_person, 1)
-            self._RECORDS = "people"
-        momentum = check_noise(noise, momentum)
+        self._set_record(views, per_person)
+        self._momentum = check_noise(noise, momentum)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
@@ -190,36 +187,12 @@ class PrivacyPlan(BudgetPlan):
             physical_batch_size = _arguments.integer(
                 "physical_batch_size", physical_batch_size, 1
             )
-        #: The reason for the batch size, if the plan chose it.
-        self.batch_size_advice = None
-        if isinstance(batch_size, str):
-            self.batch_size_advice = chosen_batch_size(
-                batch_size, sampling, examples, epochs, epsilon, delta
-            )
-            batch_size = self.batch_size_advice.batch_size
-        batch_size = _arguments.integer("batch_size", batch_size, 1)
-        if batch_size > examples:
-            raise ValueError(
-                f"batch_size must be at most examples ({examples}), got {batch_size}."
-            )
-        self.examples, self.batch_size, self.epochs = examples, batch_size, epochs
-        asked = scheme_of(sampling, batch_size, examples)
-        capacity = asked._capacity(examples)
-        rows = min(physical_batch_size or capacity, capacity)
-        self.accumulation_steps = -(-capacity // rows)
-        # As many rows as a step needs, spread evenly over its batches.
-        rows = -(-capacity // self.accumulation_steps)
-        drawn, self.physical_batch_size = room_for(
-            asked, examples, rows, self.accumulation_steps, False
-        )
-        self._asked, self._momentum = asked, momentum
-        # Random allocation has a whole number of steps in an epoch, and so the nearest
-        # expected batch size.
-        self._expected: float = batch_size
-        if isinstance(asked, RandomAllocation):
-            self._expected = asked.expected_batch_size(examples)
+        self.examples, self.epochs = examples, epochs
+        self._set_batch_size(batch_size, sampling, epsilon, delta)
+        self._asked = scheme_of(sampling, self.batch_size, examples)
+        drawn = self._shape_batches(physical_batch_size)
         steps = epochs * drawn.steps_per_epoch(examples)
-        matrix = named_matrix(noise, steps, drawn, momentum)
+        matrix = named_matrix(noise, steps, drawn, self._momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
             settings,
@@ -243,6 +216,53 @@ class PrivacyPlan(BudgetPlan):
         # The number of batches in a step of its optimizers.
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
+
+    def _set_record(self, views: int, per_person: int | None) -> None:
+        """Sets the rows of a record: views of an example, or examples of a person."""
+        self.views = _arguments.integer("views", views, 1)
+        self.per_person = per_person
+        if per_person is not None:
+            self.per_person = _arguments.integer("per_person", per_person, 1)
+            self._RECORDS = "people"
+
+    def _set_batch_size(
+        self, batch_size: int | str, sampling: str, epsilon: float, delta: float
+    ) -> None:
+        """Sets the batch size, as given or as chosen by a rule."""
+        #: The reason for the batch size, if the plan chose it.
+        self.batch_size_advice = None
+        if isinstance(batch_size, str):
+            self.batch_size_advice = chosen_batch_size(
+                batch_size, sampling, self.examples, self.epochs, epsilon, delta
+            )
+            batch_size = self.batch_size_advice.batch_size
+        self.batch_size = _arguments.integer("batch_size", batch_size, 1)
+        if self.batch_size > self.examples:
+            raise ValueError(
+                f"batch_size must be at most examples ({self.examples}), got "
+                f"{batch_size}."
+            )
+
+    def _shape_batches(self, physical_batch_size: int | None) -> SamplingScheme:
+        """Sets the rows and number of a step's batches; returns the accounted scheme.
+
+        The accounted scheme has the capacity of these batches.
+        """
+        asked, examples = self._asked, self.examples
+        capacity = asked._capacity(examples)
+        rows = min(physical_batch_size or capacity, capacity)
+        self.accumulation_steps = -(-capacity // rows)
+        # As many rows as a step needs, spread evenly over its batches.
+        rows = -(-capacity // self.accumulation_steps)
+        drawn, self.physical_batch_size = room_for(
+            asked, examples, rows, self.accumulation_steps, False
+        )
+        # Random allocation has a whole number of steps in an epoch, and so the nearest
+        # expected batch size.
+        self._expected: float = self.batch_size
+        if isinstance(asked, RandomAllocation):
+            self._expected = asked.expected_batch_size(examples)
+        return drawn
 
     def optimizer(self, optimizer: type, *args: Any, **options: Any) -> Any:
         """A private optimizer with the noise of the plan.

@@ -27,7 +27,7 @@ from tfdpclip.keras.watching.draw_check import DrawCheck
 from tfdpclip.keras.watching.executions import Executions, refuse_overrun
 from tfdpclip.keras.watching.fit_watch import OUTSIDE_UPDATES, FitWatch
 from tfdpclip.keras.watching.noise_plan import NoisePlan, private_optimizer
-from tfdpclip.keras.watching.room import Room, count_unseen
+from tfdpclip.keras.watching.remaining_steps import RemainingSteps, count_unseen
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
@@ -272,7 +272,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         within = self._draws.in_an_epoch and "noise" not in self._phase
         if within:
             self._ledger.phases[-1].begin_within()
-        self._room = Room(
+        self._remaining = RemainingSteps(
             self._ledger,
             self._noise,
             self._draws.scheme,
@@ -366,7 +366,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._agreement.check_values()
         self._run.keep()
         ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
-        own = self._room.spent(exactly=ends) if self._workers.chief else 0.0
+        own = self._remaining.spent(exactly=ends) if self._workers.chief else 0.0
         (spent,) = self._workers.told(own)
         if logs is not None:
             logs["epsilon"] = spent
@@ -406,9 +406,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         left = math.inf
         if self._workers.chief:
             start = int(self._optimizer.iterations.numpy())
-            left = self._room.steps(planned, start, max(1, self._executions.widest))
+            left = self._remaining.steps(
+                planned, start, max(1, self._executions.widest)
+            )
             if left < first:
-                raise ValueError(self._room.refusal(left, first, self._unseen, self._z))
+                raise ValueError(
+                    self._remaining.refusal(left, first, self._unseen, self._z)
+                )
         self._allowed = done + left
 
     def _follow(self, z: float) -> None:

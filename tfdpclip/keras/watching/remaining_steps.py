@@ -14,7 +14,7 @@ from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling.base import SamplingScheme
 
 
-class Room:
+class RemainingSteps:
     """Computes the steps that fit into a budget, on top of the ledger's steps.
 
     Args:

@@ -149,7 +149,9 @@ class FitWatch:
         self._step = followed_step(self._model)
         function = self._model.train_function
         # A plain assignment would go through Keras's attribute tracking, which is slow.
-        self._model.__dict__["train_function"] = _Once(self, self._model, function)
+        self._model.__dict__["train_function"] = _WatchedCall(
+            self, self._model, function
+        )
 
     def end(self) -> None:
         """Ends the watch after the last execution."""
@@ -160,7 +162,7 @@ class FitWatch:
 
     def _put_back(self) -> None:
         function = self._model.train_function
-        while isinstance(function, _Once):
+        while isinstance(function, _WatchedCall):
             function = function.function
         self._model.__dict__["train_function"] = function
 
@@ -487,7 +489,7 @@ class FitWatch:
         )
 
 
-class _Once:
+class _WatchedCall:
     """Replaces `model.train_function` until the next call, then restores it."""
 
     def __init__(self, watch: FitWatch, model: tf.keras.Model, function: Callable):

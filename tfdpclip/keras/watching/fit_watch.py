@@ -24,12 +24,12 @@ from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
-    kept_of_data,
-    made_of_data,
-    other_data,
-    other_step,
-    other_updates,
-    read_by_update,
+    find_altered_data,
+    find_other_data,
+    find_other_step,
+    find_other_updates,
+    find_private_read,
+    find_variables_given_data,
 )
 from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
 from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
@@ -306,7 +306,7 @@ class FitWatch:
             if id(concrete) in self._read:
                 continue
             self._read.add(id(concrete))
-            other = other_data(concrete)
+            other = find_other_data(concrete)
             if other is not None and self.problem is None:
                 self.problem = (
                     "The training step reads data that fit did not give it, and the "
@@ -406,16 +406,18 @@ class FitWatch:
             # Layers may have been made or frozen since the last trace.
             self._weights = self._watch()
             watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
-            found = other_updates(concrete, watched, self._history.identity)
+            found = find_other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
             private_state.warn_of(
-                kept_of_data(concrete, self._kept(), self._history.identity)
+                find_variables_given_data(
+                    concrete, self._kept(), self._history.identity
+                )
             )
-            step = other_step(concrete, self._history.identity)
+            step = find_other_step(concrete, self._history.identity)
             if step is not None:
                 self._report_step(f"the training step ({step!r})")
-            made = made_of_data(concrete, watched, self._history.identity)
+            made = find_altered_data(concrete, watched, self._history.identity)
             if made is not None and not self.problem:
                 self.problem = (
                     "A function or a branch with the private step inside gets more "
@@ -424,7 +426,7 @@ class FitWatch:
                     "this result in the function that computes the loss, or, record "
                     "by record, in the data pipeline." + see("mixed-examples")
                 )
-            read = read_by_update(
+            read = find_private_read(
                 concrete,
                 watched,
                 self._optimizer.declares_public,

@@ -28,7 +28,7 @@ READS = frozenset(
 )
 
 
-def other_updates(
+def find_other_updates(
     concrete: Any, variables: Sequence[tf.Variable], identity: str
 ) -> list[tuple[tf.Variable, str]]:
     """Finds writes to variables in a traced function by anything but one optimizer.
@@ -66,7 +66,7 @@ def _variables_within(
     }
 
 
-def other_step(concrete: Any, identity: str) -> str | None:
+def find_other_step(concrete: Any, identity: str) -> str | None:
     """Finds a step of a second private optimizer in a traced function.
 
     Args:
@@ -85,7 +85,7 @@ def other_step(concrete: Any, identity: str) -> str | None:
     return None
 
 
-def other_data(concrete: Any) -> str | None:
+def find_other_data(concrete: Any) -> str | None:
     """Finds a data set in a traced training step that is no argument of the step.
 
     Args:
@@ -174,7 +174,7 @@ class Search:
         self.follow(function.node_def, roots, name)
 
 
-def kept_of_data(
+def find_variables_given_data(
     concrete: Any, variables: Sequence[tf.Variable], identity: str
 ) -> list[tf.Variable]:
     """The variables to which a traced training step writes values made from its data.
@@ -199,12 +199,12 @@ def _written_with_data(
     given = (t for t in graph.inputs if id(t) not in captured)
     data = {t.op.name: _DATA for t in given if t.dtype != tf.resource}
     definition = graph.as_graph_def()
-    search = _KeptSearch(definition.library, identity.encode())
+    search = _GivenDataSearch(definition.library, identity.encode())
     search.follow(definition.node, handles | data, "the training step")
     return [what for what, _ in search.found.values()]
 
 
-class _KeptSearch(Search):
+class _GivenDataSearch(Search):
     """Follows variables and data, and finds ops that write data to a variable.
 
     The known value of a tensor is its variable, or `_DATA` if the tensor is made from
@@ -286,7 +286,7 @@ def node_of(name: str) -> str:
     return name.split(":", 1)[0]
 
 
-def read_by_update(
+def find_private_read(
     concrete: Any,
     own: Sequence[tf.Variable],
     is_public: Callable[[Any, str | None], bool],
@@ -380,7 +380,7 @@ class _ReadSearch(Search):
                 self.written |= given
 
 
-def made_of_data(
+def find_altered_data(
     concrete: Any, own: Sequence[tf.Variable], identity: str
 ) -> str | None:
     """Finds a function with the private step inside that gets more than data.
@@ -409,7 +409,7 @@ def made_of_data(
     roots: dict[str, Any] = {n: h for n, h in handles.items() if id(h) in kept}
     given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
     definition = graph.as_graph_def()
-    search = _BetweenSearch(definition.library, identity.encode())
+    search = _AlteredDataSearch(definition.library, identity.encode())
     search.follow(
         definition.node, roots | dict.fromkeys(given, _DATA), "the training step"
     )
@@ -423,7 +423,7 @@ _UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
 _BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
 
 
-class _BetweenSearch(Search):
+class _AlteredDataSearch(Search):
     """Follows data to the functions that contain the private step.
 
     The known value of a tensor is `_DATA`, the description of the op that changed the

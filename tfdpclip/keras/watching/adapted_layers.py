@@ -50,7 +50,7 @@ def public_statistics(layer: Any) -> Any:
     return layer
 
 
-def assumed_of(model: Any) -> list[str]:
+def assumptions_about(model: Any) -> list[str]:
     """The assumptions of a statement about the adapted layers of a model.
 
     Warns of adapted layers that were not declared to be public.

@@ -261,7 +261,7 @@ class MatrixRun:
             drawer.go_on(found["order"], steps)
         except (KeyError, TypeError, ValueError) as error:
             raise file.refuse(error) from error
-        self._draws.went_on(steps)
+        self._draws.continue_after(steps)
         # Before the ledger names the new holder: the file knows both at any moment.
         holders = dict.fromkeys([self._ledger.holder, self._holder])
         self._content = {**found, "holders": list(holders)}

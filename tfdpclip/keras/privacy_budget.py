@@ -395,7 +395,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             raise
         self._noise.refuse_less(self._history, self._ledger, ran, self._z)
         self._ledger.record(ran, save=False)
-        self._draws.move_on(self._ledger)
+        self._draws.count_unused_draws(self._ledger)
 
     def _plan(self, done: int = 0) -> None:
         """Computes the number of steps that this call of fit may run in all."""

@@ -244,11 +244,11 @@ class DrawCheck:
                 "comes too often would not be noticed. Leave it out."
             )
 
-    def went_on(self, steps: int) -> None:
+    def continue_after(self, steps: int) -> None:
         """Notes that the run continues after `steps` counted steps."""
         self._before = steps
 
-    def move_on(self, ledger: Ledger) -> None:
+    def count_unused_draws(self, ledger: Ledger) -> None:
         """Counts how far the run came in its order, unused draws included.
 
         Args:

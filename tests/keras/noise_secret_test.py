@@ -68,7 +68,7 @@ class Process:
             holder=history_of(self.optimizer).identity,
             **self.run.begin(),
         )
-        self.run.begun()
+        self.run.note_phase()
         self.rows = iter(batches.repeat())
 
     def step(self, log):

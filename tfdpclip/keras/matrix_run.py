@@ -169,13 +169,13 @@ class MatrixRun:
             )
         found = None if self._file is None else self._file.read()
         if self._file is None or found is None:
-            self._tell_of_a_loss()
+            self._print_new_matrix()
             self._source.restart(keep=self._file is not None)
             return self._noise.of_a_phase
-        steps = self._went_on(self._file, found)
+        steps = self._continue_from(self._file, found)
         return {**self._noise.of_a_phase, "continued": steps}
 
-    def begun(self) -> None:
+    def note_phase(self) -> None:
         """Notes where a matrix begins, once the ledger's phase has begun."""
         if self._file is None:
             return
@@ -221,7 +221,7 @@ class MatrixRun:
             return contextlib.nullcontext()
         return self._source.drawing()
 
-    def _tell_of_a_loss(self) -> None:
+    def _print_new_matrix(self) -> None:
         """Prints that a new matrix begins before the last matrix is finished."""
         if self._file is None or not self._ledger.phases:
             return
@@ -232,7 +232,7 @@ class MatrixRun:
                 "matrix of correlated noise begins, and is counted as a new one."
             )
 
-    def _went_on(self, file: SecretFile, found: dict[str, Any]) -> int:
+    def _continue_from(self, file: SecretFile, found: dict[str, Any]) -> int:
         """Continues from the content of the file; returns the number of made steps."""
         if found["noise"] != self._settings():
             raise file.refuse("it is for another matrix, or for other records.")

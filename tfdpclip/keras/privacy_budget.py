@@ -245,7 +245,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._ledger.begin(
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
-        self._run.begun()
+        self._run.note_phase()
         for text in adapted_layers.assumptions_about(self.model):
             self._ledger.assume(text)
         if self._allow_outside_updates:

@@ -120,7 +120,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
     def _records_in_graph(self, loss, var_list, perturbation):
         here = self._transient.here
         if self._unit == "batch":
-            private_state.keep_public(loss)
+            private_state.restore_public_statistics(loss)
             handles = [loss.graph.capture(v.handle) for v in var_list]
             public = public_handles(loss.graph, handles, self._public())
             found = reads(loss, Dataflow([loss], handles, public=public))
@@ -148,7 +148,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         if in_xla():
             # Under XLA the step cannot raise; `finalize_variable_values` does.
             here.statuses.append(records.status)
-        private_state.keep_public(loss)
+        private_state.restore_public_statistics(loss)
         return records
 
     def _refuse_other_rows(self, sources) -> None:

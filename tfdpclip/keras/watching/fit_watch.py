@@ -409,7 +409,7 @@ class FitWatch:
             found = find_other_updates(concrete, watched, self._history.identity)
             for variable, what in found[:1]:
                 self._report(variable, f"by the training step ({what})")
-            private_state.warn_of(
+            private_state.warn_of_private_values(
                 find_variables_given_data(
                     concrete, self._kept(), self._history.identity
                 )

@@ -28,7 +28,7 @@ class PrivateStateWarning(UserWarning):
 
 
 @tf.autograph.experimental.do_not_convert
-def keep_public(loss: tf.Tensor) -> None:
+def restore_public_statistics(loss: tf.Tensor) -> None:
     """Puts public statistics back into layers that collect them from training batches.
 
     Batch normalisation writes averages of its training batches into the model, without
@@ -54,10 +54,10 @@ def keep_public(loss: tf.Tensor) -> None:
         )
     for variable in statistics:
         variable.assign(getattr(variable, PUBLIC_COPY))
-    warn_of(others)
+    warn_of_private_values(others)
 
 
-def warn_of(variables: Sequence[tf.Variable]) -> None:
+def warn_of_private_values(variables: Sequence[tf.Variable]) -> None:
     """Warns that variables keep values of private batches; once for each variable."""
     new = [v for v in variables if not getattr(v, _SAID, False)]
     for variable in new:

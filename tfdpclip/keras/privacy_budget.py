@@ -170,12 +170,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         del logs
         self._workers = Workers(self.model)
-        with self._workers.together():
+        with self._workers.all_or_none():
             self._begin()
         self._agreement = Agreement(self._workers, self.model)
         told = [self.epsilon, self.delta, self._check_data, self._allow_outside_updates]
         self._agreement.check_settings(told, self._draws, self.params)
-        (self._allowed,) = self._workers.told(self._allowed)
+        (self._allowed,) = self._workers.broadcast(self._allowed)
 
     def _begin(self) -> None:
         """Checks the whole run before the first step, and opens the books."""
@@ -313,7 +313,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 self._watch.forget_values()
             if at_an_epoch:
                 self._agreement.check_values()
-                (self._allowed,) = self._workers.told(self._allowed)
+                (self._allowed,) = self._workers.broadcast(self._allowed)
         z = float(self._optimizer.noise_multiplier)
         if not self._noise.scheduled and z != self._z:
             raise PrivacyMismatchError(
@@ -367,7 +367,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._run.keep()
         ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
         own = self._remaining.spent(exactly=ends) if self._workers.chief else 0.0
-        (spent,) = self._workers.told(own)
+        (spent,) = self._workers.broadcast(own)
         if logs is not None:
             logs["epsilon"] = spent
             logs.update(self._metrics.end())

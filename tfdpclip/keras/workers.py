@@ -101,8 +101,8 @@ def is_chief(resolver: Any = None) -> bool:
 class Workers:
     """The processes that train a model together; usually there is one.
 
-    *Formal guarantees*: `told` returns the chief's numbers in every process. An error
-    of one process within `together` becomes an error of all processes.
+    *Formal guarantees*: `broadcast` returns the chief's numbers in every process. An error
+    of one process within `all_or_none` becomes an error of all processes.
 
     Args:
       model: the model.
@@ -125,7 +125,7 @@ class Workers:
                 + see("several-replicas")
             )
 
-    def told(self, *numbers: float) -> list[float]:
+    def broadcast(self, *numbers: float) -> list[float]:
         """Returns the chief's numbers, in every process.
 
         Args:
@@ -134,10 +134,10 @@ class Workers:
         if not self.several:
             return list(numbers)
         own = numbers if self.chief else [0.0] * len(numbers)
-        return self._added(own, first_only=True)
+        return self._sum_over_workers(own, first_only=True)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def all_or_none(self) -> Iterator[None]:
         """Lets all processes go on only if all of them finish the block."""
         if not self.several:
             yield
@@ -145,16 +145,16 @@ class Workers:
         try:
             yield
         except Exception:
-            self._added([1.0], first_only=False)
+            self._sum_over_workers([1.0], first_only=False)
             raise
-        (failed,) = self._added([0.0], first_only=False)
+        (failed,) = self._sum_over_workers([0.0], first_only=False)
         if failed:
             raise PrivacyMismatchError(
                 "Another worker refused to begin or to go on; its output names the "
                 "reason."
             )
 
-    def _added(self, numbers, first_only: bool) -> list[float]:
+    def _sum_over_workers(self, numbers, first_only: bool) -> list[float]:
         def add():
             context = tf.distribute.get_replica_context()
             place = int(tf.get_static_value(context.replica_id_in_sync_group))

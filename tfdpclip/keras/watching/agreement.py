@@ -53,7 +53,7 @@ class Agreement:
         """
         if not self._workers.several:
             return
-        with self._workers.together():
+        with self._workers.all_or_none():
             config = self._model.optimizer.get_config()
             config.pop("name", None)
             settings = {
@@ -72,8 +72,8 @@ class Agreement:
             }
             own = [number_of([text.encode()]) for text in texts.values()]
             records = draws.records()
-        with self._workers.together():
-            *chiefs, chiefs_records = self._workers.told(*own, records)
+        with self._workers.all_or_none():
+            *chiefs, chiefs_records = self._workers.broadcast(*own, records)
             for (name, text), mine, chief in zip(
                 texts.items(), own, chiefs, strict=True
             ):
@@ -96,12 +96,12 @@ class Agreement:
         """Raises if weights, optimizer state or clip norms differ between processes."""
         if replicas.taking_part(self._model) == 1:
             return
-        with self._workers.together():
+        with self._workers.all_or_none():
             number = number_of(self._values())
         if not self._workers.several:
             return
-        with self._workers.together():
-            (chiefs,) = self._workers.told(number)
+        with self._workers.all_or_none():
+            (chiefs,) = self._workers.broadcast(number)
             if chiefs != number:
                 raise PrivacyMismatchError(
                     "The weights, the optimizer's state or the clip norm of this "

@@ -375,12 +375,12 @@ def test_a_step_that_is_only_called_cancelled_says_how_that_comes():
     error = tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
     with (
         pytest.raises(RuntimeError, match="One of 2 .*RecvAsync.* train on one device"),
-        workers.cancelled_replicas_named(2),
+        workers.explain_cancelled_replicas(2),
     ):
         raise error
     with (
         pytest.raises(tf.errors.CancelledError),
-        workers.cancelled_replicas_named(1),
+        workers.explain_cancelled_replicas(1),
     ):
         raise error
 

@@ -162,14 +162,14 @@ class Workers:
             own = tf.constant(numbers if counts else [0.0] * len(numbers), tf.float64)
             return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-        with lost_workers_named(True):
+        with explain_lost_workers(True):
             added = self._strategy.run(add)
         local = self._strategy.experimental_local_results(added)[0]
         return [float(number) for number in local.numpy()]
 
 
 @contextlib.contextmanager
-def lost_workers_named(several: bool) -> Iterator[None]:
+def explain_lost_workers(several: bool) -> Iterator[None]:
     """Turns an error of a step on several machines into a `WorkerLostError`.
 
     Args:
@@ -191,7 +191,7 @@ def lost_workers_named(several: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cancelled_replicas_named(replicas: int) -> Iterator[None]:
+def explain_cancelled_replicas(replicas: int) -> Iterator[None]:
     """Explains the error of a step that TensorFlow only calls cancelled.
 
     Args:

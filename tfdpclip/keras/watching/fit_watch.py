@@ -32,7 +32,7 @@ from tfdpclip.keras.watching.step_search import (
     find_variables_given_data,
 )
 from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
-from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
+from tfdpclip.keras.workers import explain_cancelled_replicas, explain_lost_workers
 from tfdpclip.sampling import provenance
 from tfdpclip.sampling.batches import Batches
 
@@ -212,8 +212,8 @@ class FitWatch:
                 self._building(function) if new else contextlib.nullcontext(),
                 self._around(),
                 self._step.in_place(self._batches),
-                lost_workers_named(several),
-                cancelled_replicas_named(1 if several else self._replicas),
+                explain_lost_workers(several),
+                explain_cancelled_replicas(1 if several else self._replicas),
             ):
                 logs = function(iterator)
             traced = self._traces_since(function)

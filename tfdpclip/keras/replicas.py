@@ -195,7 +195,7 @@ class SharedData:
                 )
 
 
-def taking_part(model: Any) -> int:
+def replica_count_of(model: Any) -> int:
     """The number of a model's replicas, in all processes."""
     strategy = getattr(model, "distribute_strategy", None)
     return 1 if strategy is None else strategy.num_replicas_in_sync

@@ -94,7 +94,7 @@ class Agreement:
 
     def check_values(self) -> None:
         """Raises if weights, optimizer state or clip norms differ between processes."""
-        if replicas.taking_part(self._model) == 1:
+        if replicas.replica_count_of(self._model) == 1:
             return
         with self._workers.all_or_none():
             number = number_of(self._values())

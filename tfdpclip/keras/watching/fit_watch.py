@@ -117,7 +117,7 @@ class FitWatch:
         self._fed_by = fed_by
         self._several_workers, self._around = several_workers, around
         self._line = FIRST_STEP_LINE if says else None
-        self._replicas = replicas.taking_part(model)
+        self._replicas = replicas.replica_count_of(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._batches: Batches | None = None

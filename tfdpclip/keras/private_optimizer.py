@@ -114,7 +114,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             with drawn_rows.released():
                 return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
-        with replicas.marked():
+        with replicas.mark_loss_ops():
             return self._records_in_graph(loss, var_list, perturbation)
 
     def _records_in_graph(self, loss, var_list, perturbation):
@@ -188,7 +188,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             self._finish(gradients, kept.state, *kept.totals(variables), terms)
             kept.clear()
 
-        replicas.when(
+        replicas.run_when(
             self._step_history,
             filled >= self._accumulation_steps,
             finish,
@@ -226,7 +226,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             self._mechanism,
             self._transient.here,
         )
-        replicas.once(history, lambda _: self._count_step())
+        replicas.run_once(history, lambda _: self._count_step())
         step = unwrapped(self.iterations)
         connected = zip(sums, gradients.connected, strict=True)
         parts, counts = mechanism.add_noise(
@@ -246,7 +246,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             parts[i] = tf.cast(total, gradients.variables[i].dtype)
         own = self.clip_state
         release = mechanism.finish(own, parts, counts, step=step, divided=True)
-        replicas.once(
+        replicas.run_once(
             history, self._assign_clip_state, tf.nest.flatten(release.next_state)
         )
         released = list(zip(release.means, gradients.variables, strict=True))

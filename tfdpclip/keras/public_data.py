@@ -151,7 +151,7 @@ class _NormMeter:
         predicted = self._model(x, training=False)
         loss = self._model.compute_loss(x, y, predicted, sample_weight)
         variables = all_unwrapped(self._model.trainable_variables)
-        with replicas.marked(), drawn_rows.given_element(None):
+        with replicas.mark_loss_ops(), drawn_rows.given_element(None):
             gradients = PerExampleGradients(loss, variables, replicas=replicas.count())
         norms = gradients.record_norms(self._assignment)
         counted = tf.cast(gradients.present, norms.dtype)[:, tf.newaxis]

@@ -140,7 +140,7 @@ def _named(strategy: tf.distribute.Strategy) -> str:
 
 
 @contextlib.contextmanager
-def marked() -> Iterator[None]:
+def mark_loss_ops() -> Iterator[None]:
     """Marks ops as made from a loss, to tell them from the ops of layers.
 
     The marks are for further replicas, and for further private optimizers with a step
@@ -244,7 +244,7 @@ def summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, own))
 
 
-def once(
+def run_once(
     history: Any, function: Callable[[list], Any], tensors: Sequence[Any] = ()
 ) -> None:
     """Runs a function that writes, once for all replicas.
@@ -266,7 +266,7 @@ def once(
     tf.distribute.get_replica_context().merge_call(merged, args=tuple(tensors))
 
 
-def when(
+def run_when(
     history: Any,
     condition: tf.Tensor,
     function: Callable[..., Any],

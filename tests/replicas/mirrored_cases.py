@@ -1141,5 +1141,5 @@ def test_checkpoints_hold_no_noise_and_move_between_devices(mirrored, tmp_path):
     assert_alike(first, second, tolerance=0)
     third = restored(mirrored, saved(second, "one"))
     assert_alike(third, first, tolerance=0)
-    known = third.optimizer._step_history.known()
+    known = third.optimizer._step_history.known_steps()
     assert sum(part.steps for part in known.values()) == 5

@@ -134,7 +134,7 @@ def count_unseen(ledger: Ledger, history: Any, optimizer: Any, noise: NoisePlan)
       The number of added steps.
     """
     total, counted = 0, ledger.counted
-    for name, part in history.known().items():
+    for name, part in history.known_steps().items():
         unseen = part.steps - counted.get(name, 0)
         z = part.noise_multiplier
         if unseen > 0:

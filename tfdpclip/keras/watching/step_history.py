@@ -26,7 +26,7 @@ _TRAINER = "_tfdpclip_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class OptimizerSteps:
     """The steps of an optimizer.
 
     Attributes:
@@ -49,7 +49,7 @@ class StepHistory(tf.train.experimental.PythonState):
       the optimizer nor a restored checkpoint has the same identity.
     * The count of releases only grows: it is no variable of the optimizer, is in no
       checkpoint, and does not follow `iterations`.
-    * `known` includes the steps of all private optimizers that trained the same
+    * `known_steps` includes the steps of all private optimizers that trained the same
       variables, even if those optimizers no longer exist.
     * A checkpoint carries all known steps behind its weights. Restoring a checkpoint
       adds its steps to the known steps, and forgets nothing.
@@ -61,7 +61,7 @@ class StepHistory(tf.train.experimental.PythonState):
     def __init__(self, optimizer: Any):
         self._optimizer = weakref.ref(optimizer)
         self._begin()
-        self._inherited: dict[str, Steps] = {}
+        self._inherited: dict[str, OptimizerSteps] = {}
         # Histories of optimizers of the same variables, which may take further steps.
         self._others: list[StepHistory] = []
         # The noise multiplier and the unit of the last steps that were looked at.
@@ -95,7 +95,7 @@ class StepHistory(tf.train.experimental.PythonState):
         """Copies for a new optimizer: its history begins after these steps."""
         optimizer = memo.get(id(self._optimizer()))
         copied = type(self)(self._optimizer() if optimizer is None else optimizer)
-        copied._inherited = self.known()
+        copied._inherited = self.known_steps()
         copied._explained = self._counter()
         return copied
 
@@ -118,9 +118,9 @@ class StepHistory(tf.train.experimental.PythonState):
                 history = getattr(before, ATTRIBUTE)
                 if all(other is not history for other in self._others):
                     self._others.append(history)
-                self._inherit(history.known())
+                self._inherit(history.known_steps())
 
-    def _inherit(self, steps: dict[str, Steps]) -> None:
+    def _inherit(self, steps: dict[str, OptimizerSteps]) -> None:
         for name, part in steps.items():
             before = self._inherited.get(name)
             # This object knows its own steps best.
@@ -177,7 +177,7 @@ class StepHistory(tf.train.experimental.PythonState):
         """The number of releases that this object ever made."""
         return whole_number(self.counter)
 
-    def known(self) -> dict[str, Steps]:
+    def known_steps(self) -> dict[str, OptimizerSteps]:
         """All steps behind the current weights, and further steps, by identity.
 
         If the optimizer's counter is above the number of known steps, the difference is
@@ -191,10 +191,10 @@ class StepHistory(tf.train.experimental.PythonState):
         self._unknown += max(0, more)
         self._explained += more
         if self._unknown:
-            found[f"unknown:{self.identity}"] = Steps(self._unknown)
+            found[f"unknown:{self.identity}"] = OptimizerSteps(self._unknown)
         return found
 
-    def _own(self) -> dict[str, Steps]:
+    def _own(self) -> dict[str, OptimizerSteps]:
         releases = self.releases
         if not releases:
             return {}
@@ -202,7 +202,7 @@ class StepHistory(tf.train.experimental.PythonState):
         if optimizer is not None:
             self._last = (self._least_noise(releases), optimizer.unit)
         # For an optimizer that no longer exists, the values at the last look.
-        return {self.identity: Steps(releases, *(self._last or ()))}
+        return {self.identity: OptimizerSteps(releases, *(self._last or ()))}
 
     def _counter(self) -> int:
         return whole_number(self._optimizer().iterations)
@@ -226,7 +226,7 @@ class StepHistory(tf.train.experimental.PythonState):
     # The state in checkpoints.
 
     def serialize(self) -> bytes:
-        steps = {name: dataclasses.asdict(p) for name, p in self.known().items()}
+        steps = {name: dataclasses.asdict(p) for name, p in self.known_steps().items()}
         content = {"counter": self._counter(), "steps": steps}
         return json.dumps(content, sort_keys=True).encode()
 
@@ -253,7 +253,7 @@ class StepHistory(tf.train.experimental.PythonState):
         self.deserialize(np.asarray(array, np.uint8).tobytes())
 
 
-def _steps(part: dict) -> Steps:
+def _steps(part: dict) -> OptimizerSteps:
     steps, z, unit = part["steps"], part["noise_multiplier"], part["unit"]
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps is {steps!r}")
@@ -261,7 +261,7 @@ def _steps(part: dict) -> Steps:
         raise ValueError(f"noise_multiplier is {z!r}")
     if unit is not None and unit not in events.UNITS:
         raise ValueError(f"unit is {unit!r}")
-    return Steps(steps, z, unit)
+    return OptimizerSteps(steps, z, unit)
 
 
 class ForeignHistory:
@@ -286,9 +286,9 @@ class ForeignHistory:
         """Infinity, since the noise of the steps is unknown."""
         return math.inf
 
-    def known(self) -> dict[str, Steps]:
+    def known_steps(self) -> dict[str, OptimizerSteps]:
         """All steps of the optimizer, by identity."""
-        return {self.identity: Steps(self.releases)} if self.releases else {}
+        return {self.identity: OptimizerSteps(self.releases)} if self.releases else {}
 
 
 _FOREIGN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

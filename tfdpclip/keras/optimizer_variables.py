@@ -22,7 +22,7 @@ from tfdpclip.gradients.loss.state import PublicVariables
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_sums import StepSums
-from tfdpclip.keras.watching.constant_state import ConstantState, trained_privately
+from tfdpclip.keras.watching.constant_state import ConstantState, mark_trained_privately
 from tfdpclip.keras.watching.step_history import StepHistory
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
@@ -89,7 +89,7 @@ class OptimizerVariables(OptimizerSettings):
         """Makes the variables. The un-noised sums among them are never saved."""
         super().build(var_list)
         var_list = all_unwrapped(var_list)
-        trained_privately(var_list, self._step_history.counter)
+        mark_trained_privately(var_list, self._step_history.counter)
         self._step_history.trains(var_list)
         if self._bound_mechanism is None:
             self._bind(bound_rule(self._rule, _compat.names_of(var_list)))

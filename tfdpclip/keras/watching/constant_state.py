@@ -29,7 +29,9 @@ _UNKNOWN, _EXEMPT = -1, -2
 _ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
 
 
-def trained_privately(variables: Iterable[tf.Variable], releases: tf.Variable) -> None:
+def mark_trained_privately(
+    variables: Iterable[tf.Variable], releases: tf.Variable
+) -> None:
     """Marks variables as trained by a private optimizer: any loss may read them.
 
     Args:

@@ -423,9 +423,9 @@ class PrivacyPlan(BudgetPlan):
             trial.ledger, trial._histories = Ledger(self.delta, self.accountant), []
             trial._secret = None
             model, batches = training(trial)
-            return step_memory.of_step(model, batches, trial._summed)
+            return step_memory.measure_step(model, batches, trial._summed)
 
-        rows = step_memory.most_rows(used_by, memory, capacity)
+        rows = step_memory.find_most_rows(used_by, memory, capacity)
         return self.replace(physical_batch_size=rows, ledger=self._settings["ledger"])
 
     @property

@@ -62,7 +62,7 @@ def growth(run: Callable[[], Any]) -> int:
     return max(info(device)["peak"] - before for device, before in held.items())
 
 
-def of_step(model: Any, batches: Any, pieces: int) -> int:
+def measure_step(model: Any, batches: Any, pieces: int) -> int:
     """The memory of a compiled model's steps, beyond the state between them, in bytes.
 
     Args:
@@ -88,7 +88,7 @@ def of_step(model: Any, batches: Any, pieces: int) -> int:
     return growth(lambda: model.fit(again, verbose=0))
 
 
-def most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
+def find_most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
     """The largest number of rows within the memory, from a line through tried sizes.
 
     Args:
@@ -99,9 +99,9 @@ def most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
     Raises:
       ValueError: if a single row uses too much.
 
-    >>> most_rows(lambda rows: 100 + 7 * rows, 10_000, 10**6)  # 8,500 bytes
+    >>> find_most_rows(lambda rows: 100 + 7 * rows, 10_000, 10**6)  # 8,500 bytes
     1200
-    >>> most_rows(lambda rows: 100 + 7 * rows, 10_000, 500)
+    >>> find_most_rows(lambda rows: 100 + 7 * rows, 10_000, 500)
     500
     """
     given, memory = memory, int(_SURE * memory)

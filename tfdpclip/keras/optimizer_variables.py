@@ -2,7 +2,7 @@
 
 All variables that a step writes to are made here, except Keras's own. Checkpoints and
 files get the variables, as Keras saves them, and the history of steps. The noise and
-everything in `_transient` are never saved.
+everything in `_unsaved` are never saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise
 
 
-class _Local:
+class _ReplicaState:
     """The unsaved state of a replica, in plain variables of no strategy."""
 
     def __init__(self):
@@ -42,7 +42,7 @@ class _Local:
         self.constant = ConstantState()
 
 
-class _Transient:
+class _UnsavedState:
     """The unsaved state: plain attributes here are invisible to checkpoints."""
 
     def __init__(self):
@@ -50,18 +50,18 @@ class _Transient:
         self.data = replicas.SharedData()
         # The last learning rate schedule that was checked.
         self.rate: Any = None
-        self._local: dict[int, _Local] = {}
+        self._local: dict[int, _ReplicaState] = {}
 
     @property
-    def here(self) -> _Local:
+    def here(self) -> _ReplicaState:
         """The state of this replica; outside of replicas, of the first replica."""
         place = replicas.index()
         if place not in self._local:
-            self._local[place] = _Local()
+            self._local[place] = _ReplicaState()
         return self._local[place]
 
     @property
-    def all(self) -> list[_Local]:
+    def all(self) -> list[_ReplicaState]:
         """The states of all replicas of this process."""
         return list(self._local.values())
 
@@ -71,7 +71,7 @@ class OptimizerVariables(OptimizerSettings):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._transient = _Transient()
+        self._unsaved = _UnsavedState()
         self._scope = replicas.Scope()
         self._step_history = StepHistory(self)
         if not self._rule.has_groups:
@@ -95,7 +95,7 @@ class OptimizerVariables(OptimizerSettings):
             self._bind(bound_rule(self._rule, _compat.names_of(var_list)))
         elif self._bound_mechanism.rule.assignment is not None:
             self._check_names(_compat.names_of(var_list))
-        kept = self._transient
+        kept = self._unsaved
         if kept.built:
             return
         kept.built = True
@@ -104,7 +104,7 @@ class OptimizerVariables(OptimizerSettings):
         if self._accumulation_steps > 1 and replicas.count() == 1:
             self._make_sums(kept.here, var_list)
 
-    def _make_sums(self, local: _Local, var_list: list[tf.Variable]) -> None:
+    def _make_sums(self, local: _ReplicaState, var_list: list[tf.Variable]) -> None:
         """Makes a replica's sums: its own values, in variables of no strategy."""
         mechanism = self._mechanism
         counts, state = len(mechanism.count_stddevs), mechanism.rule.initial_state
@@ -130,7 +130,7 @@ class OptimizerVariables(OptimizerSettings):
         if isinstance(self._noise, MatrixNoise):
             # All replicas begin a new matrix together.
             return self._noise.of_replica(replicas.index())
-        here = self._transient.here
+        here = self._unsaved.here
         if here.noise is None:
             here.noise = self._noise.of_replica(replicas.index())
         return here.noise
@@ -149,12 +149,12 @@ class OptimizerVariables(OptimizerSettings):
 
         -1 if the replicas have added different numbers: an error cut the step short.
         """
-        filled = {part.sums.filled for part in self._transient.all if part.sums}
+        filled = {part.sums.filled for part in self._unsaved.all if part.sums}
         return -1 if len(filled) > 1 else next(iter(filled), 0)
 
     def drop_pending_batches(self) -> None:
         """Begins a new step: the sums of an unfinished step are never released."""
-        for part in self._transient.all:
+        for part in self._unsaved.all:
             if part.sums is not None:
                 part.sums.clear()
 
@@ -179,7 +179,7 @@ class OptimizerVariables(OptimizerSettings):
         The learning rate and the step counter are included: computed in a training
         step, they would depend on private data.
         """
-        kept = self._transient
+        kept = self._unsaved
         sums = [v for part in kept.all if part.sums for v in part.sums.variables]
         rate = _compat.own_rate(self)
         rates = [rate] if isinstance(rate, tf.Variable) else []
@@ -315,7 +315,7 @@ class OptimizerVariables(OptimizerSettings):
           eager: whether this is an eager step, which is checked only once. Traces are
             few, and all of them are checked.
         """
-        rate, kept = _compat.own_rate(self), self._transient
+        rate, kept = _compat.own_rate(self), self._unsaved
         if not callable(rate) or isinstance(rate, tf.Variable):
             return
         if eager and kept.rate is rate:

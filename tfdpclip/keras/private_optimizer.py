@@ -85,11 +85,11 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             )
         refuse_repeated("var_list", var_list)
         given, var_list = var_list, all_unwrapped(var_list)
-        if not self._transient.built:
+        if not self._unsaved.built:
             outside_of_functions(lambda: self.build(given), var_list)
         else:
             self.build(given)
-        here = self._transient.here
+        here = self._unsaved.here
         if self._accumulation_steps > 1 and here.sums is None:
             self._make_sums(here, var_list)
         self._check_public_norms()
@@ -118,7 +118,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             return self._records_in_graph(loss, var_list, perturbation)
 
     def _records_in_graph(self, loss, var_list, perturbation):
-        here = self._transient.here
+        here = self._unsaved.here
         if self._unit == "batch":
             private_state.restore_public_statistics(loss)
             handles = [loss.graph.capture(v.handle) for v in var_list]
@@ -141,7 +141,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 rows_per_record=self._rows_per_record,
             )
         self._refuse_other_rows(records.flows.sources)
-        self._transient.data.claim(loss.graph, records.flows.sources)
+        self._unsaved.data.claim(loss.graph, records.flows.sources)
         records.isolated = tf.logical_and(
             records.isolated, here.constant.check(records.state_reads)
         )
@@ -169,7 +169,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
 
     def _take_in(self, gradients):
         """Clips and sums a physical batch; the last batch of a logical step ends it."""
-        state, kept = self.clip_state, self._transient.here.sums
+        state, kept = self.clip_state, self._unsaved.here.sums
         if self._accumulation_steps > 1:
             state = kept.state_for(state)
         sums, counts, shared = self._clipped(gradients, state)
@@ -177,11 +177,11 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             self._finish(gradients, state, sums, counts, shared)
             return
         variables = gradients.variables
-        filled = self._transient.here.sums.add(variables, sums, counts)
+        filled = self._unsaved.here.sums.add(variables, sums, counts)
         known = [i for i, extra in enumerate(shared) if extra is not None]
 
         def finish(*extras):
-            kept = self._transient.here.sums
+            kept = self._unsaved.here.sums
             terms: list = [None] * len(variables)
             for i, extra in zip(known, extras, strict=True):
                 terms[i] = extra
@@ -194,7 +194,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             finish,
             [tf.convert_to_tensor(shared[i]) for i in known],
             # On some replicas, an error cut the step short.
-            astray=lambda: self._transient.here.sums.clear(),
+            astray=lambda: self._unsaved.here.sums.clear(),
         )
 
     def _clipped(self, records, state):
@@ -224,7 +224,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         history, mechanism, here = (
             self._step_history,
             self._mechanism,
-            self._transient.here,
+            self._unsaved.here,
         )
         replicas.run_once(history, lambda _: self._count_step())
         step = unwrapped(self.iterations)
@@ -256,7 +256,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
     @contextlib.contextmanager
     def _private_update(self, gradients):
         """A context to apply private gradients of this optimizer; refuses any other."""
-        issued = {id(gradient) for gradient in self._transient.here.issued}
+        issued = {id(gradient) for gradient in self._unsaved.here.issued}
         if any(g is not None and id(g) not in issued for g in gradients):
             raise ValueError(
                 f"{type(self).__name__}.apply_gradients got gradients that it did not "
@@ -266,7 +266,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 "around this optimizer also causes this: use mixed_bfloat16, which "
                 "needs no loss scale.)" + see("gradients-made-elsewhere")
             )
-        self._transient.here.issued = []
+        self._unsaved.here.issued = []
         with marked_updates(self._step_history), public_writes():
             yield
 
@@ -279,7 +279,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             # The next fit begins a new draw: see `Batches.distribute`.
             self.drop_pending_batches()
         statuses = []
-        for local in self._transient.all:
+        for local in self._unsaved.all:
             local.constant.raise_if_changed()
             local.constant.reset()
             statuses += local.statuses

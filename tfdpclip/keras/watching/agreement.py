@@ -70,7 +70,7 @@ class Agreement:
                 name: json.dumps(value, sort_keys=True, default=_plain)
                 for name, value in settings.items()
             }
-            own = [number_of([text.encode()]) for text in texts.values()]
+            own = [hash_number([text.encode()]) for text in texts.values()]
             records = draws.records()
         with self._workers.all_or_none():
             *chiefs, chiefs_records = self._workers.broadcast(*own, records)
@@ -97,7 +97,7 @@ class Agreement:
         if replicas.replica_count_of(self._model) == 1:
             return
         with self._workers.all_or_none():
-            number = number_of(self._values())
+            number = hash_number(self._values())
         if not self._workers.several:
             return
         with self._workers.all_or_none():
@@ -136,7 +136,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else type(value).__name__
 
 
-def number_of(parts: Sequence[bytes]) -> float:
+def hash_number(parts: Sequence[bytes]) -> float:
     """48 bits of a hash, which a float64 holds exactly.
 
     Args:

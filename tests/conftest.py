@@ -113,7 +113,7 @@ def _few_checks(request, monkeypatch):
     # What was traced so far.
     traced = ["nothing"] if unchecked else []
 
-    def run_once(self, when, groups):
+    def once(self, when, groups):
         if when == "always" or not traced:
             traced.append(self.loss.name)
             return checked(self, when, groups)

@@ -101,8 +101,8 @@ def is_chief(resolver: Any = None) -> bool:
 class Workers:
     """The processes that train a model together; usually there is one.
 
-    *Formal guarantees*: `broadcast` returns the chief's numbers in every process. An error
-    of one process within `all_or_none` becomes an error of all processes.
+    *Formal guarantees*: `broadcast` returns the chief's numbers in every process. An
+    error of a process within `all_or_none` becomes an error of all processes.
 
     Args:
       model: the model.

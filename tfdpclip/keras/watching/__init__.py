@@ -31,8 +31,8 @@ In `fit` (called by `PrivacyBudget`):
   callback calls `model.set_weights` after each batch.
 * `noise_plan`: the noise is not the noise that is counted. Example: a callback sets
   `optimizer.iterations` back, and the noise schedule starts again.
-* `remaining_steps`: the budget has no room for the steps. Example: the same ledger already holds a
-  run that spent the whole epsilon.
+* `remaining_steps`: the budget has no room for the steps. Example: the same ledger
+  already holds a run that spent the whole epsilon.
 * `agreement`: the processes or replicas of a run differ. Example: one terminal was
   started without the flag `--noise_multiplier=1.1`.
 """

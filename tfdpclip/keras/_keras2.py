@@ -26,7 +26,7 @@ BATCH_NORMALIZATION = tf.keras.layers.BatchNormalization.__mro__[1]
 def layers_of(
     layer: Any, *, include_self: bool = True, recursive: bool = True
 ) -> Iterator[Any]:
-    """A layer and the layers in it, parents first."""
+    """A layer and its sublayers, parents first."""
     return layer._flatten_layers(recursive=recursive, include_self=include_self)
 
 
@@ -249,7 +249,7 @@ def refuse_workers() -> None:
 
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[tf.Variable]:
-    """Adds variables to an optimizer, after its own; they are saved with it."""
+    """Adds saved variables to an optimizer, after the variables that it has."""
     made = [
         tf.Variable(value, trainable=False, name=f"{name}_{i}")
         for i, value in enumerate(values)
@@ -259,7 +259,7 @@ def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[tf.Varia
 
 
 def own_rate(optimizer: Any) -> Any:
-    """The variable of a learning rate; None or another object if there is none."""
+    """The variable of a learning rate; None or an object if there is no variable."""
     return getattr(optimizer, "_learning_rate", None)
 
 

@@ -35,7 +35,7 @@ if keras.config.backend() != "tensorflow":
 def layers_of(
     layer: Any, *, include_self: bool = True, recursive: bool = True
 ) -> Iterator[Any]:
-    """A layer and the layers in it, parents first; an op like `x + 3` has none."""
+    """A layer and its sublayers, parents first; an op like `x + 3` has no layers."""
     if not isinstance(layer, keras.layers.Layer):
         return iter(())
     return iter(layer._flatten_layers(recursive=recursive, include_self=include_self))
@@ -402,7 +402,7 @@ def refuse_workers() -> None:
 
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[Any]:
-    """Adds variables to an optimizer, after its own; they are saved with it."""
+    """Adds saved variables to an optimizer, after the variables that it has."""
     return [
         optimizer.add_variable(
             shape=value.shape,
@@ -415,7 +415,7 @@ def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[Any]:
 
 
 def own_rate(optimizer: Any) -> Any:
-    """The variable of a learning rate; None or another object if there is none."""
+    """The variable of a learning rate; None or an object if there is no variable."""
     return unwrapped(getattr(optimizer, "_learning_rate", None))
 
 

@@ -271,7 +271,7 @@ def _check_gradients(run, before, after, replaced, tolerance: float) -> None:
             f"losses with respect to {name!r}, by {change:.3g} of its norm, and left "
             "the losses as they were: a number made from several examples scales or "
             "masks gradients (behind tf.stop_gradient, in a tf.where or in a custom "
-            "gradient), so clipping protects no example. Make this number from each "
+            "gradient), so clipping protects no example. Make it from each "
             "example alone, or from constants." + see("mixed-examples")
         )
 

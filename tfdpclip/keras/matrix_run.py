@@ -1,4 +1,4 @@
-"""The correlated noise of a run: where it begins, continues, and is saved to a file."""
+"""The correlated noise of a run: its beginning, continuation, and file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SecretFile:
 
     *Formal guarantees*
 
-    * Only the owner can read the file, from its first byte on, and it is replaced
+    * Only the owner can read the file, from its first byte on. Writes replace the file
       atomically. A file that further users can read is refused: its secret may be
       known.
     * Damage is found by a checksum.
@@ -79,13 +79,13 @@ class SecretFile:
         """Replaces the file.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         text = _sealed.to_text({"format": _FORMAT, **content})
         files.write_atomically(self.path, text, private=True)
 
     def remove(self) -> None:
-        """Deletes the file, if there is one."""
+        """Deletes the file, if the file exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
@@ -192,7 +192,7 @@ class MatrixRun:
 
     @property
     def kept(self) -> bool:
-        """Whether a later process can continue after a kill now, if it should."""
+        """Whether a later process could continue after a kill now, if asked to."""
         return self._file is None or "secret" in (self._content or {})
 
     def keep(self, last: bool = False) -> None:
@@ -279,7 +279,7 @@ class MatrixRun:
 
 
 def check_secret(secret: Any, ledger: Ledger, noise: Any) -> None:
-    """Raises if a secret's file is no path, or the noise could not continue from it.
+    """Raises if a secret is no path, or noise could not continue from its file.
 
     Args:
       secret: the file, or None.

@@ -103,7 +103,7 @@ def privatize(
       `hardened_noise`, `public_variables`, `noise` and `seed` by keyword.
 
     Raises:
-      ValueError: if the argument is no such class.
+      ValueError: if the argument is no optimizer class, or is private already.
 
     >>> DPAdamax = privatize(tf.keras.optimizers.Adamax)
     >>> DPAdamax(1e-3, noise_multiplier=1.0, expected_batch_size=64).name

@@ -127,7 +127,7 @@ class PrivacyPlan(BudgetPlan):
       ledger: The ledger of spent steps.
 
     Raises:
-      ValueError: If an argument is out of range, or they contradict each other.
+      ValueError: If an argument is out of range, or contradicts another argument.
 
     >>> plan = PrivacyPlan(
     ...     epsilon=3, delta=1e-5, examples=1000, batch_size=100, epochs=5)

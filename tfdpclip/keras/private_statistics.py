@@ -83,7 +83,7 @@ class PrivateStatistics(ShownAsText):
     *Formal guarantees*
 
     * Neighbours: add or remove one record. `examples` is public, and is the divisor of
-      every mean, whatever the number of records.
+      every mean, for any number of records.
     * All `releases` together stay within (epsilon, delta), each with the same noise
       multiplier z; a further release is refused. Each release is in the ledger before
       its noise is drawn, and composes there with all earlier steps.

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _arguments, _progress
 from tfdpclip.sampling.batches import Batches
 
-# The factor to the next size: at most `_LEAP`, such that `_NEXT` of the memory is used.
+# The factor to the next size: at most `_LEAP`, and aimed at `_NEXT` of the memory.
 _LEAP, _LEAST_LEAP, _NEXT = 8.0, 1.25, 0.5
 # From `_ENOUGH` of the memory on, a line leads to a size that should use `_AIM` of it.
 _ENOUGH, _AIM = 0.25, 0.85

@@ -29,7 +29,7 @@ _LOST = (
 # Beginnings of error lines that name a place in a graph, and not the error.
 _PLACES = ("Graph execution error", "Detected at node", "File ", "Node:", "[[", "^")
 _UNREADABLE = (
-    "TF_CONFIG is not what TensorFlow reads: {}. For example, for the first of two "
+    "TensorFlow cannot read TF_CONFIG: {}. For example, for the first of two "
     'machines, TF_CONFIG=\'{{"cluster": {{"worker": ["host1:2222", "host2:2222"]}}, '
     '"task": {{"type": "worker", "index": 0}}}}\'.'
 )

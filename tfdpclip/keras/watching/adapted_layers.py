@@ -74,4 +74,4 @@ def assumptions_about(model: Any) -> list[str]:
             stacklevel=3,
         )
     names = ", ".join(sorted(repr(layer.name) for layer in found))
-    return [f"what was adapted is of public data: {names}"] if found else []
+    return [f"the layers {names} were adapted to public data"] if found else []

@@ -283,7 +283,7 @@ class DrawCheck:
             raise PrivacyMismatchError(
                 f"No batches drawn by {self._sampling.describe()} exist, so fit gets "
                 f"other data. Pass sampling.{self._sampling!r}.batches(data) to fit, "
-                "and account for the same scheme (or pass those batches as "
+                "and account for the same scheme (or pass the batches as "
                 "`sampling`); or let a PrivacyPlan do both: "
                 "model.fit(plan.batches((x, y)), epochs=plan.epochs, "
                 "callbacks=plan.callbacks)." + see("batches-drawn-another-way")

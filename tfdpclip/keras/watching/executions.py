@@ -85,7 +85,7 @@ class Executions:
         self._executed += self._physical(self._batch)
 
     def wrong_pending(self, optimizer: Any) -> str | None:
-        """An error message if the optimizer's sums do not hold one batch after another.
+        """An error message if a batch was added to the sums twice, or not at all.
 
         A batch that is added twice has every record twice, even if the next batch is
         skipped.
@@ -153,7 +153,7 @@ def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -
       length: the number of batches in one epoch of the data.
 
     Raises:
-      PrivacyMismatchError: if it could, so that a budget could be exceeded.
+      PrivacyMismatchError: if so, because the budget could be exceeded.
     """
     steps, size = params.get("steps"), _compat.steps_per_execution(model)
     if not _compat.OVERRUNS_EPOCHS or steps is None or steps == length:

@@ -39,7 +39,7 @@ class FollowedStep:
     def __init__(self, model: tf.keras.Model):
         self._model = weakref.ref(model)
         self.batches: Batches | None = None
-        # The model's `train_step`, if it is an attribute of the object, not the class.
+        # A `train_step` that was assigned to the model object, if there is one.
         self._given: Any = None
 
     # AutoGraph converts this method where Keras has `train_step` converted.
@@ -106,7 +106,7 @@ def _as_taken(data: tuple, error: Exception, batches: Batches) -> Any:
     """The parts of an element for a `train_step` that failed on the whole element.
 
     Raises:
-      Exception: the error itself, if it has another cause than the number of parts.
+      Exception: the given error, if its cause is not the number of parts.
       ValueError: if the weights are more than a mark of the drawn rows.
     """
     labelled = data[1] is not None

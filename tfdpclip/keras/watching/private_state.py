@@ -116,8 +116,8 @@ def _made_of_a_loss(op: tf.Operation) -> bool:
 def _owners(graph) -> dict:
     """The variable behind each resource that the graph captured and read.
 
-    A variable that is only written to looks like a metric's total, and is left out: it
-    has no influence on the loss.
+    A variable that is only written to looks like a metric's total, and is left out: the
+    loss cannot depend on it.
     """
     variables = {}
     outer = graph

@@ -20,8 +20,8 @@ from tfdpclip.sampling import events
 
 # The attribute of a private optimizer that holds its history.
 ATTRIBUTE = "_step_history"
-# The attribute of a variable that holds the private optimizer that trains it: a later
-# optimizer finds there the steps behind the values that it starts from.
+# The attribute of a variable that holds its private optimizer. A later optimizer finds
+# there the steps behind the first values of the variable.
 _TRAINER = "_tfdpclip_trainer"
 
 

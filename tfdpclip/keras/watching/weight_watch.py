@@ -152,7 +152,7 @@ class WeightWatch:
         self._held = None
 
     def look(self) -> tf.Variable | None:
-        """Returns a variable whose value changed, or None."""
+        """Returns a variable with a changed value, or None."""
         now, held = self._read(), self._held
         if held is not None and self.changed is None:
             pairs = zip(self._owners, held, now, strict=True)

@@ -115,9 +115,9 @@ def never_applied(model, tape, loss, given):
     "step, words",
     [
         (own_gradients, "did not make private"),
-        (scaled_again, "was used again before apply"),
+        (scaled_again, "was used before apply"),
         (scaled_twice, "called again before"),
-        (applied_twice, "twice after it"),
+        (applied_twice, "before it, or twice"),
         (applied_in_a_branch, "another graph"),
         (never_applied, "never applied"),
     ],

@@ -94,7 +94,10 @@ def test_a_plan_trains_and_a_file_goes_on(kind, argument, tmp_path):
         before, model = model.optimizer, tf.keras.models.load_model(path)
         assert type(model.optimizer) is type(before)
         # Keras's MultiOptimizer maps by paths, of which loading takes the model's name.
-        assert model.optimizer._step_history.known() == before._step_history.known()
+        assert (
+            model.optimizer._step_history.known_steps()
+            == before._step_history.known_steps()
+        )
         for found, kept in zip(
             model.optimizer.variables, before.variables, strict=True
         ):

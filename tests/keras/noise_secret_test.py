@@ -68,7 +68,7 @@ class Process:
             holder=history_of(self.optimizer).identity,
             **self.run.begin(),
         )
-        self.run.begun()
+        self.run.note_phase()
         self.rows = iter(batches.repeat())
 
     def step(self, log):
@@ -367,7 +367,7 @@ def test_a_secret_needs_the_batches_themselves(tmp_path):
     model.compile(made, "mse")
     batches = FIXED.batches((X, X))
     budget = dpc.keras.PrivacyBudget(3.0, 1e-5, FIXED, **files)
-    with pytest.raises(ValueError, match="secret needs the batches themselves"):
+    with pytest.raises(ValueError, match="secret needs the batches, because"):
         model.fit(batches, callbacks=[budget], verbose=0)
 
 

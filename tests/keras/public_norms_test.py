@@ -132,7 +132,7 @@ def test_norms_are_taken_without_dropout_and_leave_batch_statistics_alone():
 
 def test_a_model_that_is_not_compiled_or_diverged_is_refused():
     model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(1)])
-    with pytest.raises(ValueError, match="Compile the model first"):
+    with pytest.raises(ValueError, match="call model.compile first"):
         public_gradient_norms(model, PUBLIC)
     model.compile("sgd", "mse")
     x, y = PUBLIC

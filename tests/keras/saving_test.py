@@ -219,7 +219,7 @@ def test_a_checkpoint_holds_no_noise_and_no_data(tmp_path):
     model = trained(adaptive(accumulation_steps=3), 4)
     path = tf.train.Checkpoint(optimizer=model.optimizer).save(str(tmp_path / "c"))
     names = " ".join(name for name, _ in tf.train.list_variables(path))
-    for word in ("noise", "generator", "sums", "counts", "filled", "transient"):
+    for word in ("noise", "generator", "sums", "counts", "filled", "unsaved"):
         assert word not in names
 
 

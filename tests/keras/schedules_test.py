@@ -435,7 +435,7 @@ def test_a_schedule_that_was_changed_is_refused(allow_change):
     model = model_with(schedule)
     model.fit(drawn, verbose=0, callbacks=[budget])
     schedule.z = 8.0
-    with pytest.raises(PrivacyMismatchError, match="was changed since"):
+    with pytest.raises(PrivacyMismatchError, match="when the optimizer was made"):
         model.fit(drawn, verbose=0, callbacks=[budget])
     assert budget.ledger.steps == 5
     assert model.optimizer.noise_multiplier_at(0) == 0.5

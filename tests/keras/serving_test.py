@@ -89,9 +89,9 @@ def test_a_state_tree_has_no_steps_behind_it_so_that_they_count_as_unknown():
     """What `OrbaxCheckpoint` saves and loads."""
     model, _ = trained()
     other, _ = trained()
-    known = set(other.optimizer._step_history.known())
+    known = set(other.optimizer._step_history.known_steps())
     other.set_state_tree(model.get_state_tree())
     other.optimizer.iterations.assign(4)
-    found = other.optimizer._step_history.known()
+    found = other.optimizer._step_history.known_steps()
     (unknown,) = set(found) - known
     assert unknown.startswith("unknown:") and found[unknown].steps == 2

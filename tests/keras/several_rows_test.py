@@ -63,7 +63,7 @@ def test_people_stay_the_same():
     plan = dpc.keras.PrivacyPlan(**PEOPLE, per_person=2)
     plan.batches((X, Y), people=IDS)
     plan.batches((X, Y), people=list(IDS))
-    with pytest.raises(ValueError, match="people are not those of the batches"):
+    with pytest.raises(ValueError, match="people differ from the people of this plan"):
         plan.batches((X, Y), people=IDS[::-1])
     plan.replace().batches((X, Y), people=IDS[::-1])
 
@@ -245,7 +245,7 @@ def test_what_the_plan_says_is_not_said_again(name):
 def test_eager_steps_are_refused():
     batches = sampling.Poisson(0.5).batches((X, Y), views=2)
     model = compiled(private(rows_per_record=2), run_eagerly=True)
-    with pytest.raises(ValueError, match="needs a graph|eager code has none"):
+    with pytest.raises(ValueError, match="needs a graph|has no graph"):
         model.fit(batches, verbose=0)
 
 
@@ -256,7 +256,7 @@ def test_rows_that_are_left_over_and_metrics():
         plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), metrics=["accuracy"]
     )
     batches = plan.batches((X, Y), people=IDS)
-    with pytest.warns(UserWarning, match="people with few examples have"):
+    with pytest.warns(UserWarning, match="pad people who have few examples"):
         model.fit(batches, callbacks=plan.callbacks, verbose=0)
 
 

@@ -261,14 +261,14 @@ class TestIdentity:
         clone = history_of(made_again)
         other = copy.deepcopy(history)
         assert len({history.identity, other.identity, clone.identity}) == 3
-        assert clone.known() == {}
+        assert clone.known_steps() == {}
         assert other.releases == 0
-        assert other.known().keys() == {history.identity}
+        assert other.known_steps().keys() == {history.identity}
         of_keras = copy.copy(first.optimizer)  # A history does not keep it alive.
         copied = history_of(of_keras)
         # A copy of Keras 3 has variables of its own.
         assert (copied is history) != KERAS_3
-        assert copied.known() == history.known()
+        assert copied.known_steps() == history.known_steps()
 
     @pytest.mark.slow
     def test_reserved_steps_that_did_not_run_hide_none(self, batches):

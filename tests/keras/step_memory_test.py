@@ -50,7 +50,8 @@ def test_steps_stay_within_the_memory_and_use_it():
     model, batches = training(found)
     # What a step takes at its peak depends on which of its ops run side by side.
     used = max(
-        step_memory.of_step(model, batches, found.accumulation_steps) for _ in range(3)
+        step_memory.measure_step(model, batches, found.accumulation_steps)
+        for _ in range(3)
     )
     assert memory / 3 < used <= memory
     # No record was drawn, and nothing spent: those plans were others.
@@ -127,17 +128,17 @@ def test_rows_of_a_line(fixed, each, memory):
         assert fixed + each * rows <= 1.1 * memory
         return fixed + each * rows
 
-    rows = step_memory.most_rows(used_by, memory, 10**12)
+    rows = step_memory.find_most_rows(used_by, memory, 10**12)
     assert 0.75 * memory < used_by(rows) <= 0.92 * memory
-    assert step_memory.most_rows(used_by, memory, 11) == 11
-    assert step_memory.most_rows(used_by, memory, 1) == 1
+    assert step_memory.find_most_rows(used_by, memory, 11) == 11
+    assert step_memory.find_most_rows(used_by, memory, 1) == 1
 
 
 def test_a_size_that_is_larger_than_its_line_is_not_taken():
     def used_by(rows):  # small tensors are not counted
         return 10 * rows + 20 * max(0, rows - 3000)
 
-    rows = step_memory.most_rows(used_by, 100_000, 10**6)
+    rows = step_memory.find_most_rows(used_by, 100_000, 10**6)
     assert 60_000 < used_by(rows) <= 92_000
 
 
@@ -158,6 +159,6 @@ def test_the_estimate_holds_for_models(name, jit):
     found = plan_of().within_memory(memory, training)
     assert found.accumulation_steps > 1
     model, batches = training(found)
-    used = step_memory.of_step(model, batches, found.accumulation_steps)
+    used = step_memory.measure_step(model, batches, found.accumulation_steps)
     print(name, jit, found.physical_batch_size, used / memory)
     assert memory / 3 < used <= memory

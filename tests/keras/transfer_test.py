@@ -233,7 +233,7 @@ def test_refuses_models_that_it_cannot_film():
 def test_refuses_a_head_that_is_none():
     model = Plain()
     model(tf.ones((2, 4)))
-    with pytest.raises(ValueError, match="head: which layer.*Pass head="):
+    with pytest.raises(ValueError, match="has no clear head.*Pass head="):
         film(model)
     for wrong in ("nothing", L.Dense(2), 3):
         with pytest.raises(ValueError, match="head: .*Pass head="):

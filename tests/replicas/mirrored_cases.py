@@ -758,7 +758,7 @@ def test_a_step_that_was_cut_short_on_one_replica_begins_afresh(mirrored):
     model.fit(data, steps_per_epoch=3, verbose=0, callbacks=callbacks)
     assert own.pending_batches == 0
     # As if an error had stopped all but the first.
-    first = own._transient.all[0].sums
+    first = own._unsaved.all[0].sums
     first._begun.assign(1)
     first._filled.assign(1)
     first._sums[0].assign_add(1e6 * tf.ones_like(first._sums[0]))
@@ -1141,5 +1141,5 @@ def test_checkpoints_hold_no_noise_and_move_between_devices(mirrored, tmp_path):
     assert_alike(first, second, tolerance=0)
     third = restored(mirrored, saved(second, "one"))
     assert_alike(third, first, tolerance=0)
-    known = third.optimizer._step_history.known()
+    known = third.optimizer._step_history.known_steps()
     assert sum(part.steps for part in known.values()) == 5

@@ -278,7 +278,7 @@ class GradientMeter:
             if weight is not None:
                 weight = tf.reshape(tf.cast(weight, loss.dtype), [-1])
                 loss = loss * weight
-        with replicas.marked(), drawn_rows.given_element(None):
+        with replicas.mark_loss_ops(), drawn_rows.given_element(None):
             engine = PerExampleGradients(
                 loss, self.variables, replicas=replicas.count()
             )

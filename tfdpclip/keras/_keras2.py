@@ -1,7 +1,7 @@
-"""What is of Keras 2, each behind a function that says what it is for.
+"""The private parts of Keras 2, each behind a function that names its purpose.
 
-Keras 2.14, and `tf_keras`, which goes on with it. Used through `_compat.py` alone;
-`_keras3.py` has the same names.
+For Keras 2.14, and for `tf_keras`, its continuation. Only `_compat.py` imports this
+file; `_keras3.py` has the same names.
 """
 
 from __future__ import annotations
@@ -14,63 +14,64 @@ import tensorflow as tf
 
 from tfdpclip._variables import whole_number
 
-#: Where Keras keeps what makes files of objects.
+#: The Keras module that saves and loads objects.
 saving = tf.keras.saving
 
 # Layers and models.
 
-#: What every kind of batch normalisation is a subclass of.
+#: The common base class of all kinds of batch normalisation.
 BATCH_NORMALIZATION = tf.keras.layers.BatchNormalization.__mro__[1]
 
 
 def layers_of(
     layer: Any, *, include_self: bool = True, recursive: bool = True
 ) -> Iterator[Any]:
-    """A layer and the layers in it, parents first."""
+    """A layer and its sublayers, parents first."""
     return layer._flatten_layers(recursive=recursive, include_self=include_self)
 
 
 def names_of(variables: Sequence[tf.Variable]) -> list[str]:
-    """The names of a model's variables, by which clip rules group them."""
+    """The names of a model's variables, for the groups of clip rules."""
     return [variable.name for variable in variables]
 
 
 def is_functional(layer: Any) -> bool:
-    """Whether a model was made of the tensors between its inputs and outputs."""
+    """Whether a model was made from symbolic tensors (the functional API)."""
     return bool(getattr(layer, "_is_graph_network", False))
 
 
 def own_trainable(layer: Any) -> list[tf.Variable]:
-    """The variables of a layer, not of its parts, that are not frozen one by one."""
+    """A layer's variables, without its sublayers', that are not frozen one by one."""
     return layer._trainable_weights
 
 
 def own_variables(layer: Any) -> list[tf.Variable]:
-    """The variables of a layer, not of its parts; those that can train first."""
+    """The variables of a layer, without its sublayers'; the trainable ones first."""
     return layer._trainable_weights + layer._non_trainable_weights
 
 
 def freeze_own_variables(layer: Any) -> None:
-    """Freezes a layer's own variables, while parts of it train.
+    """Freezes a layer's own variables, while its sublayers train.
 
-    They go before the others, so that their order in files stays.
+    The frozen variables go before the earlier frozen variables, to keep their order in
+    files.
     """
     layer._non_trainable_weights[:0] = layer._trainable_weights
     del layer._trainable_weights[:]
 
 
 def cloned(model: Any, clone_function: Callable) -> Any:
-    """A functional or Sequential model again, of the layers that a function gives."""
+    """A copy of a functional or Sequential model, with layers that a function gives."""
     return tf.keras.models.clone_model(model, clone_function=clone_function)
 
 
 def trains_itself(layer: Any) -> bool:
-    """A layer's own `trainable`, whatever its parts'."""
+    """A layer's own `trainable`, whatever its sublayers say."""
     return layer._trainable
 
 
 def set_trains_itself(layer: Any, value: bool) -> None:
-    """Sets a layer's own `trainable` and leaves its parts alone."""
+    """Sets a layer's own `trainable`, and leaves its sublayers alone."""
     layer._trainable = value
 
 
@@ -80,24 +81,24 @@ def input_shapes_of(layer: Any) -> list:
 
 
 def producer_of(tensor: Any) -> tuple[Any, int, int]:
-    """The layer that made a tensor, the number of its call, and of its output."""
+    """The layer that made a tensor, the index of its call, and of its output."""
     layer, node_index, tensor_index = tensor._keras_history
     return layer, node_index, tensor_index
 
 
 def inputs_of_call(layer: Any, node_index: int) -> Any:
-    """What a layer was called with, in the call of this number."""
+    """The inputs of a layer in the call of this index."""
     return layer._inbound_nodes[node_index].keras_inputs
 
 
 def forget_compilation(model: Any) -> None:
-    """Has a model traced, and compiled, again before it next runs."""
+    """Makes a model compile and trace again before its next run."""
     model._reset_compile_cache()
     model._is_compiled = False
 
 
 def random_states_of(model: Any) -> list[tf.Variable]:
-    """The states of the generators of a model's layers: of dropout, for one."""
+    """The states of the random generators of a model's layers (dropout, for one)."""
     found = []
     for layer in layers_of(model):
         generator = getattr(
@@ -109,7 +110,7 @@ def random_states_of(model: Any) -> list[tf.Variable]:
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that layers have tied to a tensor, or None."""
+    """The mask that layers attached to a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
@@ -119,18 +120,18 @@ def is_adapted(layer: Any) -> bool:
 
 
 def is_running_statistic(variable: tf.Variable) -> bool:
-    """Whether a variable is a layer's average over the batches it has seen."""
+    """Whether a variable is a layer's running average over its batches."""
     return variable.aggregation == tf.VariableAggregation.MEAN
 
 
 @contextlib.contextmanager
 def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
-    """Has the averages of batch normalisations be those of one batch, for a while."""
+    """For a while, makes running averages equal to the statistics of one batch."""
     before = [(layer.momentum, layer.fused) for layer in layers]
     try:
         for layer in layers:
-            layer.momentum = 0.0  # The averages become those of one batch.
-            layer.fused = False  # Fused variances are not those of the batch.
+            layer.momentum = 0.0  # The averages forget earlier batches.
+            layer.fused = False  # Fused variances differ from the batch's.
         yield
     finally:
         for layer, (momentum, fused) in zip(layers, before, strict=True):
@@ -141,21 +142,21 @@ def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
 
 
 def compiled_loss_of(model: Any) -> Any:
-    """What a model was compiled with as its loss, or None."""
+    """The loss that a model was compiled with, or None."""
     return getattr(model, "loss", None)
 
 
 def share_of_replica(loss: Any) -> Any:
-    """What a loss does with its mean over a replica's part: the trainer scales it."""
+    """The share of a replica in a loss: here the loss, which the trainer scales."""
     return loss
 
 
-#: Whether weights of one axis less than losses are spread over the last one.
+#: Whether weights with one axis less than the losses are spread over the last axis.
 SPREADS_WEIGHTS = True
 
 
 def takes_weights_by_name(model: Any) -> bool:
-    """Whether weights for several outputs may be a dict of the outputs' names."""
+    """Whether weights for several outputs may be a dict by output name."""
     del model
     return True
 
@@ -166,41 +167,41 @@ def is_compiled(model: Any) -> bool:
 
 
 def unweighted_metrics(model: Any) -> list[Any]:
-    """What a model was compiled with as `metrics`, or None, in a flat list."""
+    """The `metrics` that a model was compiled with, in a flat list with None."""
     compiled = getattr(model, "compiled_metrics", None)
     return tf.nest.flatten(getattr(compiled, "_user_metrics", None))
 
 
 def tunes_steps_per_execution(model: Any) -> bool:
-    """Whether how many steps run at a time changes while they run."""
+    """Whether Keras changes the number of steps per execution during training."""
     return getattr(model, "_steps_per_execution_tuner", None) is not None
 
 
-#: Whether an execution goes on past the `steps_per_epoch` of `fit`.
+#: Whether an execution may go past the `steps_per_epoch` of `fit`.
 OVERRUNS_EPOCHS = False
 
 
 def steps_per_execution(model: Any) -> int:
-    """How many steps run at a time, now."""
+    """The current number of steps per execution."""
     variable = getattr(model, "_steps_per_execution", None)
     return 1 if variable is None else whole_number(variable)
 
 
 def spare_logs(callback: Any) -> None:
-    """Says that a callback reads no logs of batches, or takes tensors as they are.
+    """Marks a callback that reads no logs of batches, or accepts tensors in them.
 
-    Keras would otherwise turn every metric into a number after every batch.
+    For unmarked callbacks, Keras converts every metric to a number after every batch.
     """
     callback._supports_tf_logs = True
 
 
 def compiles_by_xla(model: Any) -> bool:
-    """Whether a model's steps are compiled by XLA."""
+    """Whether XLA compiles a model's steps."""
     return bool(getattr(model, "_jit_compile", None))
 
 
 def has_own_function(model: Any) -> bool:
-    """Whether something other than Keras's training function runs a model's steps."""
+    """Whether a model overrides Keras's training function."""
     made = type(model).make_train_function
     return made is not tf.keras.Model.make_train_function
 
@@ -208,13 +209,13 @@ def has_own_function(model: Any) -> bool:
 #: Whether `load_model` reads SavedModel directories, and optimizers in them.
 LOADS_SAVED_MODELS = True
 
-#: Whether a training function has `train_step` in it when it is made, and does not look
-#: it up when it is traced.
+#: Whether a training function binds `train_step` when the function is made, and not
+#: when it is traced.
 KEEPS_STEP = False
 
 
 def step_function_of(train_function: Any) -> Any:
-    """The `tf.function` that runs steps, of a model's `train_function`."""
+    """The `tf.function` of a model's `train_function` that runs steps."""
     return train_function
 
 
@@ -222,13 +223,13 @@ def step_function_of(train_function: Any) -> Any:
 
 
 class TrainerEntry:
-    """How Keras reaches a private optimizer: its trainer calls `minimize`."""
+    """Keras's way to call a private optimizer: its trainer calls `minimize`."""
 
     def apply_gradients(self, grads_and_vars, name=None, **kwargs):
-        """Applies gradients that this optimizer made private; refuses all others."""
+        """Applies private gradients of this optimizer; refuses any other gradients."""
         grads_and_vars = list(grads_and_vars)
         kwargs.pop("experimental_aggregate_gradients", None)
-        kwargs["skip_gradients_aggregation"] = True  # They are what all replicas have.
+        kwargs["skip_gradients_aggregation"] = True  # All replicas have the sums.
         with self._private_update([gradient for gradient, _ in grads_and_vars]):
             return super().apply_gradients(grads_and_vars, name=name, **kwargs)
 
@@ -236,19 +237,19 @@ class TrainerEntry:
         self.apply_gradients(grads_and_vars)
 
     def _refuse_unapplied(self):
-        """There is no loss that could have been forgotten."""
+        """Does nothing: Keras 2 hands over no loss that could be forgotten."""
 
 
 def refuse_distribution() -> None:
-    """Keras 2 has no distribution but TensorFlow's."""
+    """Does nothing: Keras 2 has no distribution except TensorFlow's."""
 
 
 def refuse_workers() -> None:
-    """Several workers are what Keras 2 trains on."""
+    """Does nothing: Keras 2 trains on several workers."""
 
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[tf.Variable]:
-    """Gives an optimizer variables that are saved with it, after its others."""
+    """Adds saved variables to an optimizer, after the variables that it has."""
     made = [
         tf.Variable(value, trainable=False, name=f"{name}_{i}")
         for i, value in enumerate(values)
@@ -258,34 +259,34 @@ def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[tf.Varia
 
 
 def own_rate(optimizer: Any) -> Any:
-    """The variable of a learning rate; None or something else if it has none."""
+    """The variable of a learning rate; None or an object if there is no variable."""
     return getattr(optimizer, "_learning_rate", None)
 
 
 def place_of(optimizer: Any, variable: tf.Variable) -> int:
-    """Which of the optimizer's slots belong to a variable."""
+    """The index of a variable's slots in the optimizer."""
     return optimizer._index_dict[optimizer._var_key(variable)]
 
 
 def moments_of(optimizer: Any, place: int) -> tuple[tf.Variable, tf.Variable]:
-    """Adam's first and second moments of one variable."""
+    """Adam's first and second moments of a variable."""
     return optimizer._momentums[place], optimizer._velocities[place]
 
 
 def averages_of(optimizer: Any) -> list[tuple[Any, Any]]:
-    """None: nothing of Keras 2 swaps weights and averages."""
+    """An empty list: Keras 2 never swaps weights and averages."""
     del optimizer
     return []
 
 
 def swapped(weight: Any, average: Any) -> tuple[Any, Any]:
-    """What nothing asks for here."""
+    """A weight and its average, swapped; Keras 2 never calls this."""
     return average, weight
 
 
 @contextlib.contextmanager
 def updated_by(optimizer: Any, function: Callable) -> Iterator[None]:
-    """Has an optimizer hand its gradients to a function, and count, for a while."""
+    """For a while, gives an optimizer's gradients to a function and counts the step."""
 
     def update(grads_and_vars):
         function(grads_and_vars)
@@ -299,7 +300,7 @@ def updated_by(optimizer: Any, function: Callable) -> Iterator[None]:
 
 
 def watch_updates(optimizer: Any, function: Callable) -> None:
-    """Has an optimizer show its gradients to a function before each update."""
+    """Shows the gradients of each update to a function, before the update."""
 
     def update(grads_and_vars):
         grads_and_vars = list(grads_and_vars)

@@ -1,7 +1,7 @@
-"""What is of Keras 3, each behind a function that says what it is for.
+"""The private parts of Keras 3, each behind a function that names its purpose.
 
-With the TensorFlow backend. Used through `_compat.py` alone; `_keras2.py` has the same
-names. No other module may use private symbols of Keras 3.
+For the TensorFlow backend. Only `_compat.py` imports this file; `_keras2.py` has the
+same names.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ if keras.config.backend() != "tensorflow":
 def layers_of(
     layer: Any, *, include_self: bool = True, recursive: bool = True
 ) -> Iterator[Any]:
-    """A layer and the layers in it, parents first; an op like `x + 3` has none."""
+    """A layer and its sublayers, parents first; an op like `x + 3` has no layers."""
     if not isinstance(layer, keras.layers.Layer):
         return iter(())
     return iter(layer._flatten_layers(recursive=recursive, include_self=include_self))
 
 
-#: What every kind of batch normalisation is a subclass of.
+#: The common base class of all kinds of batch normalisation.
 BATCH_NORMALIZATION = keras.layers.BatchNormalization
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """The names of a model's variables, by which clip rules group them.
+    """The names of a model's variables, for the groups of clip rules.
 
-    Without the model's own, which Keras 3 puts before those of its layers, and numbers.
+    A name comes without its number, and without the model's name, which Keras 3 puts
+    before the layer's name.
     """
     names = [path_of(variable) for variable in variables]
     models = {name.partition("/")[0] for name in names}
@@ -58,26 +59,27 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 
 def is_functional(layer: Any) -> bool:
-    """Whether a model was made of the tensors between its inputs and outputs."""
+    """Whether a model was made from symbolic tensors (the functional API)."""
     if isinstance(layer, keras.Sequential):
         return layer._functional is not None
     return isinstance(layer, Functional)
 
 
 def own_trainable(layer: Any) -> list[Any]:
-    """The variables of a layer, not of its parts, that are not frozen one by one."""
+    """A layer's variables, without its sublayers', that are not frozen one by one."""
     return layer._trainable_variables
 
 
 def own_variables(layer: Any) -> list[Any]:
-    """The variables of a layer, not of its parts; those that can train first."""
+    """The variables of a layer, without its sublayers'; the trainable ones first."""
     return layer._trainable_variables + layer._non_trainable_variables
 
 
 def freeze_own_variables(layer: Any) -> None:
-    """Freezes a layer's own variables, while parts of it train.
+    """Freezes a layer's own variables, while its sublayers train.
 
-    They go before the others, so that their order in files stays.
+    The frozen variables go before the earlier frozen variables, to keep their order in
+    files.
     """
     for variable in layer._trainable_variables:
         variable.trainable = False
@@ -86,10 +88,10 @@ def freeze_own_variables(layer: Any) -> None:
 
 
 def cloned(model: Any, clone_function: Callable) -> Any:
-    """A functional or Sequential model again, of the layers that a function gives."""
+    """A copy of a functional or Sequential model, with layers that a function gives."""
 
     def call(layer, *args, **kwargs):
-        # Which Keras 3 has noted for every layer that could have taken one.
+        # Keras 3 notes a mask of None for every layer that could have taken a mask.
         if kwargs.get("mask") is None:
             kwargs.pop("mask", None)
         return layer(*args, **kwargs)
@@ -99,12 +101,12 @@ def cloned(model: Any, clone_function: Callable) -> Any:
 
 
 def trains_itself(layer: Any) -> bool:
-    """A layer's own `trainable`, whatever its parts'."""
+    """A layer's own `trainable`, whatever its sublayers say."""
     return layer._trainable
 
 
 def set_trains_itself(layer: Any, value: bool) -> None:
-    """Sets a layer's own `trainable` and leaves its parts alone."""
+    """Sets a layer's own `trainable`, and leaves its sublayers alone."""
     layer._trainable = value
 
 
@@ -118,23 +120,23 @@ def input_shapes_of(layer: Any) -> list:
 
 
 def producer_of(tensor: Any) -> tuple[Any, int, int]:
-    """The layer that made a tensor, the number of its call, and of its output."""
+    """The layer that made a tensor, the index of its call, and of its output."""
     return tuple(tensor._keras_history)
 
 
 def inputs_of_call(layer: Any, node_index: int) -> Any:
-    """What a layer was called with, in the call of this number."""
+    """The inputs of a layer in the call of this index."""
     return layer._inbound_nodes[node_index].input_tensors
 
 
 def forget_compilation(model: Any) -> None:
-    """Has a model traced, and compiled, again before it next runs."""
+    """Makes a model compile and trace again before its next run."""
     model.train_function = model.test_function = model.predict_function = None
     model.compiled = False
 
 
 def random_states_of(model: Any) -> list[tf.Variable]:
-    """The states of the generators of a model's layers: of dropout, for one."""
+    """The states of the random generators of a model's layers (dropout, for one)."""
     return [
         generator.state
         for layer in layers_of(model)
@@ -143,14 +145,14 @@ def random_states_of(model: Any) -> list[tf.Variable]:
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that layers have tied to a tensor, or None."""
+    """The mask that layers attached to a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def is_adapted(layer: Any) -> bool:
-    """Whether a layer has statistics that were not given when it was made.
+    """Whether a layer has statistics that were not given to its constructor.
 
-    Vocabularies that were set later are among them: nothing tells them apart.
+    Vocabularies that were set later count as adapted: Keras 3 does not tell them apart.
     """
     layers = keras.layers
     if isinstance(layer, layers.Normalization):
@@ -173,15 +175,15 @@ _RUNNING = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
 
 
 def is_running_statistic(variable: tf.Variable) -> bool:
-    """Whether a variable is a layer's average over the batches it has seen."""
-    # Keras 3 marks those of its own layers by nothing but their names.
+    """Whether a variable is a layer's running average over its batches."""
+    # Keras 3 marks the averages of its own layers only by their names.
     name = variable.name.removesuffix(":0").rpartition("/")[2]
     return variable.aggregation == tf.VariableAggregation.MEAN or name in _RUNNING
 
 
 @contextlib.contextmanager
 def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
-    """Has the averages of batch normalisations be those of one batch, for a while."""
+    """For a while, makes running averages equal to the statistics of one batch."""
     before = [layer.momentum for layer in layers]
     try:
         for layer in layers:
@@ -196,22 +198,22 @@ def batch_statistics(layers: Sequence[Any]) -> Iterator[None]:
 
 
 def compiled_loss_of(model: Any) -> Any:
-    """What a model was compiled with as its loss, or None."""
-    # Without one, a model has a method of that name.
+    """The loss that a model was compiled with, or None."""
+    # `loss` is a method of every model; the compiled loss is an attribute.
     return getattr(model, "__dict__", {}).get("loss")
 
 
 def share_of_replica(loss: Any) -> Any:
-    """What a loss does with its mean over a replica's part of a batch."""
+    """The share of a replica in a loss, from the mean over the replica's examples."""
     return scale_loss_for_distribution(loss)
 
 
-#: Whether weights of one axis less than losses are spread over the last one.
+#: Whether weights with one axis less than the losses are spread over the last axis.
 SPREADS_WEIGHTS = False
 
 
 def takes_weights_by_name(model: Any) -> bool:
-    """Whether weights for several outputs may be a dict of the outputs' names."""
+    """Whether weights for several outputs may be a dict by output name."""
     return isinstance(getattr(model, "_outputs_struct", {}), dict)
 
 
@@ -221,37 +223,37 @@ def is_compiled(model: Any) -> bool:
 
 
 def unweighted_metrics(model: Any) -> list[Any]:
-    """What a model was compiled with as `metrics`, or None, in a flat list."""
+    """The `metrics` that a model was compiled with, in a flat list with None."""
     compiled = getattr(model, "_compile_metrics", None)
     return tf.nest.flatten(getattr(compiled, "_user_metrics", None))
 
 
 def tunes_steps_per_execution(model: Any) -> bool:
-    """Whether how many steps run at a time changes while they run."""
+    """Whether Keras changes the number of steps per execution during training."""
     return not isinstance(model.steps_per_execution, int)
 
 
-#: Whether an execution goes on past the `steps_per_epoch` of `fit`: only the end of the
-#: data stops it.
+#: Whether an execution may go past the `steps_per_epoch` of `fit`: in Keras 3 only the
+#: end of the data stops an execution.
 OVERRUNS_EPOCHS = True
 
 
 def steps_per_execution(model: Any) -> int:
-    """How many steps run at a time, now."""
+    """The current number of steps per execution."""
     return int(model.steps_per_execution)
 
 
 def spare_logs(callback: Any) -> None:
-    """Nothing here: this Keras gives every callback numbers."""
+    """Does nothing: Keras 3 gives numbers to every callback."""
 
 
 def compiles_by_xla(model: Any) -> bool:
-    """Whether a model's steps are compiled by XLA."""
+    """Whether XLA compiles a model's steps."""
     return bool(model.jit_compile)
 
 
 def has_own_function(model: Any) -> bool:
-    """Whether something other than Keras's training function runs a model's steps."""
+    """Whether a model overrides Keras's training function."""
     made = type(model).make_train_function
     return made is not keras.Model.make_train_function
 
@@ -259,22 +261,22 @@ def has_own_function(model: Any) -> bool:
 #: Whether `load_model` reads SavedModel directories, and optimizers in them.
 LOADS_SAVED_MODELS = False
 
-#: Whether a training function has `train_step` in it when it is made, and does not look
-#: it up when it is traced.
+#: Whether a training function binds `train_step` when the function is made, and not
+#: when it is traced.
 KEEPS_STEP = True
 
 
 def step_function_of(train_function: Any) -> Any:
-    """The `tf.function` that runs steps, of a model's `train_function`."""
+    """The `tf.function` of a model's `train_function` that runs steps."""
     module = getattr(train_function, "__module__", None) or ""
     if not (inspect.isfunction(train_function) and module.startswith("keras.src.")):
         return train_function
     inner = inspect.getclosurevars(train_function).nonlocals
     if "multi_step_on_iterator" not in inner:
         raise NotImplementedError(
-            f"Keras {keras.__version__} runs its training steps in a way that "
-            "PrivacyBudget does not know, so it cannot see what they write to. Use a "
-            "version of Keras that tfdpclip was tested with."
+            f"Keras {keras.__version__} runs its training steps in an unknown way, so "
+            "PrivacyBudget cannot see their writes. Use a version of Keras that "
+            "tfdpclip was tested with."
         )
     return inner["multi_step_on_iterator"]
 
@@ -283,7 +285,7 @@ def step_function_of(train_function: Any) -> Any:
 
 _OWN_SCALING = {
     "gradient_accumulation_steps": (
-        "would add up gradients of several steps, each with noise of its own. Use "
+        "would add up gradients of several steps, each with its own noise. Use "
         "accumulation_steps, which adds noise once."
     ),
     "loss_scale_factor": (
@@ -294,7 +296,7 @@ _OWN_SCALING = {
 
 
 class TrainerEntry:
-    """How Keras reaches a private optimizer: by `scale_loss`, and then `apply`."""
+    """Keras's way to call a private optimizer: by `scale_loss`, and then `apply`."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -306,12 +308,12 @@ class TrainerEntry:
     @tf.autograph.experimental.do_not_convert
     def __setattr__(self, name, value):
         if name in _OWN_SCALING and "_held_loss" in self.__dict__:
-            # LossScaleOptimizer sets it in what it wraps.
+            # LossScaleOptimizer sets the attribute in the optimizer that it wraps.
             raise ValueError(
                 f"{name} of a private optimizer cannot be set: it {_OWN_SCALING[name]} "
-                "A LossScaleOptimizer does this, which Keras makes by itself under the "
-                "policy mixed_float16: use mixed_bfloat16 or float32. So does a "
-                "MultiOptimizer: make it private as a whole, of plain optimizers: "
+                "The policy mixed_float16 sets it by a LossScaleOptimizer: use "
+                "mixed_bfloat16 or float32. A MultiOptimizer sets it, too: make it "
+                "private as a whole, from plain optimizers: "
                 "plan.optimizer(keras.optimizers.MultiOptimizer, optimizer_map)."
                 + see("float16")
             )
@@ -319,17 +321,17 @@ class TrainerEntry:
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss):
-        """Keeps the loss for `apply`; what it returns has no gradients to take."""
+        """Keeps the loss for `apply`; returns a copy that has no gradients."""
         refuse_distribution()
         return self._held_loss.keep(loss)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars):
-        """Makes the private step of the loss that `scale_loss` was given.
+        """Makes the private step from the loss that `scale_loss` was given.
 
         Args:
-          grads_and_vars: no gradients (None) and the variables; or private gradients,
-            as `compute_gradients` made them. All others are refused.
+          grads_and_vars: no gradients (None) and the variables; or private gradients
+            from `compute_gradients`. Any other gradients are refused.
         """
         pairs = list(grads_and_vars)
         self.apply([gradient for gradient, _ in pairs], [v for _, v in pairs])
@@ -337,7 +339,7 @@ class TrainerEntry:
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads, trainable_variables=None):
-        """As `apply_gradients`, of gradients and variables apart."""
+        """Like `apply_gradients`, with gradients and variables in separate lists."""
         grads = list(grads)
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
@@ -350,7 +352,7 @@ class TrainerEntry:
     def _apply_released(self, pairs):
         if not self.built:
             self.build([variable for _, variable in pairs])
-        # Constraints are known to Keras's variables only, and not to those in them.
+        # Constraints belong to Keras's variables, not to TensorFlow's within them.
         self._check_variables_are_known([variable for _, variable in pairs])
         variables = [
             self._trainable_variables[self._get_variable_index(variable)]
@@ -361,18 +363,18 @@ class TrainerEntry:
             super().apply(gradients, variables)
 
     def build(self, var_list):
-        """Makes the variables of the optimizer."""
+        """Makes the optimizer's variables."""
         for variable in var_list:
             if getattr(variable, "overwrite_with_gradient", False):
                 raise NotImplementedError(
-                    f"{variable.path} takes its gradient as its new value (float8 "
-                    "training does this), which noise would destroy. Train in float32 "
+                    f"{variable.path} takes its gradient as its new value (in float8 "
+                    "training), and noise would destroy the value. Train in float32 "
                     "or mixed_bfloat16."
                 )
         super().build(list(var_list))
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        """The gradients of a release are sums over all replicas already."""
+        """Returns the gradients: the gradients of a release are sums over replicas."""
         return list(grads_and_vars)
 
     def _refuse_unapplied(self):
@@ -380,17 +382,17 @@ class TrainerEntry:
 
 
 def refuse_distribution() -> None:
-    """Raises NotImplementedError if Keras is to distribute models or data."""
+    """Raises NotImplementedError if Keras distributes models or data."""
     if keras.distribution.distribution() is not None:
         raise NotImplementedError(
-            "Private optimizers do not support keras.distribution: each part would "
-            "clip and add noise on its own. Take it away with "
+            "Private optimizers do not support keras.distribution: each device would "
+            "clip and add noise on its own. Remove it: "
             "keras.distribution.set_distribution(None)." + see("several-replicas")
         )
 
 
 def refuse_workers() -> None:
-    """Raises NotImplementedError: Keras 3 fails there, whatever it trains."""
+    """Raises NotImplementedError: Keras 3 fails on several workers, in any training."""
     raise NotImplementedError(
         f"Keras {keras.__version__} does not train on several workers: its fit fails "
         "under MultiWorkerMirroredStrategy with any optimizer. Install tf_keras and "
@@ -400,7 +402,7 @@ def refuse_workers() -> None:
 
 
 def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[Any]:
-    """Gives an optimizer variables that are saved with it, after its others."""
+    """Adds saved variables to an optimizer, after the variables that it has."""
     return [
         optimizer.add_variable(
             shape=value.shape,
@@ -413,17 +415,17 @@ def add_state(optimizer: Any, values: Sequence[Any], name: str) -> list[Any]:
 
 
 def own_rate(optimizer: Any) -> Any:
-    """The variable of a learning rate; None or something else if it has none."""
+    """The variable of a learning rate; None or an object if there is no variable."""
     return unwrapped(getattr(optimizer, "_learning_rate", None))
 
 
 def place_of(optimizer: Any, variable: tf.Variable) -> int:
-    """Which of the optimizer's slots belong to a variable."""
+    """The index of a variable's slots in the optimizer."""
     return optimizer._get_variable_index(variable)
 
 
 def moments_of(optimizer: Any, place: int) -> tuple[tf.Variable, tf.Variable]:
-    """Adam's first and second moments of one variable."""
+    """Adam's first and second moments of a variable."""
     return optimizer._momentums[place], optimizer._velocities[place]
 
 
@@ -434,7 +436,7 @@ def averages_of(optimizer: Any) -> list[tuple[Any, Any]]:
 
 
 def swapped(weight: Any, average: Any) -> tuple[Any, Any]:
-    """What `SwapEMAWeights` makes of both, with the rounding of its sums."""
+    """The result of `SwapEMAWeights` for both, with the rounding of its sums."""
     both = tf.add(weight, average)
     new_average = tf.subtract(both, average)
     return tf.subtract(both, new_average).numpy(), new_average.numpy()
@@ -442,7 +444,7 @@ def swapped(weight: Any, average: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def updated_by(optimizer: Any, function: Callable) -> Iterator[None]:
-    """Has an optimizer hand its gradients to a function, and count, for a while."""
+    """For a while, gives an optimizer's gradients to a function and counts the step."""
 
     def update(grads, trainable_variables, learning_rate):
         del learning_rate
@@ -456,7 +458,7 @@ def updated_by(optimizer: Any, function: Callable) -> Iterator[None]:
 
 
 def watch_updates(optimizer: Any, function: Callable) -> None:
-    """Has an optimizer show its gradients to a function before each update."""
+    """Shows the gradients of each update to a function, before the update."""
 
     def update(grads, trainable_variables, learning_rate):
         function(list(zip(grads, trainable_variables, strict=True)))

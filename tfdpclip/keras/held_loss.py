@@ -1,9 +1,9 @@
 """The loss that Keras 3 hands over before it asks for an update.
 
-Keras's trainer gives the optimizer the loss to scale, takes gradients of what it gets
-back, and has those applied. A private optimizer keeps the loss, and gives back a copy
-without gradients: so there are no gradients but the private ones, which it makes from
-the loss that it kept.
+Keras's trainer gives the optimizer the loss to scale, takes gradients of the scaled
+loss, and asks the optimizer to apply them. A private optimizer keeps the loss, and
+returns a copy without gradients. The only gradients are then the private gradients,
+which the optimizer makes from the kept loss.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _INSTEAD = (
 
 
 class HeldLoss:
-    """Keeps one loss from `scale_loss` to `apply`.
+    """Keeps a loss from `scale_loss` to `apply`.
 
-    *Formal guarantees*: what `keep` returns has no gradient. A loss is taken once, in
-    the graph that it was computed in, and nothing was made of its copy before that.
+    *Formal guarantees*: the tensor that `keep` returns has no gradient. A loss is taken
+    once, in the graph that computed it, and only if nothing was made of its copy.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class HeldLoss:
         self._copy: tf.Tensor | None = None
 
     def keep(self, loss: tf.Tensor) -> tf.Tensor:
-        """Keeps the loss, and returns its value without gradients.
+        """Keeps the loss, and returns a copy of its value without gradients.
 
         Raises:
           ValueError: if there is no graph, or a loss is kept already.
@@ -40,47 +40,47 @@ class HeldLoss:
         if _tf_private.is_eager(loss):
             raise ValueError(
                 "A private optimizer reads the graph of the loss, and eager code has "
-                "none: compile without run_eagerly=True. In an eager loop of your own, "
-                "call optimizer.minimize(loss, variables, tape=tape) with one loss for "
-                "each example." + see("gradients-made-elsewhere")
+                "no graph: compile without run_eagerly=True. In an eager loop of your "
+                "own, call optimizer.minimize(loss, variables, tape=tape) with one "
+                "loss for each example." + see("gradients-made-elsewhere")
             )
         if self._loss is not None and not self._was_abandoned(loss.graph):
             raise ValueError(
-                "optimizer.scale_loss was called again before the loss that it was "
-                "given first was applied: one step has one loss. Add losses up before "
-                "scale_loss. " + _INSTEAD
+                "optimizer.scale_loss was called again before the first loss was "
+                "applied: a step has one loss. Add losses up before scale_loss. "
+                + _INSTEAD
             )
         self._loss, self._copy = loss, tf.stop_gradient(loss)
         return self._copy
 
     def take(self) -> tf.Tensor:
-        """Returns the loss that was kept, and forgets it.
+        """Returns the kept loss, and forgets it.
 
         Raises:
-          ValueError: if none was, or in another graph, or if its copy was used.
+          ValueError: if no loss was kept in this graph, or its copy was used.
         """
         loss, copy = self._loss, self._copy
         self.forget()
         if loss is None or copy is None:
             raise ValueError(
-                "There is no loss to make private gradients of: apply was called "
-                "without optimizer.scale_loss(loss) before it, or twice after it, or "
+                "There is no loss to make private gradients from: apply was called "
+                "without optimizer.scale_loss(loss) before it, or twice, or "
                 "with gradients that are all None. " + _INSTEAD
             )
         if tf.executing_eagerly() or loss.graph is not tf.compat.v1.get_default_graph():
             raise ValueError(
-                "apply was called in another graph than optimizer.scale_loss: both "
-                "belong into the same tf.function, and into no branch or loop of it. "
+                "apply was called in another graph than optimizer.scale_loss: call "
+                "both in the same tf.function, outside of its branches and loops. "
                 + _INSTEAD
             )
         made = [op.name for op in copy.consumers() if op.type not in _SHAPES]
         if made:
             raise ValueError(
-                "What optimizer.scale_loss gave back was used again before apply, by "
-                f"{made[0]!r}: a step is made of the loss that scale_loss was given, "
-                "and nothing that is done to it afterwards (scaling it once more, "
-                "adding to it) would count. Do that before scale_loss, and give "
-                "metrics the loss itself. " + _INSTEAD
+                "The result of optimizer.scale_loss was used before apply, by "
+                f"{made[0]!r}: the step uses the loss that scale_loss was given, "
+                "and ignores later changes (scaling, adding terms). Change the loss "
+                "before scale_loss, and give metrics the loss, not the result. "
+                + _INSTEAD
             )
         return loss
 
@@ -89,7 +89,7 @@ class HeldLoss:
         self._loss = self._copy = None
 
     def refuse_unapplied(self) -> None:
-        """Raises ValueError if a loss was kept, and then never applied."""
+        """Raises ValueError if a loss was kept and never applied."""
         if self._loss is not None:
             self.forget()
             raise ValueError(
@@ -99,11 +99,11 @@ class HeldLoss:
             )
 
     def _was_abandoned(self, graph) -> bool:
-        """Whether an error ended the trace that the kept loss is from."""
+        """Whether an error ended the trace of the kept loss."""
         own = self._loss.graph
         ended = getattr(own, "structured_outputs", None) is not None
         return own is not graph and not ended
 
 
-# What a tape asks of a tensor before it finds that nothing is behind it.
+# Ops that a tape makes of a tensor before it finds that the tensor has no gradient.
 _SHAPES = ("OnesLike", "Shape", "ZerosLike")

@@ -16,14 +16,14 @@ from tfdpclip.gradients.loss.advice import of_layers
 from tfdpclip.keras import _compat
 from tfdpclip.keras.normalization import FrozenBatchNormalization
 
-# What TensorFlow gives as the global seed where none was set.
+# TensorFlow's global seed where none was set.
 _NO_SEED = 87654321
-# How much larger an outlier is than the example in whose place it comes.
+# The factor from an example to the outlier that replaces it.
 _OUTLIER = 40.0
-# How far the gradients of two halves may be from that of both, for rounding: they may
-# be computed in bfloat16.
+# The allowed relative distance between the gradient of a batch and the sum of the
+# gradients of its halves: rounding, perhaps in bfloat16.
 _ADDITIVE = 0.05
-# What models raise that take numbers of a range only.
+# Errors of models that accept only a range of numbers.
 _REFUSED = tf.errors.InvalidArgumentError, ValueError
 
 
@@ -38,27 +38,28 @@ def check_isolation(
 ) -> None:
     """Raises if changing one example changes another example's loss or its gradient.
 
-    It replaces an example, and half of them: by others, and, where the inputs are
-    floats, by themselves 40 times as large and by zeros. With the same random numbers
-    (dropout masks and the like), and the model in training mode, it compares everybody
-    else's losses, and the gradient of a random combination of them, which shows what
-    scales gradients and leaves losses as they are. It does the same to a batch of
-    nearly equal examples, and asks whether the gradients of two halves of the batch add
-    up to that of the whole. Non-trainable state is put back afterwards.
+    The test replaces an example, then half of the examples: by other examples of the
+    batch and, if the inputs are floats, by 40 times their values and by zeros. With the
+    model in training mode and the same random numbers (dropout masks and the like), it
+    compares the losses of the unchanged examples, and the gradient of a random
+    combination of these losses, which shows operations that scale gradients and keep
+    losses. The test repeats this on a batch of nearly equal examples, and checks that
+    the gradients of two halves of the batch add up to the gradient of the batch.
+    Non-trainable state is restored afterwards.
 
     Args:
       model: a built or callable Keras model.
       x: a batch of inputs, two examples at least, batch axis first; or a nest of them.
-        With ``rows_per_record`` of the optimizer an example is so many rows.
+        With ``rows_per_record`` of the optimizer, an example is that many rows.
       y: the labels.
       loss: ``loss(y, predictions)`` -> one loss per example. By default the compiled
         loss, unreduced.
       examples: how many examples to replace, one at a time.
       tolerance: the largest change of a loss, or of a variable's gradient, relative to
-        its size, to put down to rounding; finite.
+        its size, that counts as rounding; finite.
 
     Raises:
-      ExampleIsolationError: if another example's loss or gradient changed.
+      ExampleIsolationError: if the loss or gradient of an unchanged example changed.
       ValueError: if the batch is too small, or the loss is unknown.
 
     >>> model = tf.keras.Sequential([tf.keras.layers.BatchNormalization()])
@@ -80,12 +81,12 @@ def check_isolation(
     each = getattr(optimizer, "rows_per_record", 1)
     if count % each:
         raise ValueError(
-            f"x has {count} rows, and a record has rows_per_record={each}: give whole "
-            "records." + see("records-of-several-rows")
+            f"x has {count} rows, but a record has rows_per_record={each} rows: give "
+            "whole records." + see("records-of-several-rows")
         )
     if count < 2 * each:
         raise ValueError(
-            f"x has {count // each} examples; the test needs two at least."
+            f"x has {count // each} examples; the test needs at least two."
         )
     per_example = _loss_function(model, loss)
     model(x)  # builds the variables
@@ -102,7 +103,7 @@ def check_isolation(
 
 
 class _Run:
-    """One forward pass: the losses, and gradients of their combinations."""
+    """A forward pass: the losses, and gradients of combinations of the losses."""
 
     def __init__(self, tape: tf.GradientTape, losses: tf.Tensor, variables: list):
         self._tape = tape
@@ -111,7 +112,7 @@ class _Run:
         self.losses = losses.numpy().astype(np.float64)
 
     def gradients(self, weights: np.ndarray) -> list[np.ndarray]:
-        """Of the weighted sum of the losses, an array for each variable."""
+        """The gradients of the weighted sum of the losses, for each variable."""
         if not self._variables:
             return []
         seed = tf.constant(weights, self._losses.dtype)
@@ -133,10 +134,10 @@ class _Runs:
         self._model = model
         self._per_example = per_example
         self.count, self.each = count, each
-        # Every other record.
+        # A mask of the rows of every second record.
         self.even = np.arange(count) // each % 2 == 0
         self.variables = all_unwrapped(model.trainable_variables)
-        # The classes of layers that train, or have nothing to train.
+        # The classes of layers that train, or have no variables.
         self.layers = [
             type(layer).__name__
             for layer in _compat.layers_of(model)
@@ -144,7 +145,7 @@ class _Runs:
         ]
         rng = np.random.default_rng()
         self._seed = int(rng.integers(2**31))
-        # Of both signs, and none near 0.
+        # Weights of both signs, away from 0.
         self.weights = rng.uniform(0.5, 1.5, count) * rng.choice([-1, 1], count)
 
     def __enter__(self) -> _Runs:
@@ -171,7 +172,7 @@ class _Runs:
             losses = tf.convert_to_tensor(found)
             if losses.shape.rank == 0 or losses.shape[0] != self.count:
                 raise ValueError(
-                    f"loss must give one loss per example, {self.count} of them, got "
+                    f"loss must give one loss per example, {self.count} in all, got "
                     f"shape {losses.shape}."
                 )
             losses = tf.reshape(losses, [self.count, -1])
@@ -188,7 +189,7 @@ def _compare(
     choices: Iterable[np.ndarray],
     tolerance: float,
 ) -> None:
-    """Raises if replacing the examples of one of the choices is seen by the others."""
+    """Raises if a replacement changes the losses or gradients of unchanged examples."""
     _check_additive(run, before)
     for replaced in choices:
         weights = np.where(replaced, 0.0, run.weights)
@@ -202,7 +203,7 @@ def _compare(
                 raise
             _check_losses(run, before.losses, after.losses, replaced, tolerance)
             moved = after.gradients(weights)
-            # 0 times infinity, where an outlier overflows.
+            # An overflowing outlier gives 0 times infinity, which is no finding.
             if not made_up or all(np.isfinite(part).all() for part in moved):
                 _check_gradients(run, gradients, moved, replaced, tolerance)
 
@@ -210,7 +211,7 @@ def _compare(
 def _replacements(
     x: Any, y: Any, replaced: np.ndarray, each: int
 ) -> Iterator[tuple[bool, tuple[Any, Any]]]:
-    """Whether it is made up, and the batch with other examples at some places."""
+    """Pairs: whether a replacement is made up, and the batch with replacements."""
     places = np.arange(len(replaced))
     order = np.where(replaced, (places + each) % len(replaced), places)
     pick = lambda t: tf.gather(t, order)  # noqa: E731
@@ -223,7 +224,7 @@ def _replacements(
 
 
 def _scaled(t: tf.Tensor, factors: np.ndarray) -> tf.Tensor:
-    """Each example times its factor, where it is made of floats."""
+    """Each example times its factor; integer tensors stay unchanged."""
     if not t.dtype.is_floating:
         return t
     shape = [-1] + [1] * (t.shape.rank - 1)
@@ -255,7 +256,7 @@ def _check_losses(run, before, after, replaced: np.ndarray, tolerance: float) ->
         raise ExampleIsolationError(
             f"Replacing {_named(replaced)} changed the loss of example "
             f"{np.flatnonzero(rest)[worst]} by {change[worst]:.3g}: the model "
-            "combines the examples of a batch, so clipping protects nobody. "
+            "combines the examples of a batch, so clipping protects no example. "
             + of_layers(run.layers)
             + see("mixed-examples")
         )
@@ -270,13 +271,13 @@ def _check_gradients(run, before, after, replaced, tolerance: float) -> None:
             f"losses with respect to {name!r}, by {change:.3g} of its norm, and left "
             "the losses as they were: a number made from several examples scales or "
             "masks gradients (behind tf.stop_gradient, in a tf.where or in a custom "
-            "gradient), so clipping protects nobody. Make it from each example alone, "
-            "or from constants." + see("mixed-examples")
+            "gradient), so clipping protects no example. Make it from each "
+            "example alone, or from constants." + see("mixed-examples")
         )
 
 
 def _check_additive(run: _Runs, before: _Run) -> None:
-    """Raises if gradients of the batch are combined on the way back."""
+    """Raises if the backward pass combines the gradients of the batch."""
     even = run.even
     halves = [np.where(half, run.weights, 0.0) for half in (even, ~even)]
     first, second, both = map(before.gradients, (*halves, run.weights))
@@ -285,20 +286,20 @@ def _check_additive(run: _Runs, before: _Run) -> None:
     if worst is not None:
         raise ExampleIsolationError(
             "The gradients of two halves of the batch, with respect to "
-            f"{path_of(run.variables[worst[0]])!r}, do not add up to that of the whole "
-            f"batch: they are {worst[1]:.3g} of its norm apart. A custom gradient "
-            "combines the gradients of several examples, so clipping protects nobody. "
-            "Let it use the gradient of each example alone." + see("mixed-examples")
+            f"{path_of(run.variables[worst[0]])!r}, do not add up to the gradient of "
+            f"the batch: they differ by {worst[1]:.3g} of its norm. A custom gradient "
+            "combines the gradients of several examples, so clipping protects no "
+            "example. Write it for each example alone." + see("mixed-examples")
         )
 
 
 def _worst(before, after, tolerance: float) -> tuple[int, float] | None:
-    """The variable whose gradient moved furthest, and how far; None if none did."""
+    """The variable with the largest change of its gradient, and the change; or None."""
     moved = np.array(list(map(_distance, before, after)))
     sizes = np.array([np.linalg.norm(part[np.isfinite(part)]) for part in before])
     if not len(sizes):
         return None
-    # A gradient that is 0 but for rounding, as of a bias before a normalisation.
+    # Some gradients are 0 except for rounding, as of a bias before a normalisation.
     allowed = tolerance * np.maximum(sizes, 1e-3 * sizes.max()) + 1e-12
     if np.all(moved <= allowed):
         return None
@@ -307,7 +308,7 @@ def _worst(before, after, tolerance: float) -> tuple[int, float] | None:
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The norm of the difference, of what is finite in one of them at least."""
+    """The norm of the difference, over entries that are finite in either array."""
     known = np.isfinite(a) | np.isfinite(b)
     distance = float(np.linalg.norm((b - a)[known]))
     return np.inf if np.isnan(distance) else distance
@@ -324,7 +325,7 @@ def _loss_function(model, loss) -> Callable:
     given = _compat.compiled_loss_of(model) if loss is None else loss
     if given is None:
         raise ValueError(
-            "loss is missing and the model is not compiled: pass "
+            "The model is not compiled, so loss is missing: pass "
             "loss=lambda y, p: ..., giving one loss per example."
         )
     if isinstance(given, (dict, list, tuple)):
@@ -337,4 +338,4 @@ def _loss_function(model, loss) -> Callable:
     try:
         return tf.keras.losses.get(given)
     except ValueError as error:
-        raise ValueError(f"loss names none that Keras knows: {error}") from error
+        raise ValueError(f"loss is not a loss that Keras knows: {error}") from error

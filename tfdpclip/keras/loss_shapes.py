@@ -1,4 +1,4 @@
-"""Whether weights of batches fit the losses that a model makes of their labels."""
+"""Checks that the weights of batches fit the losses of a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfdpclip.keras import _compat
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
     """Raises ValueError where Keras could not multiply weights with losses.
 
-    Their shapes are looked at of models with one output whose shape is known; others
-    Keras itself refuses, before a step, in its own words.
+    Only models with a single output of known shape are checked. For further models,
+    Keras raises an error of its own before a step.
 
     Args:
       model: a compiled model.
-      specs: what the elements of the batches that it may be given are.
+      specs: the element specs (x, y, weights) that the batches may have.
     """
     errors = [_misfit(model, *spec) for spec in specs]
     if errors and all(errors):
@@ -34,8 +34,8 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
             for part in ("y", "sample_weight")
         )
         return (
-            "Keras 3 takes a dict of weights only for models whose outputs are a dict, "
-            "and this one's are a list: give tuples, in the order of the outputs, "
+            "Keras 3 takes a dict of weights only for models with a dict of outputs, "
+            "and this model has a list: give tuples, in the order of the outputs, "
             f"plan.batches((x, ({y}), ({w})))."
         )
     if not loss or not outputs or len(outputs) > 1 or tf.nest.is_nested(loss):
@@ -44,25 +44,25 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
         return None
     try:
         function = tf.keras.losses.get(loss)
-        # Shapes alone: nothing is computed.
+        # Only the shapes matter: the graph is never run.
         with tf.Graph().as_default():
             predictions = tf.zeros([2, *outputs[0].shape[1:]])
             found = getattr(function, "call", function)(
                 tf.zeros([2, *labels.shape[1:]], labels.dtype), predictions
             )
             losses = tf.convert_to_tensor(found).shape
-    except Exception:  # Of the user's loss, which says more of it itself.
+    except Exception:  # Keras reports errors of the user's loss better.
         return None
     if losses.rank in (None, 0) or _fits(weights.shape[1:], losses[1:]):
         return None
     name = getattr(function, "name", getattr(function, "__name__", "the loss"))
     return (
         f"The weights of the batches, {_shown(weights)}, do not fit the losses that "
-        f"{name} makes of labels y of shape {_shown(labels)} and type "
+        f"{name} makes from labels y of shape {_shown(labels)} and type "
         f"{labels.dtype.name}: {_shown(losses)}. Give a weight for each loss, or for "
-        "each record, plan.batches((x, y, sample_weight)) with sample_weight of shape "
-        f"{_shown(losses)} or [n, 1]; and labels that are a class for each token as "
-        "integers, y.astype('int32')."
+        "each record: plan.batches((x, y, sample_weight)) with sample_weight of shape "
+        f"{_shown(losses)} or [n, 1]. Give a class for each token as integers, "
+        "y.astype('int32')."
     )
 
 

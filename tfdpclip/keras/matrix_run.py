@@ -1,4 +1,4 @@
-"""The correlated noise of a run: begun, gone on with, and kept in a file of its own."""
+"""The correlated noise of a run: its beginning, continuation, and file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from tfdpclip.noise.kept import MatrixNoise
 _FORMAT = 1
 _MOST_BYTES = 2**28
 _KEPT_APART = (
-    "the secret that the noise goes on from was kept in a file, which nobody has read "
-    "who may not see the data"
+    "the secret of the noise was kept in a file, and read only by people with access "
+    "to the data"
 )
 _NAMES = {"format", "holders", "run", "noise", "order", "records", "secret"}
 
 
 class SecretFile:
-    """What correlated noise goes on from, in a file that is as secret as the data.
+    """A file with the state of correlated noise, which is as secret as the data.
 
     *Formal guarantees*
 
-    * Nobody but the owner can read the file, from its first byte on, and it is replaced
-      atomically. One that others can read is refused: what was in it may be known.
-    * Damage is found: the file has a checksum.
+    * Only the owner can read the file, from its first byte on. Writes replace the file
+      atomically. A file that further users can read is refused: its secret may be
+      known.
+    * Damage is found by a checksum.
 
     Args:
       path: The file.
@@ -44,12 +45,12 @@ class SecretFile:
         self.path = pathlib.Path(path)
 
     def read(self) -> dict[str, Any] | None:
-        """What `write` was given; None if there is no file.
+        """Returns the content that `write` was given; None if there is no file.
 
         Raises:
-          PrivacyMismatchError: If others than the owner can read it.
-          ValueError: If it is damaged, or something else.
-          OSError: If it cannot be read.
+          PrivacyMismatchError: If anyone but the owner can read the file.
+          ValueError: If the file is damaged, or has another format.
+          OSError: If the file cannot be read.
         """
         try:
             found = os.stat(self.path)
@@ -57,9 +58,9 @@ class SecretFile:
             return None
         if os.name != "nt" and (found.st_mode & 0o077 or found.st_uid != os.getuid()):
             raise PrivacyMismatchError(
-                f"{self.path} can be read or written by others than you: whoever read "
-                "it can take off the noise of all steps, past and to come. If nobody "
-                f"did, chmod 600 {self.path}; {self._advice}"
+                f"{self.path} can be read or written by other users, and its content "
+                "removes the noise of all steps, past and future. If no other user "
+                f"read it, chmod 600 {self.path}; {self._advice}"
             )
         try:
             content = _sealed.from_text(
@@ -69,8 +70,8 @@ class SecretFile:
                 raise ValueError("it lacks a part.")
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{self.path} is no secret of correlated noise, or damaged: {error} To "
-                f"go on, {self._advice}"
+                f"{self.path} is damaged, or no secret of correlated noise: {error} To "
+                f"continue, {self._advice}"
             ) from error
         return content
 
@@ -78,54 +79,54 @@ class SecretFile:
         """Replaces the file.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         text = _sealed.to_text({"format": _FORMAT, **content})
         files.write_atomically(self.path, text, private=True)
 
     def remove(self) -> None:
-        """Deletes the file, if there is one."""
+        """Deletes the file, if the file exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
     def refuse(self, reason: Any) -> PrivacyMismatchError:
-        """An error that says why nothing can go on from the file."""
+        """An error with the reason why the noise cannot continue from the file."""
         return PrivacyMismatchError(
-            f"The noise cannot go on from {self.path}: {reason} To go on all the same, "
-            f"{self._advice}" + see("repeated-noise")
+            f"The noise cannot continue from {self.path}: {reason} To go on all the "
+            f"same, {self._advice}" + see("repeated-noise")
         )
 
     @property
     def _advice(self) -> str:
-        return "delete it: another matrix begins then, and is counted as such."
+        return "delete it: a new matrix begins then, and is counted as a new one."
 
 
 class MatrixRun:
-    """The noise of a call of `fit`: a matrix of its own, or the rest of one.
+    """The noise of a call of `fit`: a new matrix, or the rest of an earlier matrix.
 
     *Formal guarantees*
 
-    * Without a file, every call of `fit` begins another matrix. With one, noise goes on
-      only where the ledger's last run ended, at the first step that was not reserved
-      there: no draw of a step that ran, or may have run, is used for other data,
-      whatever was restored.
-    * The draws of the matrix are for executions that the budget stands around. Steps
-      that nobody counts have draws of their own, and spoil what could go on.
-    * Steps are in the ledger's file before they run, and the file of the secret names
-      the ledger's run and whoever may hold it. Whenever the process is killed, the two
-      fit, or there is no secret: then another matrix begins.
-    * The order of the records goes on with the noise. Other records, another order of
-      them, other settings, another run: raises.
+    * Without a file, every call of `fit` begins a new matrix. With a file, the noise
+      continues only where the ledger's last run ended, at the first unreserved step.
+      So no noise of a step that ran, or may have run, is used for other data, whatever
+      checkpoint was restored.
+    * The optimizer draws the noise of the matrix only inside executions that the budget
+      watches. Uncounted steps draw other noise, and make the file invalid.
+    * Steps are in the ledger's file before they run, and the secret's file names the
+      ledger's run and its possible holders. If the process is killed at any moment, the
+      two files fit, or there is no secret, and a new matrix begins.
+    * The order of the records continues with the noise. Other records, another order,
+      other settings or another run raise.
 
     Args:
       optimizer: the private optimizer.
-      ledger: what counts its steps.
-      draws: who draws them.
+      ledger: the ledger that counts the steps.
+      draws: the `DrawCheck` of the run.
       path: the file of the secret; None to keep none.
 
     Raises:
-      ValueError: if there is a path, and noise is not correlated, or made under a
-        distribution strategy.
+      ValueError: if there is a path but the noise is not correlated, or the optimizer
+        was made under a distribution strategy.
     """
 
     def __init__(
@@ -145,17 +146,17 @@ class MatrixRun:
         if path is not None and gathers_ahead(optimizer._scope.strategy):
             raise ValueError(
                 "secret is for training without a distribution strategy: leave it out, "
-                "so that every call of fit begins another matrix, or train on one "
+                "so that every call of fit begins a new matrix, or train on one "
                 "device without tf.distribute." + see("several-replicas")
             )
 
     def begin(self) -> dict[str, Any]:
-        """Begins the noise; returns what the ledger's phase is told of it.
+        """Begins the noise; returns its facts for the ledger's phase.
 
-        To be called before the ledger's phase is begun.
+        Must be called before the ledger's phase begins.
 
         Raises:
-          PrivacyMismatchError: if the noise cannot go on from the file.
+          PrivacyMismatchError: if the noise cannot continue from the file.
           ValueError: if the file is damaged.
         """
         if self._noise is None:
@@ -163,19 +164,19 @@ class MatrixRun:
         self._draws.refuse_other_noise(self._noise)
         if self._file is not None and not self._draws.known:
             raise ValueError(
-                "secret needs the batches themselves, whose order goes on with the "
+                "secret needs the batches, because their order continues with the "
                 "noise: PrivacyBudget(epsilon, delta, batches, secret=...)."
             )
         found = None if self._file is None else self._file.read()
         if self._file is None or found is None:
-            self._tell_of_a_loss()
+            self._print_new_matrix()
             self._source.restart(keep=self._file is not None)
             return self._noise.of_a_phase
-        steps = self._went_on(self._file, found)
+        steps = self._continue_from(self._file, found)
         return {**self._noise.of_a_phase, "continued": steps}
 
-    def begun(self) -> None:
-        """Notes where a matrix begins, after the ledger's phase was begun."""
+    def note_phase(self) -> None:
+        """Notes where a matrix begins, once the ledger's phase has begun."""
         if self._file is None:
             return
         self._ledger.assume(_KEPT_APART)
@@ -191,15 +192,15 @@ class MatrixRun:
 
     @property
     def kept(self) -> bool:
-        """Whether a process that is killed now can be gone on from, if it is to be."""
+        """Whether a later process could continue after a kill now, if asked to."""
         return self._file is None or "secret" in (self._content or {})
 
     def keep(self, last: bool = False) -> None:
-        """Writes the file, after steps of this call of `fit` were counted.
+        """Writes the file, after the ledger counted steps of this call of `fit`.
 
         Args:
-          last: whether the call is over. Of a matrix that has made all of its steps
-            nothing is left to go on from: then the file is deleted.
+          last: whether the call is over. A finished matrix has no steps to continue
+            with: then the file is deleted.
         """
         if self._file is None or self._content is None:
             return
@@ -207,8 +208,7 @@ class MatrixRun:
         if not made:
             return
         if made != counted or (last and made % self._noise.steps == 0):
-            # Where noise was drawn for a step that did not end, nobody knows what was
-            # released.
+            # Noise was drawn for a step that did not end: its release is unknown.
             self._content = None
             self._file.remove()
             return
@@ -216,53 +216,53 @@ class MatrixRun:
         self._file.write(self._content)
 
     def drawing(self) -> contextlib.AbstractContextManager:
-        """Within, the optimizer draws the noise of the matrix."""
+        """A context in which the optimizer draws the noise of the matrix."""
         if self._file is None:
             return contextlib.nullcontext()
         return self._source.drawing()
 
-    def _tell_of_a_loss(self) -> None:
-        """Says that a matrix begins where one was not at its end."""
+    def _print_new_matrix(self) -> None:
+        """Prints that a new matrix begins before the last matrix is finished."""
         if self._file is None or not self._ledger.phases:
             return
         last = self._ledger.phases[-1]
         if last.noise == self._noise.matrix and last.runs[-1] % self._noise.steps:
             print(
-                f"PrivacyBudget: there is no {self._file.path} to go on from. Another "
-                "matrix of correlated noise begins, and is counted as such."
+                f"PrivacyBudget: there is no {self._file.path} to continue from. A new "
+                "matrix of correlated noise begins, and is counted as a new one."
             )
 
-    def _went_on(self, file: SecretFile, found: dict[str, Any]) -> int:
-        """Goes on from what was in the file; returns the steps that were made."""
+    def _continue_from(self, file: SecretFile, found: dict[str, Any]) -> int:
+        """Continues from the content of the file; returns the number of made steps."""
         if found["noise"] != self._settings():
-            raise file.refuse("it is of another matrix, or of other records.")
+            raise file.refuse("it is for another matrix, or for other records.")
         if (
             not self._ledger.phases
             or self._ledger.holder not in found["holders"]
             or self._run_of_the_ledger() != found["run"]
         ):
             raise file.refuse(
-                "it is not of the run that the ledger counted last, so that its noise "
-                "may have been used for other data."
+                "it does not belong to the last run of the ledger, so its noise may "
+                "have been used for other data."
             )
         steps = self._ledger.phases[-1].runs[-1] + self._ledger.reserved
         drawer = self._draws.drawer
         if drawer.source.digest() != found["records"]:
             raise file.refuse(
-                "the records are others than before, or in another order, and would "
-                "come sooner than their noise allows. Give the same data, unshuffled."
+                "the records or their order changed, and a record would come again "
+                "sooner than the noise allows. Give the same data, unshuffled."
             )
         here = self._ledger.holder == self._holder
         try:
             if not (here and self._source.made == steps):
                 if here:
-                    raise ValueError("a step was cut short, with noise that was drawn.")
+                    raise ValueError("a step was cut short after its noise was drawn.")
                 self._source.go_on(found["secret"], steps)
             drawer.go_on(found["order"], steps)
         except (KeyError, TypeError, ValueError) as error:
             raise file.refuse(error) from error
-        self._draws.went_on(steps)
-        # Before the ledger says whose steps follow: at any moment the file knows it.
+        self._draws.continue_after(steps)
+        # Before the ledger names the new holder: the file knows both at any moment.
         holders = dict.fromkeys([self._ledger.holder, self._holder])
         self._content = {**found, "holders": list(holders)}
         self._content.pop("format")
@@ -270,7 +270,7 @@ class MatrixRun:
         return steps
 
     def _settings(self) -> Any:
-        """Of the noise, as a file has them: JSON knows no tuples."""
+        """The noise's settings as JSON reads them back, with lists for tuples."""
         return json.loads(json.dumps(self._noise.to_dict()))
 
     def _run_of_the_ledger(self) -> list[int]:
@@ -279,11 +279,11 @@ class MatrixRun:
 
 
 def check_secret(secret: Any, ledger: Ledger, noise: Any) -> None:
-    """Raises if a secret's file is no path, or nothing could go on from it.
+    """Raises if a secret is no path, or noise could not continue from its file.
 
     Args:
-      secret: the file; None for none.
-      ledger: what must say how many steps ran.
+      secret: the file, or None.
+      ledger: the ledger, whose file must hold the number of steps.
       noise: the correlated noise; None for independent noise.
 
     Raises:
@@ -297,20 +297,20 @@ def check_secret(secret: Any, ledger: Ledger, noise: Any) -> None:
         )
     for own in [] if noise is None else _arguments.foreign(noise.matrix, NoiseMatrix):
         raise ValueError(
-            "secret needs a ledger in a file, which could not be read again with "
-            f"{_arguments.shown(own)}, a matrix that is not of this library: leave "
-            "secret out, or use correlated.Toeplitz(column), which makes one of "
-            "coefficients of your own."
+            "secret needs a ledger in a file, but a ledger cannot read "
+            f"{_arguments.shown(own)} back, a matrix of another library: leave secret "
+            "out, or use correlated.Toeplitz(column), which takes coefficients of your "
+            "own."
         )
     if ledger.path is None:
         raise ValueError(
-            "secret needs a ledger in a file, which says how many steps ran: "
+            "secret needs a ledger in a file, which holds the number of steps: "
             'ledger="run.ledger", secret="run.secret".'
         )
     if os.path.realpath(secret) == os.path.realpath(ledger.path):
         raise ValueError("secret and ledger must be two files.")
     if noise is None:
         raise ValueError(
-            "secret is the file that correlated noise goes on from; independent noise "
-            "needs none: leave secret out."
+            "secret is the file from which correlated noise continues; independent "
+            "noise needs none: leave secret out."
         )

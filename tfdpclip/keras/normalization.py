@@ -1,4 +1,4 @@
-"""Batch normalisation: with frozen statistics, or turned into group normalisation."""
+"""Batch normalisation, with frozen statistics or converted to group normalisation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdpclip.keras import _compat
 
 _L = tf.keras.layers
-# Fewer elements than this have no statistics worth dividing by: with one element in a
-# group every input is mapped to the offset, with two to plus or minus the scale.
+# A group with fewer elements has no useful statistics: with one element, every input is
+# mapped to the offset; with two elements, to plus or minus the scale.
 _LEAST_PER_GROUP = 16
 
 
@@ -21,12 +21,12 @@ _LEAST_PER_GROUP = 16
 class FrozenBatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch normalisation by its moving statistics, also while training.
 
-    Scale and offset train; mean and variance neither adapt nor depend on the batch,
-    so that the examples of a batch stay apart. `film` turns every
-    `BatchNormalization` of a model into this class, which is saved and loaded as such.
+    Scale and offset train. Mean and variance neither adapt nor depend on the batch,
+    so that the examples of a batch stay apart. `film` turns every `BatchNormalization`
+    of a model into this class, and Keras saves and loads it under this class.
 
     *Formal guarantees*: the output for an example does not depend on other examples,
-    and nothing is written to the moving statistics, whatever `training` says.
+    and nothing is written to the moving statistics, for any value of `training`.
 
     Takes the arguments of `tf.keras.layers.BatchNormalization`.
 
@@ -36,7 +36,7 @@ class FrozenBatchNormalization(tf.keras.layers.BatchNormalization):
     """
 
     def call(self, inputs, training=None, mask=None):
-        del training, mask  # the mask matters to the statistics of a batch only
+        del training, mask  # the mask matters only to statistics of a batch
         return super().call(inputs, training=False)
 
 
@@ -51,20 +51,20 @@ def check_built(model):
 
 
 def check_batchnorm(layer):
-    """The kinds of batch normalisation that cannot be frozen from outside."""
+    """Raises for a kind of batch normalisation that cannot be frozen from outside."""
     known = (_L.BatchNormalization, FrozenBatchNormalization)
     if isinstance(layer, _compat.BATCH_NORMALIZATION) and type(layer) not in known:
         raise ValueError(
             f"model has a layer {layer.name!r} of class {type(layer).__name__}, a "
-            "variant of BatchNormalization whose statistics may depend on the batch, "
-            "so that examples would not be apart. Build the model with "
-            "tf.keras.layers.BatchNormalization or GroupNormalization in its place."
+            "variant of BatchNormalization with statistics that may depend on the "
+            "batch, so that examples would not be apart. Build the model with "
+            "tf.keras.layers.BatchNormalization or GroupNormalization instead."
         )
 
 
 def freeze_statistics(layer):
     if type(layer) is _L.BatchNormalization:
-        # The class, not an attribute of the object, so that saving keeps it.
+        # Saving keeps the class of an object, but not its attributes.
         object.__setattr__(layer, "__class__", FrozenBatchNormalization)
 
 
@@ -72,28 +72,28 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     """A copy of `model` with GroupNormalization for every BatchNormalization.
 
     Batch normalisation combines the examples of a batch, so that clipping each example
-    protects nobody; group normalisation (Wu and He, 2018) does not. Scales, offsets and
-    all other weights are copied. The outputs are not the same: the moving statistics
-    have no counterpart, and the model needs training. Layers keep their names.
+    protects no example; group normalisation (Wu and He, 2018) keeps examples apart.
+    Scales, offsets and all further weights are copied. The outputs are not the same:
+    the moving statistics have no counterpart, and the model needs training. Layers keep
+    their names.
 
-    A layer that its `get_config()` does not make again (of a `Lambda`, an activation
-    or a regulariser of one's own, for instance) is kept as it is: the same object is
-    in both models, with its weights. A warning names such layers; train only the model
-    that is returned then.
+    A layer that `get_config()` cannot rebuild (a `Lambda`, or a layer with a custom
+    activation or regulariser, for instance) is kept: the same object is in both models,
+    with its weights. A warning names these layers; then train only the returned model.
 
     Args:
-      model: a built functional or Sequential model, nested ones included.
+      model: a built functional or Sequential model, nested models included.
       groups: the largest number of groups, 1 or above. A layer gets the largest number
-        up to that which divides its channels and leaves 16 elements (channels times
-        positions) in a group, so that a group has statistics.
+        up to `groups` that divides its channels and leaves at least 16 elements
+        (channels times positions) in a group.
 
     Returns:
-      A new model, not compiled; `model` is not changed.
+      A new, uncompiled model; `model` is not changed.
 
     Raises:
-      ValueError: if the model is not built, is subclassed or hides a batch
-        normalisation inside a layer of its own, has none at all, or if `groups` is not
-        a positive integer.
+      ValueError: if the model is not built, is subclassed, hides a batch normalisation
+        inside a custom layer, or has none at all, or if `groups` is not a positive
+        integer.
 
     >>> model = tf.keras.Sequential([
     ...     tf.keras.Input((8, 8, 3)), tf.keras.layers.Conv2D(48, 3),
@@ -105,7 +105,7 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
         raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
     check_built(model)
     if not any(_is_batchnorm(layer) for layer in _compat.layers_of(model)):
-        raise ValueError("model has no BatchNormalization: use it as it is.")
+        raise ValueError("model has no BatchNormalization: use it without conversion.")
     conversion = _Conversion(groups)
     converted = conversion.of(model)
     while not conversion.copy_weights():
@@ -119,9 +119,9 @@ def _warn_of_shared(layers: Sequence[tf.keras.layers.Layer]) -> None:
         names = [f"{layer.name!r} (a {type(layer).__name__})" for layer in layers[:3]]
         more = f" and {len(layers) - 3} more" * (len(layers) > 3)
         warnings.warn(
-            "convert_batchnorm shares weights of both models, in the layers "
-            f"{', '.join(names)}{more}: get_config() does not make these layers again, "
-            "so they are not copied. Train only the model that is returned.",
+            "convert_batchnorm shares weights between both models, in the layers "
+            f"{', '.join(names)}{more}: get_config() cannot rebuild these layers, so "
+            "they are not copied. Train only the returned model.",
             stacklevel=3,
         )
 
@@ -131,7 +131,7 @@ def _is_batchnorm(layer) -> bool:
 
 
 class _Conversion:
-    """Which layer became which, in all the models that are nested in one.
+    """The conversion of each layer, in a model and in all models nested in it.
 
     Args:
       groups: the largest number of groups.
@@ -146,13 +146,12 @@ class _Conversion:
         self._pairs: dict[int, tuple] = {}
 
     def of(self, model):
-        """The model again, of the layers of this conversion."""
+        """Rebuilds the model from the converted layers."""
         if not _can_convert(model):
             raise ValueError(
-                f"model {model.name!r} is a subclass of tf.keras.Model, whose "
-                "structure only its code knows: write "
-                "tf.keras.layers.GroupNormalization(groups) for BatchNormalization() "
-                "there."
+                f"model {model.name!r} is a subclass of tf.keras.Model, and only its "
+                "code defines its structure: in the code, write "
+                "tf.keras.layers.GroupNormalization(groups) for BatchNormalization()."
             )
         converted = _compat.cloned(model, self._layer)
         if not converted.built and model.built:
@@ -161,10 +160,10 @@ class _Conversion:
         return converted
 
     def copy_weights(self) -> bool:
-        """Copies all weights; False if the models must be made again.
+        """Copies all weights; False if the models must be rebuilt.
 
-        A layer whose copy has other variables, which shows where it is called, is kept
-        from then on.
+        The variables of a rebuilt layer exist only after its call. If they differ from
+        the original's, the original layer is kept from then on.
         """
         pairs = list(self._pairs.values())
         self._pairs.clear()
@@ -175,14 +174,14 @@ class _Conversion:
                     if getattr(old, name, None) is not None:
                         getattr(new, name).assign(getattr(old, name))
             elif new is old or _can_convert(old):
-                continue  # Of a model, each layer is a pair itself.
+                continue  # The layers of a nested model are pairs of their own.
             elif not _copy(old, new):
                 self.kept[id(old)] = old
                 return False
         return True
 
     def _layer(self, layer):
-        """What a layer becomes: the same wherever the layer is called."""
+        """The converted layer: the same object for every call of the layer."""
         if id(layer) not in self._pairs:
             self._pairs[id(layer)] = layer, self._made_of(layer)
         return self._pairs[id(layer)][1]
@@ -195,13 +194,13 @@ class _Conversion:
         if any(_is_batchnorm(part) for part in _compat.layers_of(layer)):
             raise ValueError(
                 f"model: the layer {layer.name!r} (a {type(layer).__name__}) has a "
-                "BatchNormalization inside, where it cannot be replaced from outside. "
+                "BatchNormalization inside, which cannot be replaced from outside. "
                 "Build that layer with tf.keras.layers.GroupNormalization instead."
             )
         if id(layer) not in self.kept:
-            # Whatever code of the user's own raises there.
+            # The user's own code may raise any error there.
             with contextlib.suppress(Exception), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of files, which there are none of
+                warnings.simplefilter("ignore")  # warnings about missing files
                 return type(layer).from_config(layer.get_config())
             self.kept[id(layer)] = layer
         return layer
@@ -241,7 +240,7 @@ def _group_normalization(layer, groups):
 
 
 def _positions(layer, axis) -> int:
-    """How many positions an example has in each channel; enough if not known."""
+    """The positions of an example in each channel; enough for a group if unknown."""
     rank = layer.input_spec.ndim
     try:
         shapes = _compat.input_shapes_of(layer)
@@ -266,10 +265,10 @@ def _fitting_groups(channels: int, groups: int, positions: int) -> int:
 
 
 def _copy(old, new) -> bool:
-    """Copies weights and what trains, part by part: orders differ where parts freeze.
+    """Copies weights and `trainable`, part by part: frozen parts change the order.
 
     Returns:
-      Whether the new layer has such parts and variables as the old one.
+      Whether the new layer has the same parts and variables as the old layer.
     """
     layers = list(_compat.layers_of(old)), list(_compat.layers_of(new))
     variables = [[_compat.own_variables(part) for part in parts] for parts in layers]

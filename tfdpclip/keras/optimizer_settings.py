@@ -1,7 +1,7 @@
-"""What a private optimizer is told, and says of itself: arguments, config, mechanism.
+"""The settings of a private optimizer: arguments, config and mechanism.
 
-Settings are read only: changing them in the middle of a run would make what was
-accounted untrue.
+Settings are read only: a change in the middle of a run would make the accounting
+untrue.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise
 from tfdpclip.noise.runs import CorrelatedNoise, as_run
 
-#: What no `clip` gives. The median, not normalised and from 0.1, as the paper has it,
-#: lost up to 8 points to tuned clip norms: "Which clip?" in docs/clipping.md. Without a
-#: least norm, runs that are long enough to fit most examples fell apart.
+#: The clip rule without an argument `clip`. The paper's median, unnormalised and from
+#: 0.1, lost up to 8 points to tuned clip norms: "Which clip?" in docs/clipping.md.
+#: Without a minimum norm, runs that are long enough to fit most examples fell apart.
 DEFAULT_CLIP = QuantileClip(0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1)
 
 
 class OptimizerSettings:
-    """The arguments of a private optimizer, checked before Keras sees its own."""
+    """Checks the arguments of a private optimizer, before Keras sees its own."""
 
     def __init__(
         self,
@@ -58,9 +58,10 @@ class OptimizerSettings:
         gone = [name for name in ("check_isolation", "recheck_rate") if name in kwargs]
         if gone:
             raise ValueError(
-                f"{gone[0]} is gone: that examples stay apart is proven from the "
-                "graph, and no step tests it. Leave it out. check_gradients='never' "
-                "leaves out the comparison with ordinary gradients."
+                f"{gone[0]} no longer exists: the graph proves that examples stay "
+                "apart, and no step tests it. Leave it out. "
+                "check_gradients='never' switches off the comparison with ordinary "
+                "gradients."
             )
         choice("unit", unit, ("example", "person", "batch"))
         rows_per_record = integer("rows_per_record", rows_per_record, 1)
@@ -88,7 +89,7 @@ class OptimizerSettings:
         divisor = accumulation_steps if unit == "batch" else expected_batch_size
         super().__init__(*args, **kwargs)
         self._rule = rule
-        # Made with the variables: a rule may have to know them.
+        # Made with the variables, because a rule may depend on them.
         self._bound_mechanism: Mechanism | None = None
         self._noise_setting = noise_multiplier
         self._expected_batch_size = expected_batch_size
@@ -114,30 +115,30 @@ class OptimizerSettings:
             raise ValueError(
                 f"{type(self).__name__} needs {' and '.join(missing)}, for example "
                 f"{type(self).__name__}(learning_rate=0.1, noise_multiplier=1.1, "
-                "expected_batch_size=256). A PrivacyPlan works them out of a budget: "
-                "plan.optimizer(...)."
+                "expected_batch_size=256). plan.optimizer(...) of a PrivacyPlan sets "
+                "both from a budget."
             )
 
     @property
     def clip(self) -> ClipRule:
-        """The clip rule; it knows its groups once the optimizer is built."""
+        """The clip rule; with its groups, once the optimizer is built."""
         bound = self._bound_mechanism
         return self._rule if bound is None else bound.rule
 
     @property
     def noise_multiplier(self) -> float:
-        """z, the number the accountant gets; the current one of a schedule."""
+        """z, the number for the accountant; a schedule's current number."""
         return self.noise_multiplier_at(self.iterations)
 
     @property
     def noise_schedule(self) -> Schedule | None:
-        """The schedule that z follows, if it does."""
+        """The schedule of z, or None."""
         return getattr(self._noise_setting, "given", None)
 
     def noise_multiplier_at(self, step: int) -> float:
         """z of step `step`, counted from 0."""
         setting = self._noise_setting
-        if isinstance(setting, float):  # Asked before every step.
+        if isinstance(setting, float):  # The fast path: called before every step.
             return setting
         with tf.init_scope():
             return float(value_at(setting, step))
@@ -175,37 +176,37 @@ class OptimizerSettings:
 
     @property
     def unit(self) -> str:
-        """What is clipped, for the accountant: see `privatize`, or "group"."""
+        """The clipped unit, for the accountant: see `privatize`, or "group"."""
         if self._unit == "batch" and self._accumulation_steps > 1:
             return "group"
         return self._unit
 
     @property
     def clips_records(self) -> bool:
-        """Whether each record is clipped on its own, and not a batch of them."""
+        """Whether each record is clipped on its own, and not a whole batch."""
         return self._unit != "batch"
 
     @property
     def rows_per_record(self) -> int:
-        """Rows of a batch that are one record, one after the other."""
+        """The number of consecutive rows of a batch that make one record."""
         return self._rows_per_record
 
     @property
     def perturbation(self) -> float:
-        """k of the Gaussian that is added to each record before clipping."""
+        """k, the stddev of the Gaussian that each record's gradient gets first."""
         return self._perturbation
 
     @property
     def _mechanism(self) -> Mechanism:
         if self._bound_mechanism is None:
             raise ValueError(
-                f"{self._rule} does not know the variables before the first step. Call "
-                "optimizer.build(model.trainable_variables) first."
+                f"{self._rule} has no groups before the first step. First call "
+                "optimizer.build(model.trainable_variables)."
             )
         return self._bound_mechanism
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, such that ``from_config`` makes the same optimizer."""
+        """The settings; ``from_config`` makes an equal optimizer from them."""
         config = super().get_config()
         config.update(
             clip=serialize_rule(self.clip),

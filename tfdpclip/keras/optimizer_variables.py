@@ -1,8 +1,8 @@
-"""What a private optimizer keeps: the clip's state, its history, and what is not saved.
+"""The state of a private optimizer: clip state, history of steps, unsaved sums.
 
-Everything that a step writes to is made here, besides what Keras makes. Checkpoints and
-files get the variables, as Keras saves them, and the history of the steps; never the
-noise, and nothing that is in `_transient`.
+All variables that a step writes to are made here, except Keras's own. Checkpoints and
+files get the variables, as Keras saves them, and the history of steps. The noise and
+everything in `_unsaved` are never saved.
 """
 
 from __future__ import annotations
@@ -22,63 +22,63 @@ from tfdpclip.gradients.loss.state import PublicVariables
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_sums import StepSums
-from tfdpclip.keras.watching.constant_state import ConstantState, trained_privately
+from tfdpclip.keras.watching.constant_state import ConstantState, mark_trained_privately
 from tfdpclip.keras.watching.step_history import StepHistory
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise
 
 
-class _Local:
-    """What a replica has for itself, in plain variables of no strategy."""
+class _ReplicaState:
+    """The unsaved state of a replica, in plain variables of no strategy."""
 
     def __init__(self):
-        # Of its own; None where there is one replica: the optimizer's.
+        # The replica's own noise; None for a single replica (the optimizer's noise).
         self.noise: GaussianNoise | None = None
         self.issued: list = []
         self.sums: StepSums | None = None
-        # What the self-checks of losses found in code that cannot raise.
+        # Results of the self-checks of losses in compiled code, which cannot raise.
         self.statuses: list[CheckStatus] = []
         self.constant = ConstantState()
 
 
-class _Transient:
-    """What must not be saved: plain attributes here are invisible to checkpoints."""
+class _UnsavedState:
+    """The unsaved state: plain attributes here are invisible to checkpoints."""
 
     def __init__(self):
         self.built = False
         self.data = replicas.SharedData()
-        # The schedule of the learning rate that was looked at.
+        # The last learning rate schedule that was checked.
         self.rate: Any = None
-        self._local: dict[int, _Local] = {}
+        self._local: dict[int, _ReplicaState] = {}
 
     @property
-    def here(self) -> _Local:
-        """What this replica has; the first, outside of replicas."""
+    def here(self) -> _ReplicaState:
+        """The state of this replica; outside of replicas, of the first replica."""
         place = replicas.index()
         if place not in self._local:
-            self._local[place] = _Local()
+            self._local[place] = _ReplicaState()
         return self._local[place]
 
     @property
-    def all(self) -> list[_Local]:
-        """What the replicas of this process have."""
+    def all(self) -> list[_ReplicaState]:
+        """The states of all replicas of this process."""
         return list(self._local.values())
 
 
 class OptimizerVariables(OptimizerSettings):
-    """The variables of a private optimizer, and the clip norms that are in them."""
+    """The variables of a private optimizer, with its clip norms."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._transient = _Transient()
+        self._unsaved = _UnsavedState()
         self._scope = replicas.Scope()
         self._step_history = StepHistory(self)
         if not self._rule.has_groups:
             self._bind(self._rule)
 
     def _bind(self, rule: ClipRule) -> None:
-        """Makes the mechanism, and the variables of the rule's state."""
+        """Makes the mechanism, and the variables for the rule's state."""
         self._bound_mechanism = Mechanism(rule, self._noise_setting, self._divisor)
         with tf.init_scope():
             state = self.clip.initial_state()
@@ -86,16 +86,16 @@ class OptimizerVariables(OptimizerSettings):
             self._clip_state = _compat.add_state(self, parts, "clip_state")
 
     def build(self, var_list):
-        """Makes the variables; the un-noised sums among them are never saved."""
+        """Makes the variables. The un-noised sums among them are never saved."""
         super().build(var_list)
         var_list = all_unwrapped(var_list)
-        trained_privately(var_list, self._step_history.counter)
+        mark_trained_privately(var_list, self._step_history.counter)
         self._step_history.trains(var_list)
         if self._bound_mechanism is None:
             self._bind(bound_rule(self._rule, _compat.names_of(var_list)))
         elif self._bound_mechanism.rule.assignment is not None:
             self._check_names(_compat.names_of(var_list))
-        kept = self._transient
+        kept = self._unsaved
         if kept.built:
             return
         kept.built = True
@@ -104,8 +104,8 @@ class OptimizerVariables(OptimizerSettings):
         if self._accumulation_steps > 1 and replicas.count() == 1:
             self._make_sums(kept.here, var_list)
 
-    def _make_sums(self, local: _Local, var_list: list[tf.Variable]) -> None:
-        """Makes the sums of a replica: values of its own, so no strategy's."""
+    def _make_sums(self, local: _ReplicaState, var_list: list[tf.Variable]) -> None:
+        """Makes a replica's sums: its own values, in variables of no strategy."""
         mechanism = self._mechanism
         counts, state = len(mechanism.count_stddevs), mechanism.rule.initial_state
 
@@ -115,7 +115,7 @@ class OptimizerVariables(OptimizerSettings):
         outside_of_functions(make, [], in_strategy=False)
 
     def _count_step(self) -> None:
-        """Counts a step, once for all replicas, in the graph at hand."""
+        """Counts a step, once for all replicas, in the current graph."""
         z = None
         if self.noise_schedule is not None:
             z = value_at(self._noise_setting, unwrapped(self.iterations))
@@ -124,13 +124,13 @@ class OptimizerVariables(OptimizerSettings):
             self._noise.begin_step()
 
     def _noise_here(self) -> GaussianNoise | MatrixNoise:
-        """What draws the noise of this replica, or its share of it."""
+        """The source of this replica's noise, or of its share of the noise."""
         if replicas.count() == 1:
             return self._noise
         if isinstance(self._noise, MatrixNoise):
-            # It begins another matrix on all of them at once.
+            # All replicas begin a new matrix together.
             return self._noise.of_replica(replicas.index())
-        here = self._transient.here
+        here = self._unsaved.here
         if here.noise is None:
             here.noise = self._noise.of_replica(replicas.index())
         return here.noise
@@ -139,47 +139,47 @@ class OptimizerVariables(OptimizerSettings):
         members = tuple(name.split(":")[0] for name in names)
         if members != self._bound_mechanism.rule.layout.members:
             raise ValueError(
-                "The variables differ from those that the clip rule's groups were made "
-                "of when the optimizer was built. Use a new optimizer."
+                "The variables differ from the variables for which the clip rule's "
+                "groups were made in optimizer.build. Use a new optimizer."
             )
 
     @property
     def pending_batches(self) -> int:
-        """How many physical batches the step that was begun has.
+        """The number of physical batches that were added to the unfinished step.
 
-        -1 if replicas have summed different numbers of them: an error cut it short.
+        -1 if the replicas have added different numbers: an error cut the step short.
         """
-        filled = {part.sums.filled for part in self._transient.all if part.sums}
+        filled = {part.sums.filled for part in self._unsaved.all if part.sums}
         return -1 if len(filled) > 1 else next(iter(filled), 0)
 
     def drop_pending_batches(self) -> None:
-        """Begins a step: what was summed of the last one is not released."""
-        for part in self._transient.all:
+        """Begins a new step: the sums of an unfinished step are never released."""
+        for part in self._unsaved.all:
             if part.sums is not None:
                 part.sums.clear()
 
     def carried_between_steps(self) -> list[tf.Variable]:
-        """What steps keep for later ones, and callbacks have no business with.
+        """Variables that steps keep for later steps, and that callbacks must not set.
 
-        Moments, averages and sums: all that it has but for the step counter, the
-        learning rate and the clip norms, which may be set.
+        These are the moments, averages and sums: all state except the step counter,
+        the learning rate and the clip norms, which callbacks may set.
         """
         may_be_set = [self.iterations, _compat.own_rate(self), *self._clip_state]
         may_be_set = {id(unwrapped(v)) for v in may_be_set}
         return [v for v in self.written_by_steps() if id(v) not in may_be_set]
 
     def averages(self) -> list[tuple[tf.Variable, tf.Variable]]:
-        """Pairs of a weight and the moving average of it that the optimizer keeps."""
+        """Pairs of a weight and the optimizer's moving average of the weight."""
         pairs = _compat.averages_of(self)
         return [(unwrapped(weight), unwrapped(average)) for weight, average in pairs]
 
     def written_by_steps(self) -> list[tf.Variable]:
-        """What nothing but the optimizer's own steps may write to, in a traced step.
+        """Variables that only the optimizer may write to, in a traced step.
 
-        Its learning rate and step counter among them: they are of private data if a
-        training step computes them.
+        The learning rate and the step counter are included: computed in a training
+        step, they would depend on private data.
         """
-        kept = self._transient
+        kept = self._unsaved
         sums = [v for part in kept.all if part.sums for v in part.sums.variables]
         rate = _compat.own_rate(self)
         rates = [rate] if isinstance(rate, tf.Variable) else []
@@ -187,21 +187,21 @@ class OptimizerVariables(OptimizerSettings):
         return list({id(v): v for v in found}.values())
 
     def declares_public(self, handle: Any, name: str | None) -> bool:
-        """Whether `public_variables` has the variable of this handle and name."""
+        """Whether `public_variables` lists the variable of this handle and name."""
         return (handle, name) in self._public_variables
 
     def _public(self) -> PublicVariables:
-        """What is declared to be public, and the optimizer's own."""
+        """The declared public variables, and the optimizer's own variables."""
         return self._public_variables.and_those_of(all_unwrapped(self._variables))
 
     @property
     def matrix_noise(self) -> Any:
-        """What makes correlated noise; None for independent noise."""
+        """The source of correlated noise; None for independent noise."""
         return self._noise if isinstance(self._noise, MatrixNoise) else None
 
     @property
     def knows_its_groups(self) -> bool:
-        """Whether the clip rule has a state: one with groups, once it is built."""
+        """Whether the clip rule has a state; with groups, only after `build`."""
         return self._bound_mechanism is not None
 
     @property
@@ -232,7 +232,7 @@ class OptimizerVariables(OptimizerSettings):
     def noise_stddevs(self) -> dict[str, float]:
         """The noise stddev on each coordinate of the next mean gradient, by group.
 
-        Correlated noise has this times s(C) and the norm of a row of C^-1.
+        For correlated noise, multiply by s(C) and by the norm of a row of C^-1.
         """
         stddevs = self._mechanism.noise_stddevs(self.clip_state, self.iterations)
         rule = self._mechanism.rule
@@ -245,30 +245,30 @@ class OptimizerVariables(OptimizerSettings):
         """The groups whose gradient norms the clip rule takes from public data.
 
         Raises:
-          ValueError: if the rule takes none, or has been given them.
+          ValueError: if the rule takes no public norms, or its norms are given.
         """
         rule = self.clip
         if not rule.takes_public_norms:
             raise ValueError(
-                f"clip={rule} takes nothing from public data; PublicNormClip and "
-                "ScaledClip do."
+                f"clip={rule} takes nothing from public data. Use PublicNormClip or "
+                "ScaledClip."
             )
         if rule.given is not None:
             raise ValueError(
-                f"clip={rule} has been given its numbers. Leave them out to take them "
-                "from public data."
+                f"clip={rule} has its numbers as arguments. To take them from public "
+                "data, leave the arguments out."
             )
         return rule.layout
 
     def set_public_norms(self, norms: Any) -> None:
         """Sets each group's gradient norm on public data.
 
-        A logical step of which batches were summed already is clipped, and noised, by
-        the norms that it began with.
+        A logical step with summed batches keeps the norms that it began with, for its
+        clipping and its noise.
 
         Args:
           norms: `[L]` in the groups' order, or by group name; finite, 0 or above. They
-            must come from public data: no noise is added to them.
+            must come from public data: they get no noise.
 
         Raises:
           ValueError: if they do not fit the clip rule's groups.
@@ -281,10 +281,10 @@ class OptimizerVariables(OptimizerSettings):
         stepped = int(self.iterations.numpy()) > 0
         if save_type == "savedmodel" and stepped and _compat.LOADS_SAVED_MODELS:
             warnings.warn(
-                "Keras does not read an optimizer's state back from a SavedModel: the "
-                "clip norm would start afresh, and the number of steps from 0, so that "
-                "the privacy spent would be counted too low. Save to a .keras file, or "
-                "use tf.train.Checkpoint.",
+                "Keras does not load an optimizer's state from a SavedModel: the clip "
+                "norm would start afresh, and the number of steps from 0, so that "
+                "too little privacy would be counted as spent. Save to a .keras file, "
+                "or use tf.train.Checkpoint.",
                 stacklevel=2,
             )
         children = super()._trackable_children(save_type, **kwargs)
@@ -293,28 +293,29 @@ class OptimizerVariables(OptimizerSettings):
         return children
 
     def save_own_variables(self, store):
-        """Saves the state, and which steps are behind it."""
+        """Saves the state, and the history of the steps behind it."""
         super().save_own_variables(store)
         store["step_history"] = self._step_history.to_array()
 
     def load_own_variables(self, store):
-        """Loads the state, and which steps are behind it."""
+        """Loads the state, and the history of the steps behind it."""
         names = [name for name in store.keys() if name != "step_history"]
         super().load_own_variables({name: store[name] for name in names})
-        # Also where Keras left the variables as they were, with a warning (an optimizer
-        # that is not built, or another one): the model's weights are the file's.
+        # The history is loaded even if Keras skipped the variables with a warning (for
+        # an unbuilt optimizer or another class): the model's weights are the file's.
         if "step_history" in store.keys():
             self._step_history.from_array(store["step_history"])
 
     def _check_rate(self, eager: bool) -> None:
-        """Raises if the learning rate is a function of more than the step.
+        """Raises if the learning rate depends on more than the step.
 
-        It would scale what is released, by a metric of private data perhaps.
+        The rate scales the release, and could depend on a metric of private data.
 
         Args:
-          eager: whether this may be any of many steps. A trace is one of few.
+          eager: whether this is an eager step, which is checked only once. Traces are
+            few, and all of them are checked.
         """
-        rate, kept = _compat.own_rate(self), self._transient
+        rate, kept = _compat.own_rate(self), self._unsaved
         if not callable(rate) or isinstance(rate, tf.Variable):
             return
         if eager and kept.rate is rate:
@@ -337,8 +338,8 @@ class OptimizerVariables(OptimizerSettings):
             if not tf.executing_eagerly() or bool(rule.knows_norms(state)):
                 return
         raise ValueError(
-            f"{type(rule).__name__} does not know the gradient norms of public data. "
-            "Add dpc.keras.PublicGradientNorms((public_x, public_y)) to the callbacks "
-            "of fit, or call optimizer.set_public_norms(norms), or give them to the "
+            f"{type(rule).__name__} needs the gradient norms of public data. Add "
+            "dpc.keras.PublicGradientNorms((public_x, public_y)) to the callbacks of "
+            "fit, or call optimizer.set_public_norms(norms), or give the norms to the "
             "rule."
         )

@@ -19,48 +19,49 @@ _ARGUMENTS = """
     Args:
       clip: the clip norm, a Keras schedule of it, or a clip rule. The default,
         ``QuantileClip(0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1)``,
-        follows a quantile of the gradient norms and divides by it, so that the useful
-        learning rate does not depend on the size of gradients: a step moves the weights
-        by the learning rate at most, but for noise and momentum.
-      noise_multiplier: z, the number the accountant gets: the noise's stddev as a
-        multiple of the clip norm, 0 or above. What the gradient sum gets is slightly
-        more where the clip rule spends some of the budget on counts
+        follows a quantile of the gradient norms and divides by it. The useful learning
+        rate then does not depend on the size of gradients: before noise and momentum, a
+        step moves the weights by at most the learning rate.
+      noise_multiplier: z, the number for the accountant: the noise's stddev as a
+        multiple of the clip norm, 0 or above. The gradient sum gets slightly more noise
+        where the clip rule spends some of the budget on counts
         (`gradient_noise_multiplier`). 0 is not private. A Keras schedule gives z for
         every step (`noise_multiplier_at`).
-      expected_batch_size: the public expected number of examples in one logical step.
-        It is the divisor of every sum; the number of examples that happened to be in
-        a batch is never used. Not needed with ``unit="batch"``.
+      expected_batch_size: the public expected number of examples in one logical step:
+        the divisor of every sum. The actual number of examples in a batch is never
+        used. Not needed with ``unit="batch"``.
       accumulation_steps: how many physical batches make one logical step. Noise is
-        drawn and the clip norm moves once per logical step; `iterations` counts those.
-      unit: what is clipped: "example"; "person": all examples of one, by batches that
-        draw people (``scheme.batches(data, people=ids, per_person=8)``), or each
-        example by batches that draw few of each (`CappedPoisson`); or "batch": the
-        gradient of each physical batch as a whole (Nguyen et al. 2023), without
-        per-example work. Then the divisor is
+        drawn, and the clip norm moves, once per logical step; `iterations` counts
+        logical steps.
+      unit: the clipped unit. "example". "person": all examples of a person, with
+        batches that draw people (``scheme.batches(data, people=ids, per_person=8)``),
+        or each example, with batches that draw few examples of a person
+        (`CappedPoisson`). "batch": the gradient of each physical batch as a whole
+        (Nguyen et al. 2023), without per-example work. The divisor is then
         `accumulation_steps`, the number of batches (groups) per step, and one example
-        moves the sum by up to twice the clip norm; the accountant knows by `unit`.
+        moves the sum by up to twice the clip norm; the accountant reads `unit`.
         Batch normalisation is allowed, with `PublicBatchStatistics`.
-      rows_per_record: how many rows of a batch, one after the other, are one record:
-        views of an example, or examples of a person. Its gradient is the mean of
-        theirs, and is clipped once. What `batches.rows_per_record` says; a plan passes
-        it on.
-      perturbation: k: k * N(0, I) is added to each record's gradient before it is
-        clipped, which makes clipping less biased (Chen et al. 2020, section 4). It
+      rows_per_record: how many consecutive rows of a batch make one record: views of an
+        example, or examples of a person. The gradient of the record is the mean of the
+        rows' gradients, and is clipped once. Take `batches.rows_per_record`;
+        `plan.optimizer` does.
+      perturbation: k: k * N(0, I) is added to each record's gradient before the clip,
+        which makes clipping less biased (Chen et al. 2020, section 4). The perturbation
         gives no privacy by itself, and costs time: two draws of a whole gradient for
         every example.
       check_gradients: "first" (on the first step of every trace), "always" or "never":
         whether a step compares norms and sums with those of an ordinary backward pass.
       gradient_memory: bytes of materialised per-example gradients to allow at once.
-      hardened_noise: whether each noise value is made of four, against attacks on the
-        lowest bits of floating-point numbers; costs four times the draws.
-      public_variables: variables, or their names (or those of layers), that the loss
-        reads without training them, that change from step to step, and that are public
-        all the same: an average of the trained model, a schedule. Any other variable
-        that the loss reads must not change during training. Terms that are no
-        example's own (weight decay) may depend on these and on trained variables only.
+      hardened_noise: whether each noise value is made from four draws, against attacks
+        on the lowest bits of floating-point numbers; drawing takes four times as long.
+      public_variables: public variables (or their names, or names of layers) that the
+        loss reads, that are not trained, and that change from step to step: an average
+        of the trained model, a schedule. All further untrained variables that the loss
+        reads must stay constant during training. Terms that belong to no example
+        (weight decay) may depend on public and on trained variables only.
       noise: a `tfdpclip.CorrelatedNoise`, for noise that cancels over the steps
-        (docs/correlated_noise.md); independent noise by default. Of
-        draws that `PrivacyBudget` sees.
+        (docs/correlated_noise.md), with draws that `PrivacyBudget` sees; independent
+        noise by default.
       seed: an integer makes the noise reproducible, for experiments only: the run is
         then not private, and reports say so.
 
@@ -89,8 +90,8 @@ def privatize(
 ) -> type[tf.keras.optimizers.Optimizer]:
     """A differentially private version of a Keras optimizer class.
 
-    Everything after the gradient (momentum, schedules, weight decay, averaging) does
-    what the given class does, and works on gradients that are private already.
+    Everything after the gradient (momentum, schedules, weight decay, averaging) works
+    as in the given class, on gradients that are private already.
 
     Args:
       optimizer_class: a subclass of `tf.keras.optimizers.Optimizer`.
@@ -102,7 +103,7 @@ def privatize(
       `hardened_noise`, `public_variables`, `noise` and `seed` by keyword.
 
     Raises:
-      ValueError: if it is no such class.
+      ValueError: if the argument is no optimizer class, or is private already.
 
     >>> DPAdamax = privatize(tf.keras.optimizers.Adamax)
     >>> DPAdamax(1e-3, noise_multiplier=1.0, expected_batch_size=64).name
@@ -140,7 +141,7 @@ def _private_class(optimizer_class):
     if update_step is not None:
         body["update_step"] = update_step
     made = type(name, (PrivateOptimizer, optimizer_class), body)
-    # A class from elsewhere must not take the place of a Keras class of the same name.
+    # A class of another package must not replace a Keras class of the same name.
     module = optimizer_class.__module__
     package = (
         "tfdpclip" if module.startswith(_keras_marks.MODULES) else f"tfdpclip.{module}"

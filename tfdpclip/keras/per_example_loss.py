@@ -15,24 +15,24 @@ from tfdpclip.keras import _compat
 class PerExampleLoss(tf.keras.losses.Loss):
     """Averages a loss over each example's own entries, and then over the batch.
 
-    Keras divides the loss of masked sequences by the number of unmasked entries of the
-    whole batch, so that how long one example is changes everybody's gradient. This
-    divides by each example's own number, or by a public one. Entries that are masked,
-    have weight 0, or a label that is the `ignore_class` of `loss`, do not count. It
-    also lets a weight for each example, as `tfdpclip.sampling.Batches` gives it, meet a
-    loss for each token or pixel.
+    Keras divides the loss of masked sequences by the number of unmasked entries in the
+    whole batch, so that the length of one example changes the gradients of all
+    examples. This loss divides by each example's own number of entries, or by a public
+    number. Masked entries, entries of weight 0, and entries with the `ignore_class` of
+    `loss` as label do not count. A weight for each example, as
+    `tfdpclip.sampling.Batches` gives, also works with a loss for each token or pixel.
 
     *Formal guarantees*: the loss is 1/B sum_i l_i, where l_i depends on example i
-    alone, if `loss` is one number for each entry: its mask, weights and labels decide
-    by what its entries are divided. So l_i has one gradient, which is clipped to C
-    whatever the number of entries, and an example more or less moves the sum of a step
-    by at most C. An example of which no entry counts has gradient 0.
+    alone, if `loss` is one number for each entry: the divisor of l_i depends on the
+    mask, weights and labels of example i only. So l_i has one gradient, which is
+    clipped to C whatever the number of entries, and an example more or less moves the
+    sum of a step by at most C. An example without counting entries has gradient 0.
 
     Args:
-      loss: what a Keras model is compiled with: a name, a function or a
-        `tf.keras.losses.Loss`, of which the reduction does not matter.
+      loss: a loss as in `compile` of a Keras model: a name, a function or a
+        `tf.keras.losses.Loss`. The reduction of the loss is ignored.
       length: a public number of entries to divide by. By default, each example's own
-        number of entries that count.
+        number of counting entries.
       name: the loss's name.
 
     Raises:
@@ -45,7 +45,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
     >>> float(loss(y, prediction, weights))  # (1 + 9) / 2 and 4, on average
     4.5
 
-    Of a language model:
+    A language model:
 
     >>> tokens = tf.keras.losses.SparseCategoricalCrossentropy(
     ...     from_logits=True, ignore_class=-1
@@ -85,11 +85,11 @@ class PerExampleLoss(tf.keras.losses.Loss):
             config = found.get_config()
             self._ignored = config.get("ignore_class")
             if self._ignored is not None:
-                # Keras 2 takes such labels out, and with them the rows of a batch.
+                # Keras 2 would drop the ignored labels, and so change the batch axis.
                 self._each = found.from_config({**config, "ignore_class": None})
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        """One loss for each entry; of labels that do not count, anything."""
+        """One loss for each entry; for labels that do not count, any number."""
         if self._ignored is not None:
             y_true = tf.where(self._counts(y_true), y_true, tf.zeros_like(y_true))
         if isinstance(self._each, tf.keras.losses.Loss):
@@ -97,7 +97,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
         return self._each(y_true, y_pred)
 
     def _counts(self, y_true):
-        """Which labels are not of the ignored class; None if there is none."""
+        """Which labels are not of the ignored class; None without an ignored class."""
         if self._ignored is None:
             return None
         y_true = tf.convert_to_tensor(y_true)
@@ -110,7 +110,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
 
         Args:
           y_true: the labels.
-          y_pred: the predictions. Their Keras mask, if they have one, counts.
+          y_pred: the predictions. Their Keras mask, if there is one, counts.
           sample_weight: one weight for each example or for each entry, or None.
         """
         with tf.name_scope(_keras_marks.WEIGHTED_LOSS):
@@ -120,7 +120,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
             if losses.shape.rank is None or losses.shape.rank < 1:
                 raise ValueError(
                     f"{self.name} needs one loss for each entry, [batch, ...], but "
-                    "the loss is a number. Use one that does not reduce over the batch."
+                    "the loss is a number. Use a loss that does not reduce the batch."
                 )
             weights = _by_entry(sample_weight, losses, "sample_weight")
             for mask in masks:
@@ -147,12 +147,12 @@ class PerExampleLoss(tf.keras.losses.Loss):
         else:
             count = tf.reduce_sum(tf.cast(weights != 0, totals.dtype), axes)
             means = totals / tf.maximum(count, 1)
-        # Padding has no entry that counts.
+        # Padding rows have no counting entry, and get loss 0.
         present = tf.reduce_any(weights != 0, axes)
         return tf.cast(present, means.dtype) * means
 
     def get_config(self) -> dict[str, Any]:
-        """The settings, such that ``from_config`` makes the same loss."""
+        """The settings; ``from_config`` makes an equal loss from them."""
         loss = self._loss
         if not isinstance(loss, tf.keras.losses.Loss):
             kept = tf.keras.losses.serialize(loss)
@@ -162,7 +162,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PerExampleLoss:
-        """Makes a loss of what `get_config` gave."""
+        """Makes a loss from the result of `get_config`."""
         config = dict(config)
         if isinstance(config["loss"], dict):
             config["loss"] = _compat.saving.deserialize_keras_object(config["loss"])
@@ -170,7 +170,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
 
 
 def _by_entry(weights: Any, losses: tf.Tensor, what: str) -> tf.Tensor | None:
-    """`weights`, `[B]`, `[B, 1]` or as `losses`, in the shape to multiply with them."""
+    """Reshapes `weights`, `[B]`, `[B, 1]` or as `losses`, to multiply with losses."""
     if weights is None:
         return None
     weights = tf.cast(tf.convert_to_tensor(weights), losses.dtype)
@@ -182,7 +182,7 @@ def _by_entry(weights: Any, losses: tf.Tensor, what: str) -> tf.Tensor | None:
             f"{what} has shape {weights.shape}, which does not fit losses of shape "
             f"{losses.shape}: give one number for each example, or for each entry."
         )
-    # What is missing comes after the batch, not before it.
+    # Missing axes come after the batch axis, not before it.
     for _ in range(rank - weights.shape.rank):
         weights = weights[..., tf.newaxis]
     return weights

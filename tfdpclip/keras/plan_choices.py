@@ -1,4 +1,4 @@
-"""What the names in a plan's arguments stand for."""
+"""The meaning of the names in a plan's arguments."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.schemes import FixedSize, FullBatch, Poisson, ShuffledEpochs
 from tfdpclip.sampling.separated import MinSeparation
 
-#: Ways to draw, by name.
+#: Sampling schemes by name.
 SAMPLING = ("poisson", "random_allocation", "fixed_size", "shuffled", "fixed_order")
-#: The least number of steps that batch_size="auto" leaves: with 79 the rule of Rehn et
-#: al. was within 0.5 points of the best, with their 20 it lost up to 1.3
+#: The least number of steps that batch_size="auto" leaves. With 79 steps the rule of
+#: Rehn et al. was within 0.5 points of the best; with their 20 steps it lost up to 1.3
 #: (docs/results/real).
 _LEAST_STEPS = 80
 
 
 def check_sampling(sampling: Any) -> None:
-    """Raises ValueError unless a plan can find the sizes of this way to draw."""
+    """Raises ValueError unless a plan can size a sampling scheme of this name."""
     if isinstance(sampling, SamplingScheme):
         raise ValueError(
-            f"sampling must be one of {', '.join(SAMPLING)}: a plan finds the sizes of "
-            f"those itself, not of a {type(sampling).__name__}. With a scheme of your "
-            "own, batches = scheme.batches(...), a noise_multiplier given to the "
-            "optimizer, and dpc.keras.PrivacyBudget(epsilon, delta, batches) among the "
-            "callbacks do what a plan does."
+            f"sampling must be one of {', '.join(SAMPLING)}, by name: a plan works out "
+            f"the sizes, so it takes no {type(sampling).__name__}. To use your own "
+            "scheme, write batches = scheme.batches(...), give noise_multiplier to the "
+            "optimizer, and add dpc.keras.PrivacyBudget(epsilon, delta, batches) to "
+            "the callbacks."
         )
     _arguments.choice("sampling", sampling, SAMPLING)
 
 
 def scheme_of(sampling: str, batch_size: int, examples: int) -> SamplingScheme:
-    """The scheme that a name stands for, with these sizes."""
+    """The sampling scheme of a name, with these sizes."""
     if sampling == "fixed_size":
         return FixedSize(batch_size, examples)
     if sampling == "shuffled":
@@ -51,10 +51,10 @@ def scheme_of(sampling: str, batch_size: int, examples: int) -> SamplingScheme:
 def chosen_batch_size(
     name: str, sampling: str, examples: int, epochs: int, epsilon: float, delta: float
 ) -> BatchSizeAdvice:
-    """The batch size that a name stands for, and why.
+    """The batch size that a rule of this name chooses, and the reason.
 
     Raises:
-      ValueError: if there is no rule of that name, or for this way to draw.
+      ValueError: if there is no rule of this name, or not for this sampling.
     """
     _arguments.choice("batch_size", name, ("auto",))
     if sampling != "poisson":
@@ -66,17 +66,18 @@ def chosen_batch_size(
 
 
 def refuse_other_momentum(optimizer: Any, noise: Any, momentum: float) -> None:
-    """Raises if a matrix that a plan made is for another momentum than SGD's.
+    """Raises if a plan's matrix was made for a momentum other than the optimizer's.
 
-    Nothing private depends on it: more noise than need be would be left.
+    Privacy does not depend on the momentum, but the weights would have more noise than
+    necessary.
 
     Args:
-      optimizer: as it was made; of others than SGD, momentum is not asked.
-      noise: what the plan was told.
-      momentum: what its matrix is made for.
+      optimizer: the made optimizer; only the momentum of SGD is checked.
+      noise: the plan's argument.
+      momentum: the momentum that the plan's matrix is made for.
 
     Raises:
-      ValueError: if they differ.
+      ValueError: if the momenta differ.
     """
     named = isinstance(noise, str) and noise in MADE_FOR_MOMENTUM
     if not (named and isinstance(optimizer, tf.keras.optimizers.SGD)):
@@ -85,7 +86,7 @@ def refuse_other_momentum(optimizer: Any, noise: Any, momentum: float) -> None:
     if found != momentum:
         raise ValueError(
             f"momentum={found:g} of {type(optimizer).__name__}: the noise of the plan "
-            f"is made for momentum {momentum:g}, and more of it than need be would be "
-            f"left in the weights. Say PrivacyPlan(..., momentum={found:g}), or "
+            f"is made for momentum {momentum:g}, and would leave more noise than "
+            f"necessary in the weights. Write PrivacyPlan(..., momentum={found:g}), or "
             f"plan = plan.replace(momentum={found:g})."
         )

@@ -24,7 +24,7 @@ from tfdpclip.keras.watching.draw_check import DrawCheck
 from tfdpclip.keras.watching.executions import Executions, refuse_overrun
 from tfdpclip.keras.watching.fit_watch import OUTSIDE_UPDATES, FitWatch
 from tfdpclip.keras.watching.noise_plan import NoisePlan, private_optimizer
-from tfdpclip.keras.watching.room import Room, count_unseen
+from tfdpclip.keras.watching.remaining_steps import RemainingSteps, count_unseen
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.keras.workers import Workers, is_chief
 from tfdpclip.sampling.base import SamplingScheme
@@ -34,53 +34,54 @@ from tfdpclip.sampling.batches import Batches
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Puts `epsilon` into the logs and stops before a privacy budget is exceeded.
 
-    Beside it, for the progress bar, `History` and TensorBoard: `clip_norm` (by group,
-    if there are several), `noise_stddev` of each coordinate of the mean gradient and,
-    where the rule follows one quantile, `unclipped_fraction`, the epoch's mean as it
-    was noised. All are released already. Callbacks that write logs come after this.
+    For the progress bar, `History` and TensorBoard, the logs also get `clip_norm` (by
+    group, if there are several), `noise_stddev` of each coordinate of the mean gradient
+    and, where the rule follows one quantile, `unclipped_fraction`, the epoch's mean of
+    the noised fractions. All these numbers are released already. Put callbacks that
+    write logs after this callback.
 
     *Formal guarantees*
 
     * Training stops before the step that would take the run above (epsilon, delta),
       also with `steps_per_execution` above 1 and with accumulation. If not even one
       execution fits, nothing runs and `fit` raises.
-    * What is counted is logical steps (noise draws), by a count that belongs to the
-      optimizer object, grows only, and cannot be restored or set. Steps that the
-      ledger has not seen (without this callback, before it, between two calls of
-      `fit`, before a checkpoint) count as full batches, without amplification. So two
+    * Logical steps (noise draws) are counted by a counter that belongs to the optimizer
+      object, only grows, and cannot be restored or set. Steps that the ledger has not
+      seen (without this callback, before it, between two calls of `fit`, before a
+      checkpoint) count as full batches, without amplification. So the steps of two
       optimizers in one ledger add up, and going back to an earlier step uncounts
       nothing.
-    * The data of `fit` must be batches that the accounted scheme drew, as their own
-      methods made them: anything else (arrays, generators, another scheme or rate,
-      altered, mixed or cached batches, other accumulation) is refused before its
-      first execution. Batches of `map_batches` add an assumption to the statement.
-    * The model's trainable variables must be written to by `model.optimizer` alone,
-      in the training step and between steps: anything else (a second optimizer, an
-      assignment, a callback that sets weights) raises after that execution.
-    * Where the noise multiplier follows a schedule, every step is counted with its own
-      (an execution of several steps with the least of them), as phases of the ledger.
+    * The data of `fit` must be batches of the accounted scheme, made by their own
+      methods. Anything else (arrays, generators, another scheme or rate, altered,
+      mixed or cached batches, other accumulation) is refused before its first
+      execution. Batches of `map_batches` add an assumption to the statement.
+    * Only `model.optimizer` may write to the model's trainable variables, in the
+      training step and between steps. Anything else (a second optimizer, an assignment,
+      a callback that sets weights) raises after that execution.
+    * If the noise multiplier follows a schedule, every step is counted with its own
+      noise (an execution of several steps with their least), as phases of the ledger.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
       have run are counted.
 
     Args:
-      epsilon: The budget. Infinity only reports.
+      epsilon: The budget. With infinity, epsilon is only reported.
       delta: In (0, 1).
-      sampling: The scheme that draws the data, or better the batches themselves.
-      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed where it is exact (no
-        sampling) or where there is no budget to keep.
+      sampling: The scheme that draws the data or, better, the batches.
+      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed if it is exact (no sampling) or
+        there is no budget to keep.
       ledger: A `Ledger`, or the path of its file (continued if it exists). In memory
-        by default: then what an earlier process spent is known from the checkpointed
-        step count only.
+        by default: then only the checkpointed step count tells of earlier processes.
       check_data: Whether to insist on seeing the draws. With False, `sampling` is
-        taken at its word, and the statement says so.
+        taken on trust, and the statement says so.
       allow_change: Whether the noise multiplier, clip rule or scheme may differ from
         the ledger's last phase.
       allow_outside_updates: Whether something other than `model.optimizer` may write
-        to the weights, such as a callback that averages them. It must depend on
+        to the weights, such as a callback that averages them. The writes must depend on
         released weights or public data only; the statement says so.
-      secret: Of correlated noise, the file that it goes on from in the next call of
-        `fit` or the next process; needs a ledger in a file. Guard it as the data: it
-        takes off all noise. Without it, every call of `fit` begins another matrix.
+      secret: For correlated noise, the file from which the noise continues in the next
+        call of `fit` or the next process; needs a ledger in a file. Guard this file as
+        the data: it removes all noise. Without a file, every call of `fit` begins a new
+        matrix.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -114,13 +115,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if not isinstance(self.sampling, SamplingScheme):
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
-                "Poisson(rate), or its batches; got "
+                "Poisson(rate), or batches of a scheme; got "
                 f"{_arguments.shown(sampling)}."
             )
         if accountant == "gdp" and self.sampling.amplified and epsilon != math.inf:
             raise ValueError(
                 'accountant="gdp" approximates sampling and cannot keep a budget; use '
-                '"pld".'
+                'accountant="pld".'
             )
         self._keeps_books = is_chief()
         self._ledger = Ledger.open(
@@ -141,45 +142,53 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     @property
     def ledger(self) -> Ledger:
-        """What was spent.
+        """The ledger of spent steps.
 
         Raises:
           ValueError: in a process that is not the chief of several machines.
         """
         if not self._keeps_books:
             raise ValueError(
-                "This process is not the chief of the run on several machines, which "
-                "keeps the ledger: ask there for the ledger and its statement."
+                "This process is not the chief of the run on several machines, and "
+                "only the chief keeps the ledger: read ledger and statement there."
                 + see("several-replicas")
             )
         return self._ledger
 
     @property
     def statement(self) -> PrivacyStatement:
-        """What was spent, with everything the number means nothing without."""
+        """The spent budget, with every assumption that the numbers depend on."""
         return self.ledger.statement()
 
     def _unrecorded(self) -> int:
-        """Steps that ran and are reserved, of an execution that was cut short."""
+        """Steps that ran and are still reserved, after an interrupted execution."""
         return min(self._watch.ran, self._ledger.reserved) if self._watch else 0
 
     def on_train_begin(self, logs=None):
         del logs
         self._workers = Workers(self.model)
-        with self._workers.together():
+        with self._workers.all_or_none():
             self._begin()
         self._agreement = Agreement(self._workers, self.model)
         told = [self.epsilon, self.delta, self._check_data, self._allow_outside_updates]
         self._agreement.check_settings(told, self._draws, self.params)
-        (self._allowed,) = self._workers.told(self._allowed)
+        (self._allowed,) = self._workers.broadcast(self._allowed)
 
     def _begin(self) -> None:
-        """Looks at everything before the first step, which it may refuse."""
+        """Checks the whole run before the first step, and opens the books."""
+        self._begin_optimizer()
+        self._begin_draws()
+        self._begin_phase()
+        self._begin_watch()
+        self._begin_budget()
+
+    def _begin_optimizer(self) -> None:
+        """Checks the optimizer, and builds it."""
         optimizer = private_optimizer(self.model.optimizer)
         if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
-                'steps_per_execution="auto" changes how many steps run at a time while '
-                "they run; give a number, so that the budget can be kept."
+                'steps_per_execution="auto" changes the number of steps per execution '
+                "during training; give a number, so that the budget can be kept."
             )
         self._settle(optimizer)
         if self.model.built:
@@ -189,23 +198,31 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._noise = NoisePlan(optimizer)
         if self._noise.scheduled and self.sampling.begins_epochs:
             raise ValueError(
-                "noise_multiplier follows a schedule, and the steps of an epoch of "
+                "noise_multiplier follows a schedule, but the steps of an epoch of "
                 f"{type(self.sampling).__name__} are accounted for together, with one "
-                "noise for all of them: give a number, or draw by Poisson(rate)."
+                "noise multiplier: give a number, or draw by Poisson(rate)."
             )
+
+    def _begin_draws(self) -> None:
+        """Finds the drawer of the data, and begins its draws."""
         self._draws = DrawCheck(
-            self.sampling, self._batches, optimizer, self._check_data
+            self.sampling, self._batches, self._optimizer, self._check_data
         )
-        drawer, pieces = self._draws.drawer, int(optimizer.accumulation_steps)
+        drawer = self._draws.drawer
         if drawer is not None:
             length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
             refuse_overrun(self.model, self.params, length)
+        pieces = int(self._optimizer.accumulation_steps)
         self._executions = Executions(
             self.model, self.params, pieces, self._draws.begin(self.model)
         )
+
+    def _begin_phase(self) -> None:
+        """Begins a phase of the ledger, with the noise of its first step."""
+        optimizer = self._optimizer
         self._history = history_of(optimizer)
         if isinstance(self._history, StepHistory):
-            # A model that was trained privately may be a frozen part of this one.
+            # A frozen part of the model may have been trained privately before.
             self._history.comes_after(_weights_so_far(self.model))
         self._phase = {
             "sampling": self._draws.scheme,
@@ -225,15 +242,18 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._ledger.begin(
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
-        self._run.begun()
-        for text in adapted_layers.assumed_of(self.model):
+        self._run.note_phase()
+        for text in adapted_layers.assumptions_about(self.model):
             self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)
+
+    def _begin_watch(self) -> None:
+        """Makes the watch of the training step."""
         self._watch = FitWatch(
             self.model,
             self._history,
-            drawer if self._check_data else None,
+            self._draws.drawer if self._check_data else None,
             self._batches is not None,
             not self._allow_outside_updates,
             self._fed_by,
@@ -241,12 +261,15 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._run.drawing,
             bool(self.params.get("verbose")),
         )
-        # The rest of a shuffled epoch that something else has begun. Correlated noise
-        # is made for a run that begins anywhere.
+
+    def _begin_budget(self) -> None:
+        """Counts unseen steps, and plans the steps that this call of fit may run."""
+        # A shuffled epoch may have been begun before this run, which draws its rest.
+        # Correlated noise fits a run that begins anywhere.
         within = self._draws.in_an_epoch and "noise" not in self._phase
         if within:
             self._ledger.phases[-1].begin_within()
-        self._room = Room(
+        self._remaining = RemainingSteps(
             self._ledger,
             self._noise,
             self._draws.scheme,
@@ -267,19 +290,19 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         refuse_other_use(
             self._ledger,
             self._place,
-            "Another call of fit counted steps in this ledger while this one ran (in a "
+            "Another call of fit counted steps in this ledger during this call (in a "
             "callback, perhaps)",
-            "Call fit after it has returned.",
+            "Call fit after this call has returned.",
         )
         counted = self._ledger.counted.get(self._history.identity, 0)
         if self._look_for_unseen or self._history.releases != counted:
-            # Another callback may have restored a checkpoint, or trained.
+            # A callback may have restored a checkpoint, or trained.
             at_an_epoch, self._look_for_unseen = self._look_for_unseen, False
             if self._count_unseen():
                 if self._workers.several and not at_an_epoch:
                     raise PrivacyMismatchError(
-                        "The optimizer took steps in the middle of an epoch that this "
-                        "callback did not see; on several machines the others cannot "
+                        "In the middle of an epoch, the optimizer took steps that this "
+                        "callback did not see. On several machines, the workers cannot "
                         "be told then. Train with the callback only."
                         + see("steps-that-are-not-counted")
                     )
@@ -287,7 +310,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 self._watch.forget_values()
             if at_an_epoch:
                 self._agreement.check_values()
-                (self._allowed,) = self._workers.told(self._allowed)
+                (self._allowed,) = self._workers.broadcast(self._allowed)
         z = float(self._optimizer.noise_multiplier)
         if not self._noise.scheduled and z != self._z:
             raise PrivacyMismatchError(
@@ -323,7 +346,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if not self._run.kept:
             self._run.keep()
         if self._planned is not None and self._done >= self._planned:
-            return  # Keras stops by itself, and everything planned was allowed.
+            return  # Keras stops by itself: the planned steps are done.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
             self.model.stop_training = True
             print(
@@ -340,8 +363,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._agreement.check_values()
         self._run.keep()
         ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
-        own = self._room.spent(exactly=ends) if self._workers.chief else 0.0
-        (spent,) = self._workers.told(own)
+        own = self._remaining.spent(exactly=ends) if self._workers.chief else 0.0
+        (spent,) = self._workers.broadcast(own)
         if logs is not None:
             logs["epsilon"] = spent
             logs.update(self._metrics.end())
@@ -355,12 +378,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._run.keep(last=True)
 
     def _fed_by(self, drawer: Any) -> None:
-        """The facts of the statement are those of the drawer that delivers."""
+        """Notes in the statement that the delivering drawer has a seed."""
         if drawer.seed is not None:
             self._ledger.note_seed()
 
     def _record(self, ran: int) -> None:
-        """Counts an execution: of unknown draws if it was not what it should be."""
+        """Counts an execution; as unknown draws, if the execution was not sound."""
         try:
             self._draws.check(self._executions.fed)
             self._executions.check(self._done)
@@ -369,10 +392,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             raise
         self._noise.refuse_less(self._history, self._ledger, ran, self._z)
         self._ledger.record(ran, save=False)
-        self._draws.move_on(self._ledger)
+        self._draws.count_unused_draws(self._ledger)
 
     def _plan(self, done: int = 0) -> None:
-        """Works out how many steps this call of fit may run, with those done."""
+        """Computes the number of steps that this call of fit may run in all."""
         self._done = done
         self._planned = self._executions.planned
         planned = None if self._planned is None else self._planned - done
@@ -380,13 +403,17 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         left = math.inf
         if self._workers.chief:
             start = int(self._optimizer.iterations.numpy())
-            left = self._room.steps(planned, start, max(1, self._executions.widest))
+            left = self._remaining.steps(
+                planned, start, max(1, self._executions.widest)
+            )
             if left < first:
-                raise ValueError(self._room.refusal(left, first, self._unseen, self._z))
+                raise ValueError(
+                    self._remaining.refusal(left, first, self._unseen, self._z)
+                )
         self._allowed = done + left
 
     def _follow(self, z: float) -> None:
-        """Opens a phase where the noise schedule has moved."""
+        """Begins a new phase if the noise schedule has moved."""
         if z != self._z:
             self._z = z
             self._ledger.begin(noise_multiplier=z, change=True, **self._phase)
@@ -395,7 +422,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         missing = needed - self._ledger.reserved
         if missing <= 0:
             return
-        # A hundredth of the run at a time: few writes, little lost in a crash.
+        # A hundredth of the run at a time: few writes, and a crash loses little.
         ahead = missing
         if not self._noise.scheduled and self._run.kept:
             ahead = max(missing, (self._planned or 0) // 100)
@@ -409,20 +436,20 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         return total
 
     def _settle(self, optimizer) -> None:
-        """Closes the books on a call of fit, also on one that an error ended."""
+        """Closes the books of a call of fit, even if an error ended the call."""
         running, self._running_optimizer = self._running_optimizer, optimizer
         if (
             running is optimizer
             and self._watch is not None
             and self._ledger.holder == history_of(optimizer).identity
         ):
-            # An execution that an error ended, after it ran.
+            # An error ended this execution after its steps ran.
             self._ledger.record(self._watch.take(), save=False)
             self._ledger.release()
         self._watch = None
 
 
 def _weights_so_far(model: tf.keras.Model) -> list[tf.Variable]:
-    """The weights of a model, or of the layers of it that have some already."""
+    """The weights of a model or, if it is not built, of its built layers."""
     layers = [model] if model.built else [part for part in model.layers if part.built]
     return all_unwrapped(weight for layer in layers for weight in layer.weights)

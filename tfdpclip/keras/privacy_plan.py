@@ -1,4 +1,4 @@
-"""A privacy plan for Keras: the budget and the public facts, said once."""
+"""A privacy plan for Keras: the budget and the public facts, given once."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
+from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import room_for
 
@@ -43,12 +44,12 @@ _LINES = (
     "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"
     "    model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)"
 )
-# What the plan tells an optimizer, and batches.
+# Arguments that the plan gives to an optimizer, and to batches.
 _PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps")
 _PLANNED += ("unit", "noise", "rows_per_record")
 _SHAPED = ("physical_batch_size", "accumulation_steps", "steps", "independent_groups")
 _SHAPED += ("views", "per_person")
-# By which of its own arguments the plan is told of them.
+# The plan's own arguments for these; `physical_batch_size` for the rest.
 _SAID = {"views": "views", "per_person": "per_person"}
 
 
@@ -64,14 +65,15 @@ class PrivacyPlan(BudgetPlan):
     *Formal guarantees*
 
     * The noise multiplier is the least with which all of `epochs` stay within
-      (epsilon, delta), for the batches as they are drawn: with the capacity that their
-      shape gives them. What the clip rule counts is within it.
-    * Everything is a function of the arguments, which must be public. `examples` is
-      among them: who added or removed one record would see the plan change, unless it
-      was made from a number that did not come from these data.
-    * `callbacks` keep one ledger for all calls of `fit` of this plan: together they
-      stay within the budget. Without them nothing is kept: then `statement` raises.
-    * `batches` refuses data of another size, `optimizer` other noise than planned.
+      (epsilon, delta), for the batches as drawn: with the capacity of their shape, and
+      with the counts of the clip rule.
+    * Everything is a function of the arguments, which must be public. This includes
+      `examples`: adding or removing a record would change the plan, unless `examples`
+      comes from a number that does not depend on these data.
+    * `callbacks` keep one ledger for all calls of `fit` of this plan: together these
+      calls stay within the budget. Without the callbacks no steps are counted, and
+      `statement` raises.
+    * `batches` refuses data of another size, and `optimizer` refuses other noise.
 
     Args:
       epsilon: The budget.
@@ -80,33 +82,33 @@ class PrivacyPlan(BudgetPlan):
       batch_size: Expected examples per step; "auto" takes the rule of Rehn et al.
         (2025) with at least 80 steps (`dpc.tuning.batch_size_advice`).
       epochs: How often to go through the data, on average.
-      sampling: `"poisson"` by default, and all examples in every step
-        where the batch is as large as the data. `"random_allocation"`: each example in
-        one random step of each epoch, of as many steps as come nearest to `batch_size`
-        examples in each; less noise than that, most of all in few short epochs.
-        `"fixed_size"`; `"shuffled"`, as plain `fit` draws, or `"fixed_order"`, the same
-        in every epoch: the last two with no amplification.
+      sampling: `"poisson"` by default, and all examples in every step if the batch is
+        as large as the data. `"random_allocation"`: each example in one random step of
+        each epoch, with the number of steps that brings a batch nearest to
+        `batch_size`; this needs less noise than Poisson, above all in few short epochs.
+        `"fixed_size"`; `"shuffled"`, as plain `fit` draws; or `"fixed_order"`, the same
+        order in every epoch. The last two have no amplification.
       noise: `"independent"`, or correlated over the steps, for `"fixed_order"`:
         `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix of
-        `dpc.correlated`. It is made for one call of `fit` over all epochs, or with
-        `secret` for as many as that takes.
-      momentum: Of the optimizer, for `"buffered"` and `"toeplitz"`, which are made for
-        it; 0 by default. It costs no privacy, and leaves less noise in the weights.
-      physical_batch_size: Most examples that the device holds at a time; a step is
-        then made of several batches. By default a step is one.
+        `dpc.correlated`. The matrix is for one call of `fit` over all epochs, or, with
+        `secret`, for several calls.
+      momentum: The optimizer's momentum, for which `"buffered"` and `"toeplitz"` are
+        made; 0 by default. The matching momentum leaves less noise in the weights, at
+        no cost in privacy.
+      physical_batch_size: The most examples that the device holds at a time; a step
+        then consists of several batches. By default, a step is one batch.
       views: Augmented views of an example in a step (De et al. 2022), made by
-        ``plan.batches((x, y)).map(augment)``: their mean gradient is clipped once, and
-        costs no privacy.
-      per_person: How many of a person's examples are in a step, clipped together: the
-        guarantee is for people, told apart by ``plan.batches((x, y), people=ids)``.
-        `examples`, `batch_size` and `epochs` then count people.
+        ``plan.batches((x, y)).map(augment)``: their mean gradient is clipped once, at
+        no cost in privacy.
+      per_person: The number of a person's examples in a step, clipped together. The
+        guarantee is then for people, told apart by ``plan.batches((x, y),
+        people=ids)``, and `examples`, `batch_size` and `epochs` count people.
       accountant: `"pld"` or `"rdp"`.
-      ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
-      allow_change: Whether the plan may come after other phases of its ledger: of
-        another plan, another clip rule. Both are counted: `epsilon` is then for what
-        the ledger has spent already and for this run, and the noise is the least with
-        which both stay within it.
-      secret: A file from which correlated noise goes on, as of `PrivacyBudget`.
+      ledger: A `Ledger`, or the path of its file, which outlives the process.
+      allow_change: Whether the plan may follow other phases in its ledger: phases of
+        another plan or another clip rule. `epsilon` then covers both the ledger's
+        earlier steps and this run, and the noise is the least that keeps within it.
+      secret: A file from which correlated noise continues, as in `PrivacyBudget`.
 
     Attributes:
       epsilon: As given.
@@ -116,13 +118,13 @@ class PrivacyPlan(BudgetPlan):
       epochs: As given.
       noise_multiplier: z of every step.
       steps: Steps of all epochs.
-      scheme: What draws them, as it is accounted for.
+      scheme: The accounted sampling scheme of the steps.
       physical_batch_size: Rows of a batch.
       accumulation_steps: Batches of a step.
-      ledger: What was spent.
+      ledger: The ledger of spent steps.
 
     Raises:
-      ValueError: If an argument is out of range, or they contradict each other.
+      ValueError: If an argument is out of range, or contradicts another argument.
 
     >>> plan = PrivacyPlan(
     ...     epsilon=3, delta=1e-5, examples=1000, batch_size=100, epochs=5)
@@ -170,12 +172,8 @@ class PrivacyPlan(BudgetPlan):
             allow_change=allow_change,
             secret=secret,
         )
-        self.views = _arguments.integer("views", views, 1)
-        self.per_person = per_person
-        if per_person is not None:
-            self.per_person = _arguments.integer("per_person", per_person, 1)
-            self._RECORDS = "people"
-        momentum = check_noise(noise, momentum)
+        self._set_record(views, per_person)
+        self._momentum = check_noise(noise, momentum)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
@@ -186,35 +184,12 @@ class PrivacyPlan(BudgetPlan):
             physical_batch_size = _arguments.integer(
                 "physical_batch_size", physical_batch_size, 1
             )
-        #: Why this batch size, if the plan chose it.
-        self.batch_size_advice = None
-        if isinstance(batch_size, str):
-            self.batch_size_advice = chosen_batch_size(
-                batch_size, sampling, examples, epochs, epsilon, delta
-            )
-            batch_size = self.batch_size_advice.batch_size
-        batch_size = _arguments.integer("batch_size", batch_size, 1)
-        if batch_size > examples:
-            raise ValueError(
-                f"batch_size must be at most examples ({examples}), got {batch_size}."
-            )
-        self.examples, self.batch_size, self.epochs = examples, batch_size, epochs
-        asked = scheme_of(sampling, batch_size, examples)
-        capacity = asked._capacity(examples)
-        rows = min(physical_batch_size or capacity, capacity)
-        self.accumulation_steps = -(-capacity // rows)
-        # As many rows as a step needs, dealt evenly.
-        rows = -(-capacity // self.accumulation_steps)
-        drawn, self.physical_batch_size = room_for(
-            asked, examples, rows, self.accumulation_steps, False
-        )
-        self._asked, self._momentum = asked, momentum
-        # Of a whole number of steps in an epoch, what comes nearest to the batch size.
-        self._expected: float = batch_size
-        if isinstance(asked, RandomAllocation):
-            self._expected = asked.expected_batch_size(examples)
+        self.examples, self.epochs = examples, epochs
+        self._set_batch_size(batch_size, sampling, epsilon, delta)
+        self._asked = scheme_of(sampling, self.batch_size, examples)
+        drawn = self._shape_batches(physical_batch_size)
         steps = epochs * drawn.steps_per_epoch(examples)
-        matrix = named_matrix(noise, steps, drawn, momentum)
+        matrix = named_matrix(noise, steps, drawn, self._momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
             settings,
@@ -235,22 +210,69 @@ class PrivacyPlan(BudgetPlan):
         self._batches: Batches | None = None
         self._people: np.ndarray | None = None
         self._budget: PrivacyBudget | None = None
-        # Of how many batches its optimizers make a step.
+        # The number of batches in a step of its optimizers.
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
+
+    def _set_record(self, views: int, per_person: int | None) -> None:
+        """Sets the rows of a record: views of an example, or examples of a person."""
+        self.views = _arguments.integer("views", views, 1)
+        self.per_person = per_person
+        if per_person is not None:
+            self.per_person = _arguments.integer("per_person", per_person, 1)
+            self._RECORDS = "people"
+
+    def _set_batch_size(
+        self, batch_size: int | str, sampling: str, epsilon: float, delta: float
+    ) -> None:
+        """Sets the batch size, as given or as chosen by a rule."""
+        #: The reason for the batch size, if the plan chose it.
+        self.batch_size_advice = None
+        if isinstance(batch_size, str):
+            self.batch_size_advice = chosen_batch_size(
+                batch_size, sampling, self.examples, self.epochs, epsilon, delta
+            )
+            batch_size = self.batch_size_advice.batch_size
+        self.batch_size = _arguments.integer("batch_size", batch_size, 1)
+        if self.batch_size > self.examples:
+            raise ValueError(
+                f"batch_size must be at most examples ({self.examples}), got "
+                f"{batch_size}."
+            )
+
+    def _shape_batches(self, physical_batch_size: int | None) -> SamplingScheme:
+        """Sets the rows and number of a step's batches; returns the accounted scheme.
+
+        The accounted scheme has the capacity of these batches.
+        """
+        asked, examples = self._asked, self.examples
+        capacity = asked._capacity(examples)
+        rows = min(physical_batch_size or capacity, capacity)
+        self.accumulation_steps = -(-capacity // rows)
+        # As many rows as a step needs, spread evenly over its batches.
+        rows = -(-capacity // self.accumulation_steps)
+        drawn, self.physical_batch_size = room_for(
+            asked, examples, rows, self.accumulation_steps, False
+        )
+        # Random allocation has a whole number of steps in an epoch, and so the nearest
+        # expected batch size.
+        self._expected: float = self.batch_size
+        if isinstance(asked, RandomAllocation):
+            self._expected = asked.expected_batch_size(examples)
+        return drawn
 
     def optimizer(self, optimizer: type, *args: Any, **options: Any) -> Any:
         """A private optimizer with the noise of the plan.
 
         Args:
-          optimizer: A class: `dpc.keras.DPAdam` and the others, or any Keras optimizer,
-            which is made private.
-          *args: As for that class.
-          **options: As for that class; among them `clip`, `learning_rate`.
+          optimizer: A class: an optimizer of `dpc.keras` (`dpc.keras.DPAdam`), or any
+            Keras optimizer, which is made private.
+          *args: Arguments of that class.
+          **options: Arguments of that class, such as `clip` and `learning_rate`.
 
         Raises:
-          ValueError: If the plan says already what an argument says, the clip rule's
-            counts are too precise for the noise, or that is made for another momentum.
+          ValueError: If an argument belongs to the plan, the clip rule's counts are too
+            precise for the noise, or the noise is made for another momentum.
 
         >>> plan = PrivacyPlan(3, 1e-5, examples=1000, batch_size=100, epochs=5)
         >>> plan.optimizer(tf.keras.optimizers.SGD, 0.1).expected_batch_size
@@ -265,9 +287,8 @@ class PrivacyPlan(BudgetPlan):
         for name in _PLANNED:
             if name in options:
                 raise ValueError(
-                    f"{name} follows from the plan: leave it out. A plan is for "
-                    "clipped examples; change it by its own arguments, such as "
-                    "plan.replace(epsilon=8)."
+                    f"{name} follows from the plan: leave it out. To change it, change "
+                    "the plan's arguments, for example plan.replace(epsilon=8)."
                 )
         if not issubclass(optimizer, PrivateOptimizer):
             optimizer = privatize(optimizer)
@@ -293,24 +314,24 @@ class PrivacyPlan(BudgetPlan):
 
         Args:
           data: As for `scheme.batches`: (x, y), arrays, a data set with random access.
-          *others: None: inputs and labels are one argument.
-          **options: `seed`, `initial_step`, `prefetch`, as there; of a plan with
-            `per_person`, `people`: whose each example is.
+          *others: Always empty: inputs and labels are one argument, (x, y).
+          **options: `seed`, `initial_step`, `prefetch`, as for `scheme.batches`; with
+            `per_person` also `people`, the person of each example.
 
         Raises:
-          ValueError: If there are not `examples` of them, the plan says already what an
-            option says, or people are others than in batches of this plan before.
+          ValueError: If the data have another number of records than `examples`, an
+            option belongs to the plan, or people changed since the last batches.
         """
         for name in _SHAPED:
             if name in options:
                 raise ValueError(
-                    f"{name} follows from the plan: leave it out, or say it to "
+                    f"{name} follows from the plan: leave it out, or write "
                     f"PrivacyPlan(..., {_SAID.get(name, 'physical_batch_size')}=...)."
                 )
         if (self.per_person is None) != (options.get("people") is None):
             raise ValueError(
-                "people and per_person go together: PrivacyPlan(..., per_person=8) and "
-                "plan.batches((x, y), people=ids). Then examples, batch_size and "
+                "people and per_person belong together: PrivacyPlan(..., per_person=8) "
+                "and plan.batches((x, y), people=ids). Then examples, batch_size and "
                 "epochs of the plan count people." + see("records-of-several-rows")
             )
         options |= dict(views=self.views, per_person=self.per_person)
@@ -323,7 +344,7 @@ class PrivacyPlan(BudgetPlan):
                 **options,
             )
         except ValueError:
-            # Of other data than planned, the room for them is not what is wrong.
+            # For data of another size than planned, an error about the size is clearer.
             self._check_size(self._asked.batches(data, *others, **options))
             raise
         self._check_size(batches)
@@ -342,10 +363,10 @@ class PrivacyPlan(BudgetPlan):
     def _check_same_people(self, ids: np.ndarray) -> None:
         if self._people is not None and not np.array_equal(ids, self._people):
             raise ValueError(
-                "people are not those of the batches that this plan made before: whose "
-                "examples are another's in the next epoch is nobody whom one ledger "
-                "protects. Give the same ids, in the same order as the same examples; "
-                "for other data make a plan of its own, plan.replace()."
+                "people differ from the people of this plan's earlier batches: one "
+                "ledger protects nothing if the examples of a person change between "
+                "epochs. Give the same ids, in the order of the same examples; for "
+                "other data make a new plan, plan.replace()."
                 + see("records-of-several-rows")
             )
         self._people = ids
@@ -353,7 +374,7 @@ class PrivacyPlan(BudgetPlan):
     def within_memory(
         self, memory: int, training: Callable[[PrivacyPlan], tuple[Any, Batches]]
     ) -> PrivacyPlan:
-        """The same plan, with physical batches whose steps stay within some memory.
+        """The same plan, with physical batches whose steps fit into some memory.
 
             def training(plan):
                 model = build_model()
@@ -363,30 +384,29 @@ class PrivacyPlan(BudgetPlan):
             plan = plan.within_memory(2 * 2**30, training)
             model, batches = training(plan)
 
-        It trains some models for eight steps each, on zeros: no record is drawn, and
-        nothing is spent. TensorFlow counts the bytes; a line through the last two
-        sizes leads to the rows, tried as well with a tenth to spare: docs/plan.md.
+        It trains some models for eight steps each, on zeros: no record is drawn, and no
+        budget is spent. TensorFlow counts the bytes. A line through the last two sizes
+        gives the number of rows, which is tried with a tenth to spare: docs/plan.md.
 
-        *Formal guarantees*: none are touched. The noise is worked out for the room
-        that these rows give, as for a `physical_batch_size` that is said.
+        *Formal guarantees*: unchanged. The noise is computed for these rows, as for a
+        given `physical_batch_size`.
 
         Args:
           memory: Bytes that a step may take on a device, beyond the weights, the
             optimizer's variables and the data; 2**24 or more.
-          training: From a plan to a compiled model and its batches, both new.
+          training: A function from a plan to a new compiled model and new batches.
 
         Raises:
-          ValueError: If not even one row stays within it, the ledger has steps (rows
-            are then what they were: say `physical_batch_size`), or `training` returns
-            something else.
+          ValueError: If not even one row fits, the ledger has steps (then give the
+            former `physical_batch_size`), or `training` returns something else.
           NotImplementedError: If TensorFlow does not count its memory here.
         """
         memory = _arguments.integer("memory", memory, step_memory.LEAST)
         _arguments.function("training", training, 1)
         if self.ledger.phases:
             raise ValueError(
-                "This plan has spent already, with physical batches of "
-                f"{self.physical_batch_size} rows. To go on with them, say "
+                "This plan has counted steps, with physical batches of "
+                f"{self.physical_batch_size} rows. To continue with them, write "
                 f"PrivacyPlan(..., physical_batch_size={self.physical_batch_size})."
             )
         capacity = self._asked._capacity(self.examples)
@@ -395,27 +415,28 @@ class PrivacyPlan(BudgetPlan):
             trial = copy.copy(self)
             trial.physical_batch_size = rows
             trial.accumulation_steps = -(-capacity // rows)
-            # More of them take no more memory.
+            # Further batches of a step take no more memory.
             trial._summed = min(trial.accumulation_steps, 2)
             trial.ledger, trial._histories = Ledger(self.delta, self.accountant), []
             trial._secret = None
             model, batches = training(trial)
-            return step_memory.of_step(model, batches, trial._summed)
+            return step_memory.measure_step(model, batches, trial._summed)
 
-        rows = step_memory.most_rows(used_by, memory, capacity)
+        rows = step_memory.find_most_rows(used_by, memory, capacity)
         return self.replace(physical_batch_size=rows, ledger=self._settings["ledger"])
 
     @property
     def callbacks(self) -> list[tf.keras.callbacks.Callback]:
-        """What `fit` needs: a `PrivacyBudget` for the last `batches` and the ledger.
+        """Callbacks for `fit`: a `PrivacyBudget` for the last `batches` and the ledger.
 
         Raises:
           ValueError: If there are no batches of this plan yet.
         """
         if self._batches is None:
             raise ValueError(
-                "The plan has drawn no batches yet, and arrays are not drawn as it "
-                f"accounts for. Write\n{_LINES}" + see("batches-drawn-another-way")
+                "The plan has drawn no batches yet, and plain arrays are not drawn by "
+                f"the accounted scheme. Write\n{_LINES}"
+                + see("batches-drawn-another-way")
             )
         self._budget = PrivacyBudget(
             self.epsilon,
@@ -435,8 +456,8 @@ class PrivacyPlan(BudgetPlan):
                 unseen -= self._budget._unrecorded()
             if unseen > 0:
                 raise PrivacyMismatchError(
-                    f"{unseen} steps of an optimizer of this plan ran without its "
-                    "callbacks, so what was spent is not known. Write\n"
+                    f"{unseen} steps of this plan's optimizers ran without the plan's "
+                    "callbacks, so the spent budget is not known. Write\n"
                     f"{_LINES}" + see("steps-that-are-not-counted")
                 )
 

@@ -1,8 +1,8 @@
-"""What makes a Keras optimizer private: its step.
+"""The step of a private optimizer.
 
-The order of a step is the order of this file: the records' gradients, their clipped
-sums, the mechanism's release, the update. What the step is told is in
-`optimizer_settings.py`, what it writes to, and what is saved of that, in
+The file follows the order of a step: the records' gradients, their clipped sums, the
+mechanism's release, the update. The settings of the step are in
+`optimizer_settings.py`; its variables, and the saved part of them, in
 `optimizer_variables.py` and `step_sums.py`.
 """
 
@@ -35,15 +35,15 @@ from tfdpclip.sampling.provenance import rows_per_record_of
 
 
 class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
-    """What `privatize` adds to a Keras optimizer class. Not for use on its own."""
+    """The base class that `privatize` adds to a Keras optimizer class."""
 
     @tf.autograph.experimental.do_not_convert
     def minimize(self, loss, var_list, tape=None):
-        """One physical batch: clip, sum and, when the logical step is full, the rest.
+        """Clips and sums a physical batch; a full logical step is noised and applied.
 
         Args:
           loss: the loss tensor (one loss per example, or a scalar that the engine can
-            take apart), or a callable that computes it.
+            take apart), or a callable that computes the loss.
           var_list: the variables to train.
           tape: the tape that recorded `loss`; needed in eager code only.
         """
@@ -55,12 +55,13 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
     def compute_gradients(self, loss, var_list, tape=None):
         """The private gradients of one logical step, for `apply_gradients`.
 
-        The clip norm moves here. Use `minimize` with `accumulation_steps` above 1.
+        The clip norm moves here. With `accumulation_steps` above 1, use `minimize`.
         """
         if self._accumulation_steps != 1:
             raise ValueError(
-                "compute_gradients cannot accumulate. Call optimizer.minimize(loss, "
-                "variables, tape=tape) for each physical batch instead."
+                "compute_gradients cannot accumulate. Instead, call "
+                "optimizer.minimize(loss, variables, tape=tape) for each physical "
+                "batch."
             )
         gradients = self._records(loss, var_list, tape)
         with own_writes(self._step_history):
@@ -68,7 +69,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             return self._release(gradients, state, *self._clipped(gradients, state))
 
     def _records(self, loss, var_list, tape):
-        """The gradients of the records, of which a clip rule sees norms and sums."""
+        """The gradients of the records, for the norms and sums of a clip rule."""
         replicas.refuse_others(self, self._scope.strategy)
         _compat.refuse_distribution()
         if callable(loss):
@@ -84,11 +85,11 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             )
         refuse_repeated("var_list", var_list)
         given, var_list = var_list, all_unwrapped(var_list)
-        if not self._transient.built:
+        if not self._unsaved.built:
             outside_of_functions(lambda: self.build(given), var_list)
         else:
             self.build(given)
-        here = self._transient.here
+        here = self._unsaved.here
         if self._accumulation_steps > 1 and here.sums is None:
             self._make_sums(here, var_list)
         self._check_public_norms()
@@ -100,26 +101,26 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         if _tf_private.is_eager(loss):
             if self._unit == "batch":
                 raise ValueError(
-                    'unit="batch" needs a graph, in which it sees what layers keep of '
-                    "private batches: compile without run_eagerly=True, or put the "
-                    "step into a tf.function."
+                    'unit="batch" needs a graph, to see the writes of layers that keep '
+                    "statistics of private batches: compile without run_eagerly=True, "
+                    "or put the step into a tf.function."
                 )
             if self._rows_per_record > 1:
                 raise ValueError(
-                    "rows_per_record above 1 needs a graph, which shows whose each row "
-                    "is: compile without run_eagerly=True, or put the step into a "
+                    "rows_per_record above 1 needs a graph, to see the record of each "
+                    "row: compile without run_eagerly=True, or put the step into a "
                     "tf.function." + see("records-of-several-rows")
                 )
             with drawn_rows.released():
                 return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
-        with replicas.marked():
+        with replicas.mark_loss_ops():
             return self._records_in_graph(loss, var_list, perturbation)
 
     def _records_in_graph(self, loss, var_list, perturbation):
-        here = self._transient.here
+        here = self._unsaved.here
         if self._unit == "batch":
-            private_state.keep_public(loss)
+            private_state.restore_public_statistics(loss)
             handles = [loss.graph.capture(v.handle) for v in var_list]
             public = public_handles(loss.graph, handles, self._public())
             found = reads(loss, Dataflow([loss], handles, public=public))
@@ -140,34 +141,35 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 rows_per_record=self._rows_per_record,
             )
         self._refuse_other_rows(records.flows.sources)
-        self._transient.data.claim(loss.graph, records.flows.sources)
+        self._unsaved.data.claim(loss.graph, records.flows.sources)
         records.isolated = tf.logical_and(
             records.isolated, here.constant.check(records.state_reads)
         )
         if in_xla():
-            # Elsewhere the step itself raises.
+            # Under XLA the step cannot raise; `finalize_variable_values` does.
             here.statuses.append(records.status)
-        private_state.keep_public(loss)
+        private_state.restore_public_statistics(loss)
         return records
 
     def _refuse_other_rows(self, sources) -> None:
-        """Raises if the data seem to be of batches with other rows for each record.
+        """Raises if the batches have another number of rows per record.
 
-        `PrivacyBudget` knows; without it, the size of batches that exist tells.
+        `PrivacyBudget` checks the batches of `fit`; without a budget, the batches that
+        exist in this process are compared.
         """
         each = rows_per_record_of(sources)
         if each and self._rows_per_record not in each:
             raise PrivacyMismatchError(
                 f"The batches have {max(each)} rows for each record, the optimizer "
-                f"rows_per_record={self._rows_per_record}: rows would be clipped with "
-                "those of others, or apart from their own record's. Write "
+                f"rows_per_record={self._rows_per_record}: rows of different records "
+                "would be clipped together, or rows of a record apart. Write "
                 f"rows_per_record=batches.rows_per_record ({max(each)}) to the "
-                "optimizer; a PrivacyPlan does." + see("records-of-several-rows")
+                "optimizer; plan.optimizer(...) does." + see("records-of-several-rows")
             )
 
     def _take_in(self, gradients):
-        """Clips and sums a physical batch; the last of a logical step finishes it."""
-        state, kept = self.clip_state, self._transient.here.sums
+        """Clips and sums a physical batch; the last batch of a logical step ends it."""
+        state, kept = self.clip_state, self._unsaved.here.sums
         if self._accumulation_steps > 1:
             state = kept.state_for(state)
         sums, counts, shared = self._clipped(gradients, state)
@@ -175,32 +177,32 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             self._finish(gradients, state, sums, counts, shared)
             return
         variables = gradients.variables
-        filled = self._transient.here.sums.add(variables, sums, counts)
+        filled = self._unsaved.here.sums.add(variables, sums, counts)
         known = [i for i, extra in enumerate(shared) if extra is not None]
 
         def finish(*extras):
-            kept = self._transient.here.sums
+            kept = self._unsaved.here.sums
             terms: list = [None] * len(variables)
             for i, extra in zip(known, extras, strict=True):
                 terms[i] = extra
             self._finish(gradients, kept.state, *kept.totals(variables), terms)
             kept.clear()
 
-        replicas.when(
+        replicas.run_when(
             self._step_history,
             filled >= self._accumulation_steps,
             finish,
             [tf.convert_to_tensor(shared[i]) for i in known],
-            # An error cut the step short on one of the replicas.
-            astray=lambda: self._transient.here.sums.clear(),
+            # On some replicas, an error cut the step short.
+            astray=lambda: self._unsaved.here.sums.clear(),
         )
 
     def _clipped(self, records, state):
-        """The clipped sums over the divisor, sums of indicators, shared gradients."""
+        """The clipped sums over the divisor, the counts, and the shared gradients."""
         mechanism, rule = self._mechanism, self._mechanism.rule
         norms = records.record_norms(rule.assignment)
         weights, bits = mechanism.clip(norms, state, records.present)
-        # Not the sums: the weights are few.
+        # Scale the weights, shape `[B, groups]`, and not the larger sums.
         weights = records.mask(weights / mechanism.records)
         sums = records.weighted_sum(weights, rule.assignment)
         for part, variable in zip(sums, records.variables, strict=True):
@@ -215,15 +217,16 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
     def _release(self, gradients, state, sums, counts, shared):
         """The mechanism's release, and the terms that depend on no record.
 
-        Of what was clipped in `state`; what moves is the optimizer's own, which a
-        checkpoint or public norms may have set since a logical step began.
+        The noise fits `state`, in which the batches were clipped. The clip norm moves
+        from the optimizer's own state, which a checkpoint or public norms may have set
+        since the logical step began.
         """
         history, mechanism, here = (
             self._step_history,
             self._mechanism,
-            self._transient.here,
+            self._unsaved.here,
         )
-        replicas.once(history, lambda _: self._count_step())
+        replicas.run_once(history, lambda _: self._count_step())
         step = unwrapped(self.iterations)
         connected = zip(sums, gradients.connected, strict=True)
         parts, counts = mechanism.add_noise(
@@ -237,13 +240,13 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         )
         parts = [_plus(*both) for both in zip(parts, shared, strict=True)]
         places = [i for i, part in enumerate(parts) if part is not None]
-        # All that leaves a replica, and with its share of the noise.
+        # Only these tensors leave a replica, each with its share of the noise.
         *totals, counts = replicas.summed([*(parts[i] for i in places), counts])
         for i, total in zip(places, totals, strict=True):
             parts[i] = tf.cast(total, gradients.variables[i].dtype)
         own = self.clip_state
         release = mechanism.finish(own, parts, counts, step=step, divided=True)
-        replicas.once(
+        replicas.run_once(
             history, self._assign_clip_state, tf.nest.flatten(release.next_state)
         )
         released = list(zip(release.means, gradients.variables, strict=True))
@@ -252,43 +255,41 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
 
     @contextlib.contextmanager
     def _private_update(self, gradients):
-        """What applies gradients that this optimizer made private; refuses others."""
-        issued = {id(gradient) for gradient in self._transient.here.issued}
+        """A context to apply private gradients of this optimizer; refuses any other."""
+        issued = {id(gradient) for gradient in self._unsaved.here.issued}
         if any(g is not None and id(g) not in issued for g in gradients):
             raise ValueError(
                 f"{type(self).__name__}.apply_gradients got gradients that it did not "
-                "make private: they would be applied without clipping and noise. Call "
-                "optimizer.minimize(loss, variables, tape=tape) instead of "
-                "tape.gradient and apply_gradients. (A LossScaleOptimizer around this "
-                "optimizer also causes this; it would scale gradients before the clip: "
-                "use mixed_bfloat16, which needs none.)"
-                + see("gradients-made-elsewhere")
+                "make private: they would be applied without clipping and noise. "
+                "Instead of tape.gradient and apply_gradients, call "
+                "optimizer.minimize(loss, variables, tape=tape). (A LossScaleOptimizer "
+                "around this optimizer also causes this: use mixed_bfloat16, which "
+                "needs no loss scale.)" + see("gradients-made-elsewhere")
             )
-        self._transient.here.issued = []
+        self._unsaved.here.issued = []
         with marked_updates(self._step_history), public_writes():
             yield
 
     def finalize_variable_values(self, var_list):
-        """Runs at the end of `fit`; raises if compiled steps found a broken batch."""
+        """Ends `fit`; raises if a compiled step found a batch that breaks the proof."""
         self._refuse_unapplied()
         if not tf.executing_eagerly():
             return super().finalize_variable_values(var_list)
         if replicas.gathers_ahead(self._scope.strategy):
-            # The next fit begins with a new draw: see `Batches.distribute`.
+            # The next fit begins a new draw: see `Batches.distribute`.
             self.drop_pending_batches()
         statuses = []
-        for local in self._transient.all:
+        for local in self._unsaved.all:
             local.constant.raise_if_changed()
             local.constant.reset()
             statuses += local.statuses
         if any(status.failed for status in statuses):
             raise GradientMismatchError(
-                "A gradient is not what an ordinary backward pass gives (found by the "
-                "first step, inside code compiled by XLA, which cannot raise). From "
-                "then on no example contributed to this run: the steps since hold "
-                "noise only. Run once without jit_compile and with "
-                "check_gradients='always' to see which variable and op are to blame."
-                + see("a-wrong-gradient")
+                "A gradient differs from an ordinary backward pass. The first step "
+                "found this inside code compiled by XLA, which cannot raise; no "
+                "example contributed to the steps since, which hold noise only. Run "
+                "once without jit_compile and with check_gradients='always' to see "
+                "the variable and the op." + see("a-wrong-gradient")
             )
         return super().finalize_variable_values(var_list)
 

@@ -23,23 +23,23 @@ from tfdpclip.accounting.plan_arguments import check_accountant, check_facts
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import FullBatch, SamplingScheme, ThresholdedCounts
 
-# Of delta, what all thresholds of vocabularies may take together.
+# The part of delta that the thresholds of all vocabularies may use together.
 _FOR_THRESHOLDS = 0.1
-# Of a record's values, the most that can count.
+# The largest number of a record's values that can count.
 _MOST_PER_RECORD = 10**6
-# Squares of wider bounds overflow.
+# With wider bounds, squares overflow.
 _WIDEST = 1e150
-# A variance is at least this part of the square of half of the bounds' distance.
+# The least variance, relative to the square of half the distance of the bounds.
 _LEAST_VARIANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivateMoments:
-    """A mean and a variance as they were released: arguments of `Normalization`.
+    """A released mean and variance: arguments of `Normalization`.
 
     Attributes:
-      mean: Of each column, within the bounds.
-      variance: Of each column, above 0.
+      mean: The mean of each column, within the bounds.
+      variance: The variance of each column, above 0.
     """
 
     mean: np.ndarray
@@ -48,12 +48,12 @@ class PrivateMoments:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateVocabulary:
-    """Values as they were released: an argument of `StringLookup` and others.
+    """Released values: an argument of `StringLookup` and similar layers.
 
     Attributes:
       tokens: The values, the most frequent first.
-      counts: How many records have each, as it was noised: for class weights, or for
-        the most frequent value, to stand for one that is missing.
+      counts: The noised number of records with each value: for class weights, or to
+        choose the most frequent value for missing values.
     """
 
     tokens: list
@@ -77,39 +77,39 @@ class PrivateStatistics(ShownAsText):
             epsilon=3, delta=1e-5, examples=len(ages), batch_size=256, epochs=20,
             ledger=ledger, allow_change=True)  # 3 is for both
 
-    What layers learn by `adapt`, and class weights or a mean for missing values that
-    are computed from the data, are releases without noise, which no epsilon covers.
+    Statistics that layers learn by `adapt`, and class weights or a mean for missing
+    values computed from the data, are releases without noise, which no epsilon covers.
 
     *Formal guarantees*
 
-    * Neighbours: add or remove one record. `examples` is public, and the divisor of
-      every mean, whatever records there are.
+    * Neighbours: add or remove one record. `examples` is public, and is the divisor of
+      every mean, for any number of records.
     * All `releases` together stay within (epsilon, delta), each with the same noise
-      multiplier z; one more is refused. Each is in the ledger before its noise is
-      drawn, and adds up there with everything else.
+      multiplier z; a further release is refused. Each release is in the ledger before
+      its noise is drawn, and composes there with all earlier steps.
     * `moments`: a record's values are cut to the bounds, and mapped to u in [-1, 1].
       The sums of u and of 1 - u^2 are released. A column of a record adds (u, 1 - u^2)
-      to them, whose squared norm u^4 - u^2 + 1 is at most 1, and d columns at most
-      sqrt(d): one Gaussian mechanism of z for all d.
-    * `vocabulary`: a record adds 1 to the counts of at most k different values, so at
-      most sqrt(k) in the Euclidean norm; values whose noised count is below a threshold
-      are left out, which `tfdpclip.sampling.ThresholdedCounts` accounts for. Neither
-      how many values there are nor a rare one is released, but with the probability
-      that is within delta.
-    * Noise is of fresh entropy, in float64 and hardened (`GaussianNoise`). Sums are of
-      float64 numbers; that they round is not accounted for.
+      to the sums, a vector of squared norm u^4 - u^2 + 1 <= 1; d columns have a norm of
+      at most sqrt(d). So all d columns are one Gaussian mechanism of z.
+    * `vocabulary`: a record adds 1 to the counts of at most k different values: at most
+      sqrt(k) in the Euclidean norm. Values with a noised count below a threshold are
+      left out, which `tfdpclip.sampling.ThresholdedCounts` accounts for. Neither the
+      number of values nor a rare value is released, except with the probability that
+      delta covers.
+    * Noise comes from fresh entropy, in float64 and hardened (`GaussianNoise`). The
+      rounding of float64 sums is not accounted for.
 
     Args:
       epsilon: The budget of these releases.
-      delta: In (0, 1 / examples): the ledger's, and the plan's that is to follow.
-        A tenth of it is kept for the thresholds of vocabularies.
+      delta: In (0, 1 / examples), equal to the delta of the ledger and of a later plan.
+        A tenth of delta is reserved for the thresholds of vocabularies.
       examples: Number of records, which is public.
-      releases: How many there are to be: calls of `moments` and `vocabulary`.
+      releases: The total number of calls of `moments` and `vocabulary`.
       ledger: A `Ledger`, or the path of its file; in memory by default.
       accountant: `"pld"` or `"rdp"`; the ledger's.
 
     Attributes:
-      ledger: What was spent, here and by whatever shares it.
+      ledger: The spent budget, of these releases and of everything in the same ledger.
       noise_multiplier: z of every release.
       left: How many releases are left.
 
@@ -154,7 +154,7 @@ class PrivateStatistics(ShownAsText):
 
     @property
     def epsilon(self) -> float:
-        """What these releases have spent by themselves, at the ledger's delta."""
+        """The epsilon of these releases alone, at the ledger's delta."""
         events = [event for _, event in self._released]
         event = dp_accounting.ComposedDpEvent(events)
         return event_epsilon(event, self._delta, self.ledger.accountant)
@@ -164,16 +164,16 @@ class PrivateStatistics(ShownAsText):
 
         Args:
           values: `[examples]`, or `[examples, d]` for d columns in one release.
-          low: The least value, public: a number, or one for each column. Data beyond
-            are cut to it.
+          low: The least value, public: a number, or a number for each column. Smaller
+            data are raised to it.
           high: The largest value.
 
         Returns:
-          Arrays of d means and variances, of no axis if `values` had one axis.
+          Arrays of d means and variances; scalars if `values` has one axis.
 
         Raises:
-          ValueError: If the data are not `examples` numbers (NaN is none: fill in a
-            public value), the bounds are in no order, or no release is left.
+          ValueError: If the data are not `examples` numbers (for NaN, fill in a public
+            value), the bounds are not in order, or no release is left.
         """
         columns = _numbers(values)
         self._check_count(len(columns))
@@ -205,18 +205,18 @@ class PrivateStatistics(ShownAsText):
         """The values that many records have.
 
         Args:
-          values: For each record a string or a whole number, or several of them: a list
-            of words, for one. None is no value.
+          values: For each record a string or a whole number, or several of them (a list
+            of words, for instance). None stands for no value.
           per_record: k: how many different values of a record count, the first ones.
-            More of them need more noise: sqrt(k) times.
-          most: How many values to return at most, the most frequent; None for all that
-            passed the threshold.
+            A larger k needs more noise: sqrt(k) times.
+          most: The largest number of values to return, the most frequent first; None
+            for all values above the threshold.
 
         Returns:
-          The values whose noised count is above the threshold, and these counts.
+          The values with a noised count above the threshold, and the noised counts.
 
         Raises:
-          ValueError: If there are not `examples` of them, a value is something else, or
+          ValueError: If there are not `examples` records, a value has another type, or
             no release is left.
         """
         k = _arguments.integer("per_record", per_record, 1, _MOST_PER_RECORD)
@@ -251,11 +251,11 @@ class PrivateStatistics(ShownAsText):
     def _release(
         self, what: str, scheme: SamplingScheme, exact: np.ndarray, stddev: float
     ) -> np.ndarray:
-        """Noised numbers, which are in the ledger before the noise is drawn."""
+        """Noised numbers; the release is in the ledger before its noise is drawn."""
         if not self.left:
             raise ValueError(
-                f"All {self._releases} releases are spent: another one would take the "
-                "statistics beyond their epsilon. Say how many there are: "
+                f"All {self._releases} releases are spent: a further release would "
+                "exceed the epsilon of the statistics. Give the number of releases: "
                 f"PrivateStatistics(..., releases={self._releases + 1})."
                 + see("a-spent-budget")
             )
@@ -273,8 +273,8 @@ class PrivateStatistics(ShownAsText):
     def _check_count(self, found: int) -> None:
         if found != self._examples:
             raise ValueError(
-                f"values has {found} records, and examples={self._examples}: give one "
-                "value, or list of values, for each of the examples."
+                f"values has {found} records, but examples={self._examples}: give one "
+                "value, or one list of values, for each example."
             )
 
     def __str__(self) -> str:
@@ -288,13 +288,12 @@ class PrivateStatistics(ShownAsText):
 
 
 def threshold_of(stddev: float, per_record: int, delta: float) -> float:
-    """Above which noised count a value of a single record is with little probability.
+    """The noised count that the value of a single record exceeds with low probability.
 
     Args:
-      stddev: Of the noise of each count.
-      per_record: k: how many values may be a single record's.
-      delta: -k log(1 - p), with p the probability that one of them passes.
-
+      stddev: The stddev of the noise of each count.
+      per_record: k: the number of values that a single record can add.
+      delta: -k log(1 - p), with p the probability that a single-record value passes.
     >>> bool(threshold_of(1.0, 1, 1e-6) > 1 + stats.norm.isf(1.01e-6))
     True
     """
@@ -306,7 +305,7 @@ def _numbers(values: Any) -> np.ndarray:
     if found.ndim not in (1, 2) or np.isnan(found).any():
         raise ValueError(
             "values must be numbers, one or a row for each example, without NaN. For "
-            "missing ones, fill in a public value: np.nan_to_num(values, nan=40.0)."
+            "missing values, fill in a public value: np.nan_to_num(values, nan=40.0)."
         )
     return found
 
@@ -315,7 +314,7 @@ def _bound(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
     found = _arguments.floats(name, value)
     if not (np.abs(found) < _WIDEST).all() or found.shape not in ((), shape):
         raise ValueError(
-            f"{name} must be a finite number, or one for each of the columns, below "
+            f"{name} must be a finite number, or one number for each column, below "
             f"{_WIDEST:g}, got {_arguments.shown(value)}."
         )
     return np.broadcast_to(found, shape)
@@ -324,11 +323,11 @@ def _bound(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 def _records(values: Any) -> list[Any]:
     if isinstance(values, tf.Tensor):
         values = values.numpy()
-    with contextlib.suppress(TypeError, ValueError):  # As of an array without axes.
+    with contextlib.suppress(TypeError, ValueError):  # An array may have no axes.
         if not isinstance(values, (str, bytes)):
             return _arguments.ordered("values", values)
     raise ValueError(
-        "values must be a list with a value, or a list of them, for each example, "
+        "values must be a list with a value, or a list of values, for each example, "
         f"got {_arguments.shown(values)}."
     )
 

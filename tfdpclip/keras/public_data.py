@@ -1,4 +1,4 @@
-"""Callbacks that take from public data what must not be taken from private data."""
+"""Callbacks that measure public data, for numbers that private data must not give."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
     """Gives batch normalisation the statistics of public data.
 
     Training with ``unit="batch"`` may normalise by the private batch, because the whole
-    batch is what is clipped. But the layers also write running averages of the batches
-    into the model, without noise. With this callback, they hold statistics of public
-    data at every moment: each training step puts the public ones back, and they are
+    batch is clipped. But the layers also write running averages of the batches into the
+    model, without noise. With this callback, the layers hold statistics of public data
+    at every moment: each training step restores the public statistics, and they are
     recomputed with the current weights before every evaluation, at the end of every
-    epoch and at the end of training. Without it, `fit` refuses such a model.
+    epoch and at the end of training. Without the callback, `fit` refuses such a model.
 
-    *Formal guarantees*: what a layer's moving mean and variance hold depends on the
-    weights and on `data` alone.
+    *Formal guarantees*: a layer's moving mean and variance depend on the weights and on
+    `data` alone.
 
     Args:
-      data: public inputs: an array, (x, y), or a `tf.data.Dataset` of batches. In a
-        training pass over them, the statistics of all examples are pooled.
+      data: public inputs: an array, (x, y), or a `tf.data.Dataset` of batches. The
+        statistics of all examples are pooled, in a forward pass in training mode.
       batch_size: for arrays.
 
     Raises:
-      ValueError: if `data` is no data, or the model has no batch normalisation.
+      ValueError: if `data` has no data, or the model has no batch normalisation.
     """
 
     def __init__(self, data: Any, batch_size: int = 256):
@@ -55,7 +55,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         self._current: int | None = None
 
     def attach(self, model: tf.keras.Model) -> PublicBatchStatistics:
-        """For loops without `fit`: marks the model's statistics and computes them."""
+        """Marks the model's statistics and computes them, for loops without `fit`."""
         _build(model, self._data, self._batch_size)
         if self._attached is not model:
             self._forward = tf.function(lambda x: model(x, training=True))
@@ -63,8 +63,8 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         layers = self._layers()
         if not layers:
             raise ValueError(
-                f"{model.name} has no BatchNormalization layer that trains; "
-                "PublicBatchStatistics has nothing to do."
+                f"{model.name} has no trainable BatchNormalization layer, so "
+                "PublicBatchStatistics has nothing to do: leave it out."
             )
         for layer in layers:
             for variable in all_unwrapped((layer.moving_mean, layer.moving_variance)):
@@ -141,7 +141,7 @@ class _NormMeter:
 
     def __init__(self, model: tf.keras.Model, assignment: list[int]):
         if getattr(model, "optimizer", None) is None:
-            raise ValueError("Compile the model first: its loss is needed.")
+            raise ValueError("The model has no loss yet: call model.compile first.")
         self._model = model
         self._assignment = assignment
         self._measure = replicas.in_replicas(model, self._graph)
@@ -151,14 +151,14 @@ class _NormMeter:
         predicted = self._model(x, training=False)
         loss = self._model.compute_loss(x, y, predicted, sample_weight)
         variables = all_unwrapped(self._model.trainable_variables)
-        with replicas.marked(), drawn_rows.given_element(None):
+        with replicas.mark_loss_ops(), drawn_rows.given_element(None):
             gradients = PerExampleGradients(loss, variables, replicas=replicas.count())
         norms = gradients.record_norms(self._assignment)
         counted = tf.cast(gradients.present, norms.dtype)[:, tf.newaxis]
         return tf.reduce_sum(norms * counted, 0), tf.reduce_sum(counted)
 
     def __call__(self, data: Any, batch_size: int) -> np.ndarray:
-        # Computing the loss adds to the model's own metrics.
+        # Computing the loss updates the model's own metrics, which are restored below.
         metrics = [v for metric in self._model.metrics for v in metric.variables]
         before = [v.numpy() for v in metrics]
         total, count = 0.0, 0.0
@@ -173,7 +173,7 @@ class _NormMeter:
         if not np.isfinite(total).all():
             raise ValueError(
                 "The gradient norms on the public data are not finite: look for NaN "
-                "or infinite values there, or for weights that have diverged."
+                "or infinite values in the data, or for weights that have diverged."
             )
         return total / count
 
@@ -227,8 +227,8 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
       batch_size: for arrays.
 
     Raises:
-      ValueError: if an argument is out of range, or the optimizer's clip rule has no
-        use for public norms.
+      ValueError: if an argument is out of range, or the optimizer's clip rule does not
+        use public norms.
     """
 
     def __init__(self, data: Any, every: str | int = "epoch", batch_size: int = 64):
@@ -263,7 +263,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
         self.update()
 
     def update(self) -> None:
-        """Measures, and hands the norms to the optimizer."""
+        """Measures the norms, and gives them to the optimizer."""
         norms = self._meter(self._data, self._batch_size)
         self._norms = dict(zip(self._names, norms.tolist(), strict=True))
         self.model.optimizer.set_public_norms(norms)

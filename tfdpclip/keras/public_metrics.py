@@ -1,4 +1,4 @@
-"""What a private optimizer does that may be seen: clip norms, noise, noised counts."""
+"""The public facts of a private optimizer: clip norms, noise and noised counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tfdpclip.keras.private_optimizer import PrivateOptimizer
 class PublicMetrics:
     """Metrics of an epoch, for `logs`.
 
-    *Formal guarantees*: all are functions of what the steps released and of public
+    *Formal guarantees*: all metrics are functions of released values and public
     settings. The fraction of unclipped records is the mean of the *noised* fractions,
-    worked out from how far they moved the clip norm; it is left out where that cannot
-    tell.
+    computed from the movement of the clip norm; it is left out where the movement does
+    not determine it.
 
     Args:
       optimizer: the optimizer that trains.
@@ -58,7 +58,7 @@ class PublicMetrics:
 
 
 def _named(name: str, values: dict[str, float]) -> dict[str, float]:
-    """By group, if there are several."""
+    """The values by group; a single value without a group name."""
     if set(values) == {"all"}:
         return {name: values["all"]}
     return {f"{name}/{group}": value for group, value in values.items()}

@@ -1,7 +1,7 @@
-"""One step on several replicas: which strategies, and what replicas do together.
+"""A step on several replicas: supported strategies, and joint work of the replicas.
 
-Replicas of one process take turns in tracing, each in a thread of its own; a function
-that is merged runs once, in the place of all of them, while they wait.
+Replicas of one process are traced in turns, each in its own thread. A merged function
+runs once for all replicas, while they wait.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _KNOWN = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
 
 
 def count() -> int:
-    """How many replicas take each step, in all processes."""
+    """The number of replicas in each step, in all processes."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def index() -> int:
-    """Which of them this is; 0 outside of replicas."""
+    """The index of this replica; 0 outside of replicas."""
     context = tf.distribute.get_replica_context()
     if context is None:
         return 0
@@ -42,12 +42,12 @@ def index() -> int:
 
 
 def gathers_ahead(strategy: tf.distribute.Strategy | None) -> bool:
-    """Whether its data do not go on where one stopped within a step."""
+    """Whether the strategy's data cannot continue in the middle of a step."""
     return isinstance(strategy, _MIRRORED)
 
 
 class Scope:
-    """The strategy that an object was made under; a copy is made where it is copied."""
+    """The strategy under which an object was made; a copy takes its own strategy."""
 
     def __init__(self) -> None:
         self.strategy = tf.distribute.get_strategy()
@@ -57,40 +57,41 @@ class Scope:
 
 
 def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
-    """Raises where a step could not be what one device would release.
+    """Raises where a step could differ from the release of a single device.
 
     Args:
-      optimizer: the private optimizer, which takes a step here.
-      made_in: the strategy that it was made under.
+      optimizer: the private optimizer that takes the step.
+      made_in: the strategy under which the optimizer was made.
 
     Raises:
       NotImplementedError: under a strategy whose all-reduce is not known to be one sum
         over all replicas, or where several replicas are not supported.
-      ValueError: if the optimizer is of another strategy, or no replica takes the step.
+      ValueError: if the optimizer was made under another strategy, or the step is not
+        taken in a replica.
     """
     strategy = tf.distribute.get_strategy()
     name = type(optimizer).__name__
     if strategy is not made_in:
         raise ValueError(
             f"{name} was made under {_named(made_in)} and takes a step under "
-            f"{_named(strategy)}: its state would not be that of the replicas. Make "
-            "the model, the optimizer and compile within `with strategy.scope():`."
-            + see("several-replicas")
+            f"{_named(strategy)}: its state would not belong to the replicas. Make "
+            "the model and the optimizer, and compile, within `with "
+            "strategy.scope():`." + see("several-replicas")
         )
     if not tf.distribute.has_strategy():
         return
-    # Not a subclass, which may add up in another way.
+    # The exact class: a subclass may add up in another way.
     if type(strategy) not in _KNOWN:
         raise NotImplementedError(
-            f"{name} does not support {_named(strategy)}: that its replicas add up to "
-            "one step, once, is not known. Use tf.distribute.MirroredStrategy (devices "
+            f"{name} does not support {_named(strategy)}: it is not known to add up "
+            "its replicas exactly once. Use tf.distribute.MirroredStrategy (devices "
             "of one machine) or MultiWorkerMirroredStrategy (several machines)."
             + see("several-replicas")
         )
     if tf.distribute.in_cross_replica_context():
         raise ValueError(
             f"{name}.minimize was called for all replicas at once. Call it in the "
-            "function that each of them runs: strategy.run(step, args=(batch,))."
+            "function that each replica runs: strategy.run(step, args=(batch,))."
             + see("several-replicas")
         )
     if strategy.num_replicas_in_sync > 1:
@@ -98,35 +99,34 @@ def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
             _compat.refuse_workers()
             if optimizer.noise is not None:
                 raise NotImplementedError(
-                    "noise: correlated noise is for the devices of one machine. On "
-                    "several, nothing sees to it that all are at the same step of "
-                    "their noise, and of an order that keeps the steps of a record "
-                    "apart. Use tf.distribute.MirroredStrategy on one machine, or "
-                    "independent noise (noise=None) and sampling.Poisson(rate)."
-                    + see("several-replicas")
+                    "noise: correlated noise is for the devices of one machine. "
+                    "Several machines could be at different steps of their noise or "
+                    "of the records' order. Use tf.distribute.MirroredStrategy on one "
+                    "machine, or independent noise (noise=None) and "
+                    "sampling.Poisson(rate)." + see("several-replicas")
                 )
         if not optimizer.clips_records:
             raise NotImplementedError(
-                'unit="batch" is not supported on several replicas: each would clip '
-                "its own part of the batch, with statistics of that part. Use one "
-                "device." + see("several-replicas")
+                'unit="batch" is not supported on several replicas: each replica '
+                "would clip its own part of the batch, with statistics of that part. "
+                "Use one device." + see("several-replicas")
             )
 
 
 def refuse_unsupported_graph(loss: tf.Tensor, compiled: bool) -> None:
-    """Raises for code on several replicas that is eager, or compiled by XLA."""
+    """Raises for eager code and for XLA code on several replicas."""
     if count() == 1:
         return
     if not hasattr(loss, "graph") or tf.executing_eagerly():
         raise NotImplementedError(
-            "Several replicas need a graph, in which it is seen that their examples "
-            "are not mixed: compile without run_eagerly=True, or call strategy.run "
+            "Several replicas need a graph, which proves that their examples are "
+            "not mixed: compile without run_eagerly=True, or call strategy.run "
             "within a tf.function." + see("several-replicas")
         )
     if compiled:
         raise NotImplementedError(
-            "Several replicas under XLA are not supported: a replica that finds "
-            "examples mixed could not stop the others there. Compile with "
+            "Several replicas under XLA are not supported: a replica with mixed "
+            "examples could not stop the remaining replicas. Compile with "
             "jit_compile=False." + see("several-replicas")
         )
 
@@ -140,10 +140,11 @@ def _named(strategy: tf.distribute.Strategy) -> str:
 
 
 @contextlib.contextmanager
-def marked() -> Iterator[None]:
-    """Marks ops as made of a loss, so that nobody takes them for a layer's.
+def mark_loss_ops() -> Iterator[None]:
+    """Marks ops as made from a loss, to tell them from the ops of layers.
 
-    No other replica, and no other private optimizer that has a step in the same graph.
+    The marks are for further replicas, and for further private optimizers with a step
+    in the same graph.
     """
     if tf.executing_eagerly():
         yield
@@ -153,13 +154,13 @@ def marked() -> Iterator[None]:
 
 
 class SharedData:
-    """Sees that the replicas of one process train on batches of their own.
+    """Checks that each replica of a process trains on its own batches.
 
     *Formal guarantees*: a tensor that brings data, of rank 1 or more, is behind the
-    loss of one replica in a graph, or the step is refused. What reached two of them
-    (a batch that was given to both, a statistic of all batches) would be in two
-    gradients, each clipped to C. Constants that hold the same are the same: a batch
-    that the step closes over becomes one in every replica.
+    loss of a single replica in a graph, or the step is refused. A batch that two
+    replicas get, or a statistic of all batches, would be in two gradients, each clipped
+    to C. Constants with equal values count as the same tensor: a batch that the step
+    closes over becomes a constant in every replica.
     """
 
     def __init__(self) -> None:
@@ -167,10 +168,10 @@ class SharedData:
         self._owner: dict[Any, int] = {}
 
     def claim(self, graph: tf.Graph, sources: Sequence[tf.Tensor]) -> None:
-        """Notes what the loss of this replica is of.
+        """Claims the data behind the loss of this replica.
 
         Raises:
-          ExampleIsolationError: if that is behind another replica's loss, too.
+          ExampleIsolationError: if a tensor is behind the loss of two replicas.
         """
         if count() == 1:
             return
@@ -189,38 +190,38 @@ class SharedData:
                     f"{tensor.name!r} is behind the losses of the replicas {owner} and "
                     f"{here}: an example in it would be in the gradients of both. Give "
                     "every replica its own batch, batches.distribute(strategy), and "
-                    "combine nothing of them in the model (synchronised batch "
+                    "do not combine batches in the model (as synchronised batch "
                     "normalisation does)." + see("several-replicas")
                 )
 
 
-def taking_part(model: Any) -> int:
-    """How many replicas a model has, in all processes."""
+def replica_count_of(model: Any) -> int:
+    """The number of a model's replicas, in all processes."""
     strategy = getattr(model, "distribute_strategy", None)
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
 def scope_of(model: Any) -> contextlib.AbstractContextManager:
-    """Where a model's variables, and its optimizer's, are made."""
+    """The scope in which a model's and its optimizer's variables are made."""
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if gathers_ahead(strategy) else contextlib.nullcontext()
 
 
 def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A `tf.function` of one batch, which runs where the model's replicas are.
+    """A `tf.function` of a batch, which runs on the model's replicas.
 
-    On several, each does the same with the whole batch: nothing of it is a step, and
-    what a compiled loss adds to the model's metrics belongs there.
+    Every replica computes the same from the whole batch. This is no training step, but
+    a compiled loss updates the model's metrics, which belong to the replicas.
 
     Args:
       model: a Keras model.
-      function: of tensors; returns tensors.
+      function: a function from tensors to tensors.
 
     Returns:
-      The function, of which the first replica's results are kept.
+      The function, with the results of the first replica.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    # A mirrored strategy of one device keeps metrics as the others do.
+    # A mirrored strategy of one device keeps metrics in replicas, too.
     if not gathers_ahead(strategy):
         return tf.function(function, reduce_retracing=True)
 
@@ -234,24 +235,24 @@ def in_replicas(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Adds up what each replica has, in one all-reduce."""
+    """Adds up the replicas' tensors, in one all-reduce."""
     if count() == 1:
         return list(tensors)
     context = tf.distribute.get_replica_context()
-    # Made here, on this replica's device, by which TensorFlow says where sums go.
+    # TensorFlow places the sums on the devices of these copies: this replica's device.
     own = [tf.identity(tensor) for tensor in tensors]
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, own))
 
 
-def once(
+def run_once(
     history: Any, function: Callable[[list], Any], tensors: Sequence[Any] = ()
 ) -> None:
-    """Runs a function that writes once for all replicas.
+    """Runs a function that writes, once for all replicas.
 
     Args:
-      history: the optimizer's, as whose writes they are marked.
-      function: of a list.
-      tensors: what it is given, the same on every replica.
+      history: the optimizer's history, for the marks of its writes.
+      function: a function of a list of tensors.
+      tensors: the list, equal on every replica.
     """
     if count() == 1:
         function(list(tensors))
@@ -265,23 +266,24 @@ def once(
     tf.distribute.get_replica_context().merge_call(merged, args=tuple(tensors))
 
 
-def when(
+def run_when(
     history: Any,
     condition: tf.Tensor,
     function: Callable[..., Any],
     tensors: Sequence[tf.Tensor] = (),
     astray: Callable[[], Any] = lambda: None,
 ) -> None:
-    """Runs a function on every replica if a condition holds on all of them.
+    """Runs a function on every replica if a condition holds on all replicas.
 
-    A replica must not reduce in a branch of its own: the branch is around all of them.
+    The branch is around all replicas, because a replica must not take part in an
+    all-reduce from a branch of its own.
 
     Args:
-      history: the optimizer's.
-      condition: a scalar.
-      function: of the tensors.
-      tensors: each replica's own.
-      astray: run on every replica if the condition holds on some of them.
+      history: the optimizer's history.
+      condition: a boolean scalar.
+      function: a function of the tensors.
+      tensors: each replica's own tensors.
+      astray: runs on every replica if the condition holds only on some replicas.
     """
 
     def own(*values):
@@ -296,7 +298,7 @@ def when(
         with own_writes(history), public_writes():
             tf.cond(first, chosen, lambda: tf.constant(False))
 
-    # A mirrored strategy of one device merges, too.
+    # A mirrored strategy of one device needs a merge call, too.
     if count() == 1 and not gathers_ahead(tf.distribute.get_strategy()):
         branched(condition, lambda: own(*tensors))
         return

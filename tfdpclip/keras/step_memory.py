@@ -1,4 +1,4 @@
-"""How many rows a step can have within some memory: found by running steps of zeros."""
+"""Finds the most rows of a step that fit into some memory, by steps on zeros."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import tensorflow as tf
 from tfdpclip import _arguments, _progress
 from tfdpclip.sampling.batches import Batches
 
-# The next size is so much larger at the most, and expected to use half the memory.
+# The factor to the next size: at most `_LEAP`, and aimed at `_NEXT` of the memory.
 _LEAP, _LEAST_LEAP, _NEXT = 8.0, 1.25, 0.5
-# From a quarter of it on, a line leads to a size that should use so much, and is tried.
+# From `_ENOUGH` of the memory on, a line leads to a size that should use `_AIM` of it.
 _ENOUGH, _AIM = 0.25, 0.85
-# What a step takes differs from step to step, by up to a quarter: the most of seven
-# more, of which three (2, 4 and 8) check themselves and take the most, and this of it.
+# The memory of a step varies by up to a quarter. So the most of `_MORE_STEPS` steps
+# counts, and must stay below `_SURE` of the memory. Steps 2, 4 and 8 check themselves,
+# and take the most memory.
 _MORE_STEPS, _SURE = 7, 0.92
 _FIRST_ROWS = 8
-#: Bytes below which it would count too little of a step.
+#: Below this number of bytes, too little of a step's memory would be counted.
 LEAST = 2**24
 
 
 def growth(run: Callable[[], Any]) -> int:
-    """How many bytes of tensors a device held more at the most, while something ran.
+    """The peak of a device's tensor memory during a call, above its start, in bytes.
 
-    Of GPUs where there are any: the one that grew most. On CPUs, small tensors are not
-    counted, and without oneDNN none are.
+    With GPUs, the GPU with the largest growth counts. On CPUs, small tensors are not
+    counted, and without oneDNN no tensors are.
 
     Args:
-      run: what runs.
+      run: the function.
 
     Raises:
-      NotImplementedError: if TensorFlow does not count them.
+      NotImplementedError: if TensorFlow does not count the memory.
     """
     gpus = len(tf.config.list_logical_devices("GPU"))
     devices = [f"GPU:{i}" for i in range(gpus)] or ["CPU:0"]
@@ -44,7 +45,7 @@ def growth(run: Callable[[], Any]) -> int:
         counted = tf.zeros([LEAST])  # float32
     try:
         counts = info(devices[0])["current"] >= LEAST
-    except ValueError:  # It has no statistics of this device's allocator.
+    except ValueError:  # There are no statistics for this device's allocator.
         counts = False
     if not counts:
         raise NotImplementedError(
@@ -61,21 +62,21 @@ def growth(run: Callable[[], Any]) -> int:
     return max(info(device)["peak"] - before for device, before in held.items())
 
 
-def of_step(model: Any, batches: Any, pieces: int) -> int:
-    """What a compiled model's steps need beyond what is kept between them, in bytes.
+def measure_step(model: Any, batches: Any, pieces: int) -> int:
+    """The memory of a compiled model's steps, beyond the state between them, in bytes.
 
     Args:
-      model: compiled; it is trained.
-      batches: their shape is used, and none is drawn.
-      pieces: of how many batches its optimizer makes a step.
+      model: a compiled model, which is trained.
+      batches: batches, for their shape only; no batch is drawn.
+      pieces: the number of batches in a step of the model's optimizer.
 
     Raises:
-      ValueError: if they are something else.
+      ValueError: if an argument is something else.
     """
     if not isinstance(model, tf.keras.Model) or not isinstance(batches, Batches):
         raise ValueError(
-            "training must return (model, batches), a compiled model and what "
-            "plan.batches returns, got "
+            "training must return (model, batches), a compiled model and the result "
+            "of plan.batches, got "
             f"({_arguments.shown(model)}, {_arguments.shown(batches)})."
         )
     zeros = tf.nest.map_structure(
@@ -87,24 +88,24 @@ def of_step(model: Any, batches: Any, pieces: int) -> int:
     return growth(lambda: model.fit(again, verbose=0))
 
 
-def most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
-    """How many rows stay within the memory: from some sizes, and the line they make.
+def find_most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
+    """The largest number of rows within the memory, from a line through tried sizes.
 
     Args:
-      used_by: how many bytes so many rows use.
-      memory: how many they may.
-      limit: rows that are not gone beyond.
+      used_by: gives the bytes that a number of rows uses.
+      memory: the allowed bytes.
+      limit: the largest number of rows to try.
 
     Raises:
-      ValueError: if one row uses more.
+      ValueError: if a single row uses too much.
 
-    >>> most_rows(lambda rows: 100 + 7 * rows, 10_000, 10**6)  # 8,500 bytes
+    >>> find_most_rows(lambda rows: 100 + 7 * rows, 10_000, 10**6)  # 8,500 bytes
     1200
-    >>> most_rows(lambda rows: 100 + 7 * rows, 10_000, 500)
+    >>> find_most_rows(lambda rows: 100 + 7 * rows, 10_000, 500)
     500
     """
     given, memory = memory, int(_SURE * memory)
-    fits: dict[int, int] = {}  # what was tried and fits
+    fits: dict[int, int] = {}  # bytes by rows, for the sizes that fit
     slope = math.inf
     with _progress.bar(title="memory of a step", unit="size") as bar:
         rows = min(_FIRST_ROWS, limit)
@@ -114,8 +115,8 @@ def most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
             bar.update()
             if used > memory and rows == 1:
                 raise ValueError(
-                    f"A step of one row takes {used:,} bytes, and memory is "
-                    f"{given:,}: give it more, or use a smaller model."
+                    f"A step of one row takes {used:,} bytes, but memory is "
+                    f"{given:,}: allow more memory, or use a smaller model."
                 )
             if used > memory:
                 limit = rows - 1
@@ -134,7 +135,7 @@ def most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
             leap = min(max(leap, least), _LEAP)
             rows = min(max(int(rows * leap), rows + 1), limit)
     most = max(fits)
-    if slope <= 0:  # what does not grow with the rows hides what does
+    if slope <= 0:  # memory that does not grow with the rows hides the growth
         slope = fits[most] / most
     more = (_AIM * given - fits[most]) / slope
     rows = min(most + max(int(more), 0), limit)

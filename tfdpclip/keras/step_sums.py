@@ -13,16 +13,16 @@ class StepSums:
 
     *Formal guarantees*
 
-    * What is summed is private data. No checkpoint and no file has it: Keras and
+    * The sums are private data, and are in no checkpoint and no file: Keras and
       TensorFlow do not look into plain objects.
-    * A batch that an error cut short while it was added takes all of its step with it:
-      the next batch begins a step. So no step has batches of two draws in it.
-    * All batches of a step are clipped in the state that its first one had, which is
-      what its noise is for, whatever sets the optimizer's state meanwhile.
+    * If an error interrupts the addition of a batch, the whole step is dropped: the
+      next batch begins a new step. So no step mixes batches of two draws.
+    * All batches of a step are clipped in the state of the first batch, which the
+      step's noise fits, whatever sets the optimizer's state meanwhile.
 
     Args:
-      variables: what is trained.
-      counts: how many indicators the clip rule has summed.
+      variables: the trained variables.
+      counts: the number of indicators that the clip rule sums.
       state: a state of the clip rule.
     """
 
@@ -36,7 +36,7 @@ class StepSums:
         ]
         self._places = {id(v): i for i, v in enumerate(variables)}
         self._counts = tf.Variable(tf.zeros([counts], tf.float32), trainable=False)
-        # Batches that began to be added, and those that were.
+        # The number of batches whose addition began, and the number of added batches.
         self._begun = tf.Variable(0, trainable=False)
         self._filled = tf.Variable(0, trainable=False)
         self._state = tf.nest.map_structure(
@@ -45,7 +45,7 @@ class StepSums:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What the sums are kept in, and the state that they were clipped in."""
+        """The variables of the sums, and of the state of their clip rule."""
         return [*self._summed, *tf.nest.flatten(self._state)]
 
     @property
@@ -53,10 +53,10 @@ class StepSums:
         return [*self._sums, self._counts, self._begun, self._filled]
 
     def state_for(self, current: Any) -> Any:
-        """The clip rule's state for the batch at hand.
+        """The clip rule's state for the current batch.
 
         Args:
-          current: the optimizer's, which is kept if the batch begins a step.
+          current: the optimizer's state, which is kept if the batch begins a step.
         """
         begins = tf.logical_or(
             tf.equal(self._filled, 0), tf.not_equal(self._begun, self._filled)
@@ -69,7 +69,7 @@ class StepSums:
 
     @property
     def state(self) -> Any:
-        """The state that the batches so far were clipped in."""
+        """The clip rule's state for the batches so far."""
         return tf.nest.map_structure(tf.convert_to_tensor, self._state)
 
     def add(
@@ -78,12 +78,12 @@ class StepSums:
         sums: Sequence[tf.Tensor],
         counts: tf.Tensor,
     ) -> tf.Tensor:
-        """Adds a physical batch, and returns how many there are now.
+        """Adds a physical batch, and returns the number of added batches.
 
         Args:
-          variables: those that are trained now.
-          sums: the batch's clipped sum for each of them.
-          counts: its sums of indicators.
+          variables: the variables that are trained now.
+          sums: the batch's clipped sum for each of the variables.
+          counts: the batch's sums of indicators.
         """
         tf.cond(
             tf.equal(self._begun, self._filled), lambda: tf.no_op(), self._clear_all
@@ -115,7 +115,7 @@ class StepSums:
 
     @property
     def filled(self) -> int:
-        """How many batches there are now. Not for use in graphs."""
+        """The number of added batches, as a Python number: not for graphs."""
         whole = int(self._begun) == int(self._filled)
         return int(self._filled) if whole else 0
 

@@ -1,4 +1,4 @@
-"""Helpers for private transfer learning: what trains, and what may not."""
+"""Private transfer learning: which variables train, and which are frozen."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NORMALIZATIONS = (
     _L.LayerNormalization,
     _L.GroupNormalization,
 )
-# Where a subclassed model keeps its head, if it says so.
+# The attributes and names of the head in a subclassed model.
 _HEAD_NAMES = ("head", "classifier", "logits", "predictions")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainableCounts:
-    """What `film` left to train.
+    """The number of variables that `film` left trainable.
 
     Attributes:
       trainable: number of trainable scalars: d, the dimension of the noise.
@@ -51,7 +51,7 @@ class TrainableCounts:
 
     @property
     def percent(self) -> float:
-        """Trainable scalars as a percentage of all."""
+        """Trainable scalars as a percentage of all scalars."""
         return 100.0 * self.trainable / self.total
 
     def __str__(self) -> str:
@@ -73,42 +73,40 @@ def film(
     """Freezes all but the scales and offsets of normalisation layers, and the head.
 
     The parametrisation of DP-FiLM: Tobaben et al. (2023); Rehn et al. (2025), section
-    4. No layers are added. Call it on a built model, before `compile`; a model that was
-    compiled has to be compiled again. Works on functional, Sequential, subclassed and
-    nested models.
+    4. No layers are added. Call it on a built model, before `compile`; compile a
+    compiled model again. Works on functional, Sequential, subclassed and nested models.
 
     Every `BatchNormalization` becomes a `FrozenBatchNormalization`: scale and offset
-    train, the moving statistics stay those of the pre-training.
+    train, and the moving statistics of the pre-training stay.
 
     With a zero head the first step's gradients are exactly zero in every normalisation
-    layer, because nothing reaches them through the head; an optimizer that scales its
-    steps (Adam) then moves those by noise alone.
+    layer, because no gradient passes through the head. An optimizer that scales its
+    steps (Adam) then moves these layers by noise alone.
 
     *Formal guarantees*
 
-    * The trainable variables are those counted in the result, and no others: if a
+    * The trainable variables are exactly the variables counted in the result: if a
       variable cannot be frozen, an error says so.
     * No normalisation layer of the model combines the examples of a batch afterwards.
 
     Args:
       model: a built Keras model; changed in place.
-      head: the head: a layer of the model, the name of one, or a list of these (one for
-        each output). None finds the layer with weights that the output comes from; in a
-        subclassed model, the layer called "head", "classifier", "logits" or
-        "predictions". A model (or list of layers) in the place of the head trains as a
+      head: the head: a layer of the model, the name of a layer, or a list of these (one
+        for each output). None finds the layer with weights that the output comes from;
+        in a subclassed model, the layer called "head", "classifier", "logits" or
+        "predictions". If the head is a model (or a list of layers), it trains as a
         whole, and its last layer with weights is set to zero.
       zero_head: whether to set the head's kernel and bias to zero.
       normalization: ``normalization(layer) -> bool`` says whether a layer's variables
-        train, for a part of the layers or for classes of your own. None means every
+        train, to choose some of the layers or custom classes. None means every
         BatchNormalization, LayerNormalization and GroupNormalization.
-
     Returns:
-      The counts; `str()` of it is a sentence. Keras does not save what is trainable
-      inside layers of your own: call ``film(model, zero_head=False)`` after loading.
+      The counts; `str()` of them is a sentence. Keras does not save `trainable` of the
+      parts of custom layers: call ``film(model, zero_head=False)`` after loading.
 
     Raises:
       ValueError: if the model is not built, has no normalisation layer with a scale or
-        an offset, its head cannot be found, or something cannot be frozen.
+        an offset, has no clear head, or has variables that cannot be frozen.
 
     >>> model = tf.keras.Sequential([
     ...     tf.keras.Input((4,)), tf.keras.layers.Dense(8),
@@ -133,8 +131,8 @@ def film(
     ]
     if not norms:
         raise ValueError(
-            "model has no normalisation layer with a scale or an offset, so there is "
-            "nothing for FiLM to train. Use a network with LayerNormalization or "
+            "model has no normalisation layer with a scale or an offset, so FiLM has "
+            "nothing to train. Use a network with LayerNormalization or "
             "GroupNormalization (dpc.keras.convert_batchnorm makes one), choose your "
             "own with normalization=lambda layer: isinstance(layer, MyNorm), or train "
             "the head alone: model.trainable = False; head.trainable = True."
@@ -159,7 +157,7 @@ def film(
         for variable in (layer.kernel, getattr(layer, "bias", None)):
             if variable is not None:
                 variable.assign(tf.zeros_like(variable))
-    # Compiled functions would go on training what they were traced with.
+    # Compiled functions would continue to train the variables of their trace.
     for layer in layers:
         if isinstance(layer, tf.keras.Model):
             _compat.forget_compilation(layer)
@@ -207,8 +205,8 @@ def _check_trainable(model, wanted):
         )
     if len(found) < len(expected):
         raise ValueError(
-            "model hides variables of a normalisation layer or of the head from its "
-            "trainable_variables: is a `trainable` attribute overridden?"
+            "model.trainable_variables lacks variables of a normalisation layer or of "
+            "the head: is a `trainable` attribute overridden?"
         )
 
 
@@ -262,7 +260,7 @@ def _advice(model) -> str:
 
 
 def _search(model) -> list:
-    """The layers with weights that the model's outputs come from."""
+    """The layers with weights that produce the model's outputs."""
     if _compat.is_functional(model):
         return [_behind(tensor, model) for tensor in tf.nest.flatten(model.outputs)]
     if isinstance(model, tf.keras.Sequential):
@@ -277,10 +275,7 @@ def _search(model) -> list:
     )
     if len(candidates) == 1:
         return candidates
-    raise ValueError(
-        f"head: which layer of {model.name!r} is its head cannot be told. "
-        f"{_advice(model)}"
-    )
+    raise ValueError(f"head: {model.name!r} has no clear head. {_advice(model)}")
 
 
 def _behind(tensor, model):
@@ -304,15 +299,15 @@ def _enter(layer, model) -> list:
     if not hasattr(layer, "kernel"):
         raise ValueError(
             f"head: the last layer with weights, {layer.name!r} (a "
-            f"{type(layer).__name__}), has no kernel: it is no classifier. Add one, "
-            "for example outputs = tf.keras.layers.Dense(classes)(features). "
-            f"{_advice(model)}"
+            f"{type(layer).__name__}), has no kernel, so it is no classifier. Add a "
+            "classifier, for example outputs = tf.keras.layers.Dense(classes)(features)"
+            f". {_advice(model)}"
         )
     return [layer]
 
 
 def _last_weighted(head):
-    """The layer to set to zero: zeros further in would stop the gradients for good."""
+    """The head's layer to set to zero: earlier zeros would stop the gradients."""
     if isinstance(head, tf.keras.Model):
         found = _search(head)
         if len(found) == 1:
@@ -323,9 +318,9 @@ def _last_weighted(head):
 def _check_can_be_zero(layer, layers):
     if not isinstance(unwrapped(getattr(layer, "kernel", None)), tf.Variable):
         raise ValueError(
-            f"head: how to set {layer.name!r} (a {type(layer).__name__}) to zero is "
-            "unknown, since it has no variable `kernel`. Pass zero_head=False and set "
-            "it yourself."
+            f"head: {layer.name!r} (a {type(layer).__name__}) has no variable "
+            "`kernel` to set to zero. Pass zero_head=False, and zero its weights "
+            "yourself."
         )
     own = {id(v) for v in _compat.own_trainable(layer)}
     for other in layers:

@@ -1,9 +1,9 @@
 """Keras's own update rules in one pass through memory.
 
 Keras writes SGD, momentum and Adam as three to a dozen operations on every variable.
-The framework has one operation for each of them, which computes the same, to the bit
-for SGD and but for the rounding of 1 - beta for Adam. What a private step saves here
-pays for part of its noise.
+TensorFlow has a single operation for each of these rules. For SGD, its result is equal
+to the bit; for Adam, equal up to the rounding of 1 - beta. The saved time pays for part
+of a private step's noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdpclip.keras import _compat
 
 
 def _fits(gradient: Any, variable: Any) -> bool:
-    """Whether there is one dense variable that an operation can write to."""
+    """Whether the variable is one dense tensor that an operation can write to."""
     return (
         isinstance(gradient, tf.Tensor)
         and isinstance(variable, tf.Variable)
@@ -79,7 +79,7 @@ def _adam_step(optimizer, gradient, variable) -> bool:
     return True
 
 
-# Subclasses may have rules of their own.
+# Only the exact classes: subclasses may have other rules.
 _STEPS = {
     tf.keras.optimizers.SGD: _sgd_step,
     tf.keras.optimizers.Adam: _adam_step,
@@ -90,18 +90,18 @@ _STEPS = {
 def fused_update_step(
     optimizer_class: type[tf.keras.optimizers.Optimizer],
 ) -> Callable | None:
-    """An `update_step` for subclasses of `optimizer_class` that does what its own does.
+    """An `update_step` for subclasses of `optimizer_class`, equal to its own rule.
 
     Returns:
-      None if there is no such operation for the class. What the operations do not take
-      (sparse gradients, half precision, AMSGrad) goes to the class's own.
+      None if there is no single operation for the class. Where the operation does not
+      apply (sparse gradients, half precision, AMSGrad), the class's own rule runs.
     """
     fused = _STEPS.get(optimizer_class)
     if fused is None:
         return None
 
     def update_step(self: Any, gradient: Any, variable: Any, *rate: Any) -> None:
-        # Keras 3 gives the rate, too.
+        # Keras 3 passes the learning rate, too.
         variable = unwrapped(variable)
         if not (_fits(gradient, variable) and fused(self, gradient, variable)):
             optimizer_class.update_step(self, gradient, variable, *rate)

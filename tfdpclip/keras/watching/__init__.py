@@ -1,16 +1,40 @@
-"""What ran is what is accounted for: everything that watches a private run.
+"""Checks that the run which is accounted for is the run that happened.
 
-`fit` gives an optimizer a loss and variables, and a callback a number of batches. What
-else happens in a training step, and between two of them, has to be found out.
+`fit` gives an optimizer a loss and variables, and gives a callback a batch number. Each
+file here finds one kind of honest mistake that neither of them shows.
 
-* On the optimizer's side, in every loop: `private_state` (what layers keep of batches),
-  `constant_state` (what a loss reads stays what it is), `weight_watch` (marks on the
-  optimizer's own writes) and `step_history` (whose steps are behind the weights).
-* On the budget's side, in `fit`: `adapted_layers` (what layers learned of data before),
-  `draw_check` (who drew the batches), `executions` (how many steps one call of the
-  training function ends), `fit_watch` (what that call was fed and wrote to, by
-  `step_search` of the traced step and by `weight_watch` between two; by
-  `released_updates`, what else writes to weights without data), `noise_plan` (the
-  noise of the steps to come), `room` (how many of them fit) and `agreement` (that all
-  processes of a run say the same).
+In every training loop (called by the optimizer):
+
+* `private_state`: a layer keeps statistics of private batches. Example: the moving
+  averages of `BatchNormalization` are saved with the model, without noise.
+* `constant_state`: a variable that the loss reads changes between two steps. Example: a
+  callback assigns the mean label of the last epoch to a weight of the loss.
+* `step_history`: earlier steps are forgotten. Example: the weights come from a
+  checkpoint of 500 private steps, and a new optimizer would count from 0.
+
+In `fit` (called by `PrivacyBudget`):
+
+* `adapted_layers`: preprocessing learned from private data. Example: `Normalization`
+  was adapted to the training data, without noise.
+* `draw_check`: the data were not drawn by the accounted scheme. Example: `fit(x, y)`
+  with arrays, while the budget counts Poisson samples; or the accumulation or batch
+  size of the optimizer differs from that of the batches.
+* `given_data`: `train_step` ignores the weights that tell drawn rows from padding.
+  Example: `x, y = data` in a `train_step` that was written for plain batches.
+* `executions`: a step is not made of the batches that are counted for it. Example:
+  `train_step` calls `minimize` twice for one batch.
+* `fit_watch`: the training function gets altered data, or writes more than the private
+  update. Example: `fit(batches.cache())`, which trains on the same draws again.
+* `step_search`: the same in the graph of the traced step, which `fit_watch` asks for.
+  Example: `train_step` also lets a plain `SGD()` apply gradients to a shared layer.
+* `weight_watch`: the same between two steps, by the values of the weights. Example: a
+  callback calls `model.set_weights` after each batch.
+* `released_updates`: the exception to both: an update that reads no data. Example: a
+  GAN's generator learns from random numbers and the released critic.
+* `noise_plan`: the noise is not the noise that is counted. Example: a callback sets
+  `optimizer.iterations` back, and the noise schedule starts again.
+* `remaining_steps`: the budget has no room for the steps. Example: the same ledger
+  already holds a run that spent the whole epsilon.
+* `agreement`: the processes or replicas of a run differ. Example: one terminal was
+  started without the flag `--noise_multiplier=1.1`.
 """

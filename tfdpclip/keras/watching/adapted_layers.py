@@ -1,4 +1,4 @@
-"""Layers of a model that learned something of data by `adapt`, without noise."""
+"""Finds layers whose statistics `adapt` computed from data, without noise."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _FROM = {
         "Normalization(mean=m.mean, variance=m.variance) with "
         "m = statistics.moments(x, low=..., high=...)"
     ),
-    "Discretization": "Discretization(bin_boundaries=[...]) with public ones",
+    "Discretization": "Discretization(bin_boundaries=[...]) with public boundaries",
 }
 
 
 def public_statistics(layer: Any) -> Any:
-    """Says that what a layer was adapted to is public data, and returns the layer.
+    """Declares that a layer was adapted to public data, and returns the layer.
 
-    A plan, or a `PrivacyBudget`, warns of layers with statistics that `adapt` took from
-    data: they are a release without noise. Of these layers they say so in the
-    statement's assumptions instead.
+    A `PrivacyBudget` (also that of a plan) warns of layers whose statistics `adapt`
+    computed from data: such statistics are a release without noise. For a declared
+    layer there is no warning, and the statement lists the declaration among its
+    assumptions.
 
     Args:
       layer: A layer, such as `Normalization` or `TextVectorization`.
@@ -35,8 +36,7 @@ def public_statistics(layer: Any) -> Any:
       The same layer.
 
     Raises:
-      ValueError: If it is no layer.
-
+      ValueError: If the argument is no layer.
     >>> import tensorflow as tf
     >>> public_statistics(tf.keras.layers.StringLookup(name="cities")).name
     'cities'
@@ -50,10 +50,10 @@ def public_statistics(layer: Any) -> Any:
     return layer
 
 
-def assumed_of(model: Any) -> list[str]:
-    """What a statement assumes of the adapted layers of a model.
+def assumptions_about(model: Any) -> list[str]:
+    """The assumptions of a statement about the adapted layers of a model.
 
-    Warns of those that were not declared to be public.
+    Warns of adapted layers that were not declared to be public.
     """
     found = [layer for layer in _compat.layers_of(model) if _compat.is_adapted(layer)]
     said = [layer for layer in found if getattr(layer, _PUBLIC, False)]
@@ -66,12 +66,12 @@ def assumed_of(model: Any) -> list[str]:
         )
         warnings.warn(
             f"Layer {layer.name!r} has statistics that adapt took from data, without "
-            f"noise: of private data, no epsilon covers them. Write {write}, of "
-            "statistics = dpc.keras.PrivateStatistics(...). If the data were public: "
+            f"noise: for private data, no epsilon covers them. Write {write}, where "
+            "statistics = dpc.keras.PrivateStatistics(...). For public data, write "
             "dpc.keras.public_statistics(layer)."
             + see("features-made-before-training"),
             PrivateStateWarning,
             stacklevel=3,
         )
     names = ", ".join(sorted(repr(layer.name) for layer in found))
-    return [f"what was adapted is of public data: {names}"] if found else []
+    return [f"the layers {names} were adapted to public data"] if found else []

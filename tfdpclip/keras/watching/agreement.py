@@ -1,8 +1,8 @@
-"""What must be alike in all processes that train a model, and on all replicas.
+"""Checks that the processes and replicas of a run have equal settings and values.
 
-Each of them runs the same program. A flag that was left out in one terminal, or a
-checkpoint that is on one machine only, makes it another one: what the chief states
-would not be what ran.
+Each process runs the same program. With a flag left out in one terminal, or a
+checkpoint on one machine only, the processes differ, and the chief's privacy statement
+would not be true of the run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.workers import Workers
 
-# Settings of an optimizer that an error names; whatever else differs, it shows all.
+# Settings that an error names; for any further setting, the error shows all of them.
 _NAMED = ("noise_multiplier", "clip", "expected_batch_size", "accumulation_steps")
 
 
 class Agreement:
-    """Compares what this process has with what the chief has.
+    """Compares the settings and values of this process with the chief's.
 
-    *Formal guarantees*: a run whose processes have other settings (of the optimizer,
-    the sampling, `fit` or the budget), other records, or other weights and clip norms
-    raises before its first step; one whose weights come apart, at the end of the epoch.
-    What is compared are 48 bits of a hash: two that differ are taken for one with
-    probability 4e-15.
+    *Formal guarantees*: if two processes differ in their settings (of the optimizer,
+    the sampling, `fit` or the budget), records, weights or clip norms, the run raises
+    before its first step. If the weights of two processes drift apart later, the run
+    raises at the end of the epoch. The comparison uses 48 bits of a hash: different
+    values pass as equal with probability 4e-15.
 
     Args:
       workers: the processes.
@@ -44,16 +44,16 @@ class Agreement:
         self._model = model
 
     def check_settings(self, budget: list[Any], draws: Any, fit: Any) -> None:
-        """Raises if the processes were not told the same.
+        """Raises if this process and the chief have different settings.
 
         Args:
           budget: the budget's arguments.
           draws: the `DrawCheck` of the run.
-          fit: what Keras tells callbacks of the call.
+          fit: the `params` that Keras gives to callbacks.
         """
         if not self._workers.several:
             return
-        with self._workers.together():
+        with self._workers.all_or_none():
             config = self._model.optimizer.get_config()
             config.pop("name", None)
             settings = {
@@ -70,44 +70,46 @@ class Agreement:
                 name: json.dumps(value, sort_keys=True, default=_plain)
                 for name, value in settings.items()
             }
-            own = [number_of([text.encode()]) for text in texts.values()]
+            own = [hash_number([text.encode()]) for text in texts.values()]
             records = draws.records()
-        with self._workers.together():
-            *chiefs, chiefs_records = self._workers.told(*own, records)
+        with self._workers.all_or_none():
+            *chiefs, chiefs_records = self._workers.broadcast(*own, records)
             for (name, text), mine, chief in zip(
                 texts.items(), own, chiefs, strict=True
             ):
                 if mine != chief:
                     raise PrivacyMismatchError(
-                        f"The chief has other settings of {name} than this worker, "
-                        f"which has {text}: what it states would not be true. Start "
-                        "the same program with the same arguments on all machines."
+                        f"The chief and this worker differ in {name}; this worker has "
+                        f"{text}. The chief's statement would not be true. Start the "
+                        "same program with the same arguments on all machines."
                         + see("several-replicas")
                     )
             if chiefs_records != records:
                 raise PrivacyMismatchError(
-                    "The chief was given other records than this worker, or in another "
-                    "order, so that a record may be in the parts of both. Give every "
-                    "worker all records, in the same order." + see("several-replicas")
+                    "The chief and this worker have different records, or the same "
+                    "records in another order, so that both may draw the same record. "
+                    "Give every worker all records, in the same order."
+                    + see("several-replicas")
                 )
 
     def check_values(self) -> None:
-        """Raises if weights, optimizer state or clip norms are not the same."""
-        if replicas.taking_part(self._model) == 1:
+        """Raises if weights, optimizer state or clip norms differ between processes."""
+        if replicas.replica_count_of(self._model) == 1:
             return
-        with self._workers.together():
-            number = number_of(self._values())
+        with self._workers.all_or_none():
+            number = hash_number(self._values())
         if not self._workers.several:
             return
-        with self._workers.together():
-            (chiefs,) = self._workers.told(number)
+        with self._workers.all_or_none():
+            (chiefs,) = self._workers.broadcast(number)
             if chiefs != number:
                 raise PrivacyMismatchError(
                     "The weights, the optimizer's state or the clip norm of this "
-                    "worker are not the chief's: a checkpoint that one of them could "
-                    "not read, a callback that does something else on every machine "
-                    "(a random learning rate), or an update with random numbers does "
-                    "this. Restore all from the same files." + see("several-replicas")
+                    "worker differ from the chief's. Possible causes: a checkpoint "
+                    "that only some workers could read, a callback that acts "
+                    "differently on every machine (a random learning rate), or an "
+                    "update with random numbers. Restore all workers from the same "
+                    "files." + see("several-replicas")
                 )
 
     def _values(self) -> list[bytes]:
@@ -120,24 +122,25 @@ class Agreement:
             first, *rest = (np.asarray(part).tobytes() for part in components(variable))
             if any(part != first for part in rest):
                 raise PrivacyMismatchError(
-                    f"{variable.name} has another value on every replica: an update "
-                    "with random numbers, or one that is another on each, does this. "
-                    "Write to it by what all replicas have." + see("several-replicas")
+                    f"{variable.name} has different values on the replicas. Possible "
+                    "causes: an update with random numbers, or with values of one "
+                    "replica. Compute the update from values that all replicas share."
+                    + see("several-replicas")
                 )
             found.append(first)
         return found
 
 
 def _plain(value: Any) -> Any:
-    """For JSON, without what two processes have at other addresses."""
+    """A value for JSON, without memory addresses, which differ between processes."""
     return value.tolist() if hasattr(value, "tolist") else type(value).__name__
 
 
-def number_of(parts: Sequence[bytes]) -> float:
-    """48 bits of a hash, as many as a float64 holds for sure.
+def hash_number(parts: Sequence[bytes]) -> float:
+    """48 bits of a hash, which a float64 holds exactly.
 
     Args:
-      parts: what is hashed, with the sizes.
+      parts: the bytes to hash; their lengths enter the hash, too.
     """
     digest = hashlib.blake2b(digest_size=6)
     for part in parts:

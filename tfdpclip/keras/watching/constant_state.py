@@ -1,8 +1,8 @@
-"""Whether what a loss reads besides the trained variables stays what it is.
+"""Checks that untrained variables that a loss reads stay constant during a run.
 
-What is written after `minimize`, in a callback or by another function, is in no graph
-that the optimizer sees. So the values of the variables that a loss reads are compared
-from one step to the next.
+A write after `minimize`, in a callback or in another function, is in no graph that the
+optimizer sees. The values of the variables that a loss reads are therefore compared
+from step to step.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from tfdpclip._variables import components
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, Read
 
-# Variables of up to this many entries together, and no more than this many variables,
-# are compared in every step; all of them on steps 1, 2, 4, 8, ..., and every 256th.
+# In every step, the smallest variables are compared: at most `_SMALL_COUNT` variables,
+# with at most `_SMALL_ENTRIES` entries together. All variables are compared on steps
+# 1, 2, 4, 8, ..., and on every 256th step.
 _SMALL_ENTRIES, _SMALL_COUNT, _PERIOD = 2**16, 32, 256
-# In place of a sum: not known yet, or of no interest.
+# Special values of a sum: not known yet, or exempt from the comparison.
 _UNKNOWN, _EXEMPT = -1, -2
 _ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
 
 
-def trained_privately(variables: Iterable[tf.Variable], releases: tf.Variable) -> None:
-    """Says that a private optimizer changes these: another one's loss may read them.
+def mark_trained_privately(
+    variables: Iterable[tf.Variable], releases: tf.Variable
+) -> None:
+    """Marks variables as trained by a private optimizer: any loss may read them.
 
     Args:
-      variables: what it trains.
-      releases: counts its releases.
+      variables: the trained variables.
+      releases: the counter of the optimizer's releases.
     """
     for variable in (part for whole in variables for part in components(whole)):
         if getattr(variable, TRAINED_PRIVATELY, None) is releases:
@@ -43,32 +46,33 @@ def trained_privately(variables: Iterable[tf.Variable], releases: tf.Variable) -
             state._exempt(variable)
 
 
-def made_of_releases(variables: Iterable[tf.Variable], so: bool) -> None:
-    """Says that a step makes these of releases alone, or does so no longer.
+def exempt_releases(variables: Iterable[tf.Variable], exempt: bool) -> None:
+    """Lets variables that a step makes of releases alone change, or no longer.
 
     Args:
-      variables: what the losses of private optimizers may read meanwhile.
-      so: whether it does.
+      variables: the variables, which losses of private optimizers may read.
+      exempt: whether the variables may change from now on.
     """
     for variable in (part for whole in variables for part in components(whole)):
         for state in list(_ALL):
-            state._exempt(variable, _EXEMPT if so else _UNKNOWN)
+            state._exempt(variable, _EXEMPT if exempt else _UNKNOWN)
 
 
 class ConstantState:
-    """Compares variables from one step to the next, by sums of their bits.
+    """Compares variables from step to step, by sums of their bits.
 
-    *Formal guarantees*: a step in which a variable of up to 2^16 entries (the smallest
-    first, up to 32) has another value than in the step before raises; under XLA, which
-    cannot raise, it gives every example weight 0, and `raise_if_changed` raises.
-    Larger ones are compared on steps 1, 2, 4, 8, ... and on every 256th. What another
-    private optimizer trains may be another after a release of that one, and what a
-    step of `fit` makes of releases alone (`released_updates`) after each step.
+    *Formal guarantees*: a step raises if a variable of up to 2^16 entries (the smallest
+    first, up to 32 variables) has another value than in the step before. Code under
+    XLA cannot raise: there the step gives every example weight 0, and
+    `raise_if_changed` raises later. Larger variables are compared on steps 1, 2, 4, 8,
+    ... and on every 256th step. A variable that a second private optimizer trains may
+    change after a release by that optimizer, and a variable that a step of `fit` makes
+    of releases alone (`released_updates`) after each step.
     """
 
     def __init__(self):
         self._slots: list[tuple[object, str, tf.Variable, int]] = []
-        # By the id of what holds the sums: the releases there were, as the sums.
+        # For each variable of sums (by id), the releases at the last comparison.
         self._releases: dict[int, tf.Variable] = {}
         self._steps: tf.Variable | None = None
         self._changed: tf.Variable | None = None
@@ -82,7 +86,7 @@ class ConstantState:
                     sums.assign(tf.cast(kept, sums.dtype))
 
     def reset(self) -> None:
-        """Forgets the values: between runs anything may be assigned."""
+        """Forgets the values: between two runs, every assignment is allowed."""
         if self._steps is None:
             return
         self._steps.assign(0)
@@ -94,7 +98,7 @@ class ConstantState:
         if self._changed is not None and bool(self._changed):
             names = ", ".join(repr(name) for _, name, _, _ in self._slots[:4])
             raise ExampleIsolationError(
-                f"One of the variables that the loss reads ({names}) changed between "
+                f"A variable that the loss reads (among {names}) changed between "
                 "the steps of this run. No example contributed to a step from there "
                 "on. " + _FIX
             )
@@ -106,7 +110,7 @@ class ConstantState:
           reads: the variables, see `tfdpclip.gradients.loss.state.reads`.
 
         Returns:
-          A boolean scalar, whether no variable has changed.
+          A boolean scalar: True if no variable has changed.
         """
         reads = [r for r in reads if not r.written or r.before is not None]
         if not reads:
@@ -138,7 +142,7 @@ class ConstantState:
         return tf.logical_not(self._changed)
 
     def _same(self, reads, values, slots, chosen):
-        """Compares some variables, and keeps what they are now."""
+        """Compares the chosen variables, and keeps their current sums."""
         by_sums: dict[int, list[int]] = {}
         for i in chosen:
             by_sums.setdefault(id(slots[i][2]), []).append(i)
@@ -173,7 +177,7 @@ class ConstantState:
         return tf.reduce_all(tf.stack(good))
 
     def _released(self, reads, slots, members):
-        """Whether whoever trains each variable made a release since it was compared."""
+        """Whether each variable's own optimizer made a release since the comparison."""
         kept = self._releases[id(slots[members[0]][2])]
         places = [[slots[i][3]] for i in members]
         before = tf.gather_nd(tf.convert_to_tensor(kept), places)
@@ -212,10 +216,10 @@ class ConstantState:
 
 
 _FIX = (
-    "What is written into it after minimize, or in a callback, may be private data, "
-    "and would reach the gradients of all examples without clipping and noise. If its "
-    "values are public (the average of a trained model, a schedule), name it: "
-    "dpc.keras.DPSGD(..., public_variables=['its_name'])."
+    "Values written after minimize, or in a callback, may come from private data, "
+    "and would reach the gradients of all examples without clipping and noise. If the "
+    "values are public (the average of a trained model, a schedule), name the "
+    "variable: dpc.keras.DPSGD(..., public_variables=['its_name'])."
     + see("state-that-a-loss-reads")
 )
 
@@ -238,8 +242,8 @@ def _value(read: Read) -> tf.Tensor:
     data = _tf_private.handle_data_of(kept)
     if data is None or not data.is_set:
         raise ExampleIsolationError(
-            f"The loss reads {read.name!r}, a variable of unknown type: whether it "
-            "stays what it is cannot be tested." + see("state-that-a-loss-reads")
+            f"The loss reads {read.name!r}, a variable of unknown type, so its "
+            "changes cannot be found." + see("state-that-a-loss-reads")
         )
     dtype = tf.as_dtype(data.shape_and_type[0].dtype)
     return tf.raw_ops.ReadVariableOp(resource=read.handle, dtype=dtype)
@@ -251,7 +255,7 @@ def _size(value: tf.Tensor) -> int:
 
 
 def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
-    """A number, int64, that another value is unlikely to have.
+    """A checksum, int64, that differs for almost all different values.
 
     Sums along both axes, each with weights, so that moved entries show, and without
     a copy of a large variable.
@@ -269,8 +273,8 @@ def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:
     for axis, odd in ((0, 1), (1, 0)):
         sums = tf.reduce_sum(bits, axis=axis)
         places = tf.cast(tf.range(tf.size(sums)), tf.uint32)
-        # Odd multipliers lose nothing modulo 2^32. An entry counts by both axes: by an
-        # odd and an even number, which is odd again, so that no sign is lost.
+        # Odd multipliers lose nothing modulo 2^32. An entry counts by both axes, by an
+        # odd and an even number, and their sum is odd again, so that no sign is lost.
         weights = (places * tf.constant(2654435761, tf.uint32)) * 2 + odd
         total = total * tf.constant(40503, tf.uint32) + tf.reduce_sum(sums * weights)
     return tf.cast(total, tf.int64)

@@ -1,4 +1,4 @@
-"""Who drew the batches of a call of `fit`: what is accounted for, or something else."""
+"""Checks that the accounted sampling scheme drew the batches of a call of `fit`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
 
-# Where a step is expected to have fewer, one of a thousand has nobody.
+# With an expected batch size below this, over one step in a thousand draws no example.
 _FEW = 7
 
-# Of correlated noise.
+# The error message for correlated noise.
 _MORE_DRAWN = (
-    "{} steps were drawn from the batches and not trained on, so that the steps of a "
-    "record came closer to each other than its correlated noise is made for. Draw what "
-    "else you need (evaluation, a look at the data) from batches of their own."
+    "{} steps were drawn from the batches and not trained on, so that two steps of a "
+    "record came closer to each other than the correlated noise allows. For "
+    "evaluation, or to look at the data, make separate batches."
 )
 
 
 def _calling_fit() -> types.FrameType | None:
-    """The call of `fit` that is running."""
+    """The frame of the running call of `fit`, or None."""
     frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "fit":
         frame = frame.f_back
@@ -40,21 +40,22 @@ def _calling_fit() -> types.FrameType | None:
 
 
 class DrawCheck:
-    """Finds the drawer that feeds one call of `fit`, and counts what it draws.
+    """Finds the drawer that feeds one call of `fit`, and counts its draws.
 
-    *Formal guarantees*: a drawer whose steps are not the optimizer's (other
-    accumulation, another expected batch size, groups that a record moves) is refused
-    before the first execution; a batch that it did not draw, after the execution that
-    was trained on it.
+    *Formal guarantees*: a drawer whose steps differ from the optimizer's (in the
+    accumulation, the expected batch size, or groups that a record can move) is refused
+    before the first execution. A batch that the drawer did not draw is found after the
+    execution that trained on the batch.
 
     Args:
-      sampling: the scheme that is accounted for.
-      batches: the batches that are accounted for, if they are known.
+      sampling: the accounted scheme.
+      batches: the accounted batches, if they are known.
       optimizer: the private optimizer.
       observed: whether to insist on seeing the draws.
 
     Raises:
-      PrivacyMismatchError: if no drawer fits, or it does not fit the optimizer.
+      PrivacyMismatchError: if there is no drawer of the scheme, or if the drawer does
+        not fit the optimizer.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class DrawCheck:
         self._optimizer = optimizer
         self._pieces = int(optimizer.accumulation_steps)
         self._observer = DrawObserver() if observed else None
-        # Of the ledger's run, what ran before this call of `fit`.
+        # The steps of the ledger's run before this call of `fit`.
         self._before = 0
-        #: What will feed the run, as far as can be known beforehand.
+        #: The drawer that should feed the run; None if it is not known beforehand.
         self.drawer = self._expected()
         self.scheme = sampling if self.drawer is None else self.drawer.scheme
         if self.drawer is not None:
@@ -80,17 +81,19 @@ class DrawCheck:
 
     @property
     def known(self) -> bool:
-        """Whether it was said which batches feed the run, and not only their scheme."""
+        """Whether the batches that feed the run are known, or only their scheme."""
         return self._batches is not None
 
     def begin(self, model: Any) -> int:
         """Begins the draws; returns the batches of the first step drawn before.
 
-        What the optimizer has of a step, and the rest of its draw, go together: if they
-        do not (an error cut a step short), both are dropped.
+        The optimizer's sums of an unfinished step and the rest of that step's draw
+        belong together. If they do not fit (an error cut a step short), both are
+        dropped.
 
         Args:
-          model: what is trained; metrics of it that count filled rows are warned of.
+          model: the model to train; a warning names its metrics that count padding
+            rows.
 
         Raises:
           ValueError: if weights of the batches fit no losses of the model.
@@ -98,10 +101,10 @@ class DrawCheck:
         if self.drawer is None:
             return 0
         refuse_misfit(model, self.drawer.specs)
-        # XLA compiles steps anew for every number of rows, so there are few of them.
-        # Training functions of one's own do too, perhaps; to eager code it is any
-        # number. What is static is taken to be public. Where batches are clipped as
-        # one, rows of weight 0 are part of what is averaged.
+        # XLA compiles a step again for every number of rows, so batches get one of few
+        # sizes there. A user's own training function may use XLA, too. Eager code sees
+        # the number of rows as a static shape, which is taken to be public. Where a
+        # batch is clipped as a whole, rows of weight 0 enter its mean.
         during = _calling_fit()
         as_drawn = (
             self.drawer.varies
@@ -115,7 +118,7 @@ class DrawCheck:
         self._warn_of_filled_rows(model, as_drawn and not few)
         begun = self.drawer.begin(self._optimizer)
         pending = getattr(self._optimizer, "pending_batches", begun)
-        # What was summed was of other weights than a checkpoint has put back.
+        # After a checkpoint was restored, the sums belong to earlier weights.
         history = history_of(self._optimizer)
         restored, history.restored = history.restored, False
         if begun == pending and not (restored and pending):
@@ -125,20 +128,20 @@ class DrawCheck:
         return 0
 
     def _warn_of_filled_rows(self, model: Any, as_drawn: bool) -> None:
-        """Warns of metrics that count rows that are no examples."""
+        """Warns of metrics that count padding rows as examples."""
         found = [m for m in _compat.unweighted_metrics(model) if m is not None]
         rows = self.drawer.rows * self.drawer.pieces
-        # With unit="batch" there is none.
+        # With unit="batch", the expected batch size is None.
         expected = self._optimizer.expected_batch_size
         if not found or expected is None:
             return
         if self.drawer.source.leaves_over:
-            what = "fill up what people with few examples have"
+            what = "pad people who have few examples"
         elif as_drawn and expected < _FEW:
             empty = math.exp(-expected)
-            what = f"stand for draws of nobody, about {empty:.1%} of all steps"
+            what = f"stand for empty draws, about {empty:.1%} of all steps"
         elif not as_drawn and rows > expected:
-            what = f"fill up every step: of {rows} rows, {expected:g} are examples on "
+            what = f"pad every step: of {rows} rows, {expected:g} are examples on "
             what += "average"
         else:
             return
@@ -151,21 +154,21 @@ class DrawCheck:
         )
 
     def end(self) -> None:
-        """After the last execution: whoever iterates now may be compiled by XLA."""
+        """Ends the draws: later iterations may run under XLA again."""
         if self.drawer is not None:
             self.drawer.take_as_drawn(False)
             self.drawer.end_run()
 
     def described(self) -> list[Any]:
-        """What all processes of a run must have been told of the draws.
+        """The facts about the draws that all processes must agree on.
 
         Raises:
           ValueError: if the drawer of this process is not known for sure.
         """
         if self._wanted is None and self._observer is not None:
             raise ValueError(
-                "On several machines PrivacyBudget needs the batches themselves, so "
-                "that it sees what each machine draws: PrivacyBudget(epsilon, delta, "
+                "On several machines PrivacyBudget needs the batches, to see the "
+                "draws of each machine: PrivacyBudget(epsilon, delta, "
                 "batches)." + see("several-replicas")
             )
         drawer = self.drawer
@@ -181,13 +184,13 @@ class DrawCheck:
         ]
 
     def records(self) -> float:
-        """A number that says which records there are, and in which order."""
+        """A number (a fingerprint) for the records and their order."""
         source = getattr(self.drawer, "source", None)
         return float(getattr(source, "fingerprint", lambda: 0)())
 
     @property
     def in_an_epoch(self) -> bool:
-        """Whether a shuffled epoch was begun before, whose rest comes now."""
+        """Whether this run continues a shuffled epoch that was begun before."""
         if self.scheme.independent_steps or self.drawer is None:
             return False
         drawer = self.drawer
@@ -195,10 +198,10 @@ class DrawCheck:
         return bool((drawer.position // drawer.pieces - drawer._first_step) % epoch)
 
     def check(self, fed: int) -> None:
-        """Raises if the drawer did not draw what was trained on.
+        """Raises if the model was trained on batches that the drawer did not draw.
 
         Args:
-          fed: physical batches that this call of `fit` trained on.
+          fed: the number of physical batches in this call of `fit`.
         """
         if self._observer is None:
             return
@@ -207,10 +210,10 @@ class DrawCheck:
             others = [d.scheme.describe() for d in rest]
             origin = f"by {', '.join(others)}" if others else "by something else"
             raise PrivacyMismatchError(
-                f"{fed} batches were trained on, but not as many were drawn "
-                f"by the batches accounted for ({self.scheme.describe()}): the data "
-                f"of fit were drawn {origin}, or batches were reused. That step's "
-                "privacy is unknown. Give fit the drawn batches, not arrays: "
+                f"fit trained on {fed} batches, but fewer were drawn by the accounted "
+                f"batches ({self.scheme.describe()}): the data of fit were drawn "
+                f"{origin}, or batches were reused. The privacy of that step is "
+                "unknown. Give fit the drawn batches, not arrays: "
                 "model.fit(batches, ...), or model.fit(plan.batches((x, y)), ...)."
                 + see("batches-drawn-another-way")
             )
@@ -219,48 +222,48 @@ class DrawCheck:
 
     @property
     def seed(self) -> int | None:
-        """The first of the optimizer's seed and that of the draws."""
+        """The optimizer's seed or, without one, the seed of the draws."""
         seeds = [getattr(one, "seed", None) for one in (self._optimizer, self.drawer)]
         return next((seed for seed in seeds if seed is not None), None)
 
     def refuse_other_noise(self, noise: Any) -> None:
-        """Raises if correlated noise is made for another way to draw.
+        """Raises if correlated noise was made for another sampling scheme.
 
         Args:
           noise: a `CorrelatedNoise`.
         """
         if not noise.sampling.accounts_for(self.scheme):
             raise PrivacyMismatchError(
-                f"The noise is made for {noise.sampling.describe()}, and the batches "
-                f"are drawn by {self.scheme.describe()}. How often a record takes part "
-                "decides how much noise it needs: make both of one scheme."
+                f"The noise is made for {noise.sampling.describe()}, but the batches "
+                f"are drawn by {self.scheme.describe()}. The noise depends on how "
+                "often a record takes part: make both from the same scheme."
             )
         if self._observer is None:
             raise PrivacyMismatchError(
-                "check_data=False: with correlated noise the draws must be seen, as "
-                "nothing bounds a record that comes more often than it should."
+                "check_data=False cannot be used with correlated noise: a record that "
+                "comes too often would not be noticed. Leave it out."
             )
 
-    def went_on(self, steps: int) -> None:
-        """Notes that a run goes on of which so many steps were counted before."""
+    def continue_after(self, steps: int) -> None:
+        """Notes that the run continues after `steps` counted steps."""
         self._before = steps
 
-    def move_on(self, ledger: Ledger) -> None:
-        """Counts how far the run came in its order, whatever it was drawn for.
+    def count_unused_draws(self, ledger: Ledger) -> None:
+        """Counts how far the run came in its order, unused draws included.
 
         Args:
-          ledger: what counts the steps, after those of an execution.
+          ledger: the ledger, after it counted the steps of an execution.
 
         Raises:
-          PrivacyMismatchError: if steps were drawn for something else, and noise is
-            correlated.
+          PrivacyMismatchError: if draws were used outside of training while the noise
+            is correlated.
         """
         if self._observer is None or self.scheme.independent_steps:
             return
         current = ledger.phases[-1]
         for drawer, count in self._ours()[0]:
             if drawer.runs_ahead:
-                continue  # In a row: `Drawer` sees to it.
+                continue  # The drawer keeps the steps in a row.
             more = self._before + count // self._pieces - current.runs[-1]
             current.pass_over(max(0, more))
             if more > 0 and current.noise is not None:
@@ -274,24 +277,23 @@ class DrawCheck:
             return None
         candidates = self._candidates()
         if len({drawer.scheme for drawer in candidates}) > 1:
-            gc.collect()  # Batches of earlier runs may be waiting for this.
+            gc.collect()  # Frees the batches of earlier runs.
             candidates = self._candidates()
         if not candidates:
             raise PrivacyMismatchError(
-                f"No batches drawn by {self._sampling.describe()} exist, so the data "
-                "given to fit are something else. Pass "
-                f"sampling.{self._sampling!r}.batches(data) to fit, and account for "
-                "the same scheme (or pass those batches as `sampling`); or let a "
-                "PrivacyPlan do both: model.fit(plan.batches((x, y)), "
-                "epochs=plan.epochs, callbacks=plan.callbacks)."
-                + see("batches-drawn-another-way")
+                f"No batches drawn by {self._sampling.describe()} exist, so fit gets "
+                f"other data. Pass sampling.{self._sampling!r}.batches(data) to fit, "
+                "and account for the same scheme (or pass the batches as "
+                "`sampling`); or let a PrivacyPlan do both: "
+                "model.fit(plan.batches((x, y)), epochs=plan.epochs, "
+                "callbacks=plan.callbacks)." + see("batches-drawn-another-way")
             )
         if len({drawer.scheme for drawer in candidates}) > 1:
             raise PrivacyMismatchError(
                 "Several batches of this rate exist, of different capacity or "
-                "population. Pass the ones given to fit as `sampling`."
+                "population. Pass the batches of this fit as `sampling`."
             )
-        # Which of them delivers shows later; a seed is then noted.
+        # The drawer that delivers shows only later, and its seed is noted then.
         return min(candidates, key=lambda drawer: drawer.seed is not None)
 
     def _candidates(self) -> list:
@@ -300,7 +302,7 @@ class DrawCheck:
         ]
 
     def _ours(self) -> tuple[list, list]:
-        """What the accounted batches drew, and what others did."""
+        """The draws of the accounted batches, and the drawers of all further draws."""
         drawn = self._observer.drawn()
         ours = [
             (d, count)
@@ -313,7 +315,7 @@ class DrawCheck:
         unit = getattr(self._optimizer, "unit", "example")
         if unit == "group" and not drawer.independent_groups:
             raise PrivacyMismatchError(
-                "One record more would move the others to other groups, and so change "
+                "One more record would move records to other groups, and so change "
                 "every clipped group of its step. Draw with scheme.batches(data, "
                 f"accumulation_steps={drawer.pieces}, independent_groups=True)."
                 + see("clipped-batches-and-groups")
@@ -321,34 +323,34 @@ class DrawCheck:
         if drawer.by_group and unit != "group":
             raise PrivacyMismatchError(
                 "The batches were drawn with independent_groups=True, which drops "
-                'records of a full group; that is accounted for with unit="batch" and '
-                "accumulation_steps above 1 only."
+                "records of a full group. This needs an optimizer with "
+                'unit="batch" and accumulation_steps above 1.'
             )
         if drawer.pieces != self._pieces:
             raise PrivacyMismatchError(
                 f"The batches have accumulation_steps = {drawer.pieces}, the optimizer "
-                f"{self._pieces}: a step would not be one draw."
+                f"{self._pieces}: a step would not be one draw. Use the same number."
             )
         each = int(getattr(self._optimizer, "rows_per_record", 1))
         if drawer.rows_per_record != each:
             raise PrivacyMismatchError(
                 f"The batches have {drawer.rows_per_record} rows for each record "
                 "(views of an example, examples of a person), the optimizer "
-                f"rows_per_record={each}: rows would be clipped with those of "
-                "others, or apart from their own record's. "
-                f"Write rows_per_record={drawer.rows_per_record} to the optimizer; a "
-                "PrivacyPlan does, plan.optimizer(...)."
+                f"rows_per_record={each}: rows of different records would be clipped "
+                "together, or rows of a record apart. "
+                f"Write rows_per_record={drawer.rows_per_record} to the optimizer; "
+                "plan.optimizer(...) of a PrivacyPlan does."
                 + see("records-of-several-rows")
             )
         if drawer.draws_people != (unit == "person"):
             raise PrivacyMismatchError(
                 "The batches are of "
                 + ("people" if drawer.draws_people else "examples")
-                + f", and the optimizer clips unit={unit!r}: what it states would not "
-                "be about what was drawn. "
+                + f", but the optimizer clips unit={unit!r}: the guarantee would name "
+                "the wrong unit. "
                 + (
-                    'Write unit="person" to the optimizer; of people who are drawn, '
-                    "a PrivacyPlan with per_person does."
+                    'Write unit="person" to the optimizer; plan.optimizer(...) of a '
+                    "PrivacyPlan with per_person does."
                     if drawer.draws_people
                     else "Write scheme.batches(data, people=ids, per_person=8)."
                 )

@@ -1,4 +1,4 @@
-"""How many batches Keras runs at a time, and how many steps they end."""
+"""The number of batches that Keras runs at a time, and the steps that they end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tfdpclip.keras import _compat
 
 
 def runs_eagerly(model: tf.keras.Model) -> bool:
-    """Whether a model's training step runs as it is written, with no graph to look at.
+    """Whether a model's training step runs eagerly, without a graph.
 
-    TensorFlow can be told to run all functions so, whatever the model was told.
+    TensorFlow can be told to run all functions eagerly, regardless of the model.
     """
     return bool(model.run_eagerly) or tf.config.functions_run_eagerly()
 
@@ -24,7 +24,7 @@ class Executions:
 
     Args:
       model: the model.
-      params: what Keras tells callbacks of the call.
+      params: the `params` that Keras gives to callbacks.
       pieces: physical batches in one logical step.
       begun: physical batches of the first step that were drawn before.
     """
@@ -64,11 +64,11 @@ class Executions:
         """Notes the execution from `batch` on, and returns the steps that it ends.
 
         Args:
-          batch: its first batch in the epoch.
-          left: how many steps the budget has room for.
+          batch: the first batch of the execution, counted in the epoch.
+          left: the number of steps that the budget has room for.
 
         Raises:
-          PrivacyMismatchError: if it is longer than those before, and than that.
+          PrivacyMismatchError: if the execution has more steps than are left.
         """
         self._batch = batch
         self._look()
@@ -81,36 +81,37 @@ class Executions:
         return steps
 
     def end(self) -> None:
-        """Counts the execution that was begun."""
+        """Counts the current execution."""
         self._executed += self._physical(self._batch)
 
     def wrong_pending(self, optimizer: Any) -> str | None:
-        """In words, that a step is not made of one batch after the other.
+        """An error message if a batch was added to the sums twice, or not at all.
 
-        A batch that is added twice has every record twice, though the next is not.
+        A batch that is added twice has every record twice, even if the next batch is
+        skipped.
 
         Args:
-          optimizer: whose sums are the batches of a step that has not ended.
+          optimizer: the optimizer, with the sums of an unfinished step.
         """
         found = getattr(optimizer, "pending_batches", None)
         fed = self._executed % self._pieces
         if self._pieces == 1 or found in (None, fed):
             return None
         return (
-            f"After {self.fed} physical batches, {fed} of them are of a step that has "
-            f"not ended, and the optimizer has added up {found}: minimize was called "
-            "more or less than once for a batch. Call it once in every train_step."
+            f"After {self.fed} physical batches, {fed} of them belong to an unfinished "
+            f"step, but the optimizer has added up {found}: minimize was called more "
+            "or less than once for a batch. Call it once in every train_step."
             + see("rows-that-are-not-records")
         )
 
     def check(self, steps: int) -> None:
-        """Raises if the batches so far are not the steps that the optimizer took.
+        """Raises if the batches so far do not make the steps that the optimizer took.
 
         Args:
-          steps: its releases in this call of `fit`.
+          steps: the optimizer's releases in this call of `fit`.
 
         Raises:
-          PrivacyMismatchError: if they are more or fewer than the batches make.
+          PrivacyMismatchError: if the optimizer took more or fewer steps.
         """
         made = self._executed // self._pieces
         if steps != made:
@@ -122,9 +123,9 @@ class Executions:
             )
 
     def steps_from(self, batch: int) -> int:
-        """Logical steps that end if the execution from `batch` on runs next.
+        """The number of steps that end if the execution from `batch` on runs next.
 
-        As many batches run at a time as when the last one began.
+        The execution is taken to have as many batches as the last execution.
         """
         return self._ended(self._physical(batch))
 
@@ -137,7 +138,7 @@ class Executions:
         return min(self._longest, self._steps - batch % self._steps)
 
     def _look(self) -> None:
-        """Reads how many batches run at a time, once for each execution."""
+        """Reads how many batches run at a time; called once for each execution."""
         value = _compat.steps_per_execution(self._model)
         # Keras lowers the variable for the last, partial execution of an epoch.
         self._longest = max(value, self._longest)
@@ -148,19 +149,19 @@ def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -
 
     Args:
       model: the model.
-      params: what Keras tells callbacks of the call.
-      length: the batches of the data in one epoch, after which they end.
+      params: the `params` that Keras gives to callbacks.
+      length: the number of batches in one epoch of the data.
 
     Raises:
-      PrivacyMismatchError: if it could, so that a budget would not be kept.
+      PrivacyMismatchError: if so, because the budget could be exceeded.
     """
     steps, size = params.get("steps"), _compat.steps_per_execution(model)
     if not _compat.OVERRUNS_EPOCHS or steps is None or steps == length:
         return
     if steps % size:
         raise PrivacyMismatchError(
-            f"steps_per_epoch={steps} is no multiple of steps_per_execution={size}. "
-            "This Keras runs whole executions, so the last one of an epoch would train "
-            "on more batches than were asked for. Give "
+            f"steps_per_epoch={steps} is not a multiple of steps_per_execution={size}. "
+            "This Keras runs whole executions, so the last execution of an epoch would "
+            "train on too many batches. Give "
             f"steps_per_epoch={steps // size * size or size}."
         )

@@ -1,4 +1,4 @@
-"""Sees what `fit` feeds to the training step, and what the step writes to."""
+"""Checks the data that `fit` feeds to the training step, and the step's writes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
 from tfdpclip.keras.watching.released_updates import made_of_releases
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
-    kept_of_data,
-    made_of_data,
-    other_data,
-    other_step,
-    other_updates,
-    read_by_update,
+    find_altered_data,
+    find_other_data,
+    find_other_step,
+    find_other_updates,
+    find_private_read,
+    find_variables_given_data,
 )
 from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
-from tfdpclip.keras.workers import cancelled_replicas_named, lost_workers_named
+from tfdpclip.keras.workers import explain_cancelled_replicas, explain_lost_workers
 from tfdpclip.sampling import provenance
 from tfdpclip.sampling.batches import Batches
 
@@ -43,23 +43,23 @@ UNSEEN_UPDATES = (
     "or the model's training function is its own"
 )
 UNSEEN_WRITES = (
-    "nothing but the optimizer updated the weights between two steps of fit, where it "
-    "took steps of its own that are counted as full batches"
+    "nothing but the optimizer updated the weights between two steps of fit; the "
+    "optimizer took steps there, which are counted as full batches"
 )
 OUTSIDE_UPDATES = (
-    "what updated the weights beside the optimizer depends on released values or "
-    "public data only (allow_outside_updates)"
+    "the updates of the weights by anything but the optimizer depend on released "
+    "values or public data only (allow_outside_updates)"
 )
 
 FIRST_STEP = "building the private step, which checks itself"
 FIRST_STEP_LINE = (
-    "\ntfdpclip: building the private step and checking it. This is done once for a "
-    "model; of a large one it takes minutes, and the steps after it do not."
+    "\ntfdpclip: building the private step and checking it. This happens once for a "
+    "model. It can take minutes for a large model; later steps do not wait for it."
 )
 
 
 def _budget_with(option: str) -> str:
-    """What to write to have another budget than that of a plan."""
+    """Code that makes a `PrivacyBudget` with an option, with or without a plan."""
     return (
         f"PrivacyBudget(..., {option}), or, with a plan, in the place of "
         "plan.callbacks, [dpc.keras.PrivacyBudget(plan.epsilon, plan.delta, batches, "
@@ -68,29 +68,30 @@ def _budget_with(option: str) -> str:
 
 
 class FitWatch:
-    """Stands around the training step of one call of `fit`.
+    """Wraps the training step of one call of `fit`, and checks each execution.
 
-    Keras gives callbacks neither the data nor the step. It does look up
-    `model.train_function` for every execution, and calls it with the iterator: this
-    puts itself in its place for one call at a time.
+    Keras gives callbacks neither the data nor the step. But Keras looks up
+    `model.train_function` before every execution, and calls the function with the
+    iterator. The watch therefore replaces `model.train_function` for one call at a
+    time.
 
     *Formal guarantees*
 
-    * No execution runs on an iterator that is not one of the drawer's batches, as
-      their own methods made them.
-    * A weight that anything but the optimizer wrote to, in the traced step or between
+    * No execution runs on an iterator other than an iterator of the drawer's batches,
+      made by the methods of those batches.
+    * A write to a weight by anything but the optimizer, in the traced step or between
       two executions, is reported before the next execution.
 
     Args:
       model: the model.
       history: the optimizer's history.
-      drawer: what must draw the data; None if that is not checked.
-      exact: whether another drawer of the same scheme will not do.
-      check_updates: whether to look for other updates of the weights.
-      fed_by: told of the drawer of the data, before the first execution on them.
-      several_workers: whether other processes take part in every step.
-      around: what every execution runs within.
-      says: whether `fit` prints, and so may this.
+      drawer: the drawer that must draw the data; None switches this check off.
+      exact: whether a second drawer of the same scheme is refused.
+      check_updates: whether to look for writes to the weights by other code.
+      fed_by: called with the drawer of the data, before the first execution.
+      several_workers: whether several processes take part in every step.
+      around: makes the context in which every execution runs.
+      says: whether `fit` prints its progress; the watch then prints, too.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class FitWatch:
         self._fed_by = fed_by
         self._several_workers, self._around = several_workers, around
         self._line = FIRST_STEP_LINE if says else None
-        self._replicas = replicas.taking_part(model)
+        self._replicas = replicas.replica_count_of(model)
         self._weights: WeightWatch | None = None
         self._iterator: Any = None
         self._batches: Batches | None = None
@@ -125,48 +126,52 @@ class FitWatch:
         self._read: set[int] = set()
         self._eager, self._eager_before = False, 0
         self._runs_eagerly, self._functions_eager = False, False
-        # The training step that was looked at last, the `tf.function` in it, and how
-        # many traces that had.
+        # The last training step that was checked, the `tf.function` in that step, and
+        # the number of its traces.
         self._seen: tuple[Any, Any, int | None] = (None, None, None)
         self._ran = 0
         self._start: int | None = None
-        #: What was found after an execution, in words.
+        #: The error message for the last execution; None if the execution was sound.
         self.problem: str | None = None
-        #: What could not be checked, or what the batches ask to assume.
+        #: Assumptions for the statement: checks that were impossible, and
+        #: assumptions that the batches ask for.
         self.assumptions: list[str] = []
 
     def arm(self, start: int | None = None) -> None:
-        """Before an execution: the next call of the training step is watched.
+        """Watches the next call of the training step; called before an execution.
 
         Args:
-          start: the step counter that it is accounted for; None if that does not
-            matter.
+          start: the step counter that the execution is accounted for; None if the
+            noise follows no schedule.
         """
         self._start = start
         self._put_back()
         self._step = followed_step(self._model)
         function = self._model.train_function
-        # Not through Keras's attribute tracking, which takes its time.
-        self._model.__dict__["train_function"] = _Once(self, self._model, function)
+        # A plain assignment would go through Keras's attribute tracking, which is slow.
+        self._model.__dict__["train_function"] = _WatchedCall(
+            self, self._model, function
+        )
 
     def end(self) -> None:
-        """After the last execution."""
+        """Ends the watch after the last execution."""
         self._history.watch = None
         if self._weights is not None:
             self._weights.release()
-        constant_state.made_of_releases(self._of_releases, False)
+        constant_state.exempt_releases(self._of_releases, False)
         self._put_back()
 
     def _put_back(self) -> None:
         function = self._model.train_function
-        while isinstance(function, _Once):
+        while isinstance(function, _WatchedCall):
             function = function.function
         self._model.__dict__["train_function"] = function
 
     def forget_values(self) -> None:
-        """The optimizer itself ran between two executions.
+        """Forgets the weights after the optimizer took steps between two executions.
 
-        Or somebody says so: what else wrote to the weights since, nobody can tell.
+        Writes by other code since the last execution cannot be told from those steps,
+        so they become an assumption of the statement.
         """
         if self._weights is not None:
             if self._check_updates and self._weights.look() is not None:
@@ -177,8 +182,8 @@ class FitWatch:
         """Runs one execution."""
         if self._model.optimizer is not self._optimizer:
             raise PrivacyMismatchError(
-                "model.optimizer was replaced during training; the steps of the other "
-                "one would not be counted. Compile between two calls of fit."
+                "model.optimizer was replaced during training; the steps of the new "
+                "optimizer would not be counted. Call compile between two calls of fit."
                 + see("updates-by-something-else")
             )
         scheduled = self._start is not None
@@ -186,11 +191,11 @@ class FitWatch:
             found := whole_number(self._optimizer.iterations)
         ):
             raise PrivacyMismatchError(
-                f"The step was accounted for with the noise of step {self._start}, and "
+                f"The step was accounted for with the noise of step {self._start}, but "
                 f"optimizer.iterations is {found} now: a callback set it in "
-                "on_train_batch_begin. noise_multiplier follows a schedule of it. Set "
-                "it between two epochs (on_epoch_begin), or let the schedule restart "
-                "by itself: tf.where(step % 1000 < 100, ...)."
+                "on_train_batch_begin, and the schedule of noise_multiplier depends on "
+                "it. Set it between two epochs (on_epoch_begin), or restart the "
+                "schedule by its formula: tf.where(step % 1000 < 100, ...)."
                 + see("schedules-that-read-more-than-the-step")
             )
         if iterator is not self._iterator:
@@ -198,7 +203,7 @@ class FitWatch:
             self._iterator = iterator
         new = function is not self._seen[0]
         if new or self._functions_eager != tf.config.functions_run_eagerly():
-            # Asked once: Keras goes through all layers for it.
+            # Asked once: Keras visits all layers to answer.
             self._functions_eager = tf.config.functions_run_eagerly()
             self._runs_eagerly = runs_eagerly(self._model)
         done = self._before()
@@ -208,8 +213,8 @@ class FitWatch:
                 self._building(function) if new else contextlib.nullcontext(),
                 self._around(),
                 self._step.in_place(self._batches),
-                lost_workers_named(several),
-                cancelled_replicas_named(1 if several else self._replicas),
+                explain_lost_workers(several),
+                explain_cancelled_replicas(1 if several else self._replicas),
             ):
                 logs = function(iterator)
             traced = self._traces_since(function)
@@ -223,18 +228,18 @@ class FitWatch:
         return logs
 
     def _building(self, function: Callable) -> AbstractContextManager:
-        """Says what takes long, if the step was not traced before."""
+        """Announces the first trace of a step, which can take minutes."""
         traced = _tf_private.trace_count(_compat.step_function_of(function))
         line = None if traced or self._runs_eagerly else self._line
         return _progress.waiting(FIRST_STEP, line)
 
     @property
     def ran(self) -> int:
-        """What `take` would say."""
+        """The number of releases that `take` would return."""
         return max(0, self._ran)
 
     def take(self) -> int:
-        """Releases of executions since this was asked last."""
+        """Returns the number of releases since the last call, and resets it to 0."""
         ran, self._ran = self.ran, 0
         return ran
 
@@ -244,16 +249,16 @@ class FitWatch:
         ordered = not self._drawer.scheme.independent_steps
         if self._iterator is not None and ordered and self._drawer.runs_ahead:
             raise PrivacyMismatchError(
-                "fit began to iterate its batches anew, and what was gathered ahead of "
-                "their order is lost: the steps of a record would come closer to each "
-                "other than the scheme keeps them. Train in one call of fit, with "
+                "fit began to iterate its batches anew, and the draws that were "
+                "gathered ahead are lost: two steps of a record could come closer to "
+                "each other than the scheme allows. Train in one call of fit, with "
                 "steps_per_epoch." + see("several-replicas")
             )
         data = _tf_private.data_sets_of(iterator)
         if not data and self._replicas > 1:
             raise PrivacyMismatchError(
-                f"Where the data of {self._replicas} replicas come from cannot be "
-                "seen: a record may be given to several of them. Give fit "
+                f"The source of the data of {self._replicas} replicas cannot be "
+                "traced: several replicas may get the same record. Give fit "
                 "batches.distribute(strategy)." + see("several-replicas")
             )
         if not data:
@@ -273,23 +278,23 @@ class FitWatch:
             raise PrivacyMismatchError(
                 f"The data of fit were drawn by {found}, not just as the batches of "
                 f"{self._drawer.scheme.describe()} that are accounted for. Give the "
-                "batches themselves to fit; they have map() for single records, "
-                "map_batches(), take() and repeat() of their own."
+                "batches to fit unchanged. To transform them, use their own methods "
+                "map() (single records), map_batches(), take() and repeat()."
                 + see("batches-drawn-another-way")
             )
         if source._drawer is not self._drawer and (
             self._exact or source.scheme != self._drawer.scheme
         ):
             raise PrivacyMismatchError(
-                f"The data of fit were drawn by {source.scheme.describe()}, and what "
-                f"is accounted for are other batches, of "
+                f"The data of fit were drawn by {source.scheme.describe()}, but the "
+                "accounted batches are drawn by "
                 f"{self._drawer.scheme.describe()}." + see("batches-drawn-another-way")
             )
         if source._replicas != self._replicas:
             raise PrivacyMismatchError(
-                f"The data of fit are draws for {source._replicas} replicas, and "
-                f"{self._replicas} take part in each step: it would be made of parts "
-                "of several draws, in which a record can be more than once. Give fit "
+                f"The data of fit are draws for {source._replicas} replicas, but "
+                f"{self._replicas} take part in each step: a step would mix parts of "
+                "several draws, and could contain a record twice. Give fit "
                 "batches.distribute(strategy)." + see("several-replicas")
             )
         self._batches = source
@@ -302,12 +307,12 @@ class FitWatch:
             if id(concrete) in self._read:
                 continue
             self._read.add(id(concrete))
-            other = other_data(concrete)
+            other = find_other_data(concrete)
             if other is not None and self.problem is None:
                 self.problem = (
-                    "The training step takes data that fit did not give it, whose "
-                    f"draws are not accounted for: {other}. Put everything into the "
-                    "batches; if these data are public, say that the draws are taken "
+                    "The training step reads data that fit did not give it, and the "
+                    f"draws of these data are not accounted for: {other}. Put all data "
+                    "into the batches. If these data are public, take the draws "
                     "on trust: "
                     + _budget_with("check_data=False")
                     + see("batches-drawn-another-way")
@@ -320,7 +325,7 @@ class FitWatch:
     # The weights.
 
     def _before(self) -> int:
-        """Looks at the weights; returns how many releases there were."""
+        """Checks the weights before an execution; returns the number of releases."""
         if not self._check_updates:
             return self._history.releases
         if self._weights is not None:
@@ -337,11 +342,11 @@ class FitWatch:
         return self._releases()
 
     def _after(self, traced: Iterable | None, done: int) -> int:
-        """Looks at the weights and at new traces; returns how many releases there are.
+        """Checks weights and new traces; returns the number of releases.
 
         Args:
           traced: new traces of the training step.
-          done: what `_before` returned.
+          done: the number that `_before` returned.
         """
         if not self._check_updates:
             return self._history.releases
@@ -360,7 +365,7 @@ class FitWatch:
         return self._releases()
 
     def _releases(self) -> int:
-        """How many there were when weights were looked at, or are now."""
+        """The number of releases at the last look at the weights, or now."""
         if self._weights is None or self._history.counter is None:
             return self._history.releases
         return self._weights.count
@@ -378,9 +383,9 @@ class FitWatch:
         return WeightWatch(weights, self._history.counter, averages)
 
     def _traces_since(self, function: Callable) -> Iterable | None:
-        """All traces of the training step; nothing, if they are as many as before.
+        """All traces of the training step, or () if there is no new trace.
 
-        None if they cannot be seen. A function only ever gets more of them.
+        Returns None if the traces cannot be seen. The number of traces never falls.
         """
         before, inner, count = self._seen
         if function is not before:
@@ -399,26 +404,28 @@ class FitWatch:
             if id(concrete) in self._traced:
                 continue
             self._traced.add(id(concrete))
-            # Layers may have been made or frozen since.
+            # Layers may have been made or frozen since the last trace.
             self._weights = self._watch()
             watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
             self._check_others(concrete, watched)
-            private_state.warn_of(
-                kept_of_data(concrete, self._kept(), self._history.identity)
+            private_state.warn_of_private_values(
+                find_variables_given_data(
+                    concrete, self._kept(), self._history.identity
+                )
             )
-            step = other_step(concrete, self._history.identity)
+            step = find_other_step(concrete, self._history.identity)
             if step is not None:
                 self._report_step(f"the training step ({step!r})")
-            made = made_of_data(concrete, watched, self._history.identity)
+            made = find_altered_data(concrete, watched, self._history.identity)
             if made is not None and not self.problem:
                 self.problem = (
-                    "A function, or a branch, that has the private step in it is given "
-                    f"more than data: what {made} made of them. Examples may have "
-                    "been combined there, which nobody sees from within. Compute it "
-                    "in the function that has the loss in it, or, record by record, "
-                    "in the data pipeline." + see("mixed-examples")
+                    "A function or a branch with the private step inside gets more "
+                    f"than data: it gets the result of {made}. Examples may have been "
+                    "combined there, and the private step cannot check it. Compute "
+                    "this result in the function that computes the loss, or, record "
+                    "by record, in the data pipeline." + see("mixed-examples")
                 )
-            read = read_by_update(
+            read = find_private_read(
                 concrete,
                 watched,
                 self._optimizer.declares_public,
@@ -426,30 +433,30 @@ class FitWatch:
             )
             if read and not self.problem:
                 self.problem = (
-                    f"The optimizer's update reads {read!r}, which the "
-                    "training step writes to, perhaps of private data, as metrics "
-                    "are: it would be released with the weights, without noise. Let "
-                    "update_step, constraints and the learning rate read nothing but "
-                    "the gradient, the variable and what the optimizer keeps; if it "
-                    "is of public data, say so: "
-                    f"public_variables=[{read!r}] of the optimizer."
+                    f"The optimizer's update reads {read!r}, which the training step "
+                    "writes to, perhaps from private data (as metrics do): the value "
+                    "would be released with the weights, without noise. Let "
+                    "update_step, constraints and the learning rate read only the "
+                    "gradient, the variable and the optimizer's state. If the value "
+                    "comes from public data, write "
+                    f"public_variables=[{read!r}] to the optimizer."
                     + see("updates-by-something-else")
                 )
             python = next(filter(calls_python, concrete.graph.get_operations()), None)
             if python is not None and not self.problem:
                 self.problem = (
-                    f"Python code runs in the training step ({python.name!r}): what it "
-                    "writes to, the weights perhaps, nobody sees. Use TensorFlow's "
-                    "ops, or run it in the data pipeline or in a callback. If it "
-                    "writes to no weights, or what depends on released weights and "
-                    "public data only, say so: "
+                    f"Python code runs in the training step ({python.name!r}), and its "
+                    "writes, perhaps to the weights, cannot be seen. Use TensorFlow's "
+                    "ops, or run the code in the data pipeline or in a callback. If "
+                    "the code writes to no weights, or writes only released or public "
+                    "values to them, write "
                     + _budget_with("allow_outside_updates=True")
                     + see("updates-by-something-else")
                 )
 
     def _check_others(self, concrete: Any, watched: list[tf.Variable]) -> None:
         """Reports what a trace writes to the weights, unless it is of releases."""
-        found = other_updates(concrete, watched, self._history.identity)
+        found = find_other_updates(concrete, watched, self._history.identity)
         released = []
         if found and self._drawer is not None:
             released = made_of_releases(
@@ -460,7 +467,7 @@ class FitWatch:
                 self._history.identity,
             )
         # The losses of later steps read other values of them.
-        constant_state.made_of_releases(released, True)
+        constant_state.exempt_releases(released, True)
         self._of_releases += released
         known = {id(variable) for variable in released}
         others = (pair for pair in found if id(pair[0]) not in known)
@@ -468,7 +475,7 @@ class FitWatch:
             self._report(variable, f"by the training step ({what})")
 
     def _kept(self) -> list[tf.Variable]:
-        """What the model has that no gradient trains, but for what is put back."""
+        """The model's non-trainable variables without a public copy to restore."""
         trained = {id(v) for v in all_unwrapped(self._model.trainable_variables)}
         return [
             v
@@ -482,10 +489,11 @@ class FitWatch:
         if variable is None or self.problem:
             return
         self.problem = (
-            f"{variable.name} was updated {how}, and not by model.optimizer, whose "
-            "steps are all that is counted. Train it with model.optimizer.minimize "
-            "alone, once in every step. If the update depends on released weights or "
-            "public data only, as an average of past weights does, say so: "
+            f"{variable.name} was updated {how}, and not by model.optimizer; only the "
+            "steps of model.optimizer are counted. Train the variable with "
+            "model.optimizer.minimize alone, once in every step. If the update depends "
+            "on released weights or public data only (an average of past weights, for "
+            "instance), write "
             + _budget_with("allow_outside_updates=True")
             + see("updates-by-something-else")
         )
@@ -494,18 +502,18 @@ class FitWatch:
         if self.problem:
             return
         self.problem = (
-            f"Another private optimizer takes steps in {where}: this budget counts "
-            "those of model.optimizer, and the others release the same data again, "
-            "with whatever noise they have. Train everything with model.optimizer, or "
-            "one part after the other, each by a fit with a PrivacyBudget of its own "
-            "and the same ledger. If you account for the other steps yourself, say so: "
+            f"Another private optimizer takes steps in {where}, and this budget counts "
+            "the steps of model.optimizer only. Train everything with model.optimizer, "
+            "or train one part after the other, each by a fit with a PrivacyBudget of "
+            "its own and the same ledger. If you account for the second optimizer "
+            "yourself, write "
             + _budget_with("allow_outside_updates=True")
             + see("updates-by-something-else")
         )
 
 
-class _Once:
-    """Stands for the training step until it is called."""
+class _WatchedCall:
+    """Replaces `model.train_function` until the next call, then restores it."""
 
     def __init__(self, watch: FitWatch, model: tf.keras.Model, function: Callable):
         self._watch = watch

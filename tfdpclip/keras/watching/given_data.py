@@ -1,4 +1,4 @@
-"""What a model's `train_step` is given of an element, and what it makes of that."""
+"""Gives a model's `train_step` its element, and notes which rows were drawn."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat
 from tfdpclip.sampling.batches import Batches
 
-# How Python begins to say that a `train_step` unpacks (x, y), and got weights besides.
+# The beginning of Python's error if a `train_step` unpacks (x, y) from (x, y, weights).
 _TWO_OF_THREE = "too many values to unpack (expected 2"
-# Of models, the step that their training functions call.
+# For each model, the `FollowedStep` in its training function.
 _STEPS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class FollowedStep:
-    """Stands for a model's `train_step` while the model is trained on drawn batches.
+    """Replaces a model's `train_step` while the model is trained on drawn batches.
 
-    *Formal guarantees*: a private step within knows, by the weights of the element that
-    `train_step` is given, which rows were drawn, whatever `train_step` does with them.
-    One that takes (x, y), or x, as before there were weights, is given that.
+    *Formal guarantees*: a private step within `train_step` knows which rows were drawn,
+    by the weights of the element, whatever `train_step` does with the element. A
+    `train_step` that takes (x, y) or x, without weights, gets (x, y) or x.
 
     Args:
-      model: the model, which this does not keep alive.
+      model: the model; held by a weak reference.
 
     Attributes:
-      batches: those that the elements are of; None while that is not known, when
-        `train_step` runs as it is.
+      batches: the batches of the elements. While this is None, `train_step` runs
+        without changes.
     """
 
     def __init__(self, model: tf.keras.Model):
         self._model = weakref.ref(model)
         self.batches: Batches | None = None
-        # The `train_step` of the model itself, not of its class, if there is one.
+        # A `train_step` that was assigned to the model object, if there is one.
         self._given: Any = None
 
-    # Converted by AutoGraph where Keras has `train_step` converted.
+    # AutoGraph converts this method where Keras has `train_step` converted.
     def __call__(self, data):
         model = self._model()
         step = self._given
@@ -61,14 +61,14 @@ class FollowedStep:
 
     @contextlib.contextmanager
     def in_place(self, batches: Batches | None) -> Iterator[None]:
-        """Has Keras call this for the model's `train_step`, wherever it looks that up.
+        """Replaces the model's `train_step`, wherever Keras looks it up.
 
         Args:
-          batches: those that the elements are of, if that is known.
+          batches: the batches of the elements, if they are known.
         """
         attributes = self._model().__dict__
         self._given = attributes.get("train_step")
-        # Not through Keras's attribute tracking.
+        # A plain assignment would go through Keras's attribute tracking.
         attributes["train_step"] = self
         self.batches = batches
         try:
@@ -81,9 +81,9 @@ class FollowedStep:
 
 
 def followed_step(model: tf.keras.Model) -> FollowedStep:
-    """What stands for a model's `train_step`, and is in its training function.
+    """The replacement of a model's `train_step`, placed in its training function.
 
-    A training function that was made with `train_step` in it is made again, once.
+    A training function that already contains `train_step` is made again, once.
     """
     step, known = _STEPS.get(model, (FollowedStep(model), None))
     function = model.train_function
@@ -91,7 +91,7 @@ def followed_step(model: tf.keras.Model) -> FollowedStep:
         if known is None or known() is not function:
             with step.in_place(None):
                 model.make_train_function(force=True)
-    # Not the function itself, which keeps the model.
+    # A weak reference, because the function keeps the model alive.
     function = model.train_function
     _STEPS[model] = step, None if function is None else weakref.ref(function)
     return step
@@ -103,19 +103,19 @@ def _is_element(data: Any) -> bool:
 
 @tf.autograph.experimental.do_not_convert
 def _as_taken(data: tuple, error: Exception, batches: Batches) -> Any:
-    """What a `train_step` takes that raised an error of the whole element.
+    """The parts of an element for a `train_step` that failed on the whole element.
 
     Raises:
-      Exception: the error, if it does not say that fewer parts are taken.
-      ValueError: if the weights say more than which rows are records.
+      Exception: the given error, if its cause is not the number of parts.
+      ValueError: if the weights are more than a mark of the drawn rows.
     """
     labelled = data[1] is not None
     if labelled and _TWO_OF_THREE not in str(error):
         raise error
     if batches.weighted:
         raise ValueError(
-            "train_step takes no weights, and these batches have some that matter "
-            "(sample_weight, class_weight, or people with fewer examples than others). "
+            "train_step takes no weights, but the weights of these batches matter "
+            "(sample_weight, class_weight, or people with few examples). "
             "Write\n"
             "    x, y, w = tf.keras.utils.unpack_x_y_sample_weight(data)\n"
             "    ...\n"

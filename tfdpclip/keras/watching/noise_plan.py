@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.accounting.phases import PrivacyMismatchError
 
-# A schedule that moves at every step is accounted in steps of 5 %, rounded down: a
-# privacy loss distribution for every step would cost more than it tells.
+# The accountant rounds a schedule down in steps of 5 %: a separate privacy loss
+# distribution for every training step would cost more than it gains.
 _RATIO = 0.05
 
 _OPTIMIZER_ATTRIBUTES = (
@@ -26,10 +26,10 @@ _OPTIMIZER_ATTRIBUTES = (
 
 
 class NoisePlan:
-    """What to account for each step of an optimizer.
+    """The noise multiplier that is accounted for each step of an optimizer.
 
     *Formal guarantees*: the number for a step is at most the noise multiplier that the
-    optimizer uses in it.
+    optimizer uses in that step.
 
     Args:
       optimizer: a private optimizer.
@@ -54,13 +54,13 @@ class NoisePlan:
         return self._known[step]
 
     def refuse_changed(self, step: int) -> None:
-        """Raises if the schedule no longer gives what the optimizer's steps use.
+        """Raises if the schedule no longer gives the noise that the steps use.
 
         Args:
-          step: for which to ask.
+          step: the step to ask the schedule for.
 
         Raises:
-          PrivacyMismatchError: if it does not.
+          PrivacyMismatchError: if the schedule gives another number.
         """
         if not self.scheduled:
             return
@@ -68,34 +68,34 @@ class NoisePlan:
         if not abs(float(gives) - uses) <= 1e-4 * abs(uses):
             raise PrivacyMismatchError(
                 f"The schedule of noise_multiplier gives {float(gives):g} for step "
-                f"{step} now, and gave {uses:g} when the optimizer was made of it, "
-                "which is what its steps use: it was changed since. Compile with a new "
-                "optimizer, noise_multiplier=MySchedule(...) of the new numbers, and "
-                "say that they differ: PrivacyBudget(..., allow_change=True)."
+                f"{step} now, but gave {uses:g} when the optimizer was made, and the "
+                "steps still use that. Compile with a new optimizer, "
+                "noise_multiplier=MySchedule(...) with the new numbers, and allow the "
+                "change: PrivacyBudget(..., allow_change=True)."
                 + see("schedules-that-read-more-than-the-step")
             )
 
     def refuse_less(self, history: Any, ledger: Any, ran: int, counted: float) -> None:
-        """Raises if a step of an execution had less noise than is counted for it.
+        """Raises if a step of an execution had less noise than is counted.
 
         Args:
-          history: the optimizer's.
-          ledger: gets the steps, with what they had, before this raises.
-          ran: how many.
-          counted: the noise multiplier.
+          history: the optimizer's history.
+          ledger: gets the steps with their true noise, before this raises.
+          ran: the number of steps.
+          counted: the counted noise multiplier.
 
         Raises:
-          PrivacyMismatchError: if one had.
+          PrivacyMismatchError: if a step had less noise.
         """
         used = history.take_least_noise() if self.scheduled else math.inf
         if used < counted * (1 - 1e-6):
             ledger.add_unseen(ran, noise_multiplier=used, holder=history.identity)
             ledger.save()
             raise PrivacyMismatchError(
-                f"A step ran with noise_multiplier {used:g}, and what the schedule has "
-                f"for it, and is accounted, is {counted:g}: something set "
-                "optimizer.iterations, by which the schedule goes, in the training "
-                "step. Leave it alone. (The step is counted with what it had.)"
+                f"A step ran with noise_multiplier {used:g}, but the schedule's "
+                f"number, which is accounted, is {counted:g}: the training step set "
+                "optimizer.iterations, on which the schedule depends. Do not set it. "
+                "(The step is counted with its true noise.)"
                 + see("schedules-that-read-more-than-the-step")
             )
 
@@ -111,7 +111,7 @@ class NoisePlan:
         return min(z, math.exp(math.floor(math.log(z) / _RATIO) * _RATIO))
 
     def least(self, start: int, steps: int) -> float:
-        """The least over `steps` steps from `start` on."""
+        """The least noise multiplier of `steps` steps from `start` on."""
         if not self.scheduled:
             return self.at(start)
         return min(self.at(step) for step in range(start, start + steps))
@@ -123,9 +123,9 @@ class NoisePlan:
 
         Args:
           start: the first step.
-          steps: how many.
-          width: each step counts with the least of all executions of this many steps
-            that it may be part of.
+          steps: the number of steps.
+          width: the number of steps in an execution. Each step counts with the least
+            noise of all executions that could contain the step.
         """
 
         def widest(step):
@@ -138,16 +138,16 @@ class NoisePlan:
 
 
 def private_optimizer(optimizer: Any) -> Any:
-    """The optimizer, if it says of itself what accounting must know.
+    """Returns the optimizer if it has the attributes that accounting needs.
 
     Raises:
-      ValueError: if it does not.
+      ValueError: if an attribute is missing.
     """
     missing = [a for a in _OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, a)]
     if missing:
         raise ValueError(
-            "PrivacyBudget needs a private optimizer, such as dpc.keras.DPSGD(...) or, "
-            "of a PrivacyPlan, plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3); "
+            "PrivacyBudget needs a private optimizer, such as dpc.keras.DPSGD(...) or "
+            "plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3) of a PrivacyPlan; "
             f"{type(optimizer).__name__} has no {', '.join(missing)}."
         )
     return optimizer

@@ -1,4 +1,4 @@
-"""What a model keeps of its training batches, besides what its gradients say."""
+"""Finds private data that layers keep in variables, past clipping and noise."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tfdpclip.gradients.loss.state import PUBLIC_COPY
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 
-# The attribute of ops that the optimizer made of a loss: they may stand in the graph
-# before the loss of another replica.
+# The attribute of ops that the optimizer built from a loss. In the graph, these ops may
+# come before the loss of another replica.
 MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
-# The attribute of a variable that a warning was about.
+# The attribute of a variable that was named in a warning.
 _SAID = "_tfdpclip_private_state"
-# What does no more with a variable than read it, or draw from it.
+# Ops that only read a variable or draw random numbers from it.
 _NO_WRITES = ops.READS | ops.RANDOM | ops.ITERATORS
 
 
 class PrivateStateWarning(UserWarning):
-    """A layer keeps something of the training data."""
+    """A layer keeps values computed from the training data."""
 
 
 @tf.autograph.experimental.do_not_convert
-def keep_public(loss: tf.Tensor) -> None:
+def restore_public_statistics(loss: tf.Tensor) -> None:
     """Puts public statistics back into layers that collect them from training batches.
 
     Batch normalisation writes averages of its training batches into the model, without
-    noise. This reverts what was written for `loss`, right after it was written.
+    noise. This function reverts the writes of `loss`, right after they happen.
 
     Args:
       loss: the loss, in the graph that computed it.
@@ -44,20 +44,21 @@ def keep_public(loss: tf.Tensor) -> None:
     missing = [v for v in statistics if getattr(v, PUBLIC_COPY, None) is None]
     if missing:
         raise ValueError(
-            f"{_named(missing)} would hold averages of private batches, without noise: "
-            "they are saved with the model. Let them come from public data: "
+            f"{_named(missing)} would hold averages of private batches, without noise, "
+            "and are saved with the model. Take them from public data: "
             "model.fit(..., callbacks=[dpc.keras.PublicBatchStatistics(public_x)]), "
             "or, in a loop of your own, "
-            "dpc.keras.PublicBatchStatistics(public_x).attach(model). Or do without: "
-            "model = dpc.keras.convert_batchnorm(model)." + see("batch-statistics")
+            "dpc.keras.PublicBatchStatistics(public_x).attach(model). Or replace the "
+            "layers: model = dpc.keras.convert_batchnorm(model)."
+            + see("batch-statistics")
         )
     for variable in statistics:
         variable.assign(getattr(variable, PUBLIC_COPY))
-    warn_of(others)
+    warn_of_private_values(others)
 
 
-def warn_of(variables: Sequence[tf.Variable]) -> None:
-    """Says that these keep something of private batches; of each once."""
+def warn_of_private_values(variables: Sequence[tf.Variable]) -> None:
+    """Warns that variables keep values of private batches; once for each variable."""
     new = [v for v in variables if not getattr(v, _SAID, False)]
     for variable in new:
         setattr(variable, _SAID, True)
@@ -78,7 +79,7 @@ def _named(variables) -> str:
 
 
 def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
-    """Running statistics, and other variables, that the loss's graph writes data to."""
+    """Statistics, and further variables, to which the loss's graph writes data."""
     graph = loss.graph
     owners = _owners(graph)
     statistics: dict[int, tf.Variable] = {}
@@ -115,7 +116,8 @@ def _made_of_a_loss(op: tf.Operation) -> bool:
 def _owners(graph) -> dict:
     """The variable behind each resource that the graph captured and read.
 
-    What is only written cannot be told from a metric's total, and cannot be used.
+    A variable that is only written to looks like a metric's total, and is left out: the
+    loss cannot depend on it.
     """
     variables = {}
     outer = graph
@@ -127,7 +129,7 @@ def _owners(graph) -> dict:
     for external, internal in getattr(graph, "captures", ()):
         at = graph.outer_graph
         while id(external) not in variables and hasattr(at, "captures"):
-            # A capture of a capture: loops and branches.
+            # Loops and branches capture what their outer graph captured.
             found = [e for e, i in at.captures if i is external]
             if not found:
                 break

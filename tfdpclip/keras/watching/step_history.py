@@ -1,4 +1,4 @@
-"""Whose steps they are: what tells an optimizer's releases from all others."""
+"""The number of steps behind a model's weights, and the optimizers that took them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tfdpclip.sampling import events
 
 # The attribute of a private optimizer that holds its history.
 ATTRIBUTE = "_step_history"
-# The attribute of a variable that holds the private optimizer that trains it, so that
-# the next one knows whose steps are behind the values that it starts from.
+# The attribute of a variable that holds its private optimizer. A later optimizer finds
+# there the steps behind the first values of the variable.
 _TRAINER = "_tfdpclip_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
-    """Steps of one optimizer.
+class OptimizerSteps:
+    """The steps of an optimizer.
 
     Attributes:
-      steps: how many releases it made.
-      noise_multiplier: the least it made them with; None if unknown.
-      unit: what it clipped; None if unknown.
+      steps: the number of releases.
+      noise_multiplier: the least noise multiplier of these releases; None if unknown.
+      unit: the clipped unit; None if unknown.
     """
 
     steps: int
@@ -41,38 +41,38 @@ class Steps:
 
 
 class StepHistory(tf.train.experimental.PythonState):
-    """The releases of one optimizer object, and of those it was restored from.
+    """The releases of an optimizer object, and all earlier releases behind its weights.
 
     *Formal guarantees*
 
-    * `identity` is random, belongs to one object in one process, and is in no other:
-      neither a copy nor a restored checkpoint has it.
+    * `identity` is random and belongs to one object in one process: neither a copy of
+      the optimizer nor a restored checkpoint has the same identity.
     * The count of releases only grows: it is no variable of the optimizer, is in no
-      checkpoint, and is not what `iterations` says.
-    * Steps that other private optimizers took on the same variables are among what is
-      known, whether the optimizer still exists or not.
-    * A checkpoint carries everything known of the steps behind it. Restoring one adds
-      to what is known, and forgets nothing.
+      checkpoint, and does not follow `iterations`.
+    * `known_steps` includes the steps of all private optimizers that trained the same
+      variables, even if those optimizers no longer exist.
+    * A checkpoint carries all known steps behind its weights. Restoring a checkpoint
+      adds its steps to the known steps, and forgets nothing.
 
     Args:
-      optimizer: the optimizer, which this does not keep alive.
+      optimizer: the optimizer; the history holds a weak reference to it.
     """
 
     def __init__(self, optimizer: Any):
         self._optimizer = weakref.ref(optimizer)
         self._begin()
-        self._inherited: dict[str, Steps] = {}
-        # Of other optimizers of the same variables, which may still take steps.
+        self._inherited: dict[str, OptimizerSteps] = {}
+        # Histories of optimizers of the same variables, which may take further steps.
         self._others: list[StepHistory] = []
-        # What a step of the optimizer was when it was last looked at.
+        # The noise multiplier and the unit of the last steps that were looked at.
         self._last: tuple[float, str] | None = None
-        # Of what the step counter says beyond the releases: what is explained by
-        # `_inherited`, and what nobody can explain.
+        # The step counter minus the releases: the part that `_inherited` explains, and
+        # the part that no known step explains.
         self._explained = 0
         self._unknown = 0
-        #: Whether a checkpoint was restored, until somebody who has asked sets it back.
+        #: Whether a checkpoint was restored; the reader sets this back to False.
         self.restored = False
-        #: Told of updates that run eagerly, while a callback watches the weights.
+        #: A `WeightWatch` that is told of eager updates; None without one.
         self.watch: Any = None
         COUNTERS.add(self)
 
@@ -86,28 +86,31 @@ class StepHistory(tf.train.experimental.PythonState):
                 dtype=tf.int64,
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
-        # The least noise multiplier that steps had since it was taken, where it
-        # follows a schedule; the steps write it.
+        # The least noise multiplier of the steps since the last `take_least_noise`, if
+        # the noise follows a schedule. The steps write this variable.
         self._least_now: tf.Variable | None = None
         self._least_taken = math.inf
 
     def __deepcopy__(self, memo) -> StepHistory:
-        """A copy is another optimizer, with the steps of this one behind it."""
+        """Copies for a new optimizer: its history begins after these steps."""
         optimizer = memo.get(id(self._optimizer()))
         copied = type(self)(self._optimizer() if optimizer is None else optimizer)
-        copied._inherited = self.known()
+        copied._inherited = self.known_steps()
         copied._explained = self._counter()
         return copied
 
     def trains(self, variables: Iterable[tf.Variable]) -> None:
-        """Notes what the optimizer trains, and who did before."""
+        """Marks variables as trained by the optimizer, after any earlier optimizer."""
         variables = list(variables)
         self.comes_after(variables)
         for variable in variables:
             setattr(variable, _TRAINER, self._optimizer())
 
     def comes_after(self, variables: Iterable[tf.Variable]) -> None:
-        """Notes who trained these before, frozen ones among them."""
+        """Adds the steps of the optimizers that trained these variables before.
+
+        Frozen variables belong in the list, too.
+        """
         own = self._optimizer()
         for variable in variables:
             before = getattr(variable, _TRAINER, own)
@@ -115,20 +118,21 @@ class StepHistory(tf.train.experimental.PythonState):
                 history = getattr(before, ATTRIBUTE)
                 if all(other is not history for other in self._others):
                     self._others.append(history)
-                self._inherit(history.known())
+                self._inherit(history.known_steps())
 
-    def _inherit(self, steps: dict[str, Steps]) -> None:
+    def _inherit(self, steps: dict[str, OptimizerSteps]) -> None:
         for name, part in steps.items():
             before = self._inherited.get(name)
-            # What this object did, it knows better.
+            # This object knows its own steps best.
             if name != self.identity and (before is None or before.steps < part.steps):
                 self._inherited[name] = part
 
     def count(self, noise_multiplier: tf.Tensor | None = None) -> None:
-        """Counts one release, in the graph at hand.
+        """Counts one release, in the current graph.
 
         Args:
-          noise_multiplier: what it has, if that follows a schedule.
+          noise_multiplier: the noise multiplier of the release, if it follows a
+            schedule.
         """
         self.counter.assign_add(1)
         if noise_multiplier is not None:
@@ -136,7 +140,7 @@ class StepHistory(tf.train.experimental.PythonState):
             least.assign(tf.minimum(least, noise_multiplier))
 
     def prepare(self) -> None:
-        """Makes, outside of functions, what `count` keeps noise multipliers in."""
+        """Makes the variable for noise multipliers, outside of functions."""
         self._noise_variable()
 
     def _noise_variable(self) -> tf.Variable:
@@ -151,9 +155,9 @@ class StepHistory(tf.train.experimental.PythonState):
         return self._least_now
 
     def take_least_noise(self) -> float:
-        """The least noise multiplier of the steps since this was asked last.
+        """The least noise multiplier of the steps since the last call.
 
-        Infinity if there were none, or if it follows no schedule.
+        Infinity if there were no steps, or if the noise follows no schedule.
         """
         found = self._read_noise()
         if self._least_now is not None:
@@ -166,18 +170,18 @@ class StepHistory(tf.train.experimental.PythonState):
             return math.inf
         with tf.init_scope():
             found = float(self._least_now.numpy())
-        return found if found >= 0 else 0.0  # Not a number: nothing was released.
+        return found if found >= 0 else 0.0  # NaN counts as no noise.
 
     @property
     def releases(self) -> int:
-        """How many releases this object made, ever."""
+        """The number of releases that this object ever made."""
         return whole_number(self.counter)
 
-    def known(self) -> dict[str, Steps]:
-        """All steps behind the current weights, and more, by identity.
+    def known_steps(self) -> dict[str, OptimizerSteps]:
+        """All steps behind the current weights, and further steps, by identity.
 
-        Steps that the optimizer's counter says ran, and nobody knows of, are among
-        them under an identity of their own.
+        If the optimizer's counter is above the number of known steps, the difference is
+        listed under the identity "unknown:...".
         """
         releases = self.releases
         for other in self._others:
@@ -187,42 +191,42 @@ class StepHistory(tf.train.experimental.PythonState):
         self._unknown += max(0, more)
         self._explained += more
         if self._unknown:
-            found[f"unknown:{self.identity}"] = Steps(self._unknown)
+            found[f"unknown:{self.identity}"] = OptimizerSteps(self._unknown)
         return found
 
-    def _own(self) -> dict[str, Steps]:
+    def _own(self) -> dict[str, OptimizerSteps]:
         releases = self.releases
         if not releases:
             return {}
         optimizer = self._optimizer()
         if optimizer is not None:
             self._last = (self._least_noise(releases), optimizer.unit)
-        # Of one that is gone, what it was when another one took over.
-        return {self.identity: Steps(releases, *(self._last or ()))}
+        # For an optimizer that no longer exists, the values at the last look.
+        return {self.identity: OptimizerSteps(releases, *(self._last or ()))}
 
     def _counter(self) -> int:
         return whole_number(self._optimizer().iterations)
 
     def _least_noise(self, releases: int) -> float:
         if getattr(self._optimizer(), "noise", None) is not None:
-            # Steps that share their noise mean nothing without their ledger.
+            # Correlated noise protects only within the matrix that the ledger counts.
             return 0.0
         plan = NoisePlan(self._optimizer())
         if not plan.scheduled:
             return plan.at(0)
-        # A step counter that was set by hand may have been anywhere below.
+        # The step counter may have been set back by hand, to any earlier step,
         reached = max(releases, self._counter())
         step, least = self._least
         if reached > step:
             least = min(least, plan.least(step, reached - step))
             self._least = (reached, least)
-        # Or above.
+        # or forward, where the steps noted their own noise.
         return min(least, self._least_taken, self._read_noise())
 
-    # What goes into checkpoints.
+    # The state in checkpoints.
 
     def serialize(self) -> bytes:
-        steps = {name: dataclasses.asdict(p) for name, p in self.known().items()}
+        steps = {name: dataclasses.asdict(p) for name, p in self.known_steps().items()}
         content = {"counter": self._counter(), "steps": steps}
         return json.dumps(content, sort_keys=True).encode()
 
@@ -233,7 +237,7 @@ class StepHistory(tf.train.experimental.PythonState):
             counter = int(content["counter"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                "The checkpoint's list of the steps behind it is damaged "
+                "The checkpoint's list of earlier steps is damaged "
                 f"({error}). Restore another checkpoint."
             ) from error
         self._inherit(read)
@@ -241,15 +245,15 @@ class StepHistory(tf.train.experimental.PythonState):
         self._explained = counter - self.releases
 
     def to_array(self) -> np.ndarray:
-        """For files that hold arrays only."""
+        """The serialized history, uint8 `[n]`, for files that hold arrays only."""
         return np.frombuffer(self.serialize(), np.uint8)
 
     def from_array(self, array: Any) -> None:
-        """Reads what `to_array` gave."""
+        """Restores the history from the result of `to_array`."""
         self.deserialize(np.asarray(array, np.uint8).tobytes())
 
 
-def _steps(part: dict) -> Steps:
+def _steps(part: dict) -> OptimizerSteps:
     steps, z, unit = part["steps"], part["noise_multiplier"], part["unit"]
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps is {steps!r}")
@@ -257,13 +261,13 @@ def _steps(part: dict) -> Steps:
         raise ValueError(f"noise_multiplier is {z!r}")
     if unit is not None and unit not in events.UNITS:
         raise ValueError(f"unit is {unit!r}")
-    return Steps(steps, z, unit)
+    return OptimizerSteps(steps, z, unit)
 
 
 class ForeignHistory:
-    """The same, as far as it can be known, of an optimizer that keeps no history.
+    """The history of an optimizer of another library.
 
-    Its step counter is all there is, and it is believed.
+    The optimizer's step counter is the only source, and is taken to be correct.
     """
 
     def __init__(self, optimizer: Any):
@@ -275,23 +279,23 @@ class ForeignHistory:
 
     @property
     def releases(self) -> int:
-        """What the optimizer's step counter says."""
+        """The optimizer's step counter."""
         return int(self._optimizer().iterations.numpy())
 
     def take_least_noise(self) -> float:
-        """Nobody knows."""
+        """Infinity, since the noise of the steps is unknown."""
         return math.inf
 
-    def known(self) -> dict[str, Steps]:
-        """All its steps."""
-        return {self.identity: Steps(self.releases)} if self.releases else {}
+    def known_steps(self) -> dict[str, OptimizerSteps]:
+        """All steps of the optimizer, by identity."""
+        return {self.identity: OptimizerSteps(self.releases)} if self.releases else {}
 
 
 _FOREIGN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def history_of(optimizer: Any) -> StepHistory | ForeignHistory:
-    """The history of an optimizer, whatever optimizer it is."""
+    """The history of any optimizer."""
     found = getattr(optimizer, ATTRIBUTE, None)
     if isinstance(found, StepHistory):
         return found

@@ -1,4 +1,8 @@
-"""Searches of a traced training step: who writes to what, and what that is made of."""
+"""Searches the graph of a traced training step for writes and reads of variables.
+
+All searches work the same way: they start from named tensors (handles of variables, or
+data), and follow them from node to node, through all functions that the graph calls.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import tensorflow as tf
 from tfdpclip._variables import components, path_of, unwrapped
 from tfdpclip.keras.watching.weight_watch import APPLY_MARK, UPDATE_MARK
 
-# How many inputs of a call are none of its functions' arguments.
+# The number of first inputs of a call that are no arguments of the called functions.
 SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
 READS = frozenset(
     (
@@ -24,20 +28,20 @@ READS = frozenset(
 )
 
 
-def other_updates(
+def find_other_updates(
     concrete: Any, variables: Sequence[tf.Variable], identity: str
 ) -> list[tuple[tf.Variable, str]]:
-    """Where a traced function writes to variables other than by one optimizer.
+    """Finds writes to variables in a traced function by anything but one optimizer.
 
-    Whatever takes a variable and is not known to only read it counts as writing.
+    An op that takes a variable counts as a write unless the op is known to only read.
 
     Args:
       concrete: the traced function.
       variables: the variables.
-      identity: of the optimizer.
+      identity: the identity of the optimizer.
 
     Returns:
-      Each variable that is written to, and by what.
+      Pairs of a variable and a description of the op that writes to the variable.
     """
     definition = concrete.graph.as_graph_def()
     search = Search(definition.library, identity.encode())
@@ -49,7 +53,7 @@ def other_updates(
 def _variables_within(
     concrete: Any, variables: Sequence[tf.Variable]
 ) -> dict[str, tf.Variable]:
-    """Some variables, by what their handles are called in a traced function."""
+    """Variables by the names of their handles inside a traced function."""
     by_handle = {
         id(part.handle): variable
         for variable in variables
@@ -62,33 +66,33 @@ def _variables_within(
     }
 
 
-def other_step(concrete: Any, identity: str) -> str | None:
-    """Where a traced function has a step of another private optimizer, if it does.
+def find_other_step(concrete: Any, identity: str) -> str | None:
+    """Finds a step of a second private optimizer in a traced function.
 
     Args:
       concrete: the traced function.
-      identity: of the optimizer.
+      identity: the identity of the first optimizer.
 
     Returns:
-      The name of an op of such a step.
+      The name of an op of the second optimizer's step; None if there is no second step.
     """
     definition = concrete.graph.as_graph_def()
     inner = (function.node_def for function in definition.library.function)
     for node in itertools.chain(definition.node, *inner):
-        # Not by [], which would write what it does not find.
+        # Reading a missing attribute with [] would create the attribute.
         if APPLY_MARK in node.attr and node.attr[APPLY_MARK].s != identity.encode():
             return node.name
     return None
 
 
-def other_data(concrete: Any) -> str | None:
-    """Where a traced training step takes data that it was not given, if it does.
+def find_other_data(concrete: Any) -> str | None:
+    """Finds a data set in a traced training step that is no argument of the step.
 
     Args:
-      concrete: the traced function, whose arguments are what it is given.
+      concrete: the traced function; its arguments are the data of `fit`.
 
     Returns:
-      The name of an op that reads a data set of the step's own.
+      The name of an op that reads the additional data set, or None.
     """
     graph = concrete.graph
     given = {tensor.op.name for tensor in graph.inputs}
@@ -110,7 +114,7 @@ class Search:
         self.found: dict[int, tuple[Any, str]] = {}
 
     def follow(self, nodes, roots: dict[str, tf.Variable], where: str) -> None:
-        """Adds what is found among nodes; `roots` are the variables by tensor name."""
+        """Searches nodes; `roots` are the variables by tensor name."""
         known = dict(roots)
         for node in nodes:
             inputs = [node_of(name) for name in node.input if name[0] != "^"]
@@ -133,7 +137,7 @@ class Search:
                 self._enter(name, variables[skip:])
 
     def called_by(self, node) -> list[str] | None:
-        """The functions that get the node's inputs as they are."""
+        """The functions that get the node's inputs unchanged, or None."""
         if node.op in self._functions:
             return [node.op]
         attributes = {
@@ -170,17 +174,17 @@ class Search:
         self.follow(function.node_def, roots, name)
 
 
-def kept_of_data(
+def find_variables_given_data(
     concrete: Any, variables: Sequence[tf.Variable], identity: str
 ) -> list[tf.Variable]:
-    """The variables to which a traced training step writes what it makes of its data.
+    """The variables to which a traced training step writes values made from its data.
 
-    What is read from variables, as an average of trained weights is made of, is none.
+    Values made from variables only (an average of trained weights) do not count.
 
     Args:
-      concrete: the traced function, whose arguments are what it is given.
+      concrete: the traced function; its arguments are the data.
       variables: the variables.
-      identity: of the optimizer.
+      identity: the identity of the optimizer.
     """
     handles = _variables_within(concrete, variables)
     return _written_with_data(concrete, handles, identity)
@@ -189,21 +193,22 @@ def kept_of_data(
 def _written_with_data(
     concrete: Any, handles: dict[str, Any], identity: str
 ) -> list[Any]:
-    """Of what stands in the place of some handles, what is given data."""
+    """The values of `handles` (by handle name) to which data are written."""
     graph = concrete.graph
     captured = {id(inside) for _, inside in graph.captures}
     given = (t for t in graph.inputs if id(t) not in captured)
     data = {t.op.name: _DATA for t in given if t.dtype != tf.resource}
     definition = graph.as_graph_def()
-    search = _KeptSearch(definition.library, identity.encode())
+    search = _GivenDataSearch(definition.library, identity.encode())
     search.follow(definition.node, handles | data, "the training step")
     return [what for what, _ in search.found.values()]
 
 
-class _KeptSearch(Search):
-    """Follows variables, and what is made of data, to where one is given the other.
+class _GivenDataSearch(Search):
+    """Follows variables and data, and finds ops that write data to a variable.
 
-    In the place of a variable stands `_DATA`, for everything that is made of data.
+    The known value of a tensor is its variable, or `_DATA` if the tensor is made from
+    data.
     """
 
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
@@ -230,15 +235,16 @@ class _KeptSearch(Search):
 
 
 class _DataSearch(Search):
-    """Follows the step's own iterators, and looks for others.
+    """Follows the iterators that the step is given, and finds further iterators.
 
-    In the place of a variable stands True, for everything that came from an argument.
+    The known value of a tensor is True if the tensor comes from an argument.
 
     Attributes:
-      other: the name of an op that reads a data set of the step's own.
-      brought: whether something that could be an optional element came from outside.
-        Otherwise the step has made it, as the gradient of a branch does of what the
-        branch kept; where it is made by an iterator, that op is found itself.
+      other: the name of an op that reads a further data set.
+      brought: whether a variant tensor, which could be an optional element, was
+        captured from outside. Otherwise every optional element is made in the step, for
+        example by the gradient of a branch from values that the branch kept; an
+        iterator that makes an optional element is found directly.
     """
 
     other: str | None = None
@@ -261,7 +267,7 @@ class _DataSearch(Search):
                 for name in called:
                     self._enter(name, given[skip:])
             else:
-                # How its functions get the node's inputs is not known.
+                # The functions may get the node's inputs in another order.
                 for name in _functions_of(node):
                     if name in self._functions and name not in self._seen:
                         self._seen.add(name)
@@ -276,25 +282,27 @@ def _functions_of(node) -> list[str]:
 
 
 def node_of(name: str) -> str:
-    """The node or argument a tensor comes from."""
+    """The name of the node or argument that a tensor comes from."""
     return name.split(":", 1)[0]
 
 
-def read_by_update(
+def find_private_read(
     concrete: Any,
     own: Sequence[tf.Variable],
     is_public: Callable[[Any, str | None], bool],
     identity: str,
 ) -> str | None:
-    """What an optimizer's update reads, of what the rest of the step writes to.
+    """Finds a variable that the update reads and the rest of the step writes to.
 
-    A metric, for one, of which the private gradient's update must know nothing.
+    Such a variable, a metric for instance, may hold private data, so the update of the
+    weights must not depend on the variable.
 
     Args:
       concrete: the traced training step.
-      own: what the optimizer trains and keeps, which others may not write to.
-      is_public: whether a handle, of a variable of this name, was declared public.
-      identity: of the optimizer.
+      own: the variables that the optimizer trains or keeps; a separate check refuses
+        writes to them by other code.
+      is_public: `is_public(handle, name)` says whether a variable was declared public.
+      identity: the identity of the optimizer.
 
     Returns:
       The name of a variable, or None.
@@ -318,7 +326,7 @@ def read_by_update(
 def _names(graph: Any) -> dict[int, str]:
     try:
         variables = graph.variables
-    except AssertionError:  # One of them is gone, but for its value.
+    except AssertionError:  # A variable object is gone, and only its value is left.
         return {}
     return {
         id(part.handle): path_of(variable)
@@ -328,14 +336,15 @@ def _names(graph: Any) -> dict[int, str]:
 
 
 class _ReadSearch(Search):
-    """Finds what the update reads, and what others write to.
+    """Finds the reads of the update, and the writes of the rest of the step.
 
-    In the place of a variable stands its handle. Functions that are called are of
-    whoever calls them.
+    The known value of a tensor is the handle of its variable. The ops of a called
+    function count as ops of the caller.
 
     Attributes:
-      read: what the update takes, by whatever op.
-      written: what other ops take that are not known to only read it.
+      read: ids of the handles that the update takes, by any op.
+      written: ids of the handles that the rest of the step gives to an op that is not
+        known to only read.
     """
 
     def __init__(self, library, identity: bytes):
@@ -360,7 +369,7 @@ class _ReadSearch(Search):
             called = self.called_by(node)
             for name in called or ():
                 self._whose = own, applies
-                self._seen.clear()  # Whoever called it before may have been another.
+                self._seen.clear()  # An earlier call may have been by the other part.
                 self._enter(name, handles[SKIPPED.get(node.op, 0) :])
                 self._whose = outer
             if called:
@@ -371,21 +380,22 @@ class _ReadSearch(Search):
                 self.written |= given
 
 
-def made_of_data(
+def find_altered_data(
     concrete: Any, own: Sequence[tf.Variable], identity: str
 ) -> str | None:
-    """Where a function or branch that has the private step in it gets more than data.
+    """Finds a function with the private step inside that gets more than data.
 
-    The optimizer reads the graph of the loss, and takes its arguments for the batch.
+    The optimizer reads the graph of the loss, and takes the arguments of this graph for
+    the batch. An argument made from several examples would escape its proof.
 
     Args:
-      concrete: the traced function, whose arguments are what it is given.
-      own: what the optimizer trains and keeps.
-      identity: of the optimizer.
+      concrete: the traced function; its arguments are the data.
+      own: the variables that the optimizer trains or keeps.
+      identity: the identity of the optimizer.
 
     Returns:
-      The name of an op between the data and such a function, which may have combined
-      examples.
+      The name of an op between the data and a function or branch with the private step,
+      which may have combined examples; or None.
     """
     graph = concrete.graph
     known = {id(part.handle) for variable in own for part in components(variable)}
@@ -394,33 +404,34 @@ def made_of_data(
         for outside, inside in graph.captures
         if outside.dtype == tf.resource and id(outside) not in known
     }
-    # What comes out of there may be of the data, of this step or of those before.
+    # Variables that hold data of this step or of earlier steps.
     kept = {id(handle) for handle in _written_with_data(concrete, handles, identity)}
     roots: dict[str, Any] = {n: h for n, h in handles.items() if id(h) in kept}
     given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
     definition = graph.as_graph_def()
-    search = _BetweenSearch(definition.library, identity.encode())
+    search = _AlteredDataSearch(definition.library, identity.encode())
     search.follow(
         definition.node, roots | dict.fromkeys(given, _DATA), "the training step"
     )
     return search.other
 
 
-# What tensors are: data as they came, or what an op made of them, by its name.
+# The known value of a tensor: unchanged data, or the name of the op that changed data.
 _DATA = ""
-# What leaves every number where it is.
+# Ops that leave every number in its place.
 _UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
 _BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
 
 
-class _BetweenSearch(Search):
-    """Follows data to the functions that have the private step in them.
+class _AlteredDataSearch(Search):
+    """Follows data to the functions that contain the private step.
 
-    In the place of a variable stands `_DATA`, what made something else of them, or the
-    handle of what the step keeps data in.
+    The known value of a tensor is `_DATA`, the description of the op that changed the
+    data, or the handle of a variable in which the step keeps data.
 
     Attributes:
-      other: the name of an op that made what such a function is given.
+      other: the description of an op whose result goes into a function with the private
+        step.
     """
 
     other: str | None = None
@@ -429,7 +440,7 @@ class _BetweenSearch(Search):
         super().__init__(library, identity)
         self._library = library
         self._private: dict[str, bool] = {}
-        # What functions give, by their names and what they were given.
+        # The known values of a function's results, by its name and its arguments.
         self._results: dict[Any, list[Any]] = {}
         self._last: dict[str, Any] = {}
 
@@ -447,7 +458,7 @@ class _BetweenSearch(Search):
             if private and node.attr[UPDATE_MARK].s != self._identity:
                 made = next(filter(None, given), None)
                 self.other = self.other or made
-                # Of what it is given, all has been looked at.
+                # Changed data were reported above, so all data count as unchanged.
                 arguments = [_DATA if isinstance(g, str) else g for g in found]
                 for name in private:
                     self._within(node, name, arguments[SKIPPED.get(node.op, 0) :])
@@ -472,7 +483,7 @@ class _BetweenSearch(Search):
         self._last = known
 
     def _given_by(self, name: str, arguments: list[Any]) -> list[Any]:
-        """What a function gives of what it is given."""
+        """The known values of a function's results."""
         key = (name, tuple(id(argument) for argument in arguments))
         if key not in self._results:
             function = self._functions[name]
@@ -488,7 +499,7 @@ class _BetweenSearch(Search):
         return self._results[key]
 
     def _within(self, node, name: str, arguments: list[Any]) -> None:
-        """Looks into a function, and at what a loop's body hands to its next pass."""
+        """Searches a function, and the values that a loop hands to its next pass."""
         results = self._given_by(name, arguments)
         if node.op not in ("While", "StatelessWhile"):
             return
@@ -503,9 +514,9 @@ class _BetweenSearch(Search):
                 self.other = self.other or (made if use.found else None)
 
     def _is_private(self, name: str) -> bool:
-        """Whether a function, or one that it calls, updates what is trained."""
+        """Whether a function, or a function that it calls, contains the update."""
         if name not in self._private:
-            self._private[name] = False  # Against circles.
+            self._private[name] = False  # Ends the recursion of circular calls.
             nodes = self._functions[name].node_def
             self._private[name] = any(
                 node.attr[UPDATE_MARK].s == self._identity
@@ -516,7 +527,7 @@ class _BetweenSearch(Search):
 
 
 class _UseSearch(Search):
-    """Follows an argument, and finds out whether the private step is made of it."""
+    """Follows an argument, and finds out whether the private step depends on it."""
 
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
         known = dict(roots)

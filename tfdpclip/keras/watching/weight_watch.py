@@ -1,4 +1,4 @@
-"""Finding what else writes to the weights that a private optimizer trains."""
+"""Finds writes by other code to the weights that a private optimizer trains."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfdpclip.keras import _compat
 
 # The attribute of operations that a private optimizer updates variables with.
 UPDATE_MARK = "_tfdpclip_update"
-# And of those that the update itself is made of, once the gradient is private.
+# The attribute of operations that make up the update, after the gradient is private.
 APPLY_MARK = "_tfdpclip_apply"
-# How often weights and their averages may be swapped between two steps: by the end of
-# an epoch, its tests and the next beginning four times.
+# How often weights and their averages may be swapped between two steps: the end of an
+# epoch, its tests and the beginning of the next epoch swap four times.
 _MOST_SWAPS = 8
 
 
 class _Eager:
-    """Counts the updates that ran eagerly, by whichever private optimizer."""
+    """Counts the eager updates by all private optimizers."""
 
     updates: int = 0
 
@@ -33,10 +33,10 @@ EAGER = _Eager()
 
 @contextlib.contextmanager
 def marked_updates(history: Any) -> Iterator[None]:
-    """Marks what is built within as updates by the optimizer with this history.
+    """Marks ops that are built in this context as updates by an optimizer.
 
     Args:
-      history: its `StepHistory`.
+      history: the optimizer's `StepHistory`.
     """
     if tf.executing_eagerly():
         watch = history.watch
@@ -54,10 +54,10 @@ def marked_updates(history: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_writes(history: Any) -> Iterator[None]:
-    """Marks what is built within, in this graph, as done by the optimizer itself.
+    """Marks ops that are built in this context as ops of the optimizer itself.
 
     Args:
-      history: its `StepHistory`.
+      history: the optimizer's `StepHistory`.
     """
     if tf.executing_eagerly():
         yield
@@ -67,15 +67,16 @@ def own_writes(history: Any) -> Iterator[None]:
 
 
 class _Values:
-    """What variables hold now, in eager code, not copied.
+    """Reads the current values of variables in eager code, without copies.
 
-    One op reads all that are on one device: an op for each takes several times as long.
+    One op reads all variables of a device: an op for each takes several times as long.
 
     Args:
-      variables: of any number; those of strategies are read on every device.
+      variables: any number of variables; a variable of a distribution strategy is read
+        on every device.
 
     Attributes:
-      owners: the variable that each value is of.
+      owners: the variable of each value.
     """
 
     def __init__(self, variables: Iterable[tf.Variable]):
@@ -88,7 +89,7 @@ class _Values:
                 known.append(new)
 
     def read(self) -> list[tf.Tensor]:
-        """The values, one for each of `owners`."""
+        """The values, in the order of `owners`."""
         found: list = [None] * len(self.owners)
         for handles, types, places in self._groups.values():
             values = _tf_private.values_of(handles, types)
@@ -98,24 +99,24 @@ class _Values:
 
 
 class WeightWatch:
-    """Tells whether variables were written to since they were last looked at.
+    """Finds out whether variables were written to since the last look.
 
-    A write goes to new memory while something holds the old: so the check costs no
-    more than asking where the values are.
+    A write goes to new memory while the watch holds the old memory. The check therefore
+    costs no more than a comparison of addresses.
 
-    Weights that were swapped with their averages were not changed, nor were those that
-    were swapped back: what a swap makes is compared with what there is, bit by bit.
+    A swap of weights with their averages (and back) does not count as a change: the
+    result of a swap is compared with the current values, bit by bit.
 
     Args:
       variables: the variables.
-      counter: a whole number that is read along with them.
+      counter: an integer variable that is read together with the variables.
       averages: pairs of variables, a weight and the average of its past values.
 
     Attributes:
       variables: the variables.
-      updates: how many updates announced themselves.
-      changed: the first variable that was found changed, if one was.
-      count: what the counter said when values were last read.
+      updates: the number of updates that announced themselves.
+      changed: the first variable that was found changed, or None.
+      count: the counter's value at the last look.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class WeightWatch:
         places: dict[int, list[int]] = {}
         for place, owner in enumerate(self._owners):
             places.setdefault(id(owner), []).append(place)
-        # Where a weight and its average are, on every device.
+        # The places of a weight and its average in `_owners`, on every device.
         self._swaps = [
             both
             for pair in averages
@@ -143,7 +144,7 @@ class WeightWatch:
         ]
 
     def hold(self) -> None:
-        """Remembers the values, which must not outlast the next update."""
+        """Holds the values; `release` must come before the next update."""
         self._held = self._read()
 
     def release(self) -> None:
@@ -151,7 +152,7 @@ class WeightWatch:
         self._held = None
 
     def look(self) -> tf.Variable | None:
-        """Returns a variable whose value is not what it was, if there is one."""
+        """Returns a variable with a changed value, or None."""
         now, held = self._read(), self._held
         if held is not None and self.changed is None:
             pairs = zip(self._owners, held, now, strict=True)
@@ -162,7 +163,7 @@ class WeightWatch:
         return self.changed
 
     def _swapped(self, before: list[np.ndarray], now: list[np.ndarray]) -> bool:
-        """Whether nothing but swaps of weights and averages made the values of now."""
+        """Whether swaps of weights and averages alone explain the current values."""
         values = list(before)
         for _ in range(_MOST_SWAPS if self._swaps else 0):
             for weight, average in self._swaps:
@@ -173,7 +174,7 @@ class WeightWatch:
         return False
 
     def _read(self) -> list[np.ndarray]:
-        # Not numpy(), which copies.
+        # numpy() would copy.
         values = [np.asarray(value) for value in self._values.read()]
         watched = len(self._owners)
         if len(values) > watched:
@@ -181,17 +182,17 @@ class WeightWatch:
         return values[:watched]
 
     def before_update(self) -> None:
-        """Looks, then lets go."""
+        """Looks for changes, then releases the values."""
         self.updates += 1
         self.look()
         self.release()
 
 
 def _differ(before: np.ndarray, after: np.ndarray) -> bool:
-    # Not whether they overlap: so do two parts of one tensor.
+    # Overlapping memory is no proof: two parts of a tensor overlap, too.
     if _place_of(before) == _place_of(after):
         return False
-    # Another place may hold the same: weights that were swapped and put back.
+        # A swap back and forth leaves equal values in new memory.
     return before.shape != after.shape or before.tobytes() != after.tobytes()
 
 

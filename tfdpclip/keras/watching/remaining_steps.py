@@ -1,4 +1,4 @@
-"""How many steps a privacy budget has room for, and which it has not seen."""
+"""The number of steps that a privacy budget still allows, and unseen earlier steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling.base import SamplingScheme
 
 
-class Room:
-    """Counts the steps that fit into a budget, as the ledger stands.
+class RemainingSteps:
+    """Computes the steps that fit into a budget, on top of the ledger's steps.
 
     Args:
-      ledger: what is spent.
-      noise: the optimizer's noise by its steps.
-      scheme: what draws the steps to come.
-      unit: what they clip.
+      ledger: the ledger of spent steps.
+      noise: the optimizer's noise multiplier for each step.
+      scheme: the sampling scheme of the coming steps.
+      unit: the unit that the coming steps clip.
       epsilon: the budget.
     """
 
@@ -40,10 +40,10 @@ class Room:
         self._epsilon = epsilon
 
     def spent(self, exactly: bool) -> float:
-        """Epsilon so far, as the ledger says, or a bound that nobody waits for.
+        """Epsilon so far, exactly or as an upper bound that is quick to compute.
 
         Args:
-          exactly: whether a bound will not do. One above the budget never does.
+          exactly: whether to refuse a bound. A bound above the budget is never used.
         """
         if not exactly:
             bound = self._ledger.epsilon(quick=True)
@@ -52,12 +52,12 @@ class Room:
         return self._ledger.epsilon()
 
     def steps(self, planned: int | None, start: int, width: int) -> float:
-        """How many more steps fit.
+        """The number of further steps that fit.
 
         Args:
-          planned: as many as are wanted, if that is known: no more are looked for.
+          planned: the planned number of steps, which ends the search; None if unknown.
           start: the optimizer's step counter.
-          width: the most steps that an execution ends.
+          width: the largest number of steps that an execution ends.
         """
 
         def after(more: int, coarseness: float = 1.0) -> float:
@@ -76,7 +76,7 @@ class Room:
         ledger = self._ledger
         if not self._noise.scheduled:
             return ledger.epsilon(more=more)
-        # Where an execution begins is not known; its least noise is what counts.
+        # The first step of an execution is unknown, so its least noise counts.
         event = dp_accounting.ComposedDpEvent(
             [
                 ledger.event(),
@@ -89,12 +89,12 @@ class Room:
         return accountants.epsilon(event, ledger.delta, ledger.accountant, coarseness)
 
     def refusal(self, left: float, wanted: int, unseen: int, z: float) -> str:
-        """What to say if not even the first execution fits.
+        """The error message if not even the first execution fits.
 
         Args:
           left: the steps that fit.
-          wanted: those of the first execution.
-          unseen: how many ran where the ledger did not see them.
+          wanted: the steps of the first execution.
+          unseen: the number of steps that ran outside the ledger's sight.
           z: the noise multiplier.
         """
         message = (
@@ -105,8 +105,8 @@ class Room:
         )
         if unseen:
             message += (
-                f" {unseen} of them ran where the ledger did not see them, and "
-                "count as full batches: keep one ledger for all calls of fit, "
+                f" {unseen} of them ran without this ledger, and count as full "
+                "batches: keep one ledger for all calls of fit, "
                 "PrivacyBudget(..., ledger=path), and train with the callback only."
                 + see("steps-that-are-not-counted")
             )
@@ -115,8 +115,8 @@ class Room:
         if left:
             return f"{message} Lower steps_per_execution."
         return (
-            f"{message} Raise noise_multiplier ({z:g}) or the budget: to a "
-            "PrivacyPlan, say the epochs of all calls of fit, or a larger epsilon."
+            f"{message} Raise noise_multiplier ({z:g}) or the budget. With a "
+            "PrivacyPlan, give the epochs of all calls of fit, or a larger epsilon."
             + see("a-spent-budget")
         )
 
@@ -125,16 +125,16 @@ def count_unseen(ledger: Ledger, history: Any, optimizer: Any, noise: NoisePlan)
     """Counts the steps behind an optimizer that a ledger does not know.
 
     Args:
-      ledger: what counts them.
-      history: the optimizer's.
+      ledger: the ledger, to which the steps are added.
+      history: the optimizer's history.
       optimizer: the optimizer.
-      noise: its noise by its steps.
+      noise: the optimizer's noise multiplier for each step.
 
     Returns:
-      How many there were.
+      The number of added steps.
     """
     total, counted = 0, ledger.counted
-    for name, part in history.known().items():
+    for name, part in history.known_steps().items():
         unseen = part.steps - counted.get(name, 0)
         z = part.noise_multiplier
         if unseen > 0:
@@ -144,7 +144,7 @@ def count_unseen(ledger: Ledger, history: Any, optimizer: Any, noise: NoisePlan)
             total += unseen
     own = history.identity
     if counted.get(own, 0) > history.releases:
-        # Reserved steps that did not run after all, and were counted: if they run now,
-        # where nobody looks, they count again.
+        # Some reserved steps were counted and did not run. If the optimizer takes them
+        # later, outside the ledger's sight, they count again.
         counted[own] = history.releases
     return total

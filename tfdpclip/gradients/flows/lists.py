@@ -1,4 +1,4 @@
-"""Lists of tensors, whose flow is that of their elements."""
+"""Flows of lists of tensors: the flow of a list is the common flow of its elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def list_flow(
     Args:
       op: the op.
       inputs: the flows of its inputs.
-      place_of: the name of a place in the batch, of an index.
+      place_of: the function from an index tensor to the name of a place in the batch.
     """
     if op.type in ops.NEW_LISTS:
         sized = any(f.kind == SIZE for f in inputs)
@@ -31,12 +31,12 @@ def list_flow(
 
 
 def either(first: Flow, second: Flow) -> Flow:
-    """What is true of a tensor that is one or the other."""
+    """The flow of a tensor that is either the first or the second tensor."""
     coupled = first.coupled if first.coupled is not None else second.coupled
     trained = first.trained or second.trained
     each = [places.EACH == flow.example for flow in (first, second)]
     if DATA not in (first.kind, second.kind):
-        # A size that is counted on, too, is some size.
+        # Sizes with different exponents make a size with an unknown exponent.
         base = first if first.kind >= second.kind else second
         if first.kind == second.kind and (first.power, first.dims) != (
             second.power,
@@ -64,7 +64,7 @@ def either(first: Flow, second: Flow) -> Flow:
 
 
 def _from_tensor(op, inputs, place_of):
-    """`tensor[i]`, whatever i is."""
+    """The flow of the list of all `tensor[i]`."""
     flow = inputs[0]
     if flow.kind != DATA or flow.axes is None:
         return flow
@@ -111,7 +111,7 @@ def _pop_back(op, inputs, place_of):
 
 
 def _stack(op, inputs, place_of):
-    """The elements along a new axis 0."""
+    """The flow of the elements stacked along a new axis 0."""
     flow = inputs[0]
     if flow.kind != DATA or flow.axes is None or flow.example == places.EARLIER:
         return Flow(DATA, None) if flow.kind == DATA else flow

@@ -50,7 +50,7 @@ def body_of(op: tf.Operation) -> Body | None:
 
 
 def is_compiled(op: tf.Operation) -> bool:
-    """Whether XLA compiles the called function, also when the caller is not compiled."""
+    """Whether XLA compiles the function, also if the caller is not compiled."""
     return op.node_def.attr["_XlaMustCompile"].b
 
 
@@ -261,7 +261,7 @@ def _written(body: Body) -> list[tf.Tensor]:
 
 
 def convolution_groups(op: tf.Operation) -> int:
-    """The number of feature groups of a convolution; 1 if unknown or not a convolution."""
+    """The number of feature groups of a convolution; 1 if unknown, or for other ops."""
     if op.type not in ops.CONVOLUTIONS:
         return 1
     axis = 1 if op.get_attr("data_format") in (b"NCHW", b"NCDHW") else -1

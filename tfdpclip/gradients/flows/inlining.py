@@ -106,7 +106,7 @@ def _touched_later(graph: tf.Graph) -> dict:
 
 
 def _is_later(op, resource, changes, later) -> bool:
-    """Whether a later op and a copy of `op`, which runs last, conflict on a resource."""
+    """Whether a copy of `op`, which runs last, conflicts with ops that follow `op`."""
     position = later[None].get(op, -1)
     touched = later.get(resource.ref(), ())
     return any(p > position and (changes or changed) for p, changed in touched)
@@ -185,7 +185,7 @@ class OpCopies:
         self._target = tf.compat.v1.get_default_graph()
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The copy of a tensor of `source`; a tensor of a different graph is returned."""
+        """The copy of a tensor of `source`; `tensor` if its graph is not `source`."""
         if _tf_private.is_eager(tensor):
             return tensor
         if tensor.graph is not self.source:

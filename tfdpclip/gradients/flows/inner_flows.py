@@ -78,7 +78,7 @@ class InnerFlows(Dataflow):
         return flow
 
     def place_of(self, index: int | tf.Tensor) -> int | str:
-        """The name of a place in the batch, by the outer index tensor if there is one."""
+        """The name of a place in the batch, by the index tensor outside if possible."""
         if isinstance(index, int):
             return super().place_of(index)
         outer = self._given.get(same_number(index).ref())
@@ -318,7 +318,7 @@ class BodyFlows(InnerFlows):
         return max(self[output].kind for output in cond.outputs)
 
     def refuse_mixing(self, flows: Dataflow) -> None:
-        """Raises an error if a loop output that the loss reads combines the examples."""
+        """Raises an error if a loop output behind the loss combines the examples."""
         for flow, output in zip(self._begin, self.op.outputs, strict=False):
             mixed = flow.coupled
             if mixed is None:

@@ -83,7 +83,7 @@ def _sorted(op, index, rank):
 
 
 def _quantized(op, index, rank):
-    """The rule of quantisation: a range for the tensor, or for each entry of an axis."""
+    """The rule of quantisation: a range for the tensor, or for each axis entry."""
     if op.type in _GIVEN_RANGES and op.get_attr("range_given") or index:
         return set(), set(range(rank))
     axis = op.get_attr("axis")

@@ -62,7 +62,7 @@ class SparseBatch:
 
 
 def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
-    """The sparse batches among the arguments of the graph and the iterators' outputs."""
+    """The sparse batches among a graph's arguments and the outputs of iterators."""
     found = [
         SparseBatch(*op.outputs)
         for op in ops
@@ -138,7 +138,7 @@ def _reduction(op, found, inputs):
 
 
 def _entrywise(op, output, found, inputs, elementwise):
-    """The flow of an op that computes each entry from the same entries of its inputs."""
+    """The flow of an op that computes each entry from the same entry of its inputs."""
     if op.type in _SAME:
         return _entries(found[0].key, found[0].role)
     if not elementwise or not output.shape.rank:

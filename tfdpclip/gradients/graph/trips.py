@@ -36,7 +36,7 @@ def _through(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
+def count_trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
     """The number of steps of the loop `op`; None if the graph does not show it."""
     todo, bounds = [cond.outputs[0]], []
     place = {tensor.ref(): i for i, tensor in enumerate(cond.inputs)}

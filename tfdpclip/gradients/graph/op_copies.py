@@ -35,7 +35,7 @@ def calls_python(op: tf.Operation) -> bool:
     return not ops.PYTHON.isdisjoint(_ops_within(op))
 
 
-def kept_elsewhere(op: tf.Operation, of_examples: bool = False) -> str | None:
+def find_external_state(op: tf.Operation, of_examples: bool = False) -> str | None:
     """The type of an op that may read state outside the graph's tensors and variables.
 
     External state is state of Python, files, queues and mutable tables: earlier batches

@@ -245,7 +245,9 @@ def refuse_what_others_left(
     Raises:
       ExampleIsolationError: naming the op.
     """
-    through = [(op, op_copies.kept_elsewhere(op, of_examples)) for op in operations]
+    through = [
+        (op, op_copies.find_external_state(op, of_examples)) for op in operations
+    ]
     writer = _writer_of_table(operations)
     if writer is not None:
         through.append((writer, writer.type))

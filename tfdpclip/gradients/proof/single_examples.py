@@ -171,7 +171,7 @@ class ExamplesAlone:
                     + see("one-example-at-a-time")
                 )
         known = op_copies.repeatable(op) or op_copies.draws(op)
-        if not known or op_copies.kept_elsewhere(op, of_examples=True) is not None:
+        if not known or op_copies.find_external_state(op, of_examples=True) is not None:
             raise ExampleIsolationError(
                 f"{op.name!r} (a {op.type}) may have an effect, or read state that an "
                 "earlier step wrote, so gradients cannot be made one example at a "

@@ -94,7 +94,7 @@ class ReplacedCall:
         """The outputs that the replacement adds: the tensors of each time step."""
         return list(self._op.outputs[self._count :])
 
-    def as_it_was(self) -> list[tf.Tensor]:
+    def original_results(self) -> list[tf.Tensor]:
         """The results of a copy of the original call.
 
         The copy is in the current graph or in a graph around the current graph.
@@ -115,7 +115,7 @@ class ReplacedCall:
 
     def differentiate(self, op: tf.Operation, *gradients) -> list:
         """The gradients at the call's inputs, from a copy of the original call."""
-        outputs = self.as_it_was()
+        outputs = self.original_results()
         given = [
             (output, gradient)
             for output, gradient in zip(outputs, gradients[: self._count], strict=True)

@@ -171,7 +171,8 @@ class _Unrolled:
         call = replaced(op)
         saved = [tf.TensorArray(self._x.dtype, flow=flow) for flow in call.kept]
         self._claim(
-            op, lambda: list(zip(call.as_it_was(), call.results, strict=True))[:-1]
+            op,
+            lambda: list(zip(call.original_results(), call.results, strict=True))[:-1],
         )
         return saved, call.results[2:-1]
 

@@ -442,7 +442,7 @@ class PerExampleGradients(RecordGradients):
             return tf.constant(True)
         check = RuleCheck(self, groups)
         compiled = in_xla()
-        called = (lambda branch: branch) if compiled else op_copies.called
+        called = (lambda branch: branch) if compiled else op_copies.call_uninlined
         due = self.status.due(self.parts.batch_size)
         ordinary = tf.cond(due, check.ordinary, check.nothing)
         if not compiled:

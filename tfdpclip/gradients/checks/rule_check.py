@@ -132,7 +132,9 @@ class RuleCheck:
         # A comparison instead of an index, so that XLA compiles an empty batch.
         alone = tf.equal(chance.shuffled(tf.range(self._engine.parts.batch_size)), 0)
         # Traced once. The two passes run in sequence, to save memory.
-        gradient = self.gradient if in_xla() else op_copies.called(self.gradient)
+        gradient = (
+            self.gradient if in_xla() else op_copies.call_uninlined(self.gradient)
+        )
         many = gradient(powers)
         with tf.control_dependencies([many]):
             one = gradient(tf.cast(alone, tf.float32))

@@ -157,7 +157,7 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     return once(("copy", tensor.ref()), make)
 
 
-def called(function: Callable[..., Any]) -> Callable[..., Any]:
+def call_uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function as a call that TensorFlow neither inlines nor optimises.
 
     The wrapped function is for a branch of `tf.cond`. TensorFlow inlines the ops of

@@ -103,7 +103,7 @@ def _ops_within(op: tf.Operation) -> set[str]:
     return found
 
 
-def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+def copy_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds the same op, on other inputs, to the current graph."""
     return emitter(op)(inputs)
 

@@ -54,14 +54,14 @@ def is_compiled(op: tf.Operation) -> bool:
     return op.node_def.attr["_XlaMustCompile"].b
 
 
-def replaced(op: tf.Operation):
+def find_replacement(op: tf.Operation):
     """The `ReplacedCall` of a call with a replaced function, or None."""
     return getattr(op, "_tfdpclip_replaced", None)
 
 
 def is_fused_layer(op: tf.Operation) -> bool:
     """Whether a faster kernel may stand in for the function (Keras's LSTM and GRU)."""
-    if replaced(op) is not None:
+    if find_replacement(op) is not None:
         return True
     function = find_function(op.graph, op.get_attr("f").name)
     return _keras_marks.FUSED in function.cached_definition.attr

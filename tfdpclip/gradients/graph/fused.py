@@ -19,7 +19,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
-from tfdpclip.gradients.graph.calls import find_function, replaced
+from tfdpclip.gradients.graph.calls import find_function, find_replacement
 from tfdpclip.gradients.graph.op_copies import emitter
 
 
@@ -39,8 +39,8 @@ class FusedCall:
 
 def read_call(op: tf.Operation) -> FusedCall | None:
     """Reads a fused call from the function's definition; None if it is not fused."""
-    if replaced(op) is not None:
-        return replaced(op).call
+    if find_replacement(op) is not None:
+        return find_replacement(op).call
     try:
         function = find_function(op.graph, op.get_attr("f").name)
         definition = function.cached_definition
@@ -132,7 +132,7 @@ def _unless_replaced(plain: Callable) -> Callable:
     """Wraps TensorFlow's gradient of a call; a replaced call differentiates a copy."""
 
     def differentiate(op, *gradients):
-        call = replaced(op)
+        call = find_replacement(op)
         return (plain if call is None else call.differentiate)(op, *gradients)
 
     return differentiate

@@ -43,7 +43,7 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
     later: dict | None = None
     for op in ancestors([loss]):
         replaced = {}
-        kept = calls.recomputed(op)
+        kept = calls.count_recomputed(op)
         if kept:
             replaced = dict(enumerate(op.inputs[:kept]))
         elif op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op):
@@ -218,7 +218,7 @@ class OpCopies:
     def _outputs(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         if op.type == "Placeholder":
             raise ValueError(f"{op.name!r} is no input of the function.")
-        kept = calls.recomputed(op)
+        kept = calls.count_recomputed(op)
         if kept:
             return inputs
         # TensorFlow uses names below the call's name for ops that it inlines.

@@ -99,7 +99,7 @@ def gradient_function(op: tf.Operation) -> Callable | None:
         return None
 
 
-def recomputed(op: tf.Operation) -> int:
+def count_recomputed(op: tf.Operation) -> int:
     """The number of function outputs in an op of `tf.recompute_grad`; else 0.
 
     The op is an `IdentityN`. Its first outputs are the outputs of the recomputed

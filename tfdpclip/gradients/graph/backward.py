@@ -50,7 +50,7 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
     for op, rule in rules.items():
 
         def gradient(op, *at_outputs, rule=rule):
-            return rule(op, *(None if _is_nothing(g) else g for g in at_outputs))
+            return rule(op, *(None if _is_absent(g) else g for g in at_outputs))
 
         _tf_private.set_own_gradient(op, gradient)
     try:
@@ -99,7 +99,7 @@ def is_of_own_gradient(op: tf.Operation) -> bool:
     return _tf_private.text_attribute(op, _OWN) is not None
 
 
-def _is_nothing(gradient) -> bool:
+def _is_absent(gradient) -> bool:
     """Whether an output has no gradient: TensorFlow passes None, [] or `ZerosLike`."""
     if isinstance(gradient, tf.IndexedSlices):
         return False

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph.known import BY_PLACE, rows_alike
 
 
@@ -93,7 +93,7 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
             if names[axis] not in out_labels:
                 coupled = op
             other = marked.get(names[axis], flow)
-            layout = agreed([other, flow])
+            layout = common_layout([other, flow])
             if layout is None:
                 # Rows of different examples may be multiplied.
                 return Flow(DATA, None, coupled=coupled)

@@ -109,7 +109,7 @@ class Flow:
 _EVEN = (None, False, True)
 
 
-def agreed(flows: Sequence[Flow]) -> tuple | None:
+def common_layout(flows: Sequence[Flow]) -> tuple | None:
     """The common layout of flows with example axes of equal length.
 
     A layout with `even` alone agrees with a layout that knows `rows`, because the axes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
@@ -233,7 +233,7 @@ def _squeeze(op, output, inputs, batch_size) -> Flow:
 def _pack(op, output, inputs, batch_size) -> Flow:
     axis = op.get_attr("axis") % output.shape.rank
     flows = [f for f in inputs if f.kind == DATA]
-    layout = agreed(flows)
+    layout = common_layout(flows)
     if layout is None or any(f.axes != flows[0].axes for f in flows):
         return Flow(DATA, None)
     axes = tuple(a + 1 if a >= axis else a for a in flows[0].axes)
@@ -265,7 +265,7 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
         flows = [f for f in data_inputs(inputs) if f.kind == DATA]
         if not flows:
             return Flow(DATA, None)
-        layout = agreed(flows)
+        layout = common_layout(flows)
         same = layout is not None and all(f.axes == flows[0].axes for f in flows)
         if not same or axis in flows[0].axes:
             return Flow(DATA, None)

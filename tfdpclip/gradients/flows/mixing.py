@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 
 
 def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
@@ -40,7 +40,7 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
             counts.add(entries)
     if not kept:
         return Flow(DATA, ())
-    layout = agreed(kept)
+    layout = common_layout(kept)
     if layout is None or any(flow.axes != kept[0].axes for flow in kept):
         return Flow(DATA, None)
     entries = counts.pop() if len(counts) == 1 else None

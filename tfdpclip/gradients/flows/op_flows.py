@@ -12,7 +12,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, shown
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients.flows import contractions, layouts, mixing, sparse
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
@@ -184,7 +184,7 @@ def _scatter(op, output, inputs) -> Flow:
             return Flow(DATA, None, coupled=op if told and not flow.made else None)
         if flow.axes:
             kept.append(flow.on(tuple(axis - ahead + depth for axis in flow.axes)))
-    layout = agreed(kept) if kept else None
+    layout = common_layout(kept) if kept else None
     if not kept:
         return Flow(DATA, ())
     if layout is None or any(flow.axes != kept[0].axes for flow in kept):
@@ -246,7 +246,7 @@ def _first_rows(inputs) -> Flow:
     first = next(f for f in inputs if f.kind == DATA)
     apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
     apart = apart and first.axes in ((), (0,))
-    layout = agreed([f for f in inputs if f.leads] or [first])
+    layout = common_layout([f for f in inputs if f.leads] or [first])
     return first.laid_out(layout) if apart and layout else Flow(DATA, None)
 
 
@@ -282,7 +282,7 @@ def _elementwise(op, output, inputs) -> Flow:
     found = behind if only_behind else first
     if not found:
         return result
-    layout = agreed(found)
+    layout = common_layout(found)
     if layout is None:
         return result if only_behind else Flow(DATA, None)
     return dataclasses.replace(result.laid_out(layout), obstacle=believed)

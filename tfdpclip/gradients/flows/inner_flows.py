@@ -17,7 +17,7 @@ from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows import places
 from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow, ancestors, same_number
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
-from tfdpclip.gradients.flows.lists import either
+from tfdpclip.gradients.flows.lists import merge_flows
 from tfdpclip.gradients.flows.sizes import rows_of_length
 from tfdpclip.gradients.graph import calls, ops
 from tfdpclip.gradients.graph.fused import read_call
@@ -145,7 +145,7 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
         flows.inner[op].append(inner)
         found = [inner[t] for t in graph.outputs[: len(op.outputs)]]
         pairs = zip(results or found, found, strict=True)
-        results = [either(a, b) for a, b in pairs]
+        results = [merge_flows(a, b) for a, b in pairs]
     choices = [flows[t] for t in op.inputs[:first]]
     # The remaining places are named by tensors inside the functions.
     named = {None, places.EACH, *(flows[t].example for t in op.inputs)}
@@ -217,7 +217,7 @@ class BodyFlows(InnerFlows):
         for _ in range(_ROUNDS):
             self.follow()
             after = [
-                either(flow, self._a_step_later(output))
+                merge_flows(flow, self._a_step_later(output))
                 for flow, output in zip(self._begin, self._body.outputs, strict=True)
             ]
             if after == self._begin:

@@ -30,7 +30,7 @@ def list_flow(
     return None if rule is None else rule(op, inputs, place_of)
 
 
-def either(first: Flow, second: Flow) -> Flow:
+def merge_flows(first: Flow, second: Flow) -> Flow:
     """The flow of a tensor that is either the first or the second tensor."""
     coupled = first.coupled if first.coupled is not None else second.coupled
     trained = first.trained or second.trained
@@ -58,7 +58,7 @@ def either(first: Flow, second: Flow) -> Flow:
         varying=first.varying or second.varying,
         placed=first.placed or second.placed,
         obstacle=first.obstacle or second.obstacle,
-        example=places.either(first, second) if base.axes is not None else None,
+        example=places.merge_places(first, second) if base.axes is not None else None,
         made=base.made and all(f.made for f in (first, second) if f.kind == DATA),
     )
 
@@ -99,11 +99,11 @@ def _set_item(op, inputs, place_of):
     if item.kind == DATA and item.example is not None:
         if item.example == place_of(op.inputs[1]):
             item = dataclasses.replace(item, example=places.EACH)
-    return either(inputs[0], item)
+    return merge_flows(inputs[0], item)
 
 
 def _push_back(op, inputs, place_of):
-    return either(inputs[0], inputs[1])
+    return merge_flows(inputs[0], inputs[1])
 
 
 def _pop_back(op, inputs, place_of):

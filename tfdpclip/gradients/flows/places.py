@@ -95,7 +95,7 @@ def _differ(places: set) -> bool:
     )
 
 
-def either(first: Flow, second: Flow) -> int | str | None:
+def merge_places(first: Flow, second: Flow) -> int | str | None:
     """The place of a tensor that is either the first or the second tensor."""
     if first.kind != DATA or second.kind != DATA:
         return second.example if first.kind != DATA else first.example

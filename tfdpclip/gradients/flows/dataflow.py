@@ -230,7 +230,7 @@ class Dataflow:
             return Flow(DATA, (0,), rows, made=True) if batched else Flow()
         if all(f.kind != DATA for f in inputs):
             return self._shaped(op, output, inputs)
-        taken = places.taken(op, output, inputs, self.batch_size)
+        taken = places.find_taken_example(op, output, inputs, self.batch_size)
         if taken is not None and all(f.made for f in inputs if f.kind == DATA):
             return Flow(DATA, taken.axes, made=True)
         if taken is not None:

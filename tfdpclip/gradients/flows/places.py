@@ -29,16 +29,16 @@ _JOINS = frozenset("Pack ConcatV2".split())
 _SHAPED = frozenset("Fill BroadcastTo Tile Reshape".split())
 
 
-class Taken(NamedTuple):
+class TakenExample(NamedTuple):
     """An example that an op takes out of a batch: its place, and the axes left."""
 
     place: int | tf.Tensor
     axes: tuple[int, ...]
 
 
-def taken(
+def find_taken_example(
     op: tf.Operation, output: tf.Tensor, inputs: list[Flow], size
-) -> Taken | None:
+) -> TakenExample | None:
     """The example that an op takes out of a batch; None if the op takes none."""
     rule = _TAKES.get(op.type)
     if rule is None or output.shape.rank is None:
@@ -126,15 +126,15 @@ def _joined(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, (axis,), 1, obstacle=BY_PLACE)
 
 
-def _of_slice(op, output, inputs, axis, size) -> Taken | None:
+def _of_slice(op, output, inputs, axis, size) -> TakenExample | None:
     parts = read_slice(op)
     if parts is None or any(f.kind == DATA for f in inputs[1:]):
         return None
     part = parts[axis]
     if part.what == PLACE:
-        return Taken(_index(op.inputs[1], part.spec), ())
+        return TakenExample(_index(op.inputs[1], part.spec), ())
     if part.what == CUT and part.one is not None:
-        return Taken(part.one, ())
+        return TakenExample(part.one, ())
     return None
 
 
@@ -147,7 +147,7 @@ def _index(begin: tf.Tensor, spec: int) -> int | tf.Tensor:
     return begin
 
 
-def _of_gather(op, output, inputs, axis, size) -> Taken | None:
+def _of_gather(op, output, inputs, axis, size) -> TakenExample | None:
     along, indices = tf.get_static_value(op.inputs[2]), op.inputs[1]
     if along is None or op.get_attr("batch_dims") or inputs[1].kind == DATA:
         return None
@@ -156,28 +156,28 @@ def _of_gather(op, output, inputs, axis, size) -> Taken | None:
     if indices.shape.num_elements() != 1:
         return None
     value = tf.get_static_value(indices)
-    return Taken(indices if value is None else int(value.reshape(-1)[0]), ())
+    return TakenExample(indices if value is None else int(value.reshape(-1)[0]), ())
 
 
-def _of_box(op, output, inputs, axis, size) -> Taken | None:
+def _of_box(op, output, inputs, axis, size) -> TakenExample | None:
     begin = known_value(op.inputs[1])
     if output.shape[axis] != 1 or begin is None or begin[axis] is None:
         return None
-    return Taken(int(begin[axis]), ())
+    return TakenExample(int(begin[axis]), ())
 
 
-def _of_unpack(op, output, inputs, axis, size) -> Taken | None:
+def _of_unpack(op, output, inputs, axis, size) -> TakenExample | None:
     if op.get_attr("axis") % op.inputs[0].shape.rank != axis:
         return None
-    return Taken(output.value_index, ())
+    return TakenExample(output.value_index, ())
 
 
-def _of_split(op, output, inputs, axis, size) -> Taken | None:
+def _of_split(op, output, inputs, axis, size) -> TakenExample | None:
     along = tf.get_static_value(op.inputs[0])
     if along is None or int(along) % output.shape.rank != axis:
         return None
     alone = size is not None and op.get_attr("num_split") == size
-    return Taken(output.value_index, ()) if alone else None
+    return TakenExample(output.value_index, ()) if alone else None
 
 
 _TAKES = {

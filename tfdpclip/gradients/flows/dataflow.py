@@ -235,7 +235,7 @@ class Dataflow:
             return Flow(DATA, taken.axes, made=True)
         if taken is not None:
             return Flow(DATA, taken.axes, example=self.place_of(taken.place))
-        flow = places.met(op, output, inputs, self.batch_size)
+        flow = places.single_example_flow(op, output, inputs, self.batch_size)
         if flow is None:
             flow = self._transfer(op, output, inputs)
         made = all(f.made or f.kind != DATA for f in inputs)

@@ -51,7 +51,7 @@ def find_taken_example(
     return rule(op, output, inputs, flow.axes[0], size)
 
 
-def met(
+def single_example_flow(
     op: tf.Operation, output: tf.Tensor, inputs: list[Flow], batch_size: int | None
 ) -> Flow | None:
     """The flow of an op's output if an input belongs to a single example.

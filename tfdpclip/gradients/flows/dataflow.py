@@ -213,7 +213,7 @@ class Dataflow:
             return Flow()  # The op returns the public state before the skip.
         trained = any(f.trained for f in inputs)
         if output.dtype.is_floating and all(f.kind != DATA for f in inputs):
-            behind = repeats.repeated(
+            behind = repeats.repeated_flow(
                 op,
                 output,
                 self.length,

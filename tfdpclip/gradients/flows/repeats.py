@@ -16,7 +16,7 @@ from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.flows.sizes import counted_rows
 
 
-def repeated(
+def repeated_flow(
     op: tf.Operation,
     output: tf.Tensor,
     length: int | None,

@@ -84,7 +84,7 @@ class Dataflow:
                 self.sparse_batches.append(batch)
                 self._sparse.update(sparse.flows_of(batch))
 
-    def of_others(self, outputs: list[tf.Tensor]) -> Dataflow:
+    def analyse_further(self, outputs: list[tf.Tensor]) -> Dataflow:
         """The analysis of further tensors of the graph, with the same batch size."""
         flows = Dataflow.__new__(Dataflow)
         flows._start(outputs, (), self.batch_size, (), self.rows_per_example)

@@ -200,7 +200,7 @@ INSIDE.update(dict.fromkeys(_FUNCTIONS, _read))
 
 
 class BodyFlows(InnerFlows):
-    """The analysis of a loop's body, valid at every step. Built by `BodyFlows.of`."""
+    """The analysis of a loop's body, valid at every step. Built by `BodyFlows.analyse`."""
 
     def __init__(self, op: tf.Operation, flows: Dataflow):
         self.op = op
@@ -211,7 +211,7 @@ class BodyFlows(InnerFlows):
         self._passing: set[str] = set()
 
     @classmethod
-    def of(cls, op: tf.Operation, flows: Dataflow) -> BodyFlows | None:
+    def analyse(cls, op: tf.Operation, flows: Dataflow) -> BodyFlows | None:
         """The analysis of a loop; None if the flows still change after `_ROUNDS`."""
         self = cls(op, flows)
         for _ in range(_ROUNDS):
@@ -359,7 +359,7 @@ class BodyFlows(InnerFlows):
 
 
 def _read_loop(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
-    inner = BodyFlows.of(op, flows) if op.inputs else None
+    inner = BodyFlows.analyse(op, flows) if op.inputs else None
     if inner is None:
         return None
     flows.inner[op] = [inner]

@@ -140,7 +140,7 @@ class _Loop:
         """The loop, or None if it is not one that can be recorded."""
         if not counts_steps(op):
             return None
-        inner = BodyFlows.of(op, flows)
+        inner = BodyFlows.analyse(op, flows)
         if inner is None or inner.condition_kind() == DATA:
             return None  # How often it runs would depend on the examples.
         inner.refuse_mixing(flows)

@@ -81,7 +81,7 @@ def _opened(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
                     return {}
     copy = OpCopies(body.graph, given, op.name, calls.is_compiled(op))
     try:
-        outputs = [copy.of(t) for t in body.outputs]
+        outputs = [copy.copy_of(t) for t in body.outputs]
     except (ValueError, TypeError, LookupError, tf.errors.OpError):
         return {}  # TensorFlow cannot make an op in this graph: the call stays.
     _differentiate_copies(op, outputs)
@@ -184,7 +184,7 @@ class OpCopies:
         self._name, self._compiled = name, compiled
         self._target = tf.compat.v1.get_default_graph()
 
-    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+    def copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
         """The copy of a tensor of `source`; `tensor` if its graph is not `source`."""
         if _tf_private.is_eager(tensor):
             return tensor
@@ -229,7 +229,7 @@ class OpCopies:
             compiled = self._compiled or calls.is_compiled(op)
             with self._target.as_default():
                 copy = self._within(body.graph, given, name, compiled)
-            return [copy.of(t) for t in body.outputs]
+            return [copy.copy_of(t) for t in body.outputs]
         with (
             self._target.as_default(),
             tf.control_dependencies(None),
@@ -296,10 +296,10 @@ class OpCopies:
                 found = [f if f is None else _inside(f, scratch) for f in found]
             with tf.control_dependencies(None):
                 for external, internal in scratch.captures:
-                    given[internal.ref()] = self.of(external)
+                    given[internal.ref()] = self.copy_of(external)
             name = f"{op.name}_gradient"
             copy = self._within(scratch, given, name, self._compiled)
-            return [f if f is None else copy.of(f) for f in found]
+            return [f if f is None else copy.copy_of(f) for f in found]
 
         return gradient
 

@@ -54,12 +54,12 @@ class ControlCopies(OpCopies):
         super().__init__(source, given, name, compiled)
         self._around = around
 
-    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+    def copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
         """The copy of a tensor of `source`, or of a graph around `source`."""
         if self._around is not None and not _tf_private.is_eager(tensor):
             if tensor.graph is not self.source:
-                return self._around.of(tensor)
-        return super().of(tensor)
+                return self._around.copy_of(tensor)
+        return super().copy_of(tensor)
 
     def _within(self, source, given, name, compiled) -> OpCopies:
         return ControlCopies(source, given, name, compiled, self)
@@ -79,7 +79,7 @@ class ControlCopies(OpCopies):
         """Copies of `results` of a function's graph, in the current graph."""
         name = f"{self._name}_ops/{op.name}"
         inner = self._within(graph, given, name, self._compiled)
-        return [tf.identity(inner.of(t)) for t in results]
+        return [tf.identity(inner.copy_of(t)) for t in results]
 
     def _branch(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         choice, *given = inputs

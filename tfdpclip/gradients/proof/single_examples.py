@@ -229,7 +229,7 @@ class ExamplesAlone:
             ):
                 given[old.ref()] = new
         copies = ControlCopies(self._losses.graph, given, "alone", in_xla())
-        losses = copies.of(self._losses)
+        losses = copies.copy_of(self._losses)
         # The loss at the first place: the place of an example in the batch depends on
         # the records drawn before it, so no gradient may depend on the place.
         return losses[0]

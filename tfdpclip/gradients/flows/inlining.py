@@ -50,7 +50,7 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
             if later is None:
                 later = _touched_later(graph)
             with graph.as_default(), tf.control_dependencies(None):
-                replaced = _opened(op, later)
+                replaced = _copy_call(op, later)
         for number, new in replaced.items():
             old = op.outputs[number]
             _replace(old, new, op)
@@ -59,7 +59,7 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
     return loss
 
 
-def _opened(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
+def _copy_call(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
     """Copies the ops of a called function.
 
     Args:

@@ -400,7 +400,7 @@ def _shape(op, output, inputs) -> Flow:
     return _number(sum(dims)) if op.type == "Size" else _vector(dims)
 
 
-def _told(tensor: tf.Tensor) -> np.ndarray | None:
+def _known_array(tensor: tf.Tensor) -> np.ndarray | None:
     """The value of a tensor if the graph fixes all entries; else None."""
     value = known_value(tensor)
     told = value is not None and None not in np.reshape(value, -1).tolist()
@@ -409,7 +409,7 @@ def _told(tensor: tf.Tensor) -> np.ndarray | None:
 
 def _gathered(op, dims) -> Flow:
     """The flow of lengths gathered from a shape, as in `tf.tensordot`."""
-    places = _told(op.inputs[1])
+    places = _known_array(op.inputs[1])
     if places is None or tf.get_static_value(op.inputs[2]) != 0:
         return Flow(SIZE, power=None)
     if places.ndim == 0:
@@ -420,7 +420,7 @@ def _gathered(op, dims) -> Flow:
 
 
 def _slice(op, output, dims) -> Flow:
-    bounds = [_told(op.inputs[i]) for i in (1, 2, 3)]
+    bounds = [_known_array(op.inputs[i]) for i in (1, 2, 3)]
     if any(bound is None for bound in bounds):
         return Flow(SIZE, power=None)
     begin, end, step = (int(bound[0]) for bound in bounds)

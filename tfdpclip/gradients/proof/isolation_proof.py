@@ -123,7 +123,7 @@ def _gaps(
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
-        reason = next((r for t in outputs if (r := _hidden(t, flows))), None)
+        reason = next((r for t in outputs if (r := _unknown_property(t, flows))), None)
         if reason is not None:
             yield op, reason
         elif any(flow.kind == DATA and flow.trained for flow in found):
@@ -176,7 +176,7 @@ def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> list[tf.Ten
 _PLACED = "how an example's place in the batch enters into its output"
 
 
-def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
+def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
     """The unknown property of the examples in a tensor; None if all are known."""
     flow, op = flows[tensor], tensor.op
     if flow.obstacle:

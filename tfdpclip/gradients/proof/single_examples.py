@@ -189,7 +189,7 @@ class ExamplesAlone:
             return [tf.zeros([0, *v.shape], v.dtype) for v in self._variables]
         signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         return tf.map_fn(
-            self._of,
+            self._example_gradients,
             indices,
             fn_output_signature=signature,
             parallel_iterations=1,
@@ -234,7 +234,7 @@ class ExamplesAlone:
         # the records drawn before it, so no gradient may depend on the place.
         return losses[0]
 
-    def _of(self, index: tf.Tensor) -> list[tf.Tensor]:
+    def _example_gradients(self, index: tf.Tensor) -> list[tf.Tensor]:
         """Adds the gradients of an example to the current graph."""
         try:
             graph = tf.compat.v1.get_default_graph()

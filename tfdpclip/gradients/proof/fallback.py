@@ -156,7 +156,7 @@ class Jacobian:
     """
 
     #: Whether a NaN in the backward pass of an example reaches all examples' gradients.
-    spreads = True
+    spreads_nan = True
 
     def __init__(self, losses, variables, handles, linear: bool = True):
         self._losses, self._linear = losses, linear
@@ -256,7 +256,7 @@ class SlowGradients:
         else:
             chunk, width = self._budget.chunk(self._bytes), len(self.variables)
             squares = in_chunks(compute, self._batch_size, chunk, width)
-        if not self._maker.spreads:
+        if not self._maker.spreads_nan:
             return squares
         numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
         assertion = tf.debugging.Assert(numbers, [not_a_number(self.variables)])

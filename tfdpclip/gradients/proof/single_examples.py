@@ -180,7 +180,7 @@ class ExamplesAlone:
             )
 
     #: Whether a NaN in the backward pass of an example reaches all examples' gradients.
-    spreads = False
+    spreads_nan = False
 
     def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
         """The gradients at `indices`, `[n, *shape]` for each variable."""

@@ -49,7 +49,7 @@ class CheckStatus:
         open_yet = (verdict <= UNCHECKED) & (verdict > -ATTEMPTS)
         return some & (open_yet | tf.equal(verdict, FAILED))
 
-    def settle(self, agrees: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
+    def record(self, agrees: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
         """Stores the outcome of a comparison.
 
         Args:

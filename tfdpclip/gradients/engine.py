@@ -444,7 +444,7 @@ class PerExampleGradients(RecordGradients):
         compiled = in_xla()
         called = (lambda branch: branch) if compiled else op_copies.call_uninlined
         due = self.status.due(self.parts.batch_size)
-        ordinary = tf.cond(due, check.ordinary, check.nothing)
+        ordinary = tf.cond(due, check.ordinary, check.empty_results)
         if not compiled:
             self._gate = due = tf.identity(due)
 

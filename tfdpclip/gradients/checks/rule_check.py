@@ -149,7 +149,7 @@ class RuleCheck:
         pairs = zip(found, engine.variables, strict=True)
         return tf.concat([_flat(g, v.shape) for g, v in pairs], axis=0)
 
-    def nothing(self) -> list[tf.Tensor]:
+    def empty_results(self) -> list[tf.Tensor]:
         """Stand-ins for the results of `ordinary`, in a step without a comparison."""
         count, size = self._engine.flows.batch_size or 0, 0
         if in_xla():  # XLA needs the same shapes from both branches.

@@ -200,7 +200,7 @@ INSIDE.update(dict.fromkeys(_FUNCTIONS, _read))
 
 
 class BodyFlows(InnerFlows):
-    """The analysis of a loop's body, valid at every step. Built by `BodyFlows.analyse`."""
+    """The analysis of a loop's body, valid at every step; see `analyse`."""
 
     def __init__(self, op: tf.Operation, flows: Dataflow):
         self.op = op

@@ -23,7 +23,7 @@ from tfdpclip.gradients.flows.slices import CUT, PLACE, read_slice
 from tfdpclip.gradients.graph.known import known_value
 
 #: The unproven claim about a static batch with a separate op for each example.
-BY_PLACE = "whether it does the same with every example"
+BY_PLACE = "whether the ops treat every example alike"
 AT, STEP, EARLIER, EACH = "at ", "step ", "earlier", "each"
 _JOINS = frozenset("Pack ConcatV2".split())
 _SHAPED = frozenset("Fill BroadcastTo Tile Reshape".split())

@@ -115,7 +115,7 @@ def starts_with_rows(indices: tf.Tensor) -> bool:
 
 
 #: The unproven claim about a public tensor with a separate entry for each example.
-BY_PLACE = "whether a constant's entries are for the examples that they meet"
+BY_PLACE = "whether each entry of a constant is for the example at the same place"
 
 
 def rows_alike(tensor: tf.Tensor, axis: int) -> bool:

@@ -105,7 +105,7 @@ def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
             yield source.op, "how many examples the batch has"
     flow = flows[losses]
     if not flow.leads or flow.rows != 1 or flow.minor:
-        yield losses.op, "which entry is of which example"
+        yield losses.op, "which entry belongs to which example"
     elif flow.placed:
         yield losses.op, _PLACED
 
@@ -173,7 +173,7 @@ def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> list[tf.Ten
         numbers = numbers | read
 
 
-_PLACED = "how an example's place in the batch enters into its output"
+_PLACED = "how its output depends on an example's place in the batch"
 
 
 def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
@@ -186,7 +186,7 @@ def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
     if flows.batch_size is None and op not in flows.inner:
         made = flow.made and flow.axes == () and flow.example is None
         if made or size_uses.is_harmful(op, tensor, flows):
-            return "how the number of examples enters into its output"
+            return "how its output depends on the number of examples"
     if flow.placed and not flow.made and not _chooses_rows(tensor, flows):
         return _PLACED
     if flow.made and flow.axes == ():
@@ -194,7 +194,7 @@ def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
     if flow.made and flow.axes and not flow.trained:
         return None  # The tensor holds no data; ops that read it are examined too.
     if flow.unknown:
-        return "what it does with the examples"
+        return "whether the op keeps the examples apart"
     if flow.axes and flow.rows is None and flow.entries is None and not flow.even:
         return "how many rows of its output belong to an example"
     return None

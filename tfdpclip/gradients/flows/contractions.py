@@ -9,7 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
-from tfdpclip.gradients.graph.known import BY_PLACE, rows_alike
+from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
 
 def _matmul(op, output, inputs, batch_size) -> Flow:
@@ -103,7 +103,7 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
         for axis, name in enumerate(names):
             if name in marked and flow.kind == PUBLIC:
                 if not rows_alike(tensor, axis - len(names)):
-                    believed = BY_PLACE
+                    believed = CONSTANT_BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
     lead = None
     if axes and (axes[0] == 0 or len(axes) == 1):

@@ -255,7 +255,9 @@ class Dataflow:
         if flow.axes and any(f.example is not None and not f.made for f in inputs):
             # An input belongs to the example of a loop's step; a mask may restrict the
             # input to its own row.
-            flow = dataclasses.replace(flow, obstacle="which examples each row depends on")
+            flow = dataclasses.replace(
+                flow, obstacle="which examples each row depends on"
+            )
         return flow
 
     def _with_history(self, op, output, flow, inputs, known) -> Flow:

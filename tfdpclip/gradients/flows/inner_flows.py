@@ -74,7 +74,7 @@ class InnerFlows(Dataflow):
                 f.kind != DATA and t.dtype != tf.resource and self.changes(t)
                 for t, f in zip(op.inputs, inputs, strict=op.type != "IdentityN")
             ):
-                return dataclasses.replace(flow, obstacle=places.BY_PLACE)
+                return dataclasses.replace(flow, obstacle=places.OPS_BY_PLACE)
         return flow
 
     def place_of(self, index: int | tf.Tensor) -> int | str:
@@ -175,7 +175,7 @@ def _believed(op: tf.Operation, flows: Dataflow, choices: list[Flow]) -> str:
         return "how the number of examples decides about a branch"
     if any(map(_of_a_step, (flows[t] for t in op.inputs[first:]))):
         if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
-            return places.BY_PLACE
+            return places.OPS_BY_PLACE
     return ""
 
 

@@ -12,7 +12,7 @@ from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
-    BY_PLACE,
+    CONSTANT_BY_PLACE,
     is_one_row,
     known_order,
     known_shape,
@@ -374,7 +374,7 @@ def _concat(op, output, inputs, batch_size) -> Flow:
             alike = all(
                 f.kind == DATA or rows_alike(t, -t.shape.rank) for t, f in joined
             )
-            believed = "" if alike else BY_PLACE
+            believed = "" if alike else CONSTANT_BY_PLACE
             return Flow(DATA, (0,), rows, minor=rows > 1, obstacle=believed)
     return _along(-1, lambda flows: flows[:-1])(op, output, inputs, batch_size)
 

@@ -16,7 +16,7 @@ from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
-    BY_PLACE,
+    CONSTANT_BY_PLACE,
     known_value,
     rows_alike,
     starts_with_rows,
@@ -199,7 +199,7 @@ def _scatter(op, output, inputs) -> Flow:
         apart = _are_alike(op.inputs[places]) and all(
             rows_alike(tensor, -(tensor.shape.rank or 1)) for tensor in public
         )
-    return dataclasses.replace(result, obstacle="" if apart else BY_PLACE)
+    return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
 def _is_row_number(indices: tf.Tensor, output: tf.Tensor) -> bool:
@@ -275,7 +275,7 @@ def _elementwise(op, output, inputs) -> Flow:
         for tensor in public
         for axis in axes
     )
-    believed = "" if apart else BY_PLACE
+    believed = "" if apart else CONSTANT_BY_PLACE
     result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
     # The examples are on a later axis, as in `[time, batch, ...]`.
     only_behind = not first and len(axes) == 1

@@ -23,7 +23,7 @@ from tfdpclip.gradients.flows.slices import CUT, PLACE, read_slice
 from tfdpclip.gradients.graph.known import known_value
 
 #: The unproven claim about a static batch with a separate op for each example.
-BY_PLACE = "whether the ops treat every example alike"
+OPS_BY_PLACE = "whether the ops treat every example alike"
 AT, STEP, EARLIER, EACH = "at ", "step ", "earlier", "each"
 _JOINS = frozenset("Pack ConcatV2".split())
 _SHAPED = frozenset("Fill BroadcastTo Tile Reshape".split())
@@ -123,7 +123,7 @@ def _joined(op, output, inputs, batch_size) -> Flow:
     if axis is None or not single or not in_order or len(parts) != batch_size:
         return Flow(DATA, None)
     # A different op may have computed the tensor of each example.
-    return Flow(DATA, (axis,), 1, obstacle=BY_PLACE)
+    return Flow(DATA, (axis,), 1, obstacle=OPS_BY_PLACE)
 
 
 def _of_slice(op, output, inputs, axis, size) -> TakenExample | None:

@@ -115,7 +115,9 @@ def starts_with_rows(indices: tf.Tensor) -> bool:
 
 
 #: The unproven claim about a public tensor with a separate entry for each example.
-BY_PLACE = "whether each entry of a constant is for the example at the same place"
+CONSTANT_BY_PLACE = (
+    "whether each entry of a constant is for the example at the same place"
+)
 
 
 def rows_alike(tensor: tf.Tensor, axis: int) -> bool:

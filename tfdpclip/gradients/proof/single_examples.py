@@ -52,16 +52,16 @@ def warn(proof: Proof, batch_size: int | None) -> None:
         return
     kind = proof.op.type
     stated = (
-        f"; or, if a {kind} keeps the rows of its inputs apart, say so with "
+        f"; or, if a {kind} keeps its rows apart, state "
         f"dpc.gradients.op_flow({kind!r})"
         if op_flows.may_be_stated(kind)
         else ""
     )
     warnings.warn(
         f"The proof that examples stay apart ends at {proof.op.name!r} (a {kind}): it "
-        f"is not known {proof.reason}. So gradients are made one example at a time, at "
-        "the cost of a forward and a backward pass for each. Build the layer from ops "
-        f"that the library knows{stated}." + see("one-example-at-a-time"),
+        f"is not known {proof.reason}. So gradients are made one example at a time, "
+        "which costs a forward and a backward pass for each. Build the layer from "
+        f"known ops{stated}." + see("one-example-at-a-time"),
         OneByOneWarning,
         stacklevel=2,
     )

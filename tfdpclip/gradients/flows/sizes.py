@@ -46,7 +46,7 @@ def size_flow(
         return _number(first.dims[output.value_index])
     if op.type in ("Split", "SplitV", "Slice") and output.shape.rank == 1:
         dims = inputs[1 if op.type == "Split" else 0].dims
-        found = None if dims is None else _FIRST_FROM[op.type](op, output, 0)
+        found = None if dims is None else _ORIGIN_RULES[op.type](op, output, 0)
         if found is None or output.shape[0] is None:
             return Flow(SIZE, power=None)
         return _vector(dims[found[1] : found[1] + output.shape[0]])
@@ -113,13 +113,13 @@ def length_of(tensor: tf.Tensor, place: int = 0) -> tuple | None:
     Returns:
       `(reference of the tensor, axis)`; None if the graph does not show them.
     """
-    first, place, factors = _first(tensor, place)
+    first, place, factors = _find_origin(tensor, place)
     if first.op.type != "Shape" or set(factors) - {1}:
         return None
     return first.op.inputs[0].ref(), place
 
 
-def _first(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
+def _find_origin(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
     """Follows a number back to the tensor that it was computed from.
 
     Args:
@@ -131,8 +131,8 @@ def _first(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
       was multiplied by, the last factor first.
     """
     factors: list = []
-    while tensor.op.type in _FIRST_FROM:
-        found = _FIRST_FROM[tensor.op.type](tensor.op, tensor, place)
+    while tensor.op.type in _ORIGIN_RULES:
+        found = _ORIGIN_RULES[tensor.op.type](tensor.op, tensor, place)
         if found is None:
             break
         tensor, place, factor = found
@@ -159,7 +159,7 @@ def rows_of_length(
     Returns:
       None if the graph does not show how the rows belong to examples.
     """
-    first, place, factors = _first(tensor, place)
+    first, place, factors = _find_origin(tensor, place)
     if _is_largest(first) and not set(factors) - {1}:
         # `tf.vectorized_map` takes the largest length of its arguments.
         lengths = first.op.inputs[0].op.inputs
@@ -189,16 +189,16 @@ def _is_largest(tensor: tf.Tensor) -> bool:
 _COUNTS = {"Range": 1, "LinSpace": 2}
 
 
-_Found = tuple[tf.Tensor, int, "fractions.Fraction | int"]
+_Origin = tuple[tf.Tensor, int, "fractions.Fraction | int"]
 
 
-def _same(op, tensor, place) -> _Found | None:
+def _same(op, tensor, place) -> _Origin | None:
     ranks = {op.inputs[0].shape.rank, tensor.shape.rank}
     exact = tensor.dtype in (tf.int32, tf.int64, tf.float64)
     return (op.inputs[0], place, 1) if ranks <= {0, 1} and exact else None
 
 
-def _sliced(op, tensor, place) -> _Found | None:
+def _sliced(op, tensor, place) -> _Origin | None:
     """The origin of entry `place` of a slice of a vector of sizes."""
     begin, step = known_value(op.inputs[1]), known_value(op.inputs[3])
     masks = ("ellipsis_mask", "new_axis_mask")
@@ -211,7 +211,7 @@ def _sliced(op, tensor, place) -> _Found | None:
     return op.inputs[0], int(first) + place, 1
 
 
-def _cut(op, tensor, place) -> _Found | None:
+def _cut(op, tensor, place) -> _Origin | None:
     begin = known_value(op.inputs[1])
     if np.size(begin) != 1 or np.reshape(begin, ())[()] is None:
         return None
@@ -219,12 +219,12 @@ def _cut(op, tensor, place) -> _Found | None:
     return (op.inputs[0], first + place, 1) if first >= 0 else None
 
 
-def _packed(op, tensor, place) -> _Found | None:
+def _packed(op, tensor, place) -> _Origin | None:
     part = op.inputs[place] if place < len(op.inputs) else None
     return None if part is None or part.shape.rank != 0 else (part, 0, 1)
 
 
-def _joined(op, tensor, place) -> _Found | None:
+def _joined(op, tensor, place) -> _Origin | None:
     for part in op.inputs[:-1]:
         length = part.shape[0] if part.shape.rank == 1 else None
         if length is None:
@@ -235,7 +235,7 @@ def _joined(op, tensor, place) -> _Found | None:
     return None
 
 
-def _picked(op, tensor, place) -> _Found | None:
+def _picked(op, tensor, place) -> _Origin | None:
     """The origin of entry `place` of a gather from a vector of sizes."""
     indices = known_value(op.inputs[1])
     if op.get_attr("batch_dims") or op.inputs[0].shape.rank != 1 or indices is None:
@@ -246,7 +246,7 @@ def _picked(op, tensor, place) -> _Found | None:
     return op.inputs[0], int(found[place]), 1
 
 
-def _piece(op, tensor, place) -> _Found | None:
+def _piece(op, tensor, place) -> _Origin | None:
     """The origin of entry `place` of a piece of a split vector."""
     source = op.inputs[1 if op.type == "Split" else 0]
     if source.shape.rank != 1:
@@ -262,12 +262,12 @@ def _piece(op, tensor, place) -> _Found | None:
     return source, int(sum(ahead)) + place, 1
 
 
-def _unpacked(op, tensor, place) -> _Found | None:
+def _unpacked(op, tensor, place) -> _Origin | None:
     whole = op.inputs[0].shape.rank == 1
     return (op.inputs[0], tensor.value_index, 1) if whole else None
 
 
-def _times(op, tensor, place) -> _Found | None:
+def _times(op, tensor, place) -> _Origin | None:
     """The origin of a size that is multiplied or divided by a known number."""
     if tensor.shape.rank != 0:
         return None
@@ -286,7 +286,7 @@ def _times(op, tensor, place) -> _Found | None:
     return None
 
 
-def _multiplied(op, tensor, place) -> _Found | None:
+def _multiplied(op, tensor, place) -> _Origin | None:
     """The origin of a product of sizes with a single unknown size."""
     sizes = known_value(op.inputs[0])
     if tensor.shape.rank != 0 or op.inputs[0].shape.rank != 1 or sizes is None:
@@ -301,7 +301,7 @@ def _multiplied(op, tensor, place) -> _Found | None:
 
 #: Rules by op type: from an op's output and a place to the input that the number comes
 #: from, the place in the input, and the factor in between.
-_FIRST_FROM: dict[str, Callable] = {
+_ORIGIN_RULES: dict[str, Callable] = {
     **dict.fromkeys(ops.SAME_NUMBERS, _same),
     "StridedSlice": _sliced,
     "Slice": _cut,

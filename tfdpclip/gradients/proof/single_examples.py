@@ -52,8 +52,7 @@ def warn(proof: Proof, batch_size: int | None) -> None:
         return
     kind = proof.op.type
     stated = (
-        f"; or, if a {kind} keeps its rows apart, state "
-        f"dpc.gradients.op_flow({kind!r})"
+        f"; or, if a {kind} keeps its rows apart, state dpc.gradients.op_flow({kind!r})"
         if op_flows.may_be_stated(kind)
         else ""
     )

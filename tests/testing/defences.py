@@ -265,7 +265,7 @@ def outcome_of(finding: Finding, guarded: bool = False) -> str:
         except (ValueError, tf.errors.InvalidArgumentError) as error:
             if finding.loud and finding.loud in str(error):
                 raise LoudError(str(error)) from error
-            compared = ("GradientMismatchError", "by itself is another than")
+            compared = ("GradientMismatchError", "different gradient alone")
             if any(said in str(error) for said in compared):
                 return COMPARED
             raise

@@ -439,15 +439,15 @@ class PerExampleGradients(RecordGradients):
             return tf.constant(True)
         check = RuleCheck(self, groups)
         compiled = in_xla()
-        called = (lambda branch: branch) if compiled else op_copies.called
+        called = (lambda branch: branch) if compiled else op_copies.call_uninlined
         due = self.status.due(self.parts.batch_size)
-        ordinary = tf.cond(due, check.ordinary, check.nothing)
+        ordinary = tf.cond(due, check.ordinary, check.empty_results)
         if not compiled:
             self._gate = due = tf.identity(due)
 
         def compare():
             agree, shows, message = check.compare(ordinary)
-            passed = self.status.settle(agree, shows)
+            passed = self.status.record(agree, shows)
             if message is None:
                 return passed
             # Noted first: a step that failed once is not to be trusted again.

@@ -4,9 +4,9 @@ Comes in: the forms of all variables and the losses `[B]`. Goes out: a boolean t
 that is false where sums or norms differ from TensorFlow's own gradients
 (`rule_check`), under weights that `chance` draws; `status` says which step compares.
 
-Invariant: the comparison finds a wrong rule, never rounding: isolation is the proof's
-(`proof`), and nothing here decides about it.
+Invariant: the comparison finds wrong rules, and rounding never fails it. It does not
+decide whether examples stay apart: the proof does (`proof`).
 
-To add: another compared quantity is a method of `RuleCheck`, and a planted bug in
-`tests/testing/mutations.py` that it alone finds.
+To add: a new compared quantity is a method of `RuleCheck`, with a planted bug in
+`tests/testing/mutations.py` that no earlier quantity finds.
 """

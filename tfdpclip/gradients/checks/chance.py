@@ -1,4 +1,4 @@
-"""Random choices of the checks, which nobody can foresee."""
+"""Random choices of the checks, unpredictable before the run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ def shuffled(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def run_seed() -> tf.Tensor:
-    """int64 `[2]`: 62 bits, new in every run, for streams that a run draws twice."""
+    """An int64 seed `[2]`, new in every run, for a stream that a run draws twice.
+
+    The seed has 62 random bits.
+    """
     drawn = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32, seed=_seed())
     return tf.cast(drawn, tf.int64)
 
 
 def _seed() -> int:
-    """From the operating system, so that `tf.random.set_seed` does not fix it."""
+    """A seed from the operating system, not fixed by `tf.random.set_seed`."""
     return secrets.randbits(31)

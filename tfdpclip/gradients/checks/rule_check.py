@@ -1,29 +1,30 @@
 """Compares the engine with ordinary gradients, on the first step of a trace.
 
-That the examples of a batch stay apart is proven from the graph
-(`isolation_proof.py`), and no step tests it. What no such proof shows is whether a
-rule, an op's converter or a layer of a new Keras version gives the right gradient. So
-the first step of a trace takes ordinary gradients of its own losses, by backward passes
-without any rule of this library, under two weightings of the losses:
+The isolation of the examples is proven from the graph (`isolation_proof.py`) and not
+tested here. The proof does not show that a rule, an op's converter or a layer of a new
+Keras version gives the right gradient. So the first step of a trace takes ordinary
+gradients of its own losses, by backward passes without rules of this library, under two
+weightings of the losses:
 
-* one for most examples, zero for a random sixty-fourth of the batch: the engine's sum
-  of every variable, under twice these weights, must be twice the gradient;
-* one for a random example k, zero for all other examples: the norm that decides about
-  the clip of example k must not be smaller than the norm of the gradient of loss_k.
+* 1 for most examples, 0 for a random sixty-fourth of the batch: the engine's sum of
+  every variable, under twice these weights, must be twice the gradient;
+* 1 for a random example k, 0 for all further examples: the norm that decides about the
+  clip of example k must not be smaller than the norm of the gradient of loss_k.
 
 No weight but 0 and 1 goes through a backward pass, so that the pass rounds each
 example's gradient as the engine's pass does, also where it underflows.
 
-Rounding refuses no model: a wrong rule is off by more than a hundredth of the norm.
-Where a batch shows nothing (an empty draw, a NaN, gradients of 0), the next step
-compares again.
+The tolerance is above rounding errors and below the error of a wrong rule, which is
+more than a hundredth of the norm. After an inconclusive batch (an empty draw, a NaN,
+gradients of 0), the next step compares again.
 
-Gradients that are made one example at a time (`single_examples.py`) are compared as
-well. They are private whatever the ops do; but where an op combines the examples of a
+Gradients made one example at a time (`single_examples.py`) are compared as well. They
+are private for all behaviours of the ops; but if an op combines the examples of a
 batch, they differ from the gradients that the model's author meant.
 
 The ordinary gradients come first and need the forward pass alone; the comparison comes
-last and needs what the sums are made of: so neither keeps anything alive for longer.
+last and needs the tensors that the sums are computed from. So neither extends the life
+of a tensor in memory.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from tfdpclip.gradients.forms.records import LOST_SQUARE
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
 
-# How far sums and norms may be off, relative to the root of the summed squares of the
-# examples' weighted norms; of float32, and where a type below it is computed in.
+# The allowed differences of sums and norms, relative to the root of the summed squares
+# of the examples' weighted norms: in float32, and in float types below float32.
 TOLERANCE, COARSE_TOLERANCE = 1e-2, 0.1
-# What rounding may do, relative to the norm of all variables that are clipped together
-# and to the terms that an example's gradient is the sum of: a gradient that is zero but
-# for rounding (that of the bias of attention's keys) agrees with nothing.
+# The allowed rounding errors, relative to the norm of all variables that are clipped
+# together, and to the terms that an example's gradient is the sum of. A gradient of
+# pure rounding errors (of the key bias of attention, for example) has no right value.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 1e-2
-# In types below float32, an ordinary pass rounds the sum of more examples away.
+# In types below float32, an ordinary backward pass loses the sum of more examples.
 _FEW = 8
 # One of so many examples has the weight 0, and one at least.
 _LEFT_OUT = 64
@@ -63,16 +64,16 @@ _FACTOR = 2.0
 
 @dataclasses.dataclass
 class Differences:
-    """The engine beside ordinary gradients.
+    """The differences between the engine and ordinary gradients.
 
     Attributes:
-      sums: how far each variable's weighted sum is off, `[V]`, relative to the root of
-        the summed squares of the examples' weighted norms.
-      norms: how far the norm of a single example's gradient is above the engine's,
-        `[V]`, relative to the engine's.
+      sums: the differences of the variables' weighted sums, `[V]`, relative to the root
+        of the summed squares of the examples' weighted norms.
+      norms: the ordinary norms of a single example's gradient minus the engine's norms,
+        `[V]`, relative to the engine's norms.
       groups: the same for the norms that decide about the clip, `[L]`.
-      excess: how far the engine's norm is above the gradient's, a scalar.
-      compared: whether anything finite, and not 0, was compared.
+      excess: the engine's norm minus the ordinary norm, relative, a scalar.
+      compared: whether the compared gradients were finite and not 0.
     """
 
     sums: tf.Tensor
@@ -86,8 +87,8 @@ class RuleCheck:
     """The comparison of an engine with ordinary gradients.
 
     Args:
-      engine: a `PerExampleGradients`, complete.
-      assignment: the group of each variable, where the clip rule has groups.
+      engine: a complete `PerExampleGradients`.
+      assignment: the group of each variable, if the clip rule has groups.
     """
 
     def __init__(self, engine: Any, assignment: Sequence[int] | None = None):
@@ -102,18 +103,18 @@ class RuleCheck:
             for op in engine.flows.ops
             for t in op.outputs
         )
-        # Functions that are not linear in the gradient take weights of 1 alone.
+        # Own gradient functions may be nonlinear in the gradient: all weights are 1.
         self._linear = not any(map(op_copies.has_own_gradient, engine.flows.ops))
         self._sizes = [v.shape.num_elements() for v in engine.variables]
 
     @property
     def groups(self) -> int:
-        """How many groups of variables are clipped apart."""
+        """The number of groups of variables that are clipped apart."""
         return len(self._members)
 
     @property
     def limit(self) -> float:
-        """The largest relative difference that is put down to rounding."""
+        """The largest relative difference that counts as rounding."""
         if not self._engine.proof.proven:
             return COARSE_TOLERANCE
         return COARSE_TOLERANCE if self._coarse else TOLERANCE
@@ -135,16 +136,18 @@ class RuleCheck:
         """Two ordinary gradients of the step's own losses.
 
         Returns:
-          The weights of the losses of many examples, `[B]`; which example is looked at
-          alone, `[B]`, true at one random place; and the gradients of all variables,
-          `[n]` for n entries, under these weights and of that example's loss.
+          The weights of the losses of many examples, `[B]`; a mask `[B]` that is true
+          at a single random example; the gradients of all variables, `[n]` for n
+          entries, under these weights; and the gradients of that example's loss, `[n]`.
         """
         order = chance.shuffled(tf.range(self._engine.parts.batch_size))
         weights = self.weights(order)
-        # Compared, and not an index, so that XLA compiles an empty batch.
+        # A comparison instead of an index, so that XLA compiles an empty batch.
         alone = tf.equal(order, 0)
-        # Traced once, and kept from running both at once, for their memory.
-        gradient = self.gradient if in_xla() else op_copies.called(self.gradient)
+        # Traced once. The two passes run in sequence, to save memory.
+        gradient = (
+            self.gradient if in_xla() else op_copies.call_uninlined(self.gradient)
+        )
         many = gradient(weights)
         with tf.control_dependencies([many]):
             one = gradient(tf.cast(alone, tf.float32))
@@ -159,10 +162,10 @@ class RuleCheck:
         pairs = zip(found, engine.variables, strict=True)
         return tf.concat([_flat(g, v.shape) for g, v in pairs], axis=0)
 
-    def nothing(self) -> list[tf.Tensor]:
-        """What stands for `ordinary` in a step that compares nothing."""
+    def empty_results(self) -> list[tf.Tensor]:
+        """Stand-ins for the results of `ordinary`, in a step without a comparison."""
         count, size = self._engine.flows.batch_size or 0, 0
-        if in_xla():  # Where both branches give tensors of the same shapes.
+        if in_xla():  # XLA needs the same shapes from both branches.
             count, size = self._engine.parts.batch_size, sum(self._sizes)
         shapes = [[count], [count], [size], [size]]
         kinds = [tf.float32, tf.bool, tf.float32, tf.float32]
@@ -174,11 +177,12 @@ class RuleCheck:
         """Compares the engine's sums and norms with ordinary gradients.
 
         Args:
-          found: what `ordinary` made.
+          found: the results of `ordinary`.
 
         Returns:
-          Whether all agree; whether the batch could have shown otherwise; and the error
-          for the first that does not, None under XLA, where nothing can be said.
+          Whether all sums and norms agree; whether the comparison was conclusive; and
+          the error message for the first disagreement, None under XLA, which cannot
+          print messages.
         """
         engine, limit = self._engine, self.limit
         off = self.differences(found)
@@ -195,16 +199,16 @@ class RuleCheck:
                 messages += [kind(*place) for place in places]
             if not engine.proof.proven:
                 messages = [_combined(engine.proof.op)] * len(messages)
-            # The first that does not agree; if all do, an earlier step failed.
+            # The first disagreement. If all agree, an earlier step failed.
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _WRONG_TOTAL, _AGAIN], first)
         return tf.reduce_all(every), off.compared, message
 
     def differences(self, found: Sequence[tf.Tensor]) -> Differences:
-        """How far the engine is from two ordinary gradients.
+        """The differences between the engine and two ordinary gradients.
 
         Args:
-          found: what `ordinary` made.
+          found: the results of `ordinary`.
         """
         rows = self._engine.flows.batch_size
         weights, alone = (tf.ensure_shape(part, [rows]) for part in found[:2])
@@ -216,21 +220,21 @@ class RuleCheck:
     def sums(
         self, weights: tf.Tensor, ordinary: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """How far the engine's sums are off, `[V]`, and whether all were finite.
+        """The differences of the engine's sums, `[V]`, and whether all were finite.
 
         Args:
-          weights: of the losses, `[B]`, each 0 or 1.
-          ordinary: the gradient under these weights, `[n]`.
+          weights: the weights of the losses, `[B]`, each 0 or 1.
+          ordinary: the ordinary gradient under these weights, `[n]`.
         """
         engine = self._engine
         sums = engine.unperturbed_sums(_FACTOR * weights)
-        # Weights of 0 keep out norms that are not finite.
+        # A mask, because a weight of 0 does not remove an infinite or NaN norm.
         squares, terms = (
             tf.reduce_sum(tf.where(weights > 0, part, 0.0), axis=1)
             for part in self._squares_and_terms
         )
         scales, _ = self._scales(squares, terms)
-        # Relative to the norms before anything is squared, against overflow.
+        # Divided by the scales before squaring, against overflow.
         off = tf.stack(
             [
                 _length((_flat(own, v.shape) / _FACTOR - truth) / scale)
@@ -243,18 +247,18 @@ class RuleCheck:
                 )
             ]
         )
-        # An infinite norm of one variable leaves nothing to say of those beside it. A
-        # sum that is no number, where the gradient is one, is wrong.
+        # If the norm of a variable is infinite, the comparison is inconclusive. A sum
+        # that is NaN is wrong if the ordinary gradient is finite.
         shows = tf.math.is_finite(_length(ordinary)) & tf.math.is_finite(scales)
         off = tf.where(tf.math.is_nan(off), math.inf, off)
         return tf.where(shows, off, 0.0), tf.reduce_all(shows)
 
     def norms(self, alone: tf.Tensor, ordinary: tf.Tensor) -> list[tf.Tensor]:
-        """How far the norms of an example are below those of its gradient.
+        """The differences of the norms of a single example's gradient.
 
         Args:
-          alone: which example it is, `[B]`, true at its place.
-          ordinary: the gradient of its loss, `[n]`.
+          alone: the mask of the example, `[B]`.
+          ordinary: the ordinary gradient of the example's loss, `[n]`.
 
         Returns:
           `norms`, `groups` and `excess` of `Differences`, and whether the gradient is
@@ -276,22 +280,26 @@ class RuleCheck:
 
     @functools.cached_property
     def _squares_and_terms(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Squared norms by variable, `[V, B]`, and summed squares of their terms."""
+        """Squared norms by variable, `[V, B]`, and the summed squares of the terms.
+
+        An example's gradient is a sum of terms, over time steps or positions.
+        """
         engine = self._engine
         squares = tf.stack(engine.squares_by_variable())
         hidden = [[LOST_SQUARE * size] for size in self._sizes]
         return squares + hidden, tf.stack(engine.terms_by_variable())
 
     def _scales(self, squares, terms) -> tuple[tf.Tensor, tf.Tensor]:
-        """The lengths, `[V]`, relative to which gradients are compared.
+        """The lengths, `[V]`, by which differences of gradients are divided.
 
         Args:
           squares: the summed squares of the examples' weighted norms, `[V]`.
-          terms: those of the terms of their gradients, `[V]`.
+          terms: the summed squares of the terms of the examples' gradients, `[V]`.
 
         Returns:
-          The root of the first and what rounding may add, so that the addition is
-          within the limit; and what rounding may do where terms cancel.
+          The root of `squares`, plus the rounding error over the limit: so a difference
+          by the rounding error is within the limit. And the rounding error of terms
+          that cancel.
         """
         terms = tf.sqrt(terms)
         rounding = _COARSE_ROUNDING if self._coarse else _ROUNDING
@@ -301,7 +309,16 @@ class RuleCheck:
         return scales, terms * rounding
 
     def _decisive(self, alone, lengths, rounded) -> tuple[tf.Tensor, tf.Tensor]:
-        """The norms that decide about the clip, beside those of one example's sum."""
+        """Compares the norms that decide about the clip, `[B, L]`, for an example.
+
+        Args:
+          alone: the mask of the example, `[B]`.
+          lengths: the ordinary norms of the example's gradient, `[V]`.
+          rounded: the rounding errors of the norms, `[V]`.
+
+        Returns:
+          `groups` and `excess` of `Differences`.
+        """
         engine = self._engine
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, self.groups])
@@ -329,9 +346,9 @@ def _combined(op: tf.Operation) -> str:
     return (
         f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
         "examples of a batch, or depends on their places or on the number of examples: "
-        "the gradient of an example by itself is another than in the batch. Compute it "
-        "from each example's own rows; or compute the op in the data pipeline, before "
-        "batches are drawn." + see("mixed-examples")
+        "an example has a different gradient alone than in the batch. Compute the op "
+        "from each example's own rows, or in the data pipeline, before batches are "
+        "drawn." + see("mixed-examples")
     )
 
 
@@ -345,20 +362,21 @@ def _flat(gradient: Any, shape: tf.TensorShape) -> tf.Tensor:
 
 def _length(gradient: tf.Tensor) -> tf.Tensor:
     """The norm of a vector."""
-    if in_xla():  # Which has no such op everywhere.
+    if in_xla():  # XLA does not have EuclideanNorm on every device.
         return tf.norm(gradient)
     return tf.raw_ops.EuclideanNorm(input=gradient, axis=vector(0))
 
 
 _REMEDY = (
     "Nothing was released. dpc.testing.assert_exact(model, (x, y)) compares all "
-    "examples. If a rule of yours covers that op (op_rule), mend the rule; if not, "
-    "build the layer of other ops, and report it, please." + see("a-wrong-gradient")
+    "examples. If you registered a rule for the op (op_rule), correct the rule; if "
+    "not, build the layer of other ops, and please report the model."
+    + see("a-wrong-gradient")
 )
 _AGAIN = (
-    "GradientMismatchError: an earlier step of this function failed its comparison "
-    "with ordinary gradients, so that its steps are not to be trusted. Mend the model, "
-    "and make a new function." + see("a-wrong-gradient")
+    "GradientMismatchError: an earlier step of this function failed the comparison "
+    "with ordinary gradients, so every later step fails too. Correct the model, and "
+    "make a new function." + see("a-wrong-gradient")
 )
 _WRONG_TOTAL = (
     "GradientMismatchError: the norm that decides about the clip is smaller than the "
@@ -368,13 +386,13 @@ _WRONG_TOTAL = (
 
 def _wrong_sum(name: str, where: str) -> str:
     return (
-        f"GradientMismatchError: the clipped sum of {name!r} ({where}) is not what an "
-        f"ordinary backward pass gives. {_REMEDY}"
+        f"GradientMismatchError: the clipped sum of {name!r} ({where}) differs from "
+        f"the sum of an ordinary backward pass. {_REMEDY}"
     )
 
 
 def _wrong_norm(name: str, where: str) -> str:
     return (
         f"GradientMismatchError: the norm of an example's gradient of {name!r} "
-        f"({where}) is smaller than an ordinary backward pass gives. {_REMEDY}"
+        f"({where}) is smaller than in an ordinary backward pass. {_REMEDY}"
     )

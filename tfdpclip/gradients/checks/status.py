@@ -1,7 +1,7 @@
-"""When a step compares itself with ordinary gradients, and what was found.
+"""Decides which steps compare with ordinary gradients, and stores the outcome.
 
-One status belongs to one loss in one trace: what was found for one graph says nothing
-about another.
+Each loss has a separate status in each trace: the outcome for a graph does not hold for
+a different graph.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import tensorflow as tf
 from tfdpclip._outside import outside_of_functions
 
 UNCHECKED, PASSED, FAILED = 0, 1, 2
-# A batch that shows nothing (an empty draw, gradients that are 0 or no numbers) leaves
-# the comparison to the next step, in so many steps at most.
+# After a batch without finite, nonzero gradients (an empty draw, for example), the next
+# step compares again. At most this many steps compare.
 ATTEMPTS = 50
 
 
 class CheckStatus:
-    """Whether a step has been compared with ordinary gradients, and the outcome.
+    """Whether a step was compared with ordinary gradients, and the outcome.
 
-    A step that failed once is compared, and fails, ever after.
+    After a failed comparison, every later step compares again and fails.
 
     Args:
-      when: "first" (until a batch shows something), "always" or "never".
+      when: "first" (until a batch has finite, nonzero gradients), "always" or "never".
     """
 
     def __init__(self, when: str):
         self._when = when
         self._verdict: tf.Variable | None = None
         if when != "never":
-            # Every trace makes its own, which a strategy's variables could not be.
+            # Every trace makes a variable, and a strategy makes none during a trace.
             outside_of_functions(self._make, [], in_strategy=False)
 
     def _make(self) -> None:
@@ -37,11 +37,11 @@ class CheckStatus:
 
     @property
     def failed(self) -> bool:
-        """Whether a comparison has failed. Not for use in graphs."""
+        """Whether a comparison has failed, as a Python bool, outside of graphs."""
         return self._verdict is not None and int(self._verdict) == FAILED
 
     def due(self, batch_size: tf.Tensor) -> tf.Tensor:
-        """Whether this step is to be compared: an empty batch shows nothing."""
+        """Whether this step compares. A step with an empty batch does not."""
         some = batch_size > 0
         if self._when == "always":
             return some
@@ -49,18 +49,19 @@ class CheckStatus:
         open_yet = (verdict <= UNCHECKED) & (verdict > -ATTEMPTS)
         return some & (open_yet | tf.equal(verdict, FAILED))
 
-    def settle(self, agrees: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-        """Notes the outcome of a comparison.
+    def record(self, agrees: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
+        """Stores the outcome of a comparison.
 
         Args:
-          agrees: whether nothing was wrong.
-          shows: whether the batch could have shown it.
+          agrees: whether the gradients agree.
+          shows: whether the gradients of the batch were finite and not 0, so that the
+            comparison could have failed.
 
         Returns:
           Whether this comparison and all before it were passed.
         """
         seen = self._verdict.read_value()
-        # Counts down from UNCHECKED until a batch shows something, and then stays.
+        # Counts attempts down from UNCHECKED until the first conclusive comparison.
         undecided = tf.where(seen <= UNCHECKED, seen - 1, seen)
         undecided = tf.maximum(undecided, tf.constant(-ATTEMPTS, tf.int64))
         verdict = tf.where(shows, tf.constant(PASSED, tf.int64), undecided)

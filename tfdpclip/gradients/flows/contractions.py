@@ -1,4 +1,4 @@
-"""How contractions carry the batch: an axis of examples must survive, once."""
+"""Flows of contractions: an axis of examples must be in the output exactly once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, agreed
-from tfdpclip.gradients.graph.known import BY_PLACE, rows_alike
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
+from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
 
 def _matmul(op, output, inputs, batch_size) -> Flow:
@@ -38,7 +38,7 @@ def _einsum(op, output, inputs, batch_size) -> Flow:
 
 
 def _sparse_matmul(op, output, inputs, batch_size) -> Flow:
-    """A matrix that all examples share, in entries, times one of the batch."""
+    """The flow of a shared sparse matrix times a dense matrix of the batch."""
     if any(flow.kind == DATA for flow in inputs[:3]):
         return Flow(DATA, None)
     names = "bk" if op.get_attr("adjoint_b") else "kb"
@@ -46,9 +46,10 @@ def _sparse_matmul(op, output, inputs, batch_size) -> Flow:
 
 
 def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
-    """An Einsum's labels for each input and the output, without ellipses.
+    """The labels of an `Einsum` for each input and the output, without ellipses.
 
-    None where they cannot be told from the static ranks.
+    Returns:
+      None if the static ranks do not determine the labels.
     """
     equation = op.get_attr("equation").decode().replace(" ", "")
     if "->" not in equation:
@@ -76,7 +77,15 @@ def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
 
 
 def _labelled(op, labels, out_labels, inputs) -> Flow:
-    """Contractions: an axis that counts examples must survive, and only once."""
+    """The flow of a contraction from the labels of the axes.
+
+    Args:
+      op: the contraction.
+      labels: a letter for each axis of each input. Axes with the same letter are
+        multiplied entry by entry, and summed if the letter is not in `out_labels`.
+      out_labels: a letter for each axis of the output.
+      inputs: the flows of the inputs.
+    """
     marked: dict[str, Flow] = {}
     coupled = None
     for names, flow in zip(labels, inputs, strict=True):
@@ -84,9 +93,9 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
             if names[axis] not in out_labels:
                 coupled = op
             other = marked.get(names[axis], flow)
-            layout = agreed([other, flow])
+            layout = common_layout([other, flow])
             if layout is None:
-                # Not the same examples' rows beside each other, or nobody knows.
+                # Rows of different examples may be multiplied.
                 return Flow(DATA, None, coupled=coupled)
             marked[names[axis]] = other.laid_out(layout)
     believed = ""
@@ -94,7 +103,7 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
         for axis, name in enumerate(names):
             if name in marked and flow.kind == PUBLIC:
                 if not rows_alike(tensor, axis - len(names)):
-                    believed = BY_PLACE
+                    believed = CONSTANT_BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
     lead = None
     if axes and (axes[0] == 0 or len(axes) == 1):

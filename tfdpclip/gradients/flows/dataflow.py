@@ -1,14 +1,15 @@
-"""Follows the batch through a graph: which axis of which tensor counts examples.
+"""Follows the batch through a graph: which axes of each tensor count examples.
 
 The analysis is static and reads only op types, attributes and static shapes. It answers
-three questions about every tensor the loss depends on:
+three questions about every tensor that the loss depends on:
 
-* does its value depend on the data, only on the batch's size, or on neither;
-* which axes count examples, and how many rows one example has on axis 0;
-* has a reduction over examples made it a statistic of the batch?
+* does the value depend on the data, only on the batch size, or on neither;
+* which axes count examples, and how many rows an example has on axis 0;
+* has a reduction over examples made the tensor a statistic of the batch?
 
-It never guesses in the unsafe direction: what it does not know it calls unknown, and
-`isolation_proof.py` proves nothing behind it.
+The analysis never guesses in the unsafe direction: it marks a tensor as unknown unless
+the ops before the tensor are known, and `isolation_proof.py` proves nothing about ops
+after an unknown tensor.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from tfdpclip.gradients.graph.known import (
     rows_alike,
 )
 
-#: What reads the functions that ops of some types run: from an op and the analysis
-#: around it to the flows of the op's outputs, or None if nothing is known of them.
+#: Readers of ops that run functions, by op type. A reader takes an op and the analysis
+#: of the op's graph, and returns the flows of the op's outputs; None if unknown.
 INSIDE: dict[str, Callable[[tf.Operation, Dataflow], list[Flow] | None]] = {}
 
 
 class Dataflow:
-    """The analysis of everything that `outputs` depend on.
+    """The analysis of all tensors that `outputs` depend on.
 
     Args:
-      outputs: tensors of one graph.
-      handles: the graph's tensors that stand for the variables of interest.
-      batch_size: the static batch size, if it is known better than from `outputs`.
-      public: the graph's handles of other variables whose values are public.
-      rows_per_example: how many rows of the data belong to one example.
+      outputs: tensors of the same graph.
+      handles: the graph's handles of the variables of interest.
+      batch_size: the static batch size; by default found from `outputs`.
+      public: the graph's handles of further variables with public values.
+      rows_per_example: the number of rows of the data that belong to each example.
 
     Attributes:
       batch_size: the static number of examples, or None.
       rows_per_example: as given.
       outputs: as given.
-      sources: the data.
-      sparse_batches: those that are sparse.
+      sources: the tensors that hold the dense data of the batch.
+      sparse_batches: the sparse tensors that hold data of the batch.
       inner: the analyses of the functions that branches, calls and loops run.
     """
 
@@ -80,8 +81,8 @@ class Dataflow:
                 self.sparse_batches.append(batch)
                 self._sparse.update(sparse.flows_of(batch))
 
-    def of_others(self, outputs: list[tf.Tensor]) -> Dataflow:
-        """The analysis of other tensors of a graph, for the same batch."""
+    def analyse_further(self, outputs: list[tf.Tensor]) -> Dataflow:
+        """The analysis of further tensors of the graph, with the same batch size."""
         flows = Dataflow.__new__(Dataflow)
         flows._start(outputs, (), self.batch_size, (), self.rows_per_example)
         flows._any_data = self._any_data
@@ -110,9 +111,9 @@ class Dataflow:
         if flow is not None:
             return flow
         if tensor.op in self._inside:
-            # An output that a loop was given when it was differentiated.
+            # TensorFlow added this output to a loop when it differentiated the loop.
             return Flow(DATA, None)
-        # A tensor built after the analysis: analyse what it adds.
+        # The tensor was built after the analysis: analyse its new ancestors.
         for op in ancestors([tensor], stop=self._inside):
             self._inside.add(op)
             self._visit(op)
@@ -127,15 +128,16 @@ class Dataflow:
 
     @property
     def length(self) -> int | None:
-        """How many rows the data have, if that is static."""
+        """The static number of rows of the data; None if it is not static."""
         if self.batch_size is None:
             return None
         return self.batch_size * self.rows_per_example
 
     def without_gradient(self) -> dict[tf.Operation, Callable]:
-        """Gradient functions for ops that have none, before the first variable.
+        """Gradient functions for ops without a registered gradient.
 
-        No gradient passes them.
+        Only ops that depend on no variable of interest are listed. Their gradient
+        functions return None for every input, so no gradient passes through.
         """
         return {
             op: lambda op, *at_outputs: [None] * len(op.inputs)
@@ -148,7 +150,7 @@ class Dataflow:
         return handle.ref() in self._handles
 
     def is_public(self, handle: tf.Tensor) -> bool:
-        """Whether a handle stands for a variable that is trained here, or public."""
+        """Whether a handle stands for a variable of interest or a public variable."""
         return handle.ref() in self._handles or handle.ref() in self._public
 
     def _visit(self, op: tf.Operation) -> None:
@@ -179,7 +181,11 @@ class Dataflow:
             self._flows[output.ref()] = flow
 
     def _inside_of(self, op: tf.Operation, inputs: list[Flow]) -> list[Flow] | None:
-        """The flows of an op's outputs by the functions that it runs, if it is read."""
+        """The flows of an op's outputs from the functions that the op runs.
+
+        Returns:
+          None if the op type has no reader, or if no input holds data.
+        """
         read = INSIDE.get(op.type)
         if read is None or all(f.kind != DATA for f in inputs):
             return None
@@ -189,7 +195,7 @@ class Dataflow:
         self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]
     ) -> Flow:
         if op.type in ops.SIZES and any(f.varying for f in inputs):
-            # How many entries a mask has left is a statistic of the batch.
+            # The number of entries left by a mask is a statistic of the batch.
             return Flow(DATA, (), coupled=op)
         if op.type in ops.SIZES:
             return size_flow(op, output, inputs, self.__getitem__)
@@ -201,10 +207,10 @@ class Dataflow:
         if all(f.kind != DATA for f in inputs) and origins.brings_data(op):
             return Flow(DATA, None)
         if op.type == "RngReadAndSkip" and all(f.kind != DATA for f in inputs):
-            return Flow()  # The state before, whatever is skipped.
+            return Flow()  # The op returns the public state before the skip.
         trained = any(f.trained for f in inputs)
         if output.dtype.is_floating and all(f.kind != DATA for f in inputs):
-            behind = repeats.repeated(
+            behind = repeats.repeated_flow(
                 op,
                 output,
                 self.length,
@@ -221,12 +227,12 @@ class Dataflow:
             return Flow(DATA, (0,), rows, made=True) if batched else Flow()
         if all(f.kind != DATA for f in inputs):
             return self._shaped(op, output, inputs)
-        taken = places.taken(op, output, inputs, self.batch_size)
+        taken = places.find_taken_example(op, output, inputs, self.batch_size)
         if taken is not None and all(f.made for f in inputs if f.kind == DATA):
             return Flow(DATA, taken.axes, made=True)
         if taken is not None:
             return Flow(DATA, taken.axes, example=self.place_of(taken.place))
-        flow = places.met(op, output, inputs, self.batch_size)
+        flow = places.single_example_flow(op, output, inputs, self.batch_size)
         if flow is None:
             flow = self._transfer(op, output, inputs)
         made = all(f.made or f.kind != DATA for f in inputs)
@@ -244,12 +250,15 @@ class Dataflow:
         if flow is None:
             flow = transfer(op, output, inputs, self.batch_size)
         if flow.axes and any(f.example is not None and not f.made for f in inputs):
-            # Of a step of a loop over the examples, which may be for itself.
-            flow = dataclasses.replace(flow, obstacle="which example reaches which")
+            # An input belongs to the example of a loop's step; a mask may restrict the
+            # input to its own row.
+            flow = dataclasses.replace(
+                flow, obstacle="which examples each row depends on"
+            )
         return flow
 
     def _with_history(self, op, output, flow, inputs, known) -> Flow:
-        """With the first op that combined examples, and whether it is trained."""
+        """Adds the facts that pass from inputs to outputs: coupled, placed, trained."""
         trained = any(f.trained for f in inputs)
         placed = flow.placed or (known is None and any(f.placed for f in inputs))
         if op.type in ops.VALUELESS:
@@ -265,7 +274,7 @@ class Dataflow:
             or output.dtype.is_complex
             or output.dtype in (tf.resource, tf.variant)
         )
-        # A single example has no other to be combined with.
+        # In a batch of a single example, no examples can be combined.
         mixed = None if self.batch_size == 1 else flow.coupled or coupled
         return dataclasses.replace(
             flow,
@@ -282,13 +291,13 @@ class Dataflow:
         return places.AT + same_number(index).name
 
     def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
-        """Whether the values of the data decide about the shape of an output."""
+        """Whether the values of the data determine the shape of an output."""
         if output.shape.is_fully_defined() or op.type in ops.SIZES:
             return False
         if any(f.varying for f in inputs):
             return True
         if any(f.entry is not None for f in inputs):
-            return False  # As many as the batch has: nothing was decided.
+            return False  # The list has all entries of the batch: no value selects.
         made = op.type in ops.DATA_SHAPED or op.type in ops.SHAPERS - {
             "BroadcastTo",
             "Tile",
@@ -296,11 +305,15 @@ class Dataflow:
         return made and any(f.kind == DATA for f in inputs)
 
     def _classify(self, op: tf.Operation) -> Callable[[tf.Tensor], Flow] | None:
-        """The flow of an op that starts something; None of one that goes by its inputs.
+        """How to make the flow of data, a constant, or an op without inputs.
 
-        A tensor that was captured from eager code, and a constant, have one value for
-        good. They are the data all the same where somebody closes over a whole batch;
-        that is told by their leading dimension.
+        Returns:
+          A function from an output of the op to the output's flow; None if the flow
+          follows from the op's inputs.
+
+        A constant, or a tensor captured from eager code, keeps the same value in every
+        step. It is still data if the function closes over a whole batch. The analysis
+        recognises such a batch by the size of axis 0.
         """
         if self.passed_in(op):
             return self._batch
@@ -320,7 +333,7 @@ class Dataflow:
         return None
 
     def passed_in(self, op: tf.Operation) -> bool:
-        """Whether the op's outputs are the batch: arguments, or from an iterator."""
+        """Whether the op is an argument of the function, or reads from an iterator."""
         if op.type in ops.ITERATORS:
             return True
         if op.type != "Placeholder" or op.outputs[0].dtype in (tf.resource, tf.variant):
@@ -336,28 +349,29 @@ class Dataflow:
             return Flow(DATA, None)
         if output.shape.rank is None:
             raise LossStructureError(
-                f"How many axes the data {output.name!r} have is not known, so that "
-                "nobody can tell which of them counts examples: tf.py_function in a "
-                "pipeline, and from_generator without shapes, forget it. Say it there: "
+                f"The data {output.name!r} have no known number of axes, so the axis "
+                "that counts examples is not known. tf.py_function and from_generator "
+                "lose the shapes. State the shape in the pipeline, before batching: "
                 "dataset.map(lambda x, y: (tf.ensure_shape(x, [28, 28]), y))."
                 + see("mixed-examples")
             )
         if _is_ragged(output):
             raise LossStructureError(
-                f"The data {output.name!r} are the values of a ragged tensor, one row "
-                "for each entry, not for each example: every entry would be clipped "
-                "alone. Pad in the pipeline, before the step, and give the filling a "
-                "weight of 0: dataset.map(lambda x, y: (x.to_tensor(shape=[None, 40]), "
-                "y))." + see("mixed-examples")
+                f"The data {output.name!r} are the values of a ragged tensor, with a "
+                "row for each entry, not for each example: every entry would be "
+                "clipped alone. Pad in the pipeline, before the step, and give the "
+                "padding a weight of 0: dataset.map(lambda x, y: "
+                "(x.to_tensor(shape=[None, 40]), y))." + see("mixed-examples")
             )
         self.sources.append(output)
         rows = self.rows_per_example
         return Flow(DATA, (0,), rows) if output.shape.rank else Flow(DATA, ())
 
     def _repeats_for_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
-        """Whether a parameter is repeated once for each of a static batch's examples.
+        """Whether a parameter is repeated for each row of a static batch.
 
-        If it is not, nothing false is said: a row of what is public is of any example.
+        A wrong guess is safe: the rows are copies of a parameter, and may belong to any
+        example.
         """
         if op.type not in ("Tile", "BroadcastTo") or (self.length or 0) < 2:
             return False
@@ -367,14 +381,17 @@ class Dataflow:
         return before.rank < after.rank or before[0] == 1
 
     def _fills_a_batch(self, op: tf.Operation, output: tf.Tensor) -> bool:
-        """Whether one value is repeated, as in an initial state, for a static batch."""
+        """Whether a `Fill` makes a row for each row of a static batch.
+
+        Layers make initial states so.
+        """
         shape = output.shape
         return bool(op.type == "Fill" and shape.rank and shape.rank > 1) and (
             self.length is not None and shape[0] == self.length
         )
 
     def _counted_behind(self, op: tf.Operation, output: tf.Tensor) -> Flow | None:
-        """The flow of what is made for the batch on an axis that is not the first."""
+        """The flow of a tensor made for the batch, with the examples not on axis 0."""
         if op.type in ("Tile", "Range", "LinSpace") or counted_rows(
             op, self.__getitem__
         ):
@@ -386,7 +403,7 @@ class Dataflow:
         return None
 
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
-        """A tensor that depends on the batch's size only: a number, or a new batch."""
+        """The flow of a number or a new batch that depends on the batch size only."""
         if op.type not in ops.SHAPERS or output.shape.rank is None:
             flow = size_flow(op, output, inputs, self.__getitem__)
             return flow if output.shape.rank is not None else Flow(SIZE, None)
@@ -400,7 +417,7 @@ class Dataflow:
             like = counted_rows(op, self.__getitem__)
             if like is not None:
                 return Flow(DATA, (0,), like.rows, like.minor, made=True, placed=placed)
-            # For a batch of a static size, any row is any example's.
+            # The rows hold no data: in a static batch, row i may belong to example i.
             known = output.shape[0] is not None
             rows = self.rows_per_example if known else None
             return Flow(DATA, (0,), rows, made=True, placed=placed)
@@ -408,7 +425,7 @@ class Dataflow:
 
 
 def _is_ragged(tensor: tf.Tensor) -> bool:
-    """Whether it is the values that a function was given in a ragged tensor."""
+    """Whether a tensor is the values component of a ragged argument of the function."""
     graph = tensor.graph
     signature = getattr(graph, "structured_input_signature", None)
     if signature is None:
@@ -435,7 +452,7 @@ def _has_gradient(op: tf.Operation) -> bool:
 
 
 def ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
-    """Ops that `outputs` depend on, in an order in which inputs come first."""
+    """The ops that `outputs` depend on, inputs first."""
     order, seen = [], set(stop)
     stack = [(t.op, False) for t in outputs]
     while stack:
@@ -456,10 +473,10 @@ def _static_length(
 ) -> int | None:
     """The static number of rows of the data, or None.
 
-    Of a loss with a batch axis, it is the size of that axis, times `rows` if the data
-    have as many rows for each of its entries; of a scalar, the leading size of all the
-    data that were passed in, or, where these are of several sizes or there are none, of
-    what was reduced last.
+    Of a loss with a batch axis, the number of rows is the size of that axis, times `rows`
+    if the data have as many rows for each entry. Of a scalar loss, it is the size of
+    axis 0 of all data passed in; if these sizes differ, or no data were passed in, the
+    size of axis 0 before the last `Sum` or `Mean`.
     """
     passed = [
         op
@@ -471,11 +488,11 @@ def _static_length(
         )
     ]
     closed_over = [op for op in passed if _is_captured_value(op)]
-    # What is closed over is the data only where nothing is passed in.
+    # Captured tensors are the data only if no data are passed in.
     for given in ([op for op in passed if op not in closed_over], closed_over):
         sizes = {t.shape[0] for op in given for t in op.outputs if t.shape.rank}
         if output.shape.rank:
-            # A loss of one entry need not be of one example.
+            # A loss with a single entry need not have a single example.
             entries = output.shape[0]
             if None in sizes or entries is None:
                 return None
@@ -483,7 +500,7 @@ def _static_length(
         if len(sizes) == 1:
             return sizes.pop()
         if None in sizes:
-            # One of them may be a mask, or a table, that all examples share.
+            # A tensor of a known size may be a mask or a table that all examples share.
             return None
         if sizes:
             break
@@ -494,7 +511,7 @@ def _static_length(
 
 
 def _is_captured_value(op: tf.Operation) -> bool:
-    """Whether a placeholder stands for one eager tensor."""
+    """Whether a placeholder stands for a captured eager tensor."""
     value = origins.captured_from(op.outputs[0])
     return _tf_private.is_eager(value)
 
@@ -508,13 +525,13 @@ def _unknown(output: tf.Tensor) -> Flow:
 
 
 def same_number(tensor: tf.Tensor) -> tf.Tensor:
-    """What an index was before ops that leave a number what it is."""
+    """The index tensor before ops that keep a number's value, such as `Reshape`."""
     while tensor.op.type in ops.SAME_ENTRIES:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def _is_uniform(op: tf.Operation) -> bool:
-    """Whether a constant repeats one value, as initial states do."""
+    """Whether all entries of a constant are equal, as in an initial state."""
     value = tf.get_static_value(op.outputs[0])
     return value is not None and value.size > 0 and bool((value == value.flat[0]).all())

@@ -1,4 +1,4 @@
-"""What the static analysis knows of one tensor."""
+"""`Flow`: the facts that the static analysis knows about a tensor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ PUBLIC, SIZE, DATA = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """What a tensor has for each entry of a sparse batch; see `sparse.py`.
+    """The entries of a sparse batch that a tensor lists on axis 0; see `sparse.py`.
 
     Attributes:
-      key: which entries, in which order: the same for tensors that agree.
-      role: what of them.
+      key: names the list of entries and its order. Two tensors with the same key list
+        the same entries in the same order.
+      role: the property of the entries that the tensor lists, such as `VALUES`.
     """
 
     key: tuple
@@ -26,32 +27,35 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """What is known of one tensor.
+    """The facts that the analysis knows about a tensor.
 
     Attributes:
-      kind: PUBLIC, SIZE (depends on the batch's size alone) or DATA.
+      kind: PUBLIC, SIZE (the value depends on the batch size alone) or DATA.
       axes: the axes that count examples; None if unknown.
-      rows: rows of one example on axis 0, when axis 0 counts examples; None if unknown.
-      even: whether each example has as many rows as every other, one after the other,
-        though `rows` does not say how many: in `[B T, D]`, with T only known to the
-        step. Of the only axis that counts examples.
+      rows: the number of rows of an example on axis 0, if axis 0 counts examples; None
+        if unknown.
+      even: whether every example has the same number of rows, and the rows of an
+        example are consecutive, though `rows` is unknown: in `[B T, D]`, with T known
+        only when the step runs. The statement is about the only axis that counts
+        examples.
       minor: whether axis 0 runs through the examples fastest (row r belongs to example
         r mod B) instead of slowest.
-      coupled: the op at which the examples of a batch were combined, or None.
+      coupled: the op that combined the examples of a batch, or None.
       trained: whether the value depends on a variable of interest.
-      power: of a number of kind SIZE, its power of the batch size; None if it depends
-        on that size in another way. 0 for what does not depend on it.
-      dims: of a vector of sizes, the powers of its entries.
-      entries: how many numbers of the tensor belong to one example, where they follow
-        each other though axis 0 does not count examples; None if unknown.
-      varying: whether the values of the data decide about the tensor's shape.
-      entry: what of a sparse batch's entries the tensor lists along axis 0, or None.
-      example: the place in the batch of the one example that the tensor is computed
-        from, where it was taken out of the batch; see `places.py`.
+      power: the exponent of the batch size in a number of kind SIZE; 0 if the number
+        does not depend on the batch size; None if the number is not a power.
+      dims: the exponents of the entries of a vector of sizes.
+      entries: the number of consecutive entries of the tensor that belong to each
+        example, if axis 0 does not count examples; None if unknown.
+      varying: whether the values of the data determine the tensor's shape.
+      entry: the list of a sparse batch's entries that is on axis 0, or None.
+      example: the place in the batch of the single example that the tensor is computed
+        from, after an op took the example out of the batch; see `places.py`.
       made: whether the tensor is of kind DATA for its shape alone: it was made for the
-        batch, of no example's values.
+        batch, and holds no values of the data.
       placed: whether the values depend on the examples' places in the batch.
-      obstacle: what is believed of the tensor and not proven, a part of a sentence.
+      obstacle: an assumption about the tensor that is not proven, as the end of the
+        sentence "it is not known ...".
     """
 
     kind: int = PUBLIC
@@ -72,47 +76,48 @@ class Flow:
     even: bool = False
 
     def on(self, axes: tuple[int, ...]) -> Flow:
-        """The same rows of the same examples, on these axes."""
+        """A flow with the same layout of rows, on the given axes."""
         return Flow(DATA, axes, self.rows, self.minor, even=self.even)
 
     @property
     def layout(self) -> tuple:
-        """How the rows of the examples follow each other."""
+        """`(rows, minor, even)`: the order of the examples' rows on axis 0."""
         return self.rows, self.minor, self.even
 
     def laid_out(self, layout: tuple) -> Flow:
-        """The same axes, whose rows follow each other so."""
+        """A flow with the same axes and the given layout of rows."""
         rows, minor, even = layout
         return Flow(DATA, self.axes, rows, minor, even=even)
 
     @property
     def regular(self) -> bool:
-        """Whether each example has as many rows as every other, one after the other."""
+        """Whether each example has equally many rows, and they are consecutive."""
         return not self.minor and (bool(self.rows) or self.even)
 
     @property
     def unknown(self) -> bool:
-        """Whether it is of the data, and nothing says where whose is."""
+        """Whether the tensor holds data, and the place of each example is unknown."""
         known = (self.entry, self.entries, self.example)
         return self.kind == DATA and self.axes is None and known == (None,) * 3
 
     @property
     def leads(self) -> bool:
-        """Whether axis 0, and no other, counts examples."""
+        """Whether axis 0 is the only axis that counts examples."""
         return self.kind == DATA and self.axes == (0,)
 
 
 _EVEN = (None, False, True)
 
 
-def agreed(flows: Sequence[Flow]) -> tuple | None:
-    """The layout of all of some flows, whose axes of examples are equally long.
+def common_layout(flows: Sequence[Flow]) -> tuple | None:
+    """The common layout of flows with example axes of equal length.
 
-    One that only says that the rows are even has as many rows as another one says. An
-    axis of length 1 may meet a longer one: then there is one example, of one row.
+    A layout with `even` alone agrees with a layout that knows `rows`, because the axes
+    are equally long. If an axis of length 1 is broadcast to a longer axis, the batch
+    has a single example with a single row.
 
     Returns:
-      None if they differ.
+      The layout; None if the layouts differ.
     """
     found = {flow.layout for flow in flows}
     if len(found) > 1 and all(flow.regular for flow in flows):

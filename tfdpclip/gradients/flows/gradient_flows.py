@@ -1,10 +1,10 @@
 """Follows the batch through gradient functions that users supply.
 
-TensorFlow's registered gradients are in a table (`ops.GRADIENTS_APART`). A gradient
-function of an op's own (`tf.custom_gradient`) is called once more, in a scratch graph,
-with a placeholder for the gradient at each output; the ops that it makes are analysed
-like those of a loss. The gradient at an input keeps the examples apart if they are on
-the same axis, with as many rows each, as in the input.
+TensorFlow's registered gradients are in a table (`ops.GRADIENTS_APART`). An op's own
+gradient function (`tf.custom_gradient`) is called again in a scratch graph, with a
+placeholder for the gradient at each output, and the new ops are analysed like the ops
+of a loss. The gradient at an input keeps the examples apart if the gradient has the
+examples on the same axis as the input, with the same number of rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _UNKNOWN = "whether its own gradient function keeps the examples apart"
 
 
 class GradientFlows(Dataflow):
-    """The analysis of what a gradient function of an op's own computes.
+    """The analysis of the ops that an op's own gradient function creates.
 
     Args:
       graph: the graph that the function added its ops to.
       outputs: the gradients at the op's inputs.
-      given: the flows of the gradients at the op's outputs, by their placeholders.
-      flows: the analysis around the op.
+      given: the placeholders of the gradients at the op's outputs, with their flows.
+      flows: the analysis of the graph that holds the op.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GradientFlows(Dataflow):
 
 
 def _is_of(tensor, flows: Dataflow) -> bool:
-    """Whether a captured tensor is of the graph that was analysed."""
+    """Whether a captured tensor belongs to the graph that `flows` analysed."""
     return tf.is_tensor(tensor) and getattr(tensor, "graph", None) is flows.graph
 
 
@@ -64,9 +64,9 @@ def gaps_of(
     """Yields the op if its own gradient function is not known to keep examples apart.
 
     Args:
-      op: an op with a gradient function of its own.
-      flows: the analysis of the graph that the op is in.
-      gaps: the ops of an analysis of which the table does not tell.
+      op: an op with its own gradient function.
+      flows: the analysis of the graph that holds the op.
+      gaps: the function from an analysis to the ops that the table does not know.
     """
     function = calls.gradient_function(op)
     with flows.graph.as_default(), op_copies.scratch_graph() as graph:
@@ -74,7 +74,7 @@ def gaps_of(
             tf.compat.v1.placeholder(t.dtype, t.shape) if t.dtype.is_floating else None
             for t in op.outputs
         ]
-        # Without a gradient at an output, TensorFlow hands on zeros.
+        # At an output without a gradient, TensorFlow passes zeros.
         given = [
             tf.zeros_like(t) if g is None else g
             for g, t in zip(at_outputs, op.outputs, strict=True)
@@ -82,7 +82,7 @@ def gaps_of(
         found = function(op, *given)
         found = list(found) if isinstance(found, (list, tuple)) else [found]
         gradients = [None if g is None else tf.convert_to_tensor(g) for g in found]
-    # The gradient at a constant, say, reaches no variable.
+    # A gradient at an input that depends on no variable, such as a constant, is unused.
     wanted = [
         (gradient, tensor)
         for gradient, tensor in zip(gradients, op.inputs, strict=False)
@@ -112,7 +112,7 @@ def _of_gradient(flow: Flow) -> Flow:
 
 
 def _apart(gradient: Flow, tensor: Flow) -> bool:
-    """Whether the gradient at a tensor has the examples where the tensor has them."""
+    """Whether the gradient at a tensor has the examples on the axes of the tensor."""
     if gradient.coupled is not None or gradient.kind not in (PUBLIC, DATA):
         return False
     if gradient.kind == PUBLIC:

@@ -1,12 +1,12 @@
-"""Brings the ops of called functions into the graph of the loss.
+"""Copies the ops of called functions into the graph of the loss.
 
-A layer that is a `tf.function` is one op of the graph of the step, through which the
-analysis cannot see and for which there is no rule. Here the ops inside, those that the
-function's outputs are made of, are copied into the graph of the loss, to any depth, and
-everything that takes the call's outputs takes the copies' instead: what is there
-already, and what the step adds later. So random numbers are drawn once for everything
-that sees them. The call itself stays for its effects (moving averages, say), which
-happen once; TensorFlow prunes the rest of it.
+A layer that is a `tf.function` is a single op in the graph of the step, and no rule
+covers the op. This module copies the ops that the function's outputs depend on into the
+graph of the loss, at any depth. All ops that read the call's outputs then read the
+outputs of the copies: ops that exist already, and ops that the step adds later. So
+random numbers are drawn once for all readers. The call stays in the graph for its
+effects (moving averages, for example), which happen once; TensorFlow prunes the call's
+remaining ops.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
 
     *Formal guarantees*
 
-    * The loss, and all that is computed from the calls' outputs, has one forward pass.
-    * Custom gradients inside are kept. That of `tf.recompute_grad`, which is the
-      ordinary gradient at less memory, is replaced by the ordinary gradient.
-    * What cannot be copied with the same meaning stays a call.
+    * The loss, and all tensors computed from the calls' outputs, share a single forward
+      pass.
+    * Custom gradients inside are kept. The gradient of `tf.recompute_grad` is the
+      ordinary gradient with less memory; it is replaced by the ordinary gradient.
+    * A call stays a call unless copies of its ops give the same result and the same
+      effects.
 
     Args:
       loss: a tensor of the graph of a `tf.function`.
 
     Returns:
-      The loss to use from here on.
+      The loss after the replacement. Use this tensor from here on.
     """
     graph = loss.graph
     if not _tf_private.is_function_graph(graph):
@@ -41,14 +43,14 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
     later: dict | None = None
     for op in ancestors([loss]):
         replaced = {}
-        kept = calls.recomputed(op)
+        kept = calls.count_recomputed(op)
         if kept:
             replaced = dict(enumerate(op.inputs[:kept]))
         elif op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op):
             if later is None:
                 later = _touched_later(graph)
             with graph.as_default(), tf.control_dependencies(None):
-                replaced = _opened(op, later)
+                replaced = _copy_call(op, later)
         for number, new in replaced.items():
             old = op.outputs[number]
             _replace(old, new, op)
@@ -57,12 +59,16 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
     return loss
 
 
-def _opened(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
-    """The copies of a call's outputs, by number; none if there would be another result.
+def _copy_call(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
+    """Copies the ops of a called function.
 
     Args:
       op: the call.
-      later: see `_touched_later`.
+      later: the result of `_touched_later`.
+
+    Returns:
+      The copies of the call's outputs, by number; empty if the copies cannot be made,
+      or could give a different result than the call.
     """
     body = calls.body_of(op)
     given = {t.ref(): o for t, o in zip(body.inputs, op.inputs, strict=True)}
@@ -70,22 +76,24 @@ def _opened(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
         for changes, part in enumerate(calls.resources_of(inner)):
             for t in part:
                 outer = given.get(t.ref())
-                # The copies come after everything that is in the graph.
+                # The copies run after all ops that are in the graph now.
                 if outer is None or _is_later(op, outer, bool(changes), later):
                     return {}
     copy = OpCopies(body.graph, given, op.name, calls.is_compiled(op))
     try:
-        outputs = [copy.of(t) for t in body.outputs]
+        outputs = [copy.copy_of(t) for t in body.outputs]
     except (ValueError, TypeError, LookupError, tf.errors.OpError):
-        return {}  # an op that cannot be made here: the call stays, which is correct
+        return {}  # TensorFlow cannot make an op in this graph: the call stays.
     _differentiate_copies(op, outputs)
     return dict(enumerate(outputs))
 
 
 def _touched_later(graph: tf.Graph) -> dict:
-    """Which ops touch each resource: `[(position of the op, whether it changes it)]`.
+    """The ops that read or change each resource, and the positions of all ops.
 
-    Under the key None, the positions of all ops.
+    Returns:
+      A dict from the reference of each resource to `[(position of an op, whether the
+      op changes the resource)]`; and from None to the positions, by op.
     """
     found: dict = {None: {}}
     for position, op in enumerate(graph.get_operations()):
@@ -98,14 +106,14 @@ def _touched_later(graph: tf.Graph) -> dict:
 
 
 def _is_later(op, resource, changes, later) -> bool:
-    """Whether what happens to a resource after `op` could be seen by a copy of it."""
+    """Whether a copy of `op`, which runs last, conflicts with ops that follow `op`."""
     position = later[None].get(op, -1)
     touched = later.get(resource.ref(), ())
     return any(p > position and (changes or changed) for p, changed in touched)
 
 
 def _replace(old: tf.Tensor, new: tf.Tensor, op: tf.Operation) -> None:
-    """Lets all that takes `old`, now or later, take `new`."""
+    """Replaces `old` by `new` in all ops that read `old`, now or later."""
     for consumer in old.consumers():
         if consumer is op:
             continue
@@ -119,7 +127,7 @@ def _replace(old: tf.Tensor, new: tf.Tensor, op: tf.Operation) -> None:
         plain = graph.capture
 
         def capture(tensor, *args, **kwargs):
-            """Every tensor that an op is made with goes through here."""
+            """Called by TensorFlow for every input tensor of a new op."""
             tensor = plain(tensor, *args, **kwargs)
             while id(tensor) in aliases:
                 tensor = aliases[id(tensor)][1]
@@ -130,9 +138,10 @@ def _replace(old: tf.Tensor, new: tf.Tensor, op: tf.Operation) -> None:
 
 
 def _differentiate_copies(op: tf.Operation, outputs: list[tf.Tensor]) -> None:
-    """Lets a tape that recorded the call differentiate the copies, which were used.
+    """Makes a tape that recorded the call differentiate the copies.
 
-    TensorFlow would add outputs to the call for the purpose, of another forward pass.
+    By default, TensorFlow would add outputs to the call to differentiate it: the call
+    would then run a second forward pass.
     """
     op._tfdpclip_copies = list(outputs)
 
@@ -160,14 +169,14 @@ def _differentiate_copies(op: tf.Operation, outputs: list[tf.Tensor]) -> None:
 
 
 class OpCopies:
-    """Copies of a graph's ops in the current graph, made as far as they are asked for.
+    """Copies of a graph's ops in the current graph, made on demand.
 
     Args:
-      source: the graph.
-      given: by reference, what stands for tensors of `source`, its inputs
-        among them.
+      source: the graph with the original ops.
+      given: the tensors that replace tensors of `source`, by reference of the replaced
+        tensor. All inputs of `source` are replaced.
       name: a prefix for the names of the new ops.
-      compiled: whether the function was to be compiled by XLA.
+      compiled: whether XLA was to compile the function.
     """
 
     def __init__(self, source: tf.Graph, given: dict, name: str, compiled: bool):
@@ -175,8 +184,8 @@ class OpCopies:
         self._name, self._compiled = name, compiled
         self._target = tf.compat.v1.get_default_graph()
 
-    def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What stands for a tensor of the function; itself for one from outside."""
+    def copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The copy of a tensor of `source`; `tensor` if its graph is not `source`."""
         if _tf_private.is_eager(tensor):
             return tensor
         if tensor.graph is not self.source:
@@ -209,10 +218,10 @@ class OpCopies:
     def _outputs(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         if op.type == "Placeholder":
             raise ValueError(f"{op.name!r} is no input of the function.")
-        kept = calls.recomputed(op)
+        kept = calls.count_recomputed(op)
         if kept:
             return inputs
-        # TensorFlow gives names below the call's to what it inlines itself.
+        # TensorFlow uses names below the call's name for ops that it inlines.
         name = f"{self._name}_ops/{op.name}"
         if op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op, self._compiled):
             body = calls.body_of(op)
@@ -220,7 +229,7 @@ class OpCopies:
             compiled = self._compiled or calls.is_compiled(op)
             with self._target.as_default():
                 copy = self._within(body.graph, given, name, compiled)
-            return [copy.of(t) for t in body.outputs]
+            return [copy.copy_of(t) for t in body.outputs]
         with (
             self._target.as_default(),
             tf.control_dependencies(None),
@@ -234,7 +243,7 @@ class OpCopies:
     def _emitted(self, op, inputs, name) -> tf.Operation:
         calls.add_functions(op, self._target)
         attributes = dict(op.node_def.attr)
-        attributes.pop("_class", None)  # colocations, by name
+        attributes.pop("_class", None)  # names of colocated ops
         new = _tf_private.make_op(
             self._target,
             op.type,
@@ -260,10 +269,10 @@ class OpCopies:
         return new
 
     def _in_place_of(self, op: tf.Operation, own):
-        """A gradient function for the copy of `op`, which has one of its own.
+        """A gradient function for the copy of `op`, from the original's function `own`.
 
-        That may refer to any tensor of the function, as custom gradients do. So it is
-        called for the original, in a scratch graph, and what it adds is copied.
+        `own` may read any tensor of the function, as custom gradients do. So `own` is
+        called for the original op, in a scratch graph, and the new ops are copied.
         """
 
         def gradient(_, *at_outputs):
@@ -283,14 +292,14 @@ class OpCopies:
                 found = own(op, *seeds)
                 if not isinstance(found, (list, tuple)):
                     found = [found]
-                # A gradient may be a tensor that was there before.
+                # A gradient may be a tensor that existed before the call of `own`.
                 found = [f if f is None else _inside(f, scratch) for f in found]
             with tf.control_dependencies(None):
                 for external, internal in scratch.captures:
-                    given[internal.ref()] = self.of(external)
+                    given[internal.ref()] = self.copy_of(external)
             name = f"{op.name}_gradient"
             copy = self._within(scratch, given, name, self._compiled)
-            return [f if f is None else copy.of(f) for f in found]
+            return [f if f is None else copy.copy_of(f) for f in found]
 
         return gradient
 
@@ -300,7 +309,7 @@ def _inside(gradient, graph) -> tf.Tensor:
 
 
 def _runs_in_xla_only(op: tf.Operation) -> bool:
-    """Convolutions that XLA compiles for a CPU, which has no kernel for them."""
+    """Whether the op is a convolution that has a CPU kernel in XLA only."""
     if op.type not in ("Conv2D", "Conv3D"):
         return False
     first = op.get_attr("data_format") in (b"NCHW", b"NCDHW")
@@ -308,7 +317,7 @@ def _runs_in_xla_only(op: tf.Operation) -> bool:
 
 
 def _by_groups(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """A convolution as one for each feature group, channels last."""
+    """Computes a convolution group by group, with channels last."""
     rank = x.shape.rank
     first = op.get_attr("data_format") in (b"NCHW", b"NCDHW")
     strides, dilations = list(op.get_attr("strides")), list(op.get_attr("dilations"))
@@ -344,5 +353,5 @@ def _by_groups(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def _is_depthwise(kind: str, strides: list[int], dilations: list[int]) -> bool:
-    """Whether TensorFlow's depthwise convolution can do it, on a CPU."""
+    """Whether TensorFlow's depthwise convolution supports the settings on a CPU."""
     return kind == "Conv2D" and strides[1] == strides[2] and set(dilations) == {1}

@@ -1,7 +1,7 @@
 """Follows the batch through the functions that an op runs: branches, calls and loops.
 
-The same analysis as outside (`dataflow.py`), with what is known of the op's inputs to
-begin with; of a loop's body repeated until a further step changes nothing.
+The analysis of `dataflow.py` runs on the function's graph and starts from the flows of
+the op's inputs. For a loop, it repeats the body until a further step changes no flow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows import places
 from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow, ancestors, same_number
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
-from tfdpclip.gradients.flows.lists import either
+from tfdpclip.gradients.flows.lists import merge_flows
 from tfdpclip.gradients.flows.sizes import rows_of_length
 from tfdpclip.gradients.graph import calls, ops
 from tfdpclip.gradients.graph.fused import read_call
@@ -32,8 +32,8 @@ class InnerFlows(Dataflow):
 
     Args:
       graph: the function's graph.
-      given: what the op gives for each of the graph's inputs.
-      flows: the analysis around the op.
+      given: the tensor outside for each input of `graph`.
+      flows: the analysis of the graph that holds the op.
     """
 
     def __init__(self, graph: tf.Graph, given: Sequence[tf.Tensor], flows: Dataflow):
@@ -48,7 +48,7 @@ class InnerFlows(Dataflow):
         self._begin = [flows[tensor] for tensor in given]
 
     def follow(self) -> None:
-        """Goes through the function once."""
+        """Computes the flows of all tensors of the function, in a single pass."""
         self._flows = {
             tensor.ref(): flow
             for tensor, flow in zip(self.graph.inputs, self._begin, strict=True)
@@ -65,20 +65,20 @@ class InnerFlows(Dataflow):
     ) -> Flow:
         if op.type == "GatherV2" and inputs[0].axes and inputs[1].kind != DATA:
             if op.inputs[1].shape.rank != 0 and self.changes(op.inputs[1]):
-                # Other rows at each step may be all of them, one after the other.
+                # Rows that change at each step may, after all steps, be all rows.
                 return Flow(DATA, None)
         flow = super()._flow_by_inputs(op, output, inputs)
-        met = any(map(_of_a_step, inputs)) and not op.type.startswith("TensorList")
-        if met and _of_a_step(flow):
+        stepped = any(map(_of_a_step, inputs)) and not op.type.startswith("TensorList")
+        if stepped and _of_a_step(flow):
             if any(
                 f.kind != DATA and t.dtype != tf.resource and self.changes(t)
                 for t, f in zip(op.inputs, inputs, strict=op.type != "IdentityN")
             ):
-                return dataclasses.replace(flow, obstacle=places.BY_PLACE)
+                return dataclasses.replace(flow, obstacle=places.OPS_BY_PLACE)
         return flow
 
     def place_of(self, index: int | tf.Tensor) -> int | str:
-        """The name of a place in the batch; around, if it is given from there."""
+        """The name of a place in the batch, by the index tensor outside if possible."""
         if isinstance(index, int):
             return super().place_of(index)
         outer = self._given.get(same_number(index).ref())
@@ -88,7 +88,7 @@ class InnerFlows(Dataflow):
         return self._around.place_of(outer if value is None else int(value))
 
     def changes(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor may be another at each step of a loop around."""
+        """Whether a tensor may change from step to step of a surrounding loop."""
         outer = self._given.get(tensor.ref())
         if outer is not None:
             return isinstance(self._around, InnerFlows) and self._around.changes(outer)
@@ -96,12 +96,12 @@ class InnerFlows(Dataflow):
 
 
 def _of_a_step(flow: Flow) -> bool:
-    """Whether a tensor is of the example that a loop is at."""
+    """Whether a tensor belongs to the example of a loop's current step."""
     return isinstance(flow.example, str) and flow.example.startswith(places.STEP)
 
 
 def branch_graphs(op: tf.Operation) -> list[tf.Graph] | None:
-    """The graphs of the functions that an op chooses from; None if one is unknown."""
+    """The graphs of the functions of a branch or a call; None if a graph is unknown."""
     names = _FUNCTIONS[op.type](op)
     found = []
     for name in names:
@@ -129,7 +129,7 @@ _FUNCTIONS = {
 
 
 def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
-    """The flows of what a branch or a call gives."""
+    """The flows of the outputs of a branch or a call; None if unknown."""
     if op.type in ops.FUNCTION_CALLS and read_call(op) is not None:
         return None
     graphs = branch_graphs(op)
@@ -145,9 +145,9 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
         flows.inner[op].append(inner)
         found = [inner[t] for t in graph.outputs[: len(op.outputs)]]
         pairs = zip(results or found, found, strict=True)
-        results = [either(a, b) for a, b in pairs]
+        results = [merge_flows(a, b) for a, b in pairs]
     choices = [flows[t] for t in op.inputs[:first]]
-    # Other places have a name inside only.
+    # The remaining places are named by tensors inside the functions.
     named = {None, places.EACH, *(flows[t].example for t in op.inputs)}
     results = [_chosen(op, flow, choices) for flow in results]
     believed = _believed(op, flows, choices)
@@ -165,18 +165,22 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
 
 
 def _believed(op: tf.Operation, flows: Dataflow, choices: list[Flow]) -> str:
-    """What is not proven of a choice: that it is the same for every batch and place."""
+    """The unproven claim about the choice of a branch; "" if there is none.
+
+    The choice may depend on the number of examples, or on the step of a loop over the
+    examples.
+    """
     first = ops.FIRST_ARGUMENT[op.type]
     if flows.batch_size is None and any(f.kind == SIZE for f in choices):
         return "how the number of examples decides about a branch"
     if any(map(_of_a_step, (flows[t] for t in op.inputs[first:]))):
         if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
-            return places.BY_PLACE
+            return places.OPS_BY_PLACE
     return ""
 
 
 def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
-    """The flow of what was chosen by something."""
+    """The flow of a branch's output, given the flows of the inputs that choose."""
     for choice in choices:
         if choice.kind > flow.kind:
             flow = dataclasses.replace(flow, kind=choice.kind, power=None, dims=None)
@@ -185,7 +189,7 @@ def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
         if choice.kind != DATA or (choice.axes == () and choice.example is None):
             continue
         if choice.example is None or choice.example != flow.example:
-            # An example that decides for all.
+            # A single example chooses the branch for the rows of all examples.
             decides = isinstance(choice.example, int) and bool(flow.axes)
             coupled = flow.coupled or (op if decides else None)
             flow = dataclasses.replace(flow, axes=None, example=None, coupled=coupled)
@@ -196,24 +200,24 @@ INSIDE.update(dict.fromkeys(_FUNCTIONS, _read))
 
 
 class BodyFlows(InnerFlows):
-    """The analysis of one step of a loop, true of every step. Make it with `of`."""
+    """The analysis of a loop's body, valid at every step; see `analyse`."""
 
     def __init__(self, op: tf.Operation, flows: Dataflow):
         self.op = op
         self._body = _tf_private.body_of_loop(op)
         super().__init__(self._body, list(op.inputs), flows)
         self._invariant: dict = {}
-        # Places that are others at the next step of this loop.
+        # Names of the places that change at the next step of this loop.
         self._passing: set[str] = set()
 
     @classmethod
-    def of(cls, op: tf.Operation, flows: Dataflow) -> BodyFlows | None:
-        """The analysis, or None if it does not settle."""
+    def analyse(cls, op: tf.Operation, flows: Dataflow) -> BodyFlows | None:
+        """The analysis of a loop; None if the flows still change after `_ROUNDS`."""
         self = cls(op, flows)
         for _ in range(_ROUNDS):
             self.follow()
             after = [
-                either(flow, self._a_step_later(output))
+                merge_flows(flow, self._a_step_later(output))
                 for flow, output in zip(self._begin, self._body.outputs, strict=True)
             ]
             if after == self._begin:
@@ -222,23 +226,23 @@ class BodyFlows(InnerFlows):
         return None
 
     def _a_step_later(self, tensor: tf.Tensor) -> Flow:
-        """What a tensor is for the next step."""
+        """The flow of a tensor as the next step reads the tensor."""
         flow = self[tensor]
         if flow.example not in self._passing:
             return flow
         return dataclasses.replace(flow, example=places.EARLIER)
 
     def results(self) -> list[Flow]:
-        """The flows of what the loop gives."""
+        """The flows of the loop's outputs."""
         kind = self.condition_kind()
         counted = kind == SIZE and self.batch_size is None
-        # Other places have a name inside only.
+        # The remaining places are named by tensors inside the body.
         named = {None, places.EACH, *(self._around[t].example for t in self.op.inputs)}
         found = []
         for number, flow in enumerate(self._begin[: len(self.op.outputs)]):
             known = isinstance(flow.example, int) or flow.example in named
             if not self.passes_unchanged(number):
-                # How many steps there are may be for others to decide.
+                # Data of several examples may decide about the number of steps.
                 known = known and kind != DATA
                 if kind > flow.kind:
                     flow = dataclasses.replace(flow, kind=kind, power=None, dims=None)
@@ -252,7 +256,7 @@ class BodyFlows(InnerFlows):
         return found
 
     def _runs_for_each(self) -> bool:
-        """Whether the loop has one step for each example: `i < B`, for i = 0, 1, ..."""
+        """Whether the loop's steps are `i = 0, 1, ..., B - 1`, by `i < B`."""
         cond = _tf_private.condition_of_loop(self.op)
         pending, found = [cond.outputs[0]], False
         while pending:
@@ -268,7 +272,7 @@ class BodyFlows(InnerFlows):
         return found
 
     def _counts(self, cond: tf.Graph, place: tf.Tensor, count: tf.Tensor) -> bool:
-        """Whether a number goes up from 0 by 1, and ends at that of the examples."""
+        """Whether `place` counts from 0 by 1, and `count` is the number of examples."""
         inputs = {t.ref(): number for number, t in enumerate(cond.inputs)}
         number, limit = (inputs.get(same_number(t).ref()) for t in (place, count))
         if number is None:
@@ -300,11 +304,11 @@ class BodyFlows(InnerFlows):
         return place
 
     def changes(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor may be another at each step of this loop, or one around."""
+        """Whether a tensor may change from step to step of this or an outer loop."""
         return not self.invariant(tensor) or super().changes(tensor)
 
     def condition_kind(self) -> int:
-        """What decides when the loop ends: PUBLIC, SIZE or DATA."""
+        """The kind of the loop's condition: PUBLIC, SIZE or DATA."""
         cond = _tf_private.condition_of_loop(self.op)
         ops = ancestors(cond.outputs)
         for tensor, flow in zip(cond.inputs, self._begin, strict=True):
@@ -314,7 +318,7 @@ class BodyFlows(InnerFlows):
         return max(self[output].kind for output in cond.outputs)
 
     def refuse_mixing(self, flows: Dataflow) -> None:
-        """Raises if what the loss reads of the loop combines the examples."""
+        """Raises an error if a loop output behind the loss combines the examples."""
         for flow, output in zip(self._begin, self.op.outputs, strict=False):
             mixed = flow.coupled
             if mixed is None:
@@ -322,21 +326,21 @@ class BodyFlows(InnerFlows):
             if any(op in flows for op in output.consumers()):
                 raise ExampleIsolationError(
                     f"In the loop {self.op.name!r}, {mixed.name!r} (a {mixed.type}) "
-                    "combines the examples of a batch, so every example reaches every "
-                    "other's gradient. Reduce over the other axes only; normalise by "
-                    "example (LayerNormalization), not by batch."
+                    "combines the examples of a batch, so each example changes the "
+                    "gradients of all examples. Do not reduce over the batch axis; "
+                    "normalise by example (LayerNormalization), not by batch."
                     + see("mixed-examples")
                 )
 
     def passes_unchanged(self, number: int) -> bool:
-        """Whether the loop's variable of this number is the same at every step."""
+        """Whether the loop variable `number` keeps its value at every step."""
         tensor = self._body.outputs[number]
         while tensor.op.type == "Identity":
             tensor = tensor.op.inputs[0]
         return tensor is self._body.inputs[number]
 
     def invariant(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor of the body is the same at every step."""
+        """Whether a tensor of the body has the same value at every step."""
         key = tensor.ref()
         if key not in self._invariant:
             self._invariant[key] = self._is_invariant(tensor)
@@ -355,7 +359,7 @@ class BodyFlows(InnerFlows):
 
 
 def _read_loop(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
-    inner = BodyFlows.of(op, flows) if op.inputs else None
+    inner = BodyFlows.analyse(op, flows) if op.inputs else None
     if inner is None:
         return None
     flows.inner[op] = [inner]

@@ -1,4 +1,4 @@
-"""How ops that move entries around carry the batch."""
+"""Flows of ops that move entries: reshapes, transposes, slices, concatenations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
-    BY_PLACE,
+    CONSTANT_BY_PLACE,
     is_one_row,
     known_order,
     known_shape,
@@ -51,7 +51,7 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
             if not flow.minor or rows == flow.rows:
                 return Flow(DATA, (0,), rows, flow.minor)
     if rank and output.shape[0] == 1 and rank > 1:
-        # [N, ...] -> [1, N', ...], as layer normalisation does.
+        # [N, ...] -> [1, N', ...]: layer normalisation reshapes so.
         inner = _tail(shape[1:])
         if before is not None and inner and flow.rows is not None:
             if (flow.rows * before) % inner == 0:
@@ -67,7 +67,7 @@ def _reshape(op, output, inputs, batch_size) -> Flow:
 
 
 def _keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
-    """Whether a `Reshape` gives its input the shape that it has."""
+    """Whether the output of a `Reshape` has the shape of the input."""
     source = op.inputs[0]
     if source.shape.rank is None or source.shape.rank != output.shape.rank:
         return False
@@ -75,7 +75,7 @@ def _keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
         size is not None and size == after
         for size, after in zip(source.shape, known_shape(output), strict=True)
     ]
-    # The last one follows from how many entries there are.
+    # A single unknown length follows from the number of entries.
     told = [
         known or length_of(op.inputs[1], axis) == (source.ref(), axis)
         for axis, known in enumerate(told)
@@ -84,9 +84,10 @@ def _keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
 
 
 def _divides(flow: Flow, source: tf.Tensor, tail: int | None) -> bool:
-    """Whether rows of `tail` numbers never have numbers of two examples.
+    """Whether, in rows of `tail` numbers, no row has numbers of two examples.
 
-    Of the lengths that an example has in the source, those that are known need to tell.
+    The product of the known lengths of an example in `source` must be a multiple of
+    `tail`; unknown lengths only multiply the product.
     """
     if not flow.regular or not tail or source.shape.rank is None:
         return False
@@ -95,16 +96,16 @@ def _divides(flow: Flow, source: tf.Tensor, tail: int | None) -> bool:
 
 
 def by_counted_rows(source: tf.Tensor, flow: Flow, like: Flow | None) -> Flow | None:
-    """The flow of a `Reshape` whose first length is counted from another tensor.
+    """The flow of a `Reshape` to the number of rows of a second tensor.
 
     Args:
       source: the tensor that is reshaped.
-      flow: that of `source`.
-      like: that of a tensor with as many rows as the output has; None if none is known.
+      flow: the flow of `source`.
+      like: the flow of a tensor with as many rows as the output; None if unknown.
 
     Returns:
-      None if the entries of an example do not follow each other in the input, or nobody
-      counted.
+      None if `like` is None, or if the entries of an example are not consecutive in
+      `source`.
     """
     if like is None or flow.kind != DATA or flow.minor or flow.coupled is not None:
         return None
@@ -116,13 +117,16 @@ def by_counted_rows(source: tf.Tensor, flow: Flow, like: Flow | None) -> Flow | 
 def by_counted_examples(
     op: tf.Operation, output: tf.Tensor, flow: Flow, like: Flow | None
 ) -> Flow | None:
-    """The flow of `[rows B, ...]` after it became `[rows, B, ...]`.
+    """The flow of a `Reshape` from `[rows B, ...]` to `[rows, B, ...]`.
 
     Args:
       op: the `Reshape`.
-      output: its output.
-      flow: that of its input, with axis 0 running through the examples fastest.
-      like: that of a tensor as long as axis 1 of the output; None if none is known.
+      output: the output of `op`.
+      flow: the flow of the input; axis 0 runs through the examples fastest.
+      like: the flow of a tensor as long as axis 1 of the output; None if unknown.
+
+    Returns:
+      None if the output does not have the examples on axis 1.
     """
     if like is None or like.rows != 1 or not flow.leads or not output.shape.rank:
         return None
@@ -131,14 +135,15 @@ def by_counted_examples(
 
 
 def _is_single(flow: Flow, source: tf.Tensor) -> bool:
-    """Whether the examples are on axis 1, and there is nothing before it."""
+    """Whether the examples are on axis 1, and axis 0 has length 1."""
     return flow.axes == (1,) and source.shape.rank is not None and source.shape[0] == 1
 
 
 def _reshape_inner(op, output, flow) -> Flow:
-    """[1, N, D, 1] -> [N, ...]: back from layer normalisation's detour.
+    """The flow of a `Reshape` of a tensor with the examples not on axis 0.
 
-    And [T, B, ...] -> [T B, ...], as a Dense on steps of all examples does.
+    Layer normalisation reshapes `[1, N, D, 1]` to `[N, ...]`; a Dense layer on all time
+    steps reshapes `[T, B, ...]` to `[T B, ...]`.
     """
     source = op.inputs[0]
     if flow.axes == (1,) and flow.rows == 1 and not flow.minor and output.shape.rank:
@@ -151,7 +156,7 @@ def _reshape_inner(op, output, flow) -> Flow:
         tail = _tail(before[axis:])
         for place in _places_behind(before[:axis], after):
             if tail and tail == _tail(after[place:]):
-                # As much is before the batch as was, and as much follows it.
+                # The numbers of entries before and after the batch axis stay the same.
                 return dataclasses.replace(flow.on((place,)), entries=flow.entries)
         if before[:axis] == after[:axis] and None not in before[:axis]:
             tails = tail, _tail(after[axis:]) if len(after) > axis else None
@@ -168,7 +173,7 @@ def _reshape_inner(op, output, flow) -> Flow:
 
 
 def _places_behind(before: list, after: list) -> Iterator[int]:
-    """The axes of a shape behind as many numbers as some lengths have."""
+    """The axes of `after` that follow as many entries as the lengths `before` have."""
     if None in before:
         return
     wanted, found = math.prod(before), 1
@@ -181,14 +186,14 @@ def _places_behind(before: list, after: list) -> Iterator[int]:
 
 
 def _entries(flow: Flow, tail: int | None) -> int | None:
-    """How many numbers an example has, if they follow each other."""
+    """The number of entries of an example if they are consecutive; else None."""
     if flow.rows is None or tail is None or flow.minor:
         return None
     return flow.rows * tail
 
 
 def _tail(shape: list | None) -> int | None:
-    """How many entries follow the leading axis, if that is known."""
+    """The product of the lengths after axis 0; None if unknown."""
     if not shape or None in shape[1:]:
         return None
     return math.prod(shape[1:])
@@ -228,7 +233,7 @@ def _squeeze(op, output, inputs, batch_size) -> Flow:
 def _pack(op, output, inputs, batch_size) -> Flow:
     axis = op.get_attr("axis") % output.shape.rank
     flows = [f for f in inputs if f.kind == DATA]
-    layout = agreed(flows)
+    layout = common_layout(flows)
     if layout is None or any(f.axes != flows[0].axes for f in flows):
         return Flow(DATA, None)
     axes = tuple(a + 1 if a >= axis else a for a in flows[0].axes)
@@ -245,7 +250,12 @@ def _unpack(op, output, inputs, batch_size) -> Flow:
 
 
 def _along(axis_input: int, data_inputs: Callable) -> Callable:
-    """Ops that cut or join along one constant axis."""
+    """The rule for ops that cut or join along a constant axis.
+
+    Args:
+      axis_input: the number of the input that is the axis.
+      data_inputs: selects the flows of the inputs that may hold data.
+    """
 
     def transfer(op, output, inputs, batch_size):
         axis = tf.get_static_value(op.inputs[axis_input])
@@ -255,7 +265,7 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
         flows = [f for f in data_inputs(inputs) if f.kind == DATA]
         if not flows:
             return Flow(DATA, None)
-        layout = agreed(flows)
+        layout = common_layout(flows)
         same = layout is not None and all(f.axes == flows[0].axes for f in flows)
         if not same or axis in flows[0].axes:
             return Flow(DATA, None)
@@ -268,7 +278,7 @@ def _split(op, output, inputs, batch_size) -> Flow:
     flow, count = inputs[1], op.get_attr("num_split")
     if flow.leads and flow.minor and flow.rows and flow.rows % count == 0:
         if tf.get_static_value(op.inputs[0]) in (0, -output.shape.rank):
-            # Batches that were one behind the other.
+            # The pieces are whole batches that were concatenated along axis 0.
             rows = flow.rows // count
             return Flow(DATA, (0,), rows, minor=rows > 1)
     return _along(0, lambda inputs: inputs[1:])(op, output, inputs, batch_size)
@@ -332,19 +342,19 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     shift = output.shape.rank - op.inputs[0].shape.rank
     rows = flow.rows if shift == 0 else None
     if op.type == "Tile":
-        # Copies of the whole batch are one after the other, not each example's.
+        # `Tile` repeats the whole batch; the copies of an example are not consecutive.
         times = known_value(op.inputs[1])
         if times is None or any(times[axis] != 1 for axis in flow.axes):
             rows = None
     else:
         before, after = op.inputs[0].shape, output.shape
         if any(before[a] is None and after[a + shift] is not None for a in flow.axes):
-            rows = None  # Of a single example, as many copies.
+            rows = None  # A batch of a single example would become many copies.
     return Flow(DATA, tuple(a + shift for a in flow.axes), rows, flow.minor)
 
 
 def _batches(tensor: tf.Tensor, flow: Flow, batch_size: int | None) -> int | None:
-    """How many whole batches follow each other along axis 0, or None."""
+    """The number of whole batches that follow each other along axis 0, or None."""
     if flow.leads:
         return flow.rows if flow.minor or flow.rows == 1 else None
     if flow.kind == DATA or not batch_size or not tensor.shape.rank:
@@ -355,7 +365,7 @@ def _batches(tensor: tf.Tensor, flow: Flow, batch_size: int | None) -> int | Non
 
 def _concat(op, output, inputs, batch_size) -> Flow:
     if tf.get_static_value(op.inputs[-1]) in (0, -output.shape.rank):
-        # Whole batches, one behind the other.
+        # The inputs are whole batches, concatenated along axis 0.
         pairs = zip(op.inputs, inputs[:-1], strict=False)
         counts = [_batches(tensor, flow, batch_size) for tensor, flow in pairs]
         if all(counts):
@@ -364,7 +374,7 @@ def _concat(op, output, inputs, batch_size) -> Flow:
             alike = all(
                 f.kind == DATA or rows_alike(t, -t.shape.rank) for t, f in joined
             )
-            believed = "" if alike else BY_PLACE
+            believed = "" if alike else CONSTANT_BY_PLACE
             return Flow(DATA, (0,), rows, minor=rows > 1, obstacle=believed)
     return _along(-1, lambda flows: flows[:-1])(op, output, inputs, batch_size)
 

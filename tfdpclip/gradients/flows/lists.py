@@ -1,4 +1,4 @@
-"""Lists of tensors, whose flow is that of their elements."""
+"""Flows of lists of tensors: the flow of a list is the common flow of its elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def list_flow(
     Args:
       op: the op.
       inputs: the flows of its inputs.
-      place_of: the name of a place in the batch, of an index.
+      place_of: the function from an index tensor to the name of a place in the batch.
     """
     if op.type in ops.NEW_LISTS:
         sized = any(f.kind == SIZE for f in inputs)
@@ -30,13 +30,13 @@ def list_flow(
     return None if rule is None else rule(op, inputs, place_of)
 
 
-def either(first: Flow, second: Flow) -> Flow:
-    """What is true of a tensor that is one or the other."""
+def merge_flows(first: Flow, second: Flow) -> Flow:
+    """The flow of a tensor that is either the first or the second tensor."""
     coupled = first.coupled if first.coupled is not None else second.coupled
     trained = first.trained or second.trained
     each = [places.EACH == flow.example for flow in (first, second)]
     if DATA not in (first.kind, second.kind):
-        # A size that is counted on, too, is some size.
+        # Sizes with different exponents make a size with an unknown exponent.
         base = first if first.kind >= second.kind else second
         if first.kind == second.kind and (first.power, first.dims) != (
             second.power,
@@ -58,13 +58,13 @@ def either(first: Flow, second: Flow) -> Flow:
         varying=first.varying or second.varying,
         placed=first.placed or second.placed,
         obstacle=first.obstacle or second.obstacle,
-        example=places.either(first, second) if base.axes is not None else None,
+        example=places.merge_places(first, second) if base.axes is not None else None,
         made=base.made and all(f.made for f in (first, second) if f.kind == DATA),
     )
 
 
 def _from_tensor(op, inputs, place_of):
-    """`tensor[i]`, whatever i is."""
+    """The flow of the list of all `tensor[i]`."""
     flow = inputs[0]
     if flow.kind != DATA or flow.axes is None:
         return flow
@@ -99,11 +99,11 @@ def _set_item(op, inputs, place_of):
     if item.kind == DATA and item.example is not None:
         if item.example == place_of(op.inputs[1]):
             item = dataclasses.replace(item, example=places.EACH)
-    return either(inputs[0], item)
+    return merge_flows(inputs[0], item)
 
 
 def _push_back(op, inputs, place_of):
-    return either(inputs[0], inputs[1])
+    return merge_flows(inputs[0], inputs[1])
 
 
 def _pop_back(op, inputs, place_of):
@@ -111,7 +111,7 @@ def _pop_back(op, inputs, place_of):
 
 
 def _stack(op, inputs, place_of):
-    """The elements along a new axis 0."""
+    """The flow of the elements stacked along a new axis 0."""
     flow = inputs[0]
     if flow.kind != DATA or flow.axes is None or flow.example == places.EARLIER:
         return Flow(DATA, None) if flow.kind == DATA else flow

@@ -1,8 +1,8 @@
-"""Ops that combine all entries along some of their inputs' axes.
+"""Flows of ops that combine all entries along some axes of their inputs.
 
-For each of them, which axes of which input. An axis of examples among those is
-combined, whatever the values are; one that stays where it was, before the combined
-ones, still counts examples.
+For each op type, a rule gives the combined axes of each input, and the axes that keep
+their number in the output. If a combined axis counts examples, the op combines the
+examples, for all values. If a kept axis counts examples, it still does in the output.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 
 
 def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
-    """The flow of an output; None for an op that is not listed here."""
+    """The flow of an output; None for an op type without a rule in `RULES`."""
     rule = RULES.get(op.type)
     if rule is None or any(t.shape.rank is None for t in op.inputs):
         return None
@@ -40,7 +40,7 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
             counts.add(entries)
     if not kept:
         return Flow(DATA, ())
-    layout = agreed(kept)
+    layout = common_layout(kept)
     if layout is None or any(flow.axes != kept[0].axes for flow in kept):
         return Flow(DATA, None)
     entries = counts.pop() if len(counts) == 1 else None
@@ -48,7 +48,10 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
 
 
 def _last(*counts: int) -> Callable:
-    """The last axes of each input, as many as it says; the last count goes on."""
+    """A rule that combines the last `counts[i]` axes of input i.
+
+    The last count holds for all further inputs.
+    """
 
     def rule(op, index, rank):
         first = max(0, rank - counts[min(index, len(counts) - 1)])
@@ -62,25 +65,25 @@ def _all(op, index, rank):
 
 
 def _all_but_channels(op, index, rank):
-    """`BiasAddGrad`."""
+    """The rule of `BiasAddGrad`."""
     channel = 1 if op.get_attr("data_format").startswith(b"NC") else rank - 1
     return set(range(rank)) - {channel}, set()
 
 
 def _solve(op, index, rank):
-    """Of the right side, every column has its own solution."""
+    """The rule of linear solvers: every column of the right side is solved apart."""
     if index == 0:
         return {rank - 2, rank - 1}, set(range(rank - 2))
     return {rank - 2}, set(range(rank - 2)) | {rank - 1}
 
 
 def _sorted(op, index, rank):
-    """`LowerBound`: every value by itself, in a list of all."""
+    """The rule of `LowerBound`: each value is searched in the whole sorted list."""
     return (set(), set(range(rank))) if index else ({rank - 1}, set(range(rank - 1)))
 
 
 def _quantized(op, index, rank):
-    """One range for the tensor, or for each entry of an axis."""
+    """The rule of quantisation: a range for the tensor, or for each axis entry."""
     if op.type in _GIVEN_RANGES and op.get_attr("range_given") or index:
         return set(), set(range(rank))
     axis = op.get_attr("axis")
@@ -93,7 +96,7 @@ def _in_top(op, index, rank):
 
 
 def _contrast(op, index, rank):
-    """The mean of an image, `[..., H, W, C]`."""
+    """The rule of `AdjustContrastv2`: the mean of an image, `[..., H, W, C]`."""
     return (
         ({rank - 3, rank - 2}, {*range(rank - 3), rank - 1})
         if index == 0
@@ -102,13 +105,13 @@ def _contrast(op, index, rank):
 
 
 def _reduced(op, index, rank):
-    """`ApproxTopK`."""
+    """The rule of `ApproxTopK`."""
     axis = op.get_attr("reduction_dimension") % rank
     return {axis}, set(range(rank)) - {axis}
 
 
 def _windows(op, index, rank):
-    """Convolutions and pools, `[N, ..., C]` or `[N, C, ...]`."""
+    """The rule of convolutions and pools, `[N, ..., C]` or `[N, C, ...]`."""
     if index != 0:
         return set(), set()
     layout = op.node_def.attr["data_format"].s
@@ -122,7 +125,7 @@ def _windows(op, index, rank):
 
 
 def _window(op, spatial) -> list:
-    """How many entries an op looks at along each spatial axis; None if unknown."""
+    """The length of an op's window along each spatial axis; None if unknown."""
     count = len(spatial)
     kept = [name for name in ("ksize", "ksizes") if name in op.node_def.attr]
     if kept:
@@ -137,7 +140,7 @@ def _window(op, spatial) -> list:
 
 
 def _resized(op, index, rank):
-    """`[N, H, W, C]`, where the size becomes another."""
+    """The rule of resizing `[N, H, W, C]`: axes that change their length."""
     if index != 0:
         return set(), set()
     before, after = op.inputs[0].shape, op.outputs[0].shape

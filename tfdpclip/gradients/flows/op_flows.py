@@ -1,4 +1,4 @@
-"""How each TensorFlow op carries the batch from its inputs to its outputs."""
+"""The table of ops: the flow of an output of each TensorFlow op from its inputs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, shown
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients.flows import contractions, layouts, mixing, sparse
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, agreed
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
-    BY_PLACE,
+    CONSTANT_BY_PLACE,
     known_value,
     rows_alike,
     starts_with_rows,
@@ -64,7 +64,7 @@ def transfer(op, output, inputs, batch_size) -> Flow:
     return Flow(DATA, None)
 
 
-#: What users state of ops that the table does not know, by type; see `op_flow`.
+#: Flows that users stated for op types that the table does not know; see `op_flow`.
 _STATED: dict[str, str] = {}
 
 
@@ -72,18 +72,19 @@ def op_flow(kind: str, flow: str = "rows") -> None:
     """States that an op, and its registered gradient, keep the examples apart.
 
     A loss with an op that the table of ops does not know trains one example at a time.
-    With this statement it trains as a batch. The statement is trusted: a false one
-    voids the guarantee. `tfdpclip.testing.assert_op_flow` tries it.
+    With this statement the loss trains as a batch. The library trusts the statement: a
+    false statement voids the guarantee. `tfdpclip.testing.assert_op_flow` tests it.
 
     Args:
       kind: the op's type, such as ``"Igamma"``: ``tensor.op.type``.
-      flow: "rows", if row i of each output depends on row i of those inputs that have
-        the examples on axis 0, and on the other inputs; or "elements", if each entry of
-        the output depends on the same entry of the inputs, with broadcasting.
+      flow: "rows", if row i of each output depends only on row i of the inputs that
+        have the examples on axis 0, and on inputs that all examples share; or
+        "elements", if each entry of the output depends on the same entry of the inputs,
+        with broadcasting.
 
     Raises:
-      ValueError: if TensorFlow has no such op, the table knows it, or `flow` is none
-        of the two.
+      ValueError: if TensorFlow has no op of type `kind`, if the table knows the type,
+        or if `flow` is neither "rows" nor "elements".
 
     *Formal guarantees*: where the statement is true, the proof that examples stay apart
     holds for every batch.
@@ -97,7 +98,7 @@ def op_flow(kind: str, flow: str = "rows") -> None:
     choice("flow", flow, ("rows", "elements"))
     if not isinstance(kind, str) or _tf_private.definition_of(kind) is None:
         raise ValueError(
-            "kind must be the type of an op of TensorFlow's, such as 'Igamma' "
+            "kind must be the type of a TensorFlow op, such as 'Igamma' "
             f"(tensor.op.type), got {shown(kind)}."
         )
     if not may_be_stated(kind):
@@ -106,7 +107,7 @@ def op_flow(kind: str, flow: str = "rows") -> None:
 
 
 def may_be_stated(kind: str) -> bool:
-    """Whether `op_flow` takes ops of a type: no known op, Python or control flow."""
+    """Whether `op_flow` accepts a type: no known type, Python or control flow."""
     return not is_known(kind) and kind not in (*ops.FIRST_ARGUMENT, *ops.PYTHON)
 
 
@@ -118,12 +119,15 @@ def is_known(kind: str) -> bool:
 
 
 def is_stated(kind: str) -> bool:
-    """Whether somebody stated the flow of ops of a type, and of their gradient."""
+    """Whether a user stated the flow of an op type by `op_flow`."""
     return kind in _STATED
 
 
 def _examples_elsewhere(op, inputs) -> bool:
-    """Whether an op that reads the examples from one input has them in another."""
+    """Whether the examples are in an input from which the op must not read examples.
+
+    For an op in `_READ_FROM`, only a single input may hold the batch.
+    """
     place = _READ_FROM.get(op.type)
     return place is not None and any(
         flow.kind == DATA and flow.axes != () and not flow.made
@@ -133,16 +137,16 @@ def _examples_elsewhere(op, inputs) -> bool:
 
 
 def _by_place(op, output, inputs) -> Flow:
-    """Sums by place: within an example where that is all that is counted."""
+    """The flow of a sum by position; a batch if each sum stays within an example."""
     first = inputs[0]
     if op.type == "DenseBincount" and op.inputs[0].shape.rank == 2:
         if all(f.kind != DATA or f.leads for f in inputs):
-            # One row of counts for each row.
+            # The op makes a row of counts for each row of its input.
             return _first_rows(inputs) if first.kind == DATA else Flow(DATA, None)
     if op.type in ops.SCATTERS:
         return _scatter(op, output, inputs)
     if op.type == "RaggedBincount":
-        return Flow(DATA, None)  # One row of counts for each, if these are examples.
+        return Flow(DATA, None)  # The ragged rows may be the examples.
     if "Segment" in op.type and first.kind == DATA and first.axes:
         fixed = all(f.kind == PUBLIC for f in inputs[1:])
         if fixed and 0 not in first.axes and op.inputs[1].shape.rank == 1:
@@ -151,12 +155,12 @@ def _by_place(op, output, inputs) -> Flow:
 
 
 def _scatter(op, output, inputs) -> Flow:
-    """To the same places of each example."""
+    """The flow of a scatter; a batch if all examples go to the same places, apart."""
     places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
     indices, rank = inputs[places], op.inputs[places].shape.rank
     depth = op.inputs[places].shape[-1] if rank else None
     if indices.kind == DATA:
-        # To the places of each example, perhaps.
+        # Indices made for the batch may point to the places of each example.
         maybe = indices.made and bool(indices.axes)
         return Flow(DATA, None, coupled=None if maybe else op)
     if depth is None or output.shape.rank is None:
@@ -175,12 +179,12 @@ def _scatter(op, output, inputs) -> Flow:
             kept.append(flow)
             continue
         if any(axis < ahead for axis in flow.axes):
-            # Which places those are is not always told.
+            # The indices are known only if they are a constant.
             told = tf.get_static_value(op.inputs[places]) is not None
             return Flow(DATA, None, coupled=op if told and not flow.made else None)
         if flow.axes:
             kept.append(flow.on(tuple(axis - ahead + depth for axis in flow.axes)))
-    layout = agreed(kept) if kept else None
+    layout = common_layout(kept) if kept else None
     if not kept:
         return Flow(DATA, ())
     if layout is None or any(flow.axes != kept[0].axes for flow in kept):
@@ -195,7 +199,7 @@ def _scatter(op, output, inputs) -> Flow:
         apart = _are_alike(op.inputs[places]) and all(
             rows_alike(tensor, -(tensor.shape.rank or 1)) for tensor in public
         )
-    return dataclasses.replace(result, obstacle="" if apart else BY_PLACE)
+    return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
 def _is_row_number(indices: tf.Tensor, output: tf.Tensor) -> bool:
@@ -210,20 +214,20 @@ def _is_row_number(indices: tf.Tensor, output: tf.Tensor) -> bool:
 
 
 def _are_alike(indices: tf.Tensor) -> bool:
-    """Whether a constant's rows name the same places, each of its own row."""
+    """Whether all rows of a constant name the same places, after the row number."""
     value = tf.get_static_value(indices)
     return value is not None and bool((value[..., 1:] == value[:1, ..., 1:]).all())
 
 
 def _constant(tensor):
-    """An array that the graph tells, or None."""
+    """The value of a tensor if the graph fixes all entries; else None."""
     value = known_value(tensor)
     known = value is not None and None not in np.reshape(value, -1).tolist()
     return value if known else None
 
 
 def _over_axes(op, flow: Flow, axes) -> Flow:
-    """An op that mixes the entries along `axes` and keeps the others."""
+    """The flow of an op that mixes the entries along `axes` only."""
     if flow.kind != DATA:
         return Flow(DATA, None)
     if set(axes) & set(flow.axes):
@@ -232,7 +236,7 @@ def _over_axes(op, flow: Flow, axes) -> Flow:
 
 
 def _matrices(op, output, inputs, batch_size) -> Flow:
-    """Each matrix of a batch by itself, and not the batch as a matrix."""
+    """The flow of an op on matrices: on `[B, n, m]`, not on `[B, n]` as a matrix."""
     needed = 2 if op.type.startswith("MatrixDiag") and "Part" not in op.type else 3
     enough = (op.inputs[0].shape.rank or 0) >= needed
     return _first_rows(inputs) if enough else Flow(DATA, None)
@@ -242,7 +246,7 @@ def _first_rows(inputs) -> Flow:
     first = next(f for f in inputs if f.kind == DATA)
     apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
     apart = apart and first.axes in ((), (0,))
-    layout = agreed([f for f in inputs if f.leads] or [first])
+    layout = common_layout([f for f in inputs if f.leads] or [first])
     return first.laid_out(layout) if apart and layout else Flow(DATA, None)
 
 
@@ -271,23 +275,24 @@ def _elementwise(op, output, inputs) -> Flow:
         for tensor in public
         for axis in axes
     )
-    believed = "" if apart else BY_PLACE
+    believed = "" if apart else CONSTANT_BY_PLACE
     result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
-    # Behind others, as where time is first.
+    # The examples are on a later axis, as in `[time, batch, ...]`.
     only_behind = not first and len(axes) == 1
     found = behind if only_behind else first
     if not found:
         return result
-    layout = agreed(found)
+    layout = common_layout(found)
     if layout is None:
         return result if only_behind else Flow(DATA, None)
     return dataclasses.replace(result.laid_out(layout), obstacle=believed)
 
 
 def _of_one_size(op, tensor, axis: int) -> bool:
-    """Whether a tensor has several entries where a batch of any size has its examples.
+    """Whether a tensor has several entries on an axis that counts examples.
 
-    It meets a single example as if it were as many.
+    The number of examples is not static, and broadcasting would repeat a single example
+    for all entries of the tensor.
     """
     rank = tensor.shape.rank
     if rank is None or rank < -axis or tensor.shape[axis] in (None, 1):
@@ -332,7 +337,7 @@ def _gather(op, output, inputs, batch_size) -> Flow:
         return indices.on(axes) if axis == 0 else Flow(DATA, axes, None, indices.minor)
     if params.kind == DATA and indices.kind != DATA and batch_dims == 0:
         if axis in params.axes:
-            # Picks or permutes examples, unless all have the same.
+            # The op selects or permutes examples, unless the rows hold no data.
             return Flow(DATA, None, coupled=None if params.made else op)
         if op.inputs[1].shape.rank is None:
             return Flow(DATA, None)
@@ -348,9 +353,10 @@ def _gather(op, output, inputs, batch_size) -> Flow:
 
 
 def _gather_nd(op, output, inputs, batch_size) -> Flow:
-    """`tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, row by row.
+    """The flow of a `GatherNd` that reads row by row, or from a shared table.
 
-    Or a table's entries, at places that each row gives for itself.
+    Row by row is `tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`. From a
+    table, row i of the output has the entries at the places in row i of the indices.
     """
     params, indices = inputs
     if params.kind != DATA and indices.axes == (0,):
@@ -366,7 +372,7 @@ def _gather_nd(op, output, inputs, batch_size) -> Flow:
 
 
 def _looked_up(op, output, inputs, batch_size) -> Flow:
-    """Each key by itself, in a table that all examples share."""
+    """The flow of keys that are looked up in a table that all examples share."""
     keys = inputs[1]
     return keys if inputs[2].kind == PUBLIC else Flow(DATA, None)
 
@@ -391,7 +397,7 @@ def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
         axes: tuple | None = ()
         if flow.axes == (1,) and op.get_attr("data_format") == b"NCHW":
             axes = None
-        # Means of all the examples, and not only what is made of them.
+        # In training, these outputs are means and variances of all examples.
         mixed = axes is not None and flow.axes and op.get_attr("is_training")
         return Flow(DATA, axes, coupled=op if mixed else None)
     if not op.get_attr("is_training"):
@@ -417,7 +423,7 @@ def _roll(op, output, inputs, batch_size) -> Flow:
 
 
 def _call(op, output, inputs, batch_size) -> Flow:
-    """Keras's fused recurrent layers keep the rows of their inputs; others may not."""
+    """The flow of a call: fused Keras layers keep rows; all other calls are unknown."""
     call = read_call(op)
     if call is None:
         return Flow(DATA, None)
@@ -429,11 +435,11 @@ def _call(op, output, inputs, batch_size) -> Flow:
         for tensor, flow in zip(op.inputs, inputs, strict=True)
         if flow.kind == DATA
         and tensor.ref() not in weights
-        and tensor.op.type not in ("Fill", "ZerosLike")  # whose rows are all the same
+        and tensor.op.type not in ("Fill", "ZerosLike")  # all rows are the same
     ]
     same = {(flow.axes, *flow.layout) for flow in batched}
-    # A call that is differentiated also puts out what its gradient needs: weights, and
-    # whatever it keeps of each step.
+    # A differentiated call has further outputs for its gradient: weights, and tensors
+    # of each time step.
     own = output.value_index < call.results
     return (
         batched[0] if own and len(same) == 1 and batched[0].leads else Flow(DATA, None)
@@ -441,12 +447,12 @@ def _call(op, output, inputs, batch_size) -> Flow:
 
 
 def _learning_sampler(op, output, inputs, batch_size) -> Flow:
-    """What is drawn was a label, of this batch or an earlier one."""
+    """The flow of a drawn class: it was a label of this or of an earlier batch."""
     return Flow(DATA, None, coupled=op)
 
 
 def _pad(op, output, inputs, batch_size) -> Flow:
-    """Rows that are put before or behind those of the examples are nobody's."""
+    """The flow of padding: padded rows on an axis of examples belong to no example."""
     flow, paddings = inputs[0], known_value(op.inputs[1])
     if flow.kind != DATA:
         return Flow(DATA, None)
@@ -464,14 +470,14 @@ def _shuffle(op, output, inputs, batch_size) -> Flow:
 
 
 def _drawn(op, output, inputs, batch_size):
-    """A number, or several, for each parameter of a distribution."""
+    """The flow of random numbers drawn for each parameter of a distribution."""
     shape = _constant(op.inputs[0])
     if shape is None or np.size(shape):
         return Flow(DATA, None)
     return inputs[1]
 
 
-#: Ops that read the examples from one of their inputs, by its number: others are axes,
+#: The number of the input with the examples, for ops with further inputs that are axes,
 #: lengths and places.
 _READ_FROM = {
     **dict.fromkeys(

@@ -1,13 +1,15 @@
-"""Single examples that are taken out of a batch by their place.
+"""Flows of single examples that an op takes out of a batch by their place.
 
-`x[0]`, one of `tf.unstack(x)`, the element of a list that a loop over the batch is at:
-what is computed from one example alone belongs to it, whatever op computes it. Where it
-meets other examples, or the whole batch, examples are combined. Where all examples are
-put together again in their order, there is a batch again.
+Examples are taken out by `x[0]`, by `tf.unstack(x)`, or by a loop that reads element i
+of a list of the batch in step i. A tensor computed from a single example belongs to
+that example, regardless of the ops in between. An op that reads tensors of two
+examples, or of an example and the whole batch, combines examples. An op that stacks the
+tensors of all examples, in the order of the examples, makes a batch.
 
-A place is a number, or the name of the tensor that is the index, after `AT`, or after
-`STEP` if it is another at each step of a loop. `EARLIER` stands for the places of
-earlier steps. Of a list, `EACH` says that place i has what belongs to example i.
+`Flow.example` is the place of the example: a number, or a text. `AT` + the name of the
+index tensor is a place with a fixed index; `STEP` + the name is a place with an index
+that changes at each step of a loop. `EARLIER` is a place of an earlier step. `EACH`
+describes a list: element i belongs to example i.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.slices import CUT, PLACE, read_slice
 from tfdpclip.gradients.graph.known import known_value
 
-#: What is believed of the examples of a static batch, one by one.
-BY_PLACE = "whether it does the same with every example"
+#: The unproven claim about a static batch with a separate op for each example.
+OPS_BY_PLACE = "whether the ops treat every example alike"
 AT, STEP, EARLIER, EACH = "at ", "step ", "earlier", "each"
 _JOINS = frozenset("Pack ConcatV2".split())
 _SHAPED = frozenset("Fill BroadcastTo Tile Reshape".split())
 
 
-class Taken(NamedTuple):
-    """One example out of a batch: its place, and the batch axes that are left."""
+class TakenExample(NamedTuple):
+    """An example that an op takes out of a batch: its place, and the axes left."""
 
     place: int | tf.Tensor
     axes: tuple[int, ...]
 
 
-def taken(
+def find_taken_example(
     op: tf.Operation, output: tf.Tensor, inputs: list[Flow], size
-) -> Taken | None:
-    """Which example an op takes out of a batch, if it takes one."""
+) -> TakenExample | None:
+    """The example that an op takes out of a batch; None if the op takes none."""
     rule = _TAKES.get(op.type)
     if rule is None or output.shape.rank is None:
         return None
@@ -49,12 +51,13 @@ def taken(
     return rule(op, output, inputs, flow.axes[0], size)
 
 
-def met(
+def single_example_flow(
     op: tf.Operation, output: tf.Tensor, inputs: list[Flow], batch_size: int | None
 ) -> Flow | None:
-    """The flow of what single examples went into; None where none did.
+    """The flow of an op's output if an input belongs to a single example.
 
-    None, too, where the rule for the op says more.
+    Returns:
+      None if no input belongs to a single example, or if the op's own rule decides.
     """
     data = [f for f in inputs if f.kind == DATA]
     found = [f for f in data if not f.made]
@@ -73,7 +76,8 @@ def met(
         f.kind == SIZE and (f.dims is None or any(f.dims)) for f in inputs
     )
     if any(f.axes for f in data) or sized:
-        # One example for all. That of a step may be for itself, by a mask.
+        # An example at a fixed place enters the rows of all examples. An example of a
+        # loop's step may, by a mask, enter only its own row.
         return Flow(DATA, None, coupled=op) if fixed else None
     if len(places) == 1:
         return Flow(DATA, (), example=next(iter(places)))
@@ -81,7 +85,7 @@ def met(
 
 
 def _differ(places: set) -> bool:
-    """Whether two of the places are of different examples, whatever they are."""
+    """Whether two of the places are certainly places of different examples."""
     numbers = [p for p in places if isinstance(p, int)]
     steps = [p for p in places if isinstance(p, str) and p.startswith(STEP)]
     return (
@@ -91,8 +95,8 @@ def _differ(places: set) -> bool:
     )
 
 
-def either(first: Flow, second: Flow) -> int | str | None:
-    """The place of a tensor that is one or the other."""
+def merge_places(first: Flow, second: Flow) -> int | str | None:
+    """The place of a tensor that is either the first or the second tensor."""
     if first.kind != DATA or second.kind != DATA:
         return second.example if first.kind != DATA else first.example
     if first.example == second.example:
@@ -106,7 +110,7 @@ def either(first: Flow, second: Flow) -> int | str | None:
 
 
 def _joined(op, output, inputs, batch_size) -> Flow:
-    """All examples of a static batch, one after the other: a batch again."""
+    """The flow of an op that stacks single examples; a batch if all are in order."""
     parts = inputs if op.type == "Pack" else inputs[:-1]
     if op.type == "Pack":
         axis = op.get_attr("axis") % output.shape.rank
@@ -118,19 +122,19 @@ def _joined(op, output, inputs, batch_size) -> Flow:
     in_order = [f.example for f in parts] == list(range(len(parts)))
     if axis is None or not single or not in_order or len(parts) != batch_size:
         return Flow(DATA, None)
-    # Each may have been made in another way.
-    return Flow(DATA, (axis,), 1, obstacle=BY_PLACE)
+    # A different op may have computed the tensor of each example.
+    return Flow(DATA, (axis,), 1, obstacle=OPS_BY_PLACE)
 
 
-def _of_slice(op, output, inputs, axis, size) -> Taken | None:
+def _of_slice(op, output, inputs, axis, size) -> TakenExample | None:
     parts = read_slice(op)
     if parts is None or any(f.kind == DATA for f in inputs[1:]):
         return None
     part = parts[axis]
     if part.what == PLACE:
-        return Taken(_index(op.inputs[1], part.spec), ())
+        return TakenExample(_index(op.inputs[1], part.spec), ())
     if part.what == CUT and part.one is not None:
-        return Taken(part.one, ())
+        return TakenExample(part.one, ())
     return None
 
 
@@ -143,7 +147,7 @@ def _index(begin: tf.Tensor, spec: int) -> int | tf.Tensor:
     return begin
 
 
-def _of_gather(op, output, inputs, axis, size) -> Taken | None:
+def _of_gather(op, output, inputs, axis, size) -> TakenExample | None:
     along, indices = tf.get_static_value(op.inputs[2]), op.inputs[1]
     if along is None or op.get_attr("batch_dims") or inputs[1].kind == DATA:
         return None
@@ -152,28 +156,28 @@ def _of_gather(op, output, inputs, axis, size) -> Taken | None:
     if indices.shape.num_elements() != 1:
         return None
     value = tf.get_static_value(indices)
-    return Taken(indices if value is None else int(value.reshape(-1)[0]), ())
+    return TakenExample(indices if value is None else int(value.reshape(-1)[0]), ())
 
 
-def _of_box(op, output, inputs, axis, size) -> Taken | None:
+def _of_box(op, output, inputs, axis, size) -> TakenExample | None:
     begin = known_value(op.inputs[1])
     if output.shape[axis] != 1 or begin is None or begin[axis] is None:
         return None
-    return Taken(int(begin[axis]), ())
+    return TakenExample(int(begin[axis]), ())
 
 
-def _of_unpack(op, output, inputs, axis, size) -> Taken | None:
+def _of_unpack(op, output, inputs, axis, size) -> TakenExample | None:
     if op.get_attr("axis") % op.inputs[0].shape.rank != axis:
         return None
-    return Taken(output.value_index, ())
+    return TakenExample(output.value_index, ())
 
 
-def _of_split(op, output, inputs, axis, size) -> Taken | None:
+def _of_split(op, output, inputs, axis, size) -> TakenExample | None:
     along = tf.get_static_value(op.inputs[0])
     if along is None or int(along) % output.shape.rank != axis:
         return None
     alone = size is not None and op.get_attr("num_split") == size
-    return Taken(output.value_index, ()) if alone else None
+    return TakenExample(output.value_index, ()) if alone else None
 
 
 _TAKES = {

@@ -1,8 +1,8 @@
-"""Where a parameter is repeated for each example, on an axis behind others of size 1.
+"""Flows of parameters that are repeated for each example, on an axis after axis 0.
 
-`tf.repeat(p, B, axis=0)`, of a p of shape `[1, T, d]`, is a Tile to `[1, B, T, d]` and
-a Reshape to `[B, T, d]`: relative positions are given to every example so. What follows
-keeps the copies apart, and so a variable behind p has met the batch at the Tile.
+`tf.repeat(p, B, axis=0)`, with p of shape `[1, T, d]`, is a `Tile` to `[1, B, T, d]`
+and a `Reshape` to `[B, T, d]`; layers repeat relative positions so. The flow of the
+`Tile` counts examples on axis 1, so the analysis can follow the copies of each example.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.flows.sizes import counted_rows
 
 
-def repeated(
+def repeated_flow(
     op: tf.Operation,
     output: tf.Tensor,
     length: int | None,
@@ -24,19 +24,21 @@ def repeated(
     flow_of: Callable[[tf.Tensor], Flow],
     trained: bool,
 ) -> Flow | None:
-    """The flow of copies of a parameter, one for each row of the data.
+    """The flow of copies of a parameter, with a copy for each row of the data.
 
     Args:
-      op: what a parameter goes into, beside public numbers or sizes.
-      output: its output.
-      length: how many rows the data have, if that is static. Then it is a guess, which
-        is tested when the step runs, that as many copies are one for each.
-      rows_per_example: how many rows belong to one example.
-      flow_of: the flow of a tensor.
-      trained: whether the parameter is: of others nothing is guessed.
+      op: an op on a parameter and public numbers or sizes.
+      output: the output of `op`.
+      length: the static number of rows of the data, or None. If the number of copies
+        equals `length`, this function guesses that each copy is for a row of the data;
+        the guess is tested when the step runs.
+      rows_per_example: the number of rows of the data for each example.
+      flow_of: the function from a tensor to its flow.
+      trained: whether the parameter is trained: only then is the number of copies
+        compared with `length`.
 
     Returns:
-      None if there are no such copies, or their axis is the first.
+      None if `op` makes no copies for the rows of the data, or makes them on axis 0.
     """
     if op.type != "Tile" or not output.shape.rank:
         return None
@@ -58,7 +60,7 @@ def repeated(
 
 
 def _come_first(copies: tf.Tensor) -> bool:
-    """Whether the copies are what is counted on axis 0 next, as in `tf.repeat`."""
+    """Whether the next op moves the axis of the copies to axis 0, as in `tf.repeat`."""
     after = [size for size in copies.shape.as_list() if size != 1]
     return bool(copies.consumers()) and all(
         op.type == "Reshape" and op.outputs[0].shape[:1] == after[:1]

@@ -1,8 +1,8 @@
-"""Numbers that depend on the batch's size alone, and how.
+"""Flows of numbers that depend on the batch size B alone.
 
-A factor of a loss may be divided by the number of examples: that makes a mean. A factor
-that depends on that number in any other way would let one example's presence rescale
-everybody's gradient. So every size carries its power of B.
+A loss may have a factor 1/B, which makes a mean. With a factor that depends on B in a
+different way, the presence of an example would rescale the gradients of all examples.
+So the flow of every size records its exponent of B.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def size_flow(
 ) -> Flow:
     """The flow of an output that is a size, or a vector of sizes.
 
-    `Flow.power` is the power of B of a number, None if it is none; `Flow.dims` the
-    powers of a vector's entries.
+    `Flow.power` is the exponent of B in a number, None if the number is no power of B
+    times a constant; `Flow.dims` has the exponents of the entries of a vector.
     """
     if op.type in ("Shape", "Size", "Rank", "ShapeN"):
         return _shape(op, output, inputs)
@@ -46,7 +46,7 @@ def size_flow(
         return _number(first.dims[output.value_index])
     if op.type in ("Split", "SplitV", "Slice") and output.shape.rank == 1:
         dims = inputs[1 if op.type == "Split" else 0].dims
-        found = None if dims is None else _FIRST_FROM[op.type](op, output, 0)
+        found = None if dims is None else _ORIGIN_RULES[op.type](op, output, 0)
         if found is None or output.shape[0] is None:
             return Flow(SIZE, power=None)
         return _vector(dims[found[1] : found[1] + output.shape[0]])
@@ -55,14 +55,16 @@ def size_flow(
     if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
         return _number(None if None in first.dims else sum(first.dims))
     if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op, inputs):
-        # So that nothing is divided by 0: of a batch of nobody, it is no other number.
+        # `max(size, 1)` prevents a division by 0. It differs from the size only for an
+        # empty batch.
         return _number(known[0].power)
     made = _made_of_vectors(op, output, inputs)
     if made is not None:
         return _vector(made)
     powers = [f.power if f.dims is None else None for f in inputs]
     if op.type == "FloorDiv" and rows_of_length(output, flow_of) is not None:
-        # Nothing is left over: as many records as there are rows, over rows of each.
+        # The number of records is the number of rows over the rows of each record; the
+        # division has no remainder.
         return _number(1)
     if None in powers:
         return _number(None)
@@ -80,16 +82,18 @@ def size_flow(
 def counted_rows(
     op: tf.Operation, flow_of: Callable[[tf.Tensor], Flow], axis: int = 0
 ) -> Flow | None:
-    """The flow of the tensor whose rows an op of `ops.SHAPERS` makes as many of.
+    """The flow of the tensor that gives a new tensor its number of rows.
+
+    In `tf.zeros([tf.shape(x)[0], 3])`, x gives the number of rows; x may have several
+    rows for each example.
 
     Args:
-      op: what makes a new tensor of a shape that is computed.
-      flow_of: the flow of a tensor.
-      axis: the axis on which it makes them.
+      op: an op of `ops.SHAPERS`, or a `Reshape`.
+      flow_of: the function from a tensor to its flow.
+      axis: the axis of the output on which the rows are counted.
 
     Returns:
-      None if the graph does not tell. In `tf.zeros([tf.shape(x)[0], 3])` it is that of
-      x, which may have several rows for each example.
+      None if the graph does not show the tensor.
     """
     if op.type == "Tile" and op.inputs[0].shape[axis : axis + 1] != [1]:
         return None
@@ -100,30 +104,35 @@ def counted_rows(
 
 
 def length_of(tensor: tf.Tensor, place: int = 0) -> tuple | None:
-    """(the reference of a tensor, an axis) of which a number is the length.
+    """The tensor and the axis that a number is the length of.
 
     Args:
-      tensor: the number, or a vector.
-      place: which entry of a vector.
+      tensor: a number, or a vector.
+      place: the entry of the vector that is the number.
 
     Returns:
-      None if it is none, or the graph does not tell.
+      `(reference of the tensor, axis)`; None if the graph does not show them.
     """
-    first, place, factors = _first(tensor, place)
+    first, place, factors = _find_origin(tensor, place)
     if first.op.type != "Shape" or set(factors) - {1}:
         return None
     return first.op.inputs[0].ref(), place
 
 
-def _first(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
-    """The tensor that a number is from, its place in it, and the factors in between.
+def _find_origin(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
+    """Follows a number back to the tensor that it was computed from.
 
-    The factors are in the order from the number to that tensor; of a vector, the number
-    is entry `place`.
+    Args:
+      tensor: a number, or a vector.
+      place: the entry of the vector that is the number.
+
+    Returns:
+      The tensor, the place of the number in the tensor, and the factors that the number
+      was multiplied by, the last factor first.
     """
     factors: list = []
-    while tensor.op.type in _FIRST_FROM:
-        found = _FIRST_FROM[tensor.op.type](tensor.op, tensor, place)
+    while tensor.op.type in _ORIGIN_RULES:
+        found = _ORIGIN_RULES[tensor.op.type](tensor.op, tensor, place)
         if found is None:
             break
         tensor, place, factor = found
@@ -132,7 +141,7 @@ def _first(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
 
 
 def _counts_from_zero(op: tf.Operation) -> bool:
-    """Whether a `Range` has as many numbers as its limit says."""
+    """Whether a `Range` counts 0, 1, ..., limit - 1."""
     start, delta = (tf.get_static_value(op.inputs[i]) for i in (0, 2))
     return start is not None and delta is not None and start == 0 and delta == 1
 
@@ -140,19 +149,19 @@ def _counts_from_zero(op: tf.Operation) -> bool:
 def rows_of_length(
     tensor: tf.Tensor, flow_of: Callable[[tf.Tensor], Flow], place: int = 0
 ) -> Flow | None:
-    """The flow of a tensor with as many rows as a number says.
+    """The flow of a tensor with a number of rows that is computed in the graph.
 
     Args:
-      tensor: the number, or a vector.
-      flow_of: the flow of a tensor.
-      place: which entry of a vector.
+      tensor: the number of rows, or a vector.
+      flow_of: the function from a tensor to its flow.
+      place: the entry of the vector that is the number of rows.
 
     Returns:
-      None if the graph does not tell.
+      None if the graph does not show how the rows belong to examples.
     """
-    first, place, factors = _first(tensor, place)
+    first, place, factors = _find_origin(tensor, place)
     if _is_largest(first) and not set(factors) - {1}:
-        # As many examples as each of the arguments of `tf.vectorized_map` has.
+        # `tf.vectorized_map` takes the largest length of its arguments.
         lengths = first.op.inputs[0].op.inputs
         found = [rows_of_length(length, flow_of) for length in lengths]
         return found[0] if all(flow == found[0] for flow in found) else None
@@ -165,7 +174,7 @@ def rows_of_length(
     for factor in reversed(factors):
         rows *= factor
         if rows.denominator != 1 or rows <= 0:
-            return None  # Rounded, for some numbers of examples.
+            return None  # The division rounds for some numbers of examples.
     return Flow(DATA, (0,), int(rows), flow.minor and rows > 1)
 
 
@@ -176,21 +185,21 @@ def _is_largest(tensor: tf.Tensor) -> bool:
     return tensor.op.inputs[0].op.type == "Pack" and tensor.op.inputs[0].shape.rank == 1
 
 
-#: Which input says how many entries there are.
+#: The number of the input that is, or bounds, the number of entries.
 _COUNTS = {"Range": 1, "LinSpace": 2}
 
 
-_Found = tuple[tf.Tensor, int, "fractions.Fraction | int"]
+_Origin = tuple[tf.Tensor, int, "fractions.Fraction | int"]
 
 
-def _same(op, tensor, place) -> _Found | None:
+def _same(op, tensor, place) -> _Origin | None:
     ranks = {op.inputs[0].shape.rank, tensor.shape.rank}
     exact = tensor.dtype in (tf.int32, tf.int64, tf.float64)
     return (op.inputs[0], place, 1) if ranks <= {0, 1} and exact else None
 
 
-def _sliced(op, tensor, place) -> _Found | None:
-    """Entry `place` of a part of a vector of sizes."""
+def _sliced(op, tensor, place) -> _Origin | None:
+    """The origin of entry `place` of a slice of a vector of sizes."""
     begin, step = known_value(op.inputs[1]), known_value(op.inputs[3])
     masks = ("ellipsis_mask", "new_axis_mask")
     if any(map(op.get_attr, masks)) or np.size(begin) != 1 or np.size(step) != 1:
@@ -202,7 +211,7 @@ def _sliced(op, tensor, place) -> _Found | None:
     return op.inputs[0], int(first) + place, 1
 
 
-def _cut(op, tensor, place) -> _Found | None:
+def _cut(op, tensor, place) -> _Origin | None:
     begin = known_value(op.inputs[1])
     if np.size(begin) != 1 or np.reshape(begin, ())[()] is None:
         return None
@@ -210,12 +219,12 @@ def _cut(op, tensor, place) -> _Found | None:
     return (op.inputs[0], first + place, 1) if first >= 0 else None
 
 
-def _packed(op, tensor, place) -> _Found | None:
+def _packed(op, tensor, place) -> _Origin | None:
     part = op.inputs[place] if place < len(op.inputs) else None
     return None if part is None or part.shape.rank != 0 else (part, 0, 1)
 
 
-def _joined(op, tensor, place) -> _Found | None:
+def _joined(op, tensor, place) -> _Origin | None:
     for part in op.inputs[:-1]:
         length = part.shape[0] if part.shape.rank == 1 else None
         if length is None:
@@ -226,8 +235,8 @@ def _joined(op, tensor, place) -> _Found | None:
     return None
 
 
-def _picked(op, tensor, place) -> _Found | None:
-    """Entry `place` of some entries of a vector of sizes."""
+def _picked(op, tensor, place) -> _Origin | None:
+    """The origin of entry `place` of a gather from a vector of sizes."""
     indices = known_value(op.inputs[1])
     if op.get_attr("batch_dims") or op.inputs[0].shape.rank != 1 or indices is None:
         return None
@@ -237,8 +246,8 @@ def _picked(op, tensor, place) -> _Found | None:
     return op.inputs[0], int(found[place]), 1
 
 
-def _piece(op, tensor, place) -> _Found | None:
-    """Entry `place` of a piece of a vector."""
+def _piece(op, tensor, place) -> _Origin | None:
+    """The origin of entry `place` of a piece of a split vector."""
     source = op.inputs[1 if op.type == "Split" else 0]
     if source.shape.rank != 1:
         return None
@@ -253,13 +262,13 @@ def _piece(op, tensor, place) -> _Found | None:
     return source, int(sum(ahead)) + place, 1
 
 
-def _unpacked(op, tensor, place) -> _Found | None:
+def _unpacked(op, tensor, place) -> _Origin | None:
     whole = op.inputs[0].shape.rank == 1
     return (op.inputs[0], tensor.value_index, 1) if whole else None
 
 
-def _times(op, tensor, place) -> _Found | None:
-    """A size, multiplied or divided by a known number."""
+def _times(op, tensor, place) -> _Origin | None:
+    """The origin of a size that is multiplied or divided by a known number."""
     if tensor.shape.rank != 0:
         return None
     known = [known_value(part) for part in op.inputs]
@@ -277,8 +286,8 @@ def _times(op, tensor, place) -> _Found | None:
     return None
 
 
-def _multiplied(op, tensor, place) -> _Found | None:
-    """The product of some sizes, of which one is not known."""
+def _multiplied(op, tensor, place) -> _Origin | None:
+    """The origin of a product of sizes with a single unknown size."""
     sizes = known_value(op.inputs[0])
     if tensor.shape.rank != 0 or op.inputs[0].shape.rank != 1 or sizes is None:
         return None
@@ -290,8 +299,9 @@ def _multiplied(op, tensor, place) -> _Found | None:
     return op.inputs[0], unknown[0], fractions.Fraction(int(known))
 
 
-#: Where a number, or an entry of a vector, is from, and how many times as large it is.
-_FIRST_FROM: dict[str, Callable] = {
+#: Rules by op type: from an op's output and a place to the input that the number comes
+#: from, the place in the input, and the factor in between.
+_ORIGIN_RULES: dict[str, Callable] = {
     **dict.fromkeys(ops.SAME_NUMBERS, _same),
     "StridedSlice": _sliced,
     "Slice": _cut,
@@ -307,7 +317,11 @@ _FIRST_FROM: dict[str, Callable] = {
 
 
 def _made_of_vectors(op, output, inputs) -> tuple | None:
-    """The powers of a vector's entries: 0 where no size is in them, else unknown."""
+    """The exponents of B in a vector's entries.
+
+    Entries without a size have 0; entries computed from a size have None, except in a
+    `ConcatV2`, which keeps the exponents.
+    """
     length = output.shape[0] if output.shape.rank == 1 else None
     if length is None:
         return None
@@ -331,7 +345,7 @@ def _made_of_vectors(op, output, inputs) -> tuple | None:
 
 
 def _is_one_at_most(op: tf.Operation, inputs: list[Flow]) -> bool:
-    """Whether one input is known, and 1 or less, and the other a number of rows."""
+    """Whether an op compares a known number, 1 or less, with an integer size."""
     known = [tf.get_static_value(tensor) for tensor in op.inputs]
     if not any(value is not None and np.all(value <= 1) for value in known):
         return False
@@ -342,7 +356,7 @@ def _is_one_at_most(op: tf.Operation, inputs: list[Flow]) -> bool:
 
 
 def _rounds(op: tf.Operation) -> bool:
-    """Whether a cast may make another number of a size."""
+    """Whether a cast may round a size."""
     (before,), after = op.inputs, op.outputs[0].dtype
     if before.dtype.is_floating:
         return not after.is_floating
@@ -375,27 +389,27 @@ def _shape(op, output, inputs) -> Flow:
     if flow.kind != DATA or source.shape.rank is None:
         return Flow(SIZE, power=None)
     if flow.entry is not None:
-        # How many entries a sparse batch has is a statistic of all examples.
+        # The number of entries of a sparse batch is a statistic of all examples.
         return (
             _vector((None,) * source.shape.rank) if op.type != "Size" else _number(None)
         )
-    # Of a tensor that nothing is known of, the batch is taken to be on axis 0, as it
-    # is everywhere; that is tested when the step runs.
+    # For an unknown tensor, the analysis assumes the batch on axis 0, where data
+    # arrive. The step tests this assumption.
     axes = (0,) if flow.axes is None else flow.axes
     dims = tuple(int(axis in axes) for axis in range(source.shape.rank))
     return _number(sum(dims)) if op.type == "Size" else _vector(dims)
 
 
-def _told(tensor: tf.Tensor) -> np.ndarray | None:
-    """The numbers that the graph tells; None if it does not tell all of them."""
+def _known_array(tensor: tf.Tensor) -> np.ndarray | None:
+    """The value of a tensor if the graph fixes all entries; else None."""
     value = known_value(tensor)
     told = value is not None and None not in np.reshape(value, -1).tolist()
     return np.asarray(value) if told else None
 
 
 def _gathered(op, dims) -> Flow:
-    """`tf.tensordot` gathers lengths so."""
-    places = _told(op.inputs[1])
+    """The flow of lengths gathered from a shape, as in `tf.tensordot`."""
+    places = _known_array(op.inputs[1])
     if places is None or tf.get_static_value(op.inputs[2]) != 0:
         return Flow(SIZE, power=None)
     if places.ndim == 0:
@@ -406,7 +420,7 @@ def _gathered(op, dims) -> Flow:
 
 
 def _slice(op, output, dims) -> Flow:
-    bounds = [_told(op.inputs[i]) for i in (1, 2, 3)]
+    bounds = [_known_array(op.inputs[i]) for i in (1, 2, 3)]
     if any(bound is None for bound in bounds):
         return Flow(SIZE, power=None)
     begin, end, step = (int(bound[0]) for bound in bounds)

@@ -1,4 +1,4 @@
-"""What a `StridedSlice` does to every axis of its input."""
+"""Reads the effect of a `StridedSlice` on every axis of its input."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WHOLE, REVERSED, CUT, PLACE = "whole", "reversed", "cut", "place"
 
 
 class Part(NamedTuple):
-    """What is left of one axis.
+    """The part of an input axis that a slice keeps.
 
     Attributes:
-      what: all of it (`WHOLE`), some of it (`CUT`) or from the end
-        (`REVERSED`), or one entry (`PLACE`), without the axis.
-      axis: where the axis is in the output; None if it is gone.
-      spec: which entry of begin, end and strides is for it; None if none is.
-      one: the place of the only entry that is kept of a `CUT` axis, if that is known.
+      what: `WHOLE`, `CUT` (some entries), `REVERSED`, or `PLACE` (a single entry; the
+        axis is dropped).
+      axis: the number of the axis in the output; None if the axis is dropped.
+      spec: the entry of begin, end and strides for this axis; None if there is none.
+      one: the place of the only kept entry of a `CUT` axis, if it is known.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 def read_slice(op: tf.Operation) -> list[Part] | None:
-    """A part for each axis of the input; None if that cannot be told."""
+    """A `Part` for each axis of the input; None if the static shapes are unknown."""
     rank, count = op.inputs[0].shape.rank, op.inputs[1].shape[0]
     if rank is None or count is None:
         return None
@@ -71,7 +71,12 @@ def read_slice(op: tf.Operation) -> list[Part] | None:
 
 
 def axes_cut(op: tf.Operation, count: int) -> list[int | None]:
-    """Of which axis each of the places is that an op cuts at; None for a new one."""
+    """The input axis for each entry of a slice's begin; None for a new axis.
+
+    Args:
+      op: a `StridedSlice` or `Slice`.
+      count: the number of entries of begin.
+    """
     if op.type != "StridedSlice":
         return list(range(count))
     new, ellipsis = op.get_attr("new_axis_mask"), op.get_attr("ellipsis_mask")

@@ -1,10 +1,11 @@
-"""Sparse batches: which entry belongs to which example.
+"""Flows of sparse batches, with lists of entries that all examples share.
 
-A `tf.SparseTensor` of a batch has one row for each example, and its entries, with the
-numbers of their rows, in lists that all examples share. What is computed entry by entry
-keeps them apart, and so do sums by row number, if nothing has come between an entry and
-its number. Only that is let through here; everything else that depends on places in
-those lists combines examples.
+A `tf.SparseTensor` of a batch has a row for each example. Its entries, and the row
+number of each entry, are in lists that all examples share. An op that computes each
+entry of a list from the same entry keeps the examples apart. So does a sum by row
+number, if the values and the row numbers still list the same entries in the same order:
+`Entries.key` tells. The rules of this module allow these two kinds of ops. Any further
+op that depends on places in the lists combines examples.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.known import known_value
 
 INDICES, VALUES, ROWS = "indices", "values", "rows"
-# Positions of some of the entries; the distinct values; where each entry's value is
-# among them.
+# Positions of selected entries; the distinct values; the place of each entry's value
+# among the distinct values.
 CHOSEN, DISTINCT, PLACES = "chosen", "distinct", "places"
-# How many entries each example has; where each example's end; 0 and where they end.
+# Numbers of entries by example; the cumulative sums of these numbers; 0 and the sums.
 LENGTHS, ENDS, SPLITS = "lengths", "ends", "splits"
 
 _FILLED = "filled by "
@@ -38,13 +39,13 @@ class SparseBatch:
     shape: tf.Tensor
 
     def is_whole(self) -> bool:
-        """Whether these are the components of one batch, as far as types tell."""
+        """Whether types and ranks are the types and ranks of a `tf.SparseTensor`."""
         ranks = [t.shape.rank for t in (self.indices, self.values, self.shape)]
         integers = self.indices.dtype == self.shape.dtype == tf.int64
         return integers and ranks == [2, 1, 1]
 
     def with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
-        """The components of the batch with row `rows[i]` of this one in row i."""
+        """The components of a batch with row `rows[i]` of this batch in row i."""
         owners = self.indices[:, 0]
         order = tf.argsort(owners, stable=True)
         entries = tf.RaggedTensor.from_value_rowids(
@@ -61,7 +62,7 @@ class SparseBatch:
 
 
 def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
-    """The sparse batches that `ops` start from: arguments, and from iterators."""
+    """The sparse batches among a graph's arguments and the outputs of iterators."""
     found = [
         SparseBatch(*op.outputs)
         for op in ops
@@ -72,7 +73,7 @@ def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
     position = 0
     for spec in tf.nest.flatten(signature) if signature is not None else ():
         if not isinstance(spec, (tf.TypeSpec, tf.Tensor)):
-            continue  # No tensor: a number, say.
+            continue  # A Python value, such as a number.
         width = len(tf.nest.flatten(spec, expand_composites=True))
         if isinstance(spec, tf.SparseTensorSpec) and position + 3 <= len(inputs):
             found.append(SparseBatch(*inputs[position : position + 3]))
@@ -84,7 +85,7 @@ def flows_of(batch: SparseBatch) -> dict:
     """The flows of the components, by reference."""
     key = (batch.indices.name,)
     rank = batch.indices.shape[-1] or 2
-    # Its length in other directions may be that of the longest example.
+    # The lengths after axis 0 may depend on the longest example.
     shape = Flow(SIZE, power=None, dims=(1, *[None] * (rank - 1)))
     return {
         batch.indices.ref(): _entries(key, INDICES),
@@ -100,7 +101,11 @@ def _entries(key: tuple, role: str) -> Flow:
 def transfer(
     op: tf.Operation, output: tf.Tensor, inputs: list[Flow], elementwise: bool
 ) -> Flow | None:
-    """The flow of an output of an op on sparse batches; None for other ops."""
+    """The flow of an op's output if an input lists entries of a sparse batch.
+
+    Returns:
+      None if no input does.
+    """
     found = [flow.entry for flow in inputs]
     if not any(found):
         return None
@@ -110,7 +115,7 @@ def transfer(
         flow = _reduction(op, found, inputs)
     else:
         flow = _entrywise(op, output, found, inputs, elementwise)
-    # By its place in the list an entry may meet those of any other example.
+    # An op that depends on places in the list may combine entries of two examples.
     return Flow(DATA, None, coupled=op) if flow is None else flow
 
 
@@ -133,7 +138,7 @@ def _reduction(op, found, inputs):
 
 
 def _entrywise(op, output, found, inputs, elementwise):
-    """Ops that compute each entry of the list from the same entry of others."""
+    """The flow of an op that computes each entry from the same entry of its inputs."""
     if op.type in _SAME:
         return _entries(found[0].key, found[0].role)
     if not elementwise or not output.shape.rank:
@@ -147,7 +152,7 @@ def _entrywise(op, output, found, inputs, elementwise):
         elif entry is not None or flow.kind == DATA:
             return None
         elif tensor.shape.rank == output.shape.rank and tensor.shape[0] != 1:
-            return None  # By the place in the list.
+            return None  # The public tensor depends on the place in the list.
     return _entries(keys.pop(), VALUES) if len(keys) == 1 else None
 
 
@@ -161,7 +166,7 @@ def _reshape(op, output, found, inputs):
 
 
 def _strided_slice(op, output, found, inputs):
-    """`indices[:, c]` and `values[:, tf.newaxis]`."""
+    """The flow of `indices[:, c]` and `values[:, tf.newaxis]`."""
     entry = found[0]
     if entry is None or any(found[1:]) or op.get_attr("ellipsis_mask"):
         return None
@@ -196,7 +201,7 @@ def _gather(op, output, found, inputs):
     if indices.key != params.key:
         return None
     if indices.role == CHOSEN and params.role in (INDICES, VALUES):
-        # What is chosen is told by each entry itself.
+        # Each entry's own value decides whether the entry is selected.
         return _entries((*params.key, op.inputs[1].name), params.role)
     if indices.role == PLACES and params.role == DISTINCT:
         return _entries(params.key, VALUES)
@@ -216,7 +221,7 @@ def _unique(op, output, found, inputs):
 
 
 def _sparse_reshape(op, output, found, inputs):
-    """A batch of lists of ids, of which the examples are kept apart: `[B, N]`."""
+    """The flow of a `SparseReshape` that keeps `[B, N]`, a batch of lists of ids."""
     if output.value_index:
         return Flow(SIZE, power=None, dims=(1, None))
     rank = op.inputs[0].shape[-1]
@@ -247,12 +252,15 @@ def _reorder(op, output, found, inputs):
 
 
 def _filled(key: tuple) -> bool:
-    """Whether every example has an entry: or else a sum by row may have fewer rows."""
+    """Whether every example has an entry.
+
+    Without this, a sum by row number may have fewer rows than examples.
+    """
     return key[-1].startswith(_FILLED)
 
 
 def _softmax(op, output, found, inputs):
-    """Over the last axis."""
+    """The flow of a `SparseSoftmax`, over the last axis."""
     if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
         return None
     return _entries(found[0].key, VALUES)
@@ -274,7 +282,7 @@ def _looked_up_sum(op, output, found, inputs):
 
 
 def _concat(op, output, found, inputs):
-    """Indices, of the numbers of rows and what the entries have for other axes."""
+    """The flow of indices that are joined from row numbers and further columns."""
     splits = _splits(op, found)
     if splits is not None:
         return splits
@@ -288,7 +296,7 @@ def _concat(op, output, found, inputs):
 
 
 def accidental_hits(op, output, inputs, batch_size) -> Flow:
-    """Which of the sampled classes are an example's own label: a list of entries."""
+    """The flow of the sampled classes that equal an example's own label, in entries."""
     labels, sampled = inputs
     if (
         sampled.kind == PUBLIC
@@ -301,7 +309,7 @@ def accidental_hits(op, output, inputs, batch_size) -> Flow:
 
 
 def split_strings(op, output, inputs, batch_size) -> Flow:
-    """The words of each row, in entries."""
+    """The flow of the words of each row, in entries."""
     if not inputs[0].leads or inputs[0].rows != 1 or inputs[1].kind == DATA:
         return Flow(DATA, None)
     if output.value_index == 2:
@@ -310,14 +318,14 @@ def split_strings(op, output, inputs, batch_size) -> Flow:
 
 
 def _looked_up(op, output, found, inputs):
-    """Each entry by itself, in a lookup table."""
+    """The flow of entries that are looked up in a shared table."""
     shared = inputs[2].kind == PUBLIC and output.shape.rank == op.inputs[1].shape.rank
     apart = shared and _role(found[1], VALUES)
     return _entries(found[1].key, VALUES) if apart else None
 
 
 def _lengths(op, output, found, inputs):
-    """How many entries each row has: `tf.math.bincount(rows, minlength=B)`."""
+    """The flow of the numbers of entries: `tf.math.bincount(rows, minlength=B)`."""
     counted = inputs[1].kind == SIZE and inputs[1].power == 1
     binary = op.type == "DenseBincount" and op.get_attr("binary_output")
     unweighted = inputs[2].kind == PUBLIC and op.inputs[2].shape.num_elements() == 0
@@ -332,7 +340,7 @@ def _ends(op, output, found, inputs):
 
 
 def _splits(op, found) -> Flow | None:
-    """`tf.concat([[0], ends], 0)`."""
+    """The flow of `tf.concat([[0], ends], 0)`."""
     if len(found) != 3 or not _role(found[1], ENDS):
         return None
     first = tf.get_static_value(op.inputs[0])
@@ -341,21 +349,21 @@ def _splits(op, found) -> Flow | None:
 
 
 def _counted(op, output, found, inputs):
-    """How often each example has each value: `RaggedBincount`."""
+    """The flow of `RaggedBincount`: the counts of the values of each example."""
     apart = _role(found[0], SPLITS) and _role(found[1], VALUES, found[0].key)
     public = all(flow.kind == PUBLIC for flow in inputs[2:])
     return _rows_apart() if apart and public else None
 
 
 def _grams(op, output, found, inputs):
-    """Neighbouring words of each row, in a list of their own."""
+    """The flow of n-grams: neighbouring words of each row, in a new list."""
     if not _role(found[1], SPLITS) or not _role(found[0], VALUES, found[1].key):
         return None
     return _entries((*found[1].key, op.name), (VALUES, SPLITS)[output.value_index])
 
 
 def _padded(op, output, found, inputs):
-    """Each row's entries, in a row of a length that is the same for every batch."""
+    """The flow of rows padded to a length that is the same for every batch."""
     lengths = known_value(op.inputs[0])
     kinds = [kind.decode() for kind in op.get_attr("row_partition_types")]
     if kinds != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"] or lengths is None:
@@ -370,12 +378,12 @@ def _padded(op, output, found, inputs):
 
 
 def cross(op, output, inputs, batch_size) -> Flow:
-    """The crossed features of each row, in entries: `tf.sparse.cross`."""
+    """The flow of the crossed features of each row, in entries: `tf.sparse.cross`."""
     apart = all(f.kind != DATA or f.leads and f.rows == 1 for f in inputs)
     if not apart or not any(f.kind == DATA for f in inputs):
         return Flow(DATA, None)
     if output.value_index == 2:
-        # Of dense features, each example has as many crosses.
+        # With dense features alone, every example has the same number of crosses.
         dense = op.get_attr("N") == 0 and None not in [
             t.shape[-1]
             for t, f in zip(op.inputs, inputs, strict=True)
@@ -401,7 +409,7 @@ def _to_dense(op, output, found, inputs):
 
 
 def _ctc(op, output, found, inputs):
-    """A loss for each row of the labels; time is the first axis of the logits."""
+    """The flow of a CTC loss: a loss for each row of labels; logits `[T, B, C]`."""
     logits, lengths = inputs[0], inputs[3]
     labels = _role(found[1], INDICES) and _role(found[2], VALUES, found[1].key)
     apart = logits.axes == (1,) and logits.rows == 1 and not logits.minor

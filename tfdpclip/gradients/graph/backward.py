@@ -11,7 +11,7 @@ from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip.gradients.graph import calls, ops
 
-# The attribute of ops that a gradient function of one's own has made.
+# The attribute that marks ops made by an op's own gradient function.
 _OWN = "_tfdpclip_own_gradient"
 
 
@@ -22,10 +22,11 @@ def gradients_at(
 ) -> list[tf.Tensor | None]:
     """The gradients of the summed (or weighted) losses at `tensors`.
 
-    What `tf.gradients` gives, fit for XLA also where a tensor is the output of a call
-    before which nothing is differentiated: TensorFlow then emits the gradient of the
-    call all the same, in a form that XLA does not have. If the gradient at the call's
-    own inputs is asked for too, it takes the usual form, and is pruned.
+    The result is the result of `tf.gradients`, in a form that XLA can compile. Where a
+    tensor is the output of a call and no gradient is wanted at the call's inputs,
+    TensorFlow still emits the gradient of the call, as an op that XLA does not have.
+    Under XLA this function therefore asks for the gradients at the call's inputs too:
+    the gradient of the call then takes the usual form, and TensorFlow prunes it.
     """
     tensors = list(tensors)
     if not tensors:
@@ -39,17 +40,17 @@ def gradients_at(
 
 @contextlib.contextmanager
 def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
-    """Gives some ops of the graph other gradient functions for a while.
+    """Replaces the gradient functions of some ops inside the `with` block.
 
     Args:
       rules: `rule(op, *gradients at the outputs)` -> the gradients at the inputs, None
-        for those that do not matter. A gradient that is not there comes as None.
+        for an input without a gradient. An output without a gradient passes None.
     """
     before = {op: _tf_private.own_gradient(op) for op in rules}
     for op, rule in rules.items():
 
         def gradient(op, *at_outputs, rule=rule):
-            return rule(op, *(None if _is_nothing(g) else g for g in at_outputs))
+            return rule(op, *(None if _is_absent(g) else g for g in at_outputs))
 
         _tf_private.set_own_gradient(op, gradient)
     try:
@@ -61,10 +62,14 @@ def own_gradients(rules: Mapping[tf.Operation, Callable]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_gradients_marked(operations: Iterable[tf.Operation]) -> Iterator[None]:
-    """Marks what ops with a gradient function of their own are differentiated by.
+    """Marks the ops that the ops' own gradient functions create in the `with` block.
+
+    `is_of_own_gradient` reads the mark. An own gradient function is a function of
+    `tf.custom_gradient`, not the gradient that TensorFlow registered for the op type.
 
     Args:
-      operations: of the graph; ops in functions that they call are left as they are.
+      operations: ops of the graph. Ops inside the functions that they call stay
+        unmarked.
     """
     before = {}
     for op in operations:
@@ -90,12 +95,12 @@ def _marked(function: Callable) -> Callable:
 
 
 def is_of_own_gradient(op: tf.Operation) -> bool:
-    """Whether a function of somebody's own made it, see `own_gradients_marked`."""
+    """Whether an own gradient function made the op; see `own_gradients_marked`."""
     return _tf_private.text_attribute(op, _OWN) is not None
 
 
-def _is_nothing(gradient) -> bool:
-    """Whether an output has no gradient: TensorFlow gives None, [], or makes zeros."""
+def _is_absent(gradient) -> bool:
+    """Whether an output has no gradient: TensorFlow passes None, [] or `ZerosLike`."""
     if isinstance(gradient, tf.IndexedSlices):
         return False
     return not tf.is_tensor(gradient) or gradient.op.type == "ZerosLike"

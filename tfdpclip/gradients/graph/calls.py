@@ -1,8 +1,4 @@
-"""What a called function is made of, and whether its ops can be copied out of it.
-
-TensorFlow's private symbols that this takes are here, each behind a function named
-after its purpose.
-"""
+"""The ops of a called function, and whether they can be copied out of the function."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ _CHECKS = frozenset(["Assert", "NoOp"])
 
 
 def find_function(graph: tf.Graph, name: str | bytes):
-    """The function of this name that ops of `graph` can call, or None."""
+    """The function called `name` that ops of `graph` can call, or None."""
     while graph is not None:
         found = _tf_private.function_named(graph, name)
         if found is not None:
@@ -39,7 +35,7 @@ class Body:
 
 
 def body_of(op: tf.Operation) -> Body | None:
-    """What a call calls; None if it is not known."""
+    """The graph of the function that `op` calls; None if that graph is not known."""
     if op.type not in ops.FUNCTION_CALLS:
         return None
     function = find_function(op.graph, op.get_attr("f").name)
@@ -54,18 +50,18 @@ def body_of(op: tf.Operation) -> Body | None:
 
 
 def is_compiled(op: tf.Operation) -> bool:
-    """Whether XLA compiles the called function, whatever calls it."""
+    """Whether XLA compiles the function, also if the caller is not compiled."""
     return op.node_def.attr["_XlaMustCompile"].b
 
 
-def replaced(op: tf.Operation):
-    """What a call was before it was given another function, or None."""
+def find_replacement(op: tf.Operation):
+    """The `ReplacedCall` of a call with a replaced function, or None."""
     return getattr(op, "_tfdpclip_replaced", None)
 
 
 def is_fused_layer(op: tf.Operation) -> bool:
     """Whether a faster kernel may stand in for the function (Keras's LSTM and GRU)."""
-    if replaced(op) is not None:
+    if find_replacement(op) is not None:
         return True
     function = find_function(op.graph, op.get_attr("f").name)
     return _keras_marks.FUSED in function.cached_definition.attr
@@ -89,7 +85,7 @@ def add_functions(op: tf.Operation, graph: tf.Graph) -> None:
 
 
 def gradient_function(op: tf.Operation) -> Callable | None:
-    """The gradient function that an op has for itself, not for its type; or None."""
+    """The gradient function of this op alone, not of its op type; or None."""
     own = _tf_private.own_gradient(op)
     if own is not None:
         return own
@@ -99,16 +95,17 @@ def gradient_function(op: tf.Operation) -> Callable | None:
         return None
     try:
         return _tf_private.registered_gradient(op)
-    except LookupError:  # Of a model that was loaded without it.
+    except LookupError:  # A loaded model names a gradient that was not registered.
         return None
 
 
-def recomputed(op: tf.Operation) -> int:
-    """How many outputs of `tf.recompute_grad` an op stands for; 0 for any other op.
+def count_recomputed(op: tf.Operation) -> int:
+    """The number of function outputs in an op of `tf.recompute_grad`; else 0.
 
-    The op (an `IdentityN`) hands on the outputs of the function, then what the gradient
-    needs, and its gradient runs the function once more: the same function, so that to
-    differentiate the ops before it is the same, and draws no second dropout mask.
+    The op is an `IdentityN`. Its first outputs are the outputs of the recomputed
+    function; the remaining outputs are tensors that the gradient needs. Its gradient
+    runs the function a second time. Differentiating the ops before the `IdentityN`
+    gives the same gradient and draws no second dropout mask.
     """
     if op.type != "IdentityN":
         return 0
@@ -145,7 +142,7 @@ def _codes_in(function) -> set:
 
 
 def is_stateful(op: tf.Operation) -> bool:
-    """Whether an op's type may have an effect, or another result each time."""
+    """Whether an op type may have an effect, or a different result in each run."""
     return op.op_def.is_stateful
 
 
@@ -157,7 +154,7 @@ def run_in_any_order(op: tf.Operation) -> None:
 
 
 def needs_order(op: tf.Operation) -> bool:
-    """Whether a function would put an op that touches no variable in order."""
+    """Whether a function runs this op in program order though it uses no resource."""
     return (
         is_stateful(op)
         and op.type not in ops.DRAWS
@@ -171,7 +168,7 @@ def is_generator(op: tf.Operation) -> bool:
 
 
 def resources_of(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The resources that an op reads only, and those that it may change."""
+    """The resources that an op only reads, and the resources that it may change."""
     resources = [t for t in op.inputs if t.dtype == tf.resource]
     if op.type in _READS or op.type in ("Identity", "IdentityN"):
         return resources, []
@@ -185,7 +182,7 @@ def resources_of(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
 
 
 def ancestors(body: Body) -> list[tf.Operation]:
-    """The ops that a function's outputs are computed from, inputs first."""
+    """The ops that a function's outputs depend on, inputs first."""
     order, seen = [], set()
     stack = [(t.op, False) for t in body.outputs]
     while stack:
@@ -202,13 +199,13 @@ def ancestors(body: Body) -> list[tf.Operation]:
 def can_be_opened(op: tf.Operation, compiled: bool = False) -> bool:
     """Whether the ops of the function that `op` calls can be copied out of it.
 
-    The copies must give what the call gives, and have no effect that the call, which
-    stays, has as well: a function that draws the next batch, or reads a variable that
-    it has assigned to, stays closed.
+    The copies must give the result of the call. The call stays in the graph, so the
+    copies must not repeat its effects: a function that draws the next batch, or reads a
+    variable after assigning to the variable, is not copied.
 
     Args:
       op: a call.
-      compiled: whether XLA compiles what calls it.
+      compiled: whether XLA compiles the function around `op`.
     """
     body = body_of(op)
     if body is None or is_fused_layer(op):
@@ -228,7 +225,7 @@ def can_be_opened(op: tf.Operation, compiled: bool = False) -> bool:
 
 def _can_be_copied(op: tf.Operation, compiled: bool) -> bool:
     if compiled and (op.type in ops.CONTROL_FLOW or op.type.startswith("Xla")):
-        return False  # may be of use inside XLA only
+        return False  # The op may have a kernel inside XLA only.
     if op.type in ops.FUNCTION_CALLS and can_be_opened(op, compiled):
         return True
     if op.type in ops.FUNCTION_CALLS or op.type in ops.CONTROL_FLOW:
@@ -239,7 +236,7 @@ def _can_be_copied(op: tf.Operation, compiled: bool) -> bool:
 def _is_harmless(op: tf.Operation, outer: tf.Operation) -> bool:
     """Whether an op may run twice, inside a function that is copied as a whole."""
     if outer.type in ops.CONTROL_FLOW and op.node_def.attr["_gradient_op_type"].s:
-        # Which refers to the tensors of the branch that was traced.
+        # The op's own gradient function reads tensors of the traced branch.
         return op.type in ops.FUNCTION_CALLS
     if op.type in ops.FUNCTION_CALLS or op.type in ops.CONTROL_FLOW:
         return True
@@ -254,7 +251,7 @@ def _all_inside(op: tf.Operation) -> Iterator[tf.Operation]:
 
 
 def _written(body: Body) -> list[tf.Tensor]:
-    """The function's resources that it changes, the state of generators aside."""
+    """The resources that the function changes, except the state of generators."""
     return [
         t
         for op in body.graph.get_operations()
@@ -264,7 +261,7 @@ def _written(body: Body) -> list[tf.Tensor]:
 
 
 def convolution_groups(op: tf.Operation) -> int:
-    """The number of feature groups of a convolution; 1 for any other op, or unknown."""
+    """The number of feature groups of a convolution; 1 if unknown, or for other ops."""
     if op.type not in ops.CONVOLUTIONS:
         return 1
     axis = 1 if op.get_attr("data_format") in (b"NCHW", b"NCDHW") else -1

@@ -1,11 +1,14 @@
-"""Calls of Keras's fused LSTM and GRU layers, and what may be called instead.
+"""Calls of Keras's fused LSTM and GRU layers, and the functions that replace them.
 
-A per-example gradient needs what the layer's loop knows at every step, which its
-function does not put out. So the call is given another function: the same outputs, and
-what each step kept after them, as TensorFlow itself does for a gradient. Who
-differentiates the call from then on, the self-check among them, differentiates a copy
-of it as it was, made in the graph that asks: the check stays one by other code, and
-steps that are not checked pay nothing for it.
+The rule for a recurrent layer needs the gates and states of every time step, which the
+function of the fused layer does not return. So the call gets a new function, with the
+same outputs followed by the tensors of each step; TensorFlow does the same when it
+differentiates a call.
+
+A backward pass through a replaced call, such as a backward pass of the self-check,
+differentiates a copy of the original call, made in the graph of the backward pass. So
+the self-check does not run the code that it checks, and a step without a self-check has
+no copy.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
-from tfdpclip.gradients.graph.calls import find_function, replaced
+from tfdpclip.gradients.graph.calls import find_function, find_replacement
 from tfdpclip.gradients.graph.op_copies import emitter
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedCall:
-    """A call of Keras's fused layer: its kind and its inputs by name."""
+    """A call of a fused Keras layer: kind, inputs by name, and direction in time."""
 
     kind: str
     inputs: dict[str, tf.Tensor]
@@ -30,14 +33,14 @@ class FusedCall:
 
     @property
     def results(self) -> int:
-        """How many outputs are the layer's: last, sequence, states, and a number."""
+        """The number of the layer's outputs: last, sequence, states and a number."""
         return _keras_marks.FUSED_RESULTS[self.kind]
 
 
 def read_call(op: tf.Operation) -> FusedCall | None:
-    """What the call is, from the called function's own definition; None if foreign."""
-    if replaced(op) is not None:
-        return replaced(op).call
+    """Reads a fused call from the function's definition; None if it is not fused."""
+    if find_replacement(op) is not None:
+        return find_replacement(op).call
     try:
         function = find_function(op.graph, op.get_attr("f").name)
         definition = function.cached_definition
@@ -57,13 +60,13 @@ def read_call(op: tf.Operation) -> FusedCall | None:
 
 
 class ReplacedCall:
-    """A call that was given another function, and what it was before.
+    """A fused call with a replaced function, and its original function.
 
     Args:
-      op: the call. It is changed.
-      call: what it is.
-      function: a graph whose inputs are those of the call, and whose outputs begin with
-        those of the call.
+      op: the call op. The constructor replaces the op's function.
+      call: the layer's kind and inputs.
+      function: a graph with the inputs of the call. The graph's first outputs are the
+        outputs of the call.
 
     Attributes:
       call: as given.
@@ -75,7 +78,7 @@ class ReplacedCall:
         self._emit = emitter(op)
         self._gradient = _tf_private.own_gradient(op)
         self._copies: dict[tf.Graph, list[tf.Tensor]] = {}
-        # A tape goes past the op's own gradient function.
+        # A gradient tape does not use the op's own gradient function.
         _tf_private.differentiate_call_by(op, _unless_replaced)
         _tf_private.call_instead(op, function)
         _tf_private.set_own_gradient(op, self.differentiate)
@@ -83,23 +86,26 @@ class ReplacedCall:
 
     @property
     def results(self) -> list[tf.Tensor]:
-        """What the call put out before."""
+        """The outputs that the call had before its function was replaced."""
         return list(self._op.outputs[: self._count])
 
     @property
     def kept(self) -> list[tf.Tensor]:
-        """What it puts out besides."""
+        """The outputs that the replacement adds: the tensors of each time step."""
         return list(self._op.outputs[self._count :])
 
-    def as_it_was(self) -> list[tf.Tensor]:
-        """The results of the call before: of a copy in this graph, or one around it."""
+    def original_results(self) -> list[tf.Tensor]:
+        """The results of a copy of the original call.
+
+        The copy is in the current graph or in a graph around the current graph.
+        """
         here = graph = tf.compat.v1.get_default_graph()
         while graph is not None:
             if graph in self._copies:
                 return self._copies[graph]
             graph = getattr(graph, "outer_graph", None)
-        # Each its own: one may be another one, or made of it, and gradients are wanted
-        # at the call's own edge.
+        # An input of the call may equal, or depend on, a second input. An identity for
+        # each input gives every input a gradient at the edge of the call.
         outputs = self._emit([tf.identity(t) for t in self._op.inputs])
         for output, result in zip(outputs, self.results, strict=True):
             output.set_shape(result.shape)
@@ -108,8 +114,8 @@ class ReplacedCall:
         return outputs
 
     def differentiate(self, op: tf.Operation, *gradients) -> list:
-        """The gradients at the call's inputs: of a copy of it as it was."""
-        outputs = self.as_it_was()
+        """The gradients at the call's inputs, from a copy of the original call."""
+        outputs = self.original_results()
         given = [
             (output, gradient)
             for output, gradient in zip(outputs, gradients[: self._count], strict=True)
@@ -123,10 +129,10 @@ class ReplacedCall:
 
 
 def _unless_replaced(plain: Callable) -> Callable:
-    """TensorFlow's way to differentiate a call, but for one that was replaced."""
+    """Wraps TensorFlow's gradient of a call; a replaced call differentiates a copy."""
 
     def differentiate(op, *gradients):
-        call = replaced(op)
+        call = find_replacement(op)
         return (plain if call is None else call.differentiate)(op, *gradients)
 
     return differentiate

@@ -1,4 +1,4 @@
-"""Values and sizes known before the step runs, though TensorFlow does not tell."""
+"""Values and sizes that the graph fixes, beyond what TensorFlow's constants show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def static_number(tensor: tf.Tensor) -> float | None:
 
 
 def known_shape(output: tf.Tensor) -> list[int | None]:
-    """The static shape of a `Reshape`, with the sizes that its inputs tell."""
+    """The static shape of a `Reshape`, with the sizes known from its shape input."""
     shape = output.shape.as_list()
     if None not in shape:
         return shape
@@ -43,7 +43,7 @@ def known_shape(output: tf.Tensor) -> list[int | None]:
 
 
 def known_order(op: tf.Operation) -> list[int] | None:
-    """The order of the axes after a `Transpose`, if the graph tells."""
+    """The order of the axes after a `Transpose`; None if unknown."""
     order = known_value(op.inputs[1])
     if order is None:
         order = _order_for_many(op)
@@ -53,10 +53,11 @@ def known_order(op: tf.Operation) -> list[int] | None:
 
 
 def _order_for_many(op: tf.Operation):
-    """The order that `tf.vectorized_map` gives unless there is one example only.
+    """The axis order of a `Transpose` that `tf.vectorized_map` makes.
 
-    It leaves two axes where they are if one of them has length 1, and shapes what comes
-    out as if it had not. Of one example that is the same.
+    `tf.vectorized_map` selects between two orders: it does not swap two axes when the
+    shorter of them has length 1. For a batch with a single example, both orders give
+    the same entries, so the order for several examples is returned.
     """
     choice = op.inputs[1].op
     if choice.type not in ("Select", "SelectV2"):
@@ -69,18 +70,18 @@ def _order_for_many(op: tf.Operation):
         return None
     sizes = [known_value(size) for size in least.inputs]
     lengths = op.inputs[0].shape.as_list() if op.inputs[0].shape.rank else [None]
-    # One of the two is the batch, of any size; the other one tells.
+    # The size of the batch axis is unknown; the known size decides.
     if [size is None for size in sizes].count(True) != 1 or lengths[0] is not None:
         return None
-    (other,) = (size for size in sizes if size is not None)
-    return known_value(choice.inputs[1] if np.size(other) and other == 1 else otherwise)
+    (fixed,) = (size for size in sizes if size is not None)
+    return known_value(choice.inputs[1] if np.size(fixed) and fixed == 1 else otherwise)
 
 
 def takes_every_row(op: tf.Operation) -> bool:
     """Whether a `GatherV2` along axis 0 takes row 0, row 1, and so on.
 
-    That is how `tf.vectorized_map` takes its examples, where a single row stands for
-    all.
+    `tf.vectorized_map` selects examples by this op. If there is a single row,
+    `tf.vectorized_map` takes row 0 for all examples.
     """
     rows, indices = op.inputs[0], _through(op.inputs[1])
     if tf.get_static_value(op.inputs[2]) != 0 or op.get_attr("batch_dims"):
@@ -98,7 +99,7 @@ def takes_every_row(op: tf.Operation) -> bool:
 
 
 def chooses_rows(op: tf.Operation) -> bool:
-    """Whether an op takes places for numbers of rows alone, each its own."""
+    """Whether an op reads row i of its first input for row i of its output."""
     if op.type == "GatherV2":
         return takes_every_row(op)
     return op.type == "GatherNd" and starts_with_rows(op.inputs[1])
@@ -113,20 +114,23 @@ def starts_with_rows(indices: tf.Tensor) -> bool:
     )
 
 
-#: What is believed where a public tensor has an entry for each example.
-BY_PLACE = "whether a constant's entries are for the examples that they meet"
+#: The unproven claim about a public tensor with a separate entry for each example.
+CONSTANT_BY_PLACE = (
+    "whether each entry of a constant is for the example at the same place"
+)
 
 
 def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
-    """Whether a public tensor says the same of all entries of an axis.
+    """Whether a public tensor treats all positions of an axis alike.
 
     Args:
-      tensor: a tensor.
-      axis: counted from the last one, which is -1.
+      tensor: a public tensor.
+      axis: a negative axis number; -1 is the last axis.
 
     Returns:
-      True if there is no such axis, or it has one entry, or all are made alike: by one
-      value, or by random draws.
+      True if the tensor has no axis with this number, if the axis has length 1, or if
+      all entries along the axis repeat a single value or are drawn from the same
+      distribution.
     """
     rank, op = tensor.shape.rank, tensor.op
     if rank is None:
@@ -153,7 +157,7 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
 
 
 def _draws_alike(op: tf.Operation) -> bool:
-    """Whether an op draws all entries of its output from one distribution."""
+    """Whether an op draws all entries of its output from the same distribution."""
     if op.type in ops.DRAWS - ops.CANDIDATE_SAMPLERS - {"RandomShuffle"}:
         return all(t.shape.rank == 0 for t in op.inputs[1:])
     if not op.type.startswith(ops.SEEDED_DRAWS) or "Shuffle" in op.type:
@@ -162,7 +166,7 @@ def _draws_alike(op: tf.Operation) -> bool:
 
 
 def _is_drawn(tensor: tf.Tensor) -> bool:
-    """Whether all entries of a public tensor are drawn alike, wherever they are."""
+    """Whether all entries of a public tensor are drawn from the same distribution."""
     op = tensor.op
     if tensor.shape.num_elements() == 1:
         return True
@@ -180,7 +184,7 @@ def _counts_up(indices: tf.Tensor) -> bool:
 
 
 def _through(tensor: tf.Tensor) -> tf.Tensor:
-    """What the tensor is made of by ops that leave a vector what it is."""
+    """The vector before ops that keep its entries (`Identity`, `Cast`, `Reshape`)."""
     while tensor.op.type in ("Identity", "Cast") or (
         tensor.op.type == "Reshape"
         and tensor.shape.rank == tensor.op.inputs[0].shape.rank == 1
@@ -190,7 +194,7 @@ def _through(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
-    """Whether `size` is how many rows there are."""
+    """Whether `size` is the number of rows of `rows`, or of a vector its length."""
     op = size.op
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
         return False
@@ -203,7 +207,7 @@ def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
 
 
 def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
-    """Whether a vector becomes one row in a shape, `[-1, length]`."""
+    """Whether `shape` is `[-1, length of vector]`, or `[1, length of vector]`."""
     parts = shape.op.inputs if shape.op.type == "Pack" else ()
     return (
         len(parts) == 2
@@ -213,7 +217,7 @@ def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
 
 
 def pinned_to(op: tf.Operation) -> tf.Tensor | None:
-    """What an op gives whatever else it is given: n, of min(n, max(n, anything))."""
+    """The tensor n for an op that computes `min(n, max(n, anything))`; else None."""
     (output,) = op.outputs if op.type == "Minimum" else (None,)
     if output is None or output.shape.rank != 0 or not output.dtype.is_integer:
         return None
@@ -224,7 +228,7 @@ def pinned_to(op: tf.Operation) -> tf.Tensor | None:
 
 
 def is_pinned(op: tf.Operation) -> bool:
-    """Whether an op is a constant whatever its inputs: min(c, max(c, anything))."""
+    """Whether an op computes a constant: `min(c, max(d, anything))` with d >= c."""
     if op.type != "Minimum" or not op.outputs[0].dtype.is_integer:
         return False
     for limit, other in (op.inputs, reversed(op.inputs)):
@@ -248,7 +252,7 @@ def _lower_bound(tensor: tf.Tensor):
 
 
 def known_value(tensor: tf.Tensor):
-    """An array whose unknown entries are None; None if nothing is known."""
+    """The value of a tensor, with None for unknown entries; None if all are unknown."""
     value = tf.get_static_value(tensor)
     if value is not None:
         return value

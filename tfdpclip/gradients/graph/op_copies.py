@@ -1,4 +1,4 @@
-"""Copies of a graph's ops, and which of them may be made."""
+"""Copies of a graph's ops, and tests of which ops may be copied."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfdpclip import _tf_private
 from tfdpclip._constants import once
 from tfdpclip.gradients.graph import ops, origins
 
-# The attribute of ops that `tf.custom_gradient` makes.
+# The attribute that `tf.custom_gradient` puts on its ops.
 _OWN_GRADIENT = "_gradient_op_type"
 
 
 def repeatable(op: tf.Operation) -> bool:
-    """Whether the op gives the same result again, and changes nothing.
+    """Whether a second run of the op gives the same result and has no effect.
 
-    Calls and loops do if all that they call does, at any depth.
+    A call or a loop is repeatable if every op in its functions is, at any depth.
     """
     return all(
         name in ops.FIRST_ARGUMENT
@@ -35,16 +35,17 @@ def calls_python(op: tf.Operation) -> bool:
     return not ops.PYTHON.isdisjoint(_ops_within(op))
 
 
-def kept_elsewhere(op: tf.Operation, of_examples: bool = False) -> str | None:
-    """The type of an op, here or in a function, that may give what is kept elsewhere.
+def find_external_state(op: tf.Operation, of_examples: bool = False) -> str | None:
+    """The type of an op that may read state outside the graph's tensors and variables.
 
-    Python, files, queues, tables that change: what other batches left there. Variables
-    are not meant: `state.reads` finds them.
+    External state is state of Python, files, queues and mutable tables: earlier batches
+    may have written to it. `state.reads` finds reads of variables.
 
     Args:
-      op: the op.
-      of_examples: whether what others of the same batch left is meant, too, as in an
-        array of one run. Data sets are data then, but for Python in them.
+      op: the op. The functions that it calls are searched too.
+      of_examples: whether state that lives for a single run counts too, such as a
+        tensor array: examples of the same batch may share the array. Ops of data sets
+        then count as data, not as state, except Python functions in the data set.
     """
     for name in sorted(_ops_within(op)):
         if of_examples and ("Dataset" in name or "Iterator" in name):
@@ -61,7 +62,7 @@ def kept_elsewhere(op: tf.Operation, of_examples: bool = False) -> str | None:
 def draws(op: tf.Operation) -> bool:
     """Whether the op, or a function that it calls, draws random numbers.
 
-    Classes that are sampled for all examples do not count: none has a class of its own.
+    Candidate samplers do not count: all examples share the sampled classes.
     """
     random = ops.RANDOM - ops.CANDIDATE_SAMPLERS
     return any(
@@ -70,7 +71,7 @@ def draws(op: tf.Operation) -> bool:
 
 
 def has_own_gradient(op: tf.Operation) -> bool:
-    """Whether an op, here or in a function, has a gradient function of its own."""
+    """Whether the op, or an op in its functions, has its own gradient function."""
     calling = ops.FUNCTION_CALLS | ops.CONTROL_FLOW
     if op.type not in calling and (
         _tf_private.own_gradient(op) is not None or _OWN_GRADIENT in op.node_def.attr
@@ -112,21 +113,23 @@ def _type_of(node: _tf_private.NodeDef) -> str:
     return "Fill" if origins.is_zeros(node) else node.op
 
 
-def emit_again(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+def copy_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds the same op, on other inputs, to the current graph."""
     return emitter(op)(inputs)
 
 
 def emitter(op: tf.Operation) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """What adds an op, as it is now, to the graph that is current then.
+    """A function that adds a copy of an op to the current graph.
+
+    The copy has the attributes that the op has at the call of `emitter`.
 
     Returns:
-      A function from the op's new inputs to its outputs.
+      A function from the inputs of the copy to the outputs of the copy.
     """
     attributes = {
         name: value
         for name, value in op.node_def.attr.items()
-        # Where the original is, and what its output looked like.
+        # Attributes of the original's colocation and output shapes.
         if name not in ("_class", "_output_shapes")
     }
     dtypes = [t.dtype for t in op.outputs]
@@ -136,8 +139,7 @@ def emitter(op: tf.Operation) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         copy = _tf_private.make_op(
             graph,
             op.type,
-            # A constant of another graph is no longer one once it is captured, and some
-            # ops need to know what it is.
+            # A captured constant becomes a placeholder, and some ops need its value.
             [_here(t, graph) for t in inputs],
             dtypes,
             name=f"{op.name.split('/')[-1]}_again",
@@ -165,13 +167,13 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     return once(("copy", tensor.ref()), make)
 
 
-def called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a call, in a branch of `tf.cond`, which runs as it is.
+def call_uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function as a call that TensorFlow neither inlines nor optimises.
 
-    TensorFlow otherwise puts the ops of both branches into the graph around, and goes
-    through those of the branch that is not taken in every step: four times what a
-    small model's step need pay for a check that is not due. And it would rewrite the
-    ops before it first runs them, for longer than a few checks take.
+    The wrapped function is for a branch of `tf.cond`. TensorFlow inlines the ops of
+    both branches into the graph around, and every step then visits the ops of the
+    branch that is not taken; for a small model, a step without a check would take four
+    times as long. Optimising the ops would take longer than running a few checks.
     """
     made = tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}
@@ -187,7 +189,7 @@ def called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def scratch_graph() -> Iterator[tf.Graph]:
-    """A graph within the current one, for looking at ops that are then dropped."""
+    """A temporary graph inside the current graph, for ops that are only analysed."""
     graph = _tf_private.new_function_graph("scratch")
     with graph.as_default():
         yield graph

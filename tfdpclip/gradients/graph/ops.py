@@ -1,12 +1,12 @@
-"""Types of TensorFlow's ops, by what they do: each list stands here once.
+"""Lists of TensorFlow's op types, by the behaviour of the ops.
 
-Names only, and no behaviour: what follows from an op being on a list is where the list
-is used. Whoever teaches the engine a new op comes here first (docs/architecture.md).
+The lists hold names only. The modules that read a list hold the consequences of being
+on the list. To teach the engine a new op, begin here (docs/architecture.md).
 """
 
 from __future__ import annotations
 
-# What calls functions.
+# Ops that call functions.
 
 #: Calls of a function that is not a branch or a loop.
 FUNCTION_CALLS = frozenset("PartitionedCall StatefulPartitionedCall".split())
@@ -15,14 +15,13 @@ LOOPS = frozenset("While StatelessWhile".split())
 BRANCHES = frozenset("If StatelessIf Case StatelessCase".split())
 CONTROL_FLOW = LOOPS | BRANCHES
 
-#: Every input of a call from this one on is an argument of its functions.
+#: The number of the first input that is an argument of the called functions.
 FIRST_ARGUMENT = {
     **dict.fromkeys(FUNCTION_CALLS | LOOPS, 0),
     **dict.fromkeys(BRANCHES, 1),
 }
 
-#: Which of their inputs are whole numbers that are no lengths: by how far, along which
-#: axis, in which order.
+#: The numbers of the inputs that are integers but no lengths: shifts, axes and orders.
 CHOOSERS = {
     "Roll": (1, 2),
     "Transpose": (1,),
@@ -45,47 +44,47 @@ CHOOSERS = {
     "ResizeNearestNeighbor": (1,),
 }
 
-#: Which of their inputs are places along each axis.
+#: The numbers of the inputs that are positions along each axis.
 CUTS = {"StridedSlice": (1, 2), "Slice": (1, 2)}
 
-# Where values come from.
+# Origins of values.
 
-#: Elements of data sets.
+#: Ops that return elements of data sets.
 ITERATORS = frozenset("IteratorGetNext IteratorGetNextSync OptionalGetValue".split())
 
-#: Random classes from the op's own seed, whatever the labels are that it is given.
+#: Ops that draw random classes from the op's seed, independently of the labels.
 CANDIDATE_SAMPLERS = frozenset(
     """FixedUnigramCandidateSampler LogUniformCandidateSampler UniformCandidateSampler
     AllCandidateSampler""".split()
 )
 
-#: Random classes that were among the labels before.
+#: Ops that draw random classes from the labels of earlier batches.
 LEARNING_SAMPLERS = frozenset(
     "LearnedUnigramCandidateSampler ThreadUnsafeUnigramCandidateSampler".split()
 )
 
-#: Random numbers from the op's own seed.
+#: Ops that draw random numbers from the op's own seed.
 DRAWS = CANDIDATE_SAMPLERS | frozenset(
     """RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal
     ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2
     RandomShuffle Multinomial MultinomialV2 RandomBinomial""".split()
 )
 
-#: Random numbers from a generator that is a variable.
+#: Ops that draw random numbers from a generator, the state of which is a variable.
 GENERATORS = frozenset(
     """RngReadAndSkip RngSkip StatefulUniform StatefulUniformInt
     StatefulUniformFullInt StatefulStandardNormalV2 StatefulTruncatedNormal
     StatefulRandomBinomial""".split()
 )
 
-#: Other random numbers.
+#: The remaining ops that draw random numbers.
 OTHER_DRAWS = frozenset(
     "RandomCrop StatefulStandardNormal NonDeterministicInts".split()
 )
 
 RANDOM = DRAWS | GENERATORS | OTHER_DRAWS
 
-#: How the names of random numbers begin that depend on a seed alone.
+#: Prefixes of the types of ops that draw random numbers from an input seed alone.
 SEEDED_DRAWS = (
     "StatelessRandomUniform",
     "StatelessRandomNormal",
@@ -98,48 +97,48 @@ SEEDED_DRAWS = (
     "StatelessShuffle",
 )
 
-#: Python code.
+#: Ops that run Python code.
 PYTHON = frozenset("EagerPyFunc PyFunc PyFuncStateless".split())
 
-#: What reads a variable and changes nothing.
+#: Ops that read a variable and change nothing.
 READS = frozenset(
     """ReadVariableOp ResourceGather ResourceGatherNd VariableShape
     VarIsInitializedOp""".split()
 )
 
-#: The same of a lookup table.
+#: Ops that read a lookup table and change nothing.
 TABLE_READS = frozenset("LookupTableFind LookupTableFindV2 LookupTableSizeV2".split())
 
-#: Without inputs: the same for good, or public randomness.
+#: Ops without inputs: their outputs are constants or public randomness.
 PUBLIC_LEAVES = frozenset(
     """Const VarHandleOp NoOp DummySeedGenerator AnonymousRandomSeedGenerator
     AnonymousSeedGenerator""".split()
 )
 
-# How the names of ops begin by which replicas and machines exchange tensors.
+#: Prefixes of the types of ops by which replicas and machines exchange tensors.
 COLLECTIVES = ("Collective", "Nccl")
 
-#: Not marked as stateful, and yet more than a function of their inputs' values.
+#: Ops without TensorFlow's stateful mark that depend on more than their inputs' values.
 FROM_OUTSIDE = frozenset(
     """PyFuncStateless ReadFile MatchingFiles TensorArrayReadV3 GetSessionTensor
     GetSessionHandle ImmutableConst""".split()
 )
 
-#: Marked as stateful, and the same result for the same inputs.
+#: Ops with TensorFlow's stateful mark and the same result for the same inputs.
 DETERMINISTIC = frozenset(
     """Assert CheckNumerics CheckNumericsV2 HashTableV2 LookupTableFindV2
     LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd
     VariableShape""".split()
 )
 
-#: Tensors that are kept while a graph runs once.
+#: Ops on tensors that live for a single run of a graph.
 OF_ONE_RUN = frozenset(
     """ImmutableConst TensorArrayV3 TensorArrayReadV3 TensorArrayWriteV3
     TensorArraySizeV3 TensorArrayScatterV3 TensorArrayGatherV3 TensorArrayConcatV3
     TensorArraySplitV3 TensorArrayCloseV3 TensorArrayGradV3""".split()
 )
 
-#: What writes to a variable.
+#: Ops that write to a variable.
 WRITES = frozenset(
     """AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceScatterAdd
     ResourceScatterSub ResourceScatterMul ResourceScatterDiv ResourceScatterMin
@@ -147,7 +146,8 @@ WRITES = frozenset(
     ResourceScatterNdSub ResourceScatterNdUpdate""".split()
 )
 
-#: Marked as stateful, and nothing of an earlier batch comes out of it; variables do.
+#: Ops with TensorFlow's stateful mark that keep no data of earlier batches. Variables
+#: may keep such data, and `state.reads` looks for them.
 KEEPS_NOTHING = (
     DETERMINISTIC
     | READS
@@ -164,7 +164,7 @@ KEEPS_NOTHING = (
     )
 )
 
-#: What makes a tensor of a shape that it is given.
+#: Ops that make a new tensor in the shape, or of the length, that an input gives.
 SHAPERS = frozenset(
     """Fill BroadcastTo Tile RandomUniform RandomUniformInt RandomStandardNormal
     TruncatedNormal StatelessRandomUniform StatelessRandomUniformV2
@@ -173,7 +173,7 @@ SHAPERS = frozenset(
     TensorListReserve""".split()
 )
 
-#: Which of their inputs is the shape of the output, or how often an axis is repeated.
+#: The number of the input that is the shape of the output, or the repeats of each axis.
 SHAPE_INPUTS = {
     **dict.fromkeys(("Reshape", "BroadcastTo", "Tile", "SparseToDense"), 1),
     **dict.fromkeys("ScatterNd StatefulUniform StatefulStandardNormalV2".split(), 2),
@@ -187,30 +187,30 @@ SHAPE_INPUTS = {
     ),
 }
 
-# What happens to values.
+# Ops by their effect on values.
 
-#: How large a tensor is.
+#: Ops that return the size of a tensor.
 SIZES = frozenset("Shape ShapeN Size Rank".split())
 
-#: The same entries, in the same order.
+#: Ops that keep all entries, in the same order.
 SAME_ENTRIES = frozenset("Identity Cast Reshape Squeeze ExpandDims EnsureShape".split())
 
-#: What no gradient passes.
+#: Ops that pass no gradient.
 NO_GRADIENT = frozenset("StopGradient PreventGradient".split())
 
-#: The same numbers, to whoever does not differentiate.
+#: Ops that keep all entries in the forward pass.
 SAME_NUMBERS = SAME_ENTRIES | {"StopGradient"}
 
-#: The same entries of a variable, perhaps in another order.
+#: Ops that keep all entries of a variable, perhaps in a different order.
 ISOMETRIES = SAME_ENTRIES | {"ReadVariableOp", "Transpose"}
 
-#: What divides a tensor.
+#: Ops that divide a tensor into pieces.
 PIECES = frozenset("Split SplitV Unpack".split())
 
-#: One number divided by another.
+#: Ops that divide the first input by the second.
 QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
 
-#: Each entry from the same entries of the inputs, with broadcasting.
+#: Ops that compute each entry from the same entry of every input, with broadcasting.
 ELEMENTWISE = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan
     Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
@@ -234,50 +234,50 @@ ELEMENTWISE = frozenset(
     Xlogy ZerosLike Zeta""".split()
 )
 
-#: Nothing of the values of their input.
+#: Ops that ignore the values of their input.
 VALUELESS = frozenset("ZerosLike OnesLike".split())
 
-#: Each row on axis 0 from the same row.
+#: Ops that compute each row on axis 0 from the same row of the input.
 ROW_BY_ROW = frozenset(
     """ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3
     DepthToSpace SpaceToDepth Multinomial StatelessMultinomial""".split()
 )
 
-#: Over the axes that are the second input.
+#: Reductions over the axes in the second input.
 REDUCTIONS = frozenset(
     """Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm""".split()
 )
 
-#: Along the last axis.
+#: Ops that combine entries along the last axis.
 LAST_AXIS = frozenset("Softmax LogSoftmax".split())
 
-#: Along the axis that is the second input.
+#: Scans along the axis in the second input.
 SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 
-#: Whose kernel may have groups.
+#: Convolutions with a kernel that may have feature groups.
 CONVOLUTIONS = frozenset("Conv2D Conv3D".split())
 
-#: Whose inputs need not have as many axes as their outputs.
+#: Contractions and lookups: inputs and outputs may differ in their number of axes.
 CONTRACTIONS = frozenset(
     """MatMul Einsum Conv2D Conv3D DepthwiseConv2dNative Conv2DBackpropInput
     Conv3DBackpropInputV2 ResourceGather GatherV2""".split()
 )
 
-#: Lists of tensors with nothing in them.
+#: Ops that make an empty list of tensors.
 NEW_LISTS = frozenset("TensorListReserve EmptyTensorList".split())
 
-# What data decide about.
+# Ops with shapes or positions that depend on the data.
 
-#: As many entries as the data of the whole batch say: a mask's, for one.
+#: Ops with an output length that depends on the data of the whole batch, as by a mask.
 DATA_SHAPED = frozenset(
     """Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 DynamicPartition
     ListDiff""".split()
 )
 
-#: Rows of different lengths, made as long as the longest of the batch.
+#: Ops that pad rows to the length of the longest row of the batch.
 PADDED = frozenset(["RaggedTensorToTensor"])
 
-#: Sums and copies whose places are data: where one example goes, another may, too.
+#: Sums and copies to positions that are data: several examples may share a position.
 BY_PLACE = frozenset(
     """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd SegmentSumV2
     SegmentProdV2 SegmentMaxV2 SegmentMinV2 UnsortedSegmentSum UnsortedSegmentMax
@@ -290,28 +290,28 @@ BY_PLACE = frozenset(
     ParallelDynamicStitch""".split()
 )
 
-#: To places along the first axes.
+#: Ops that write to positions along the first axes.
 SCATTERS = frozenset(
     """ScatterNd TensorScatterUpdate TensorScatterAdd TensorScatterSub
     TensorScatterMax TensorScatterMin""".split()
 )
 
-#: Rows of a table.
+#: Ops that look up rows of a table.
 LOOKUPS = frozenset("ResourceGather GatherV2".split())
 
-#: Of the rows with the same number.
+#: Ops that combine the rows with the same segment number.
 SEGMENT_SUMS = frozenset(
     """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd""".split()
 )
 
-#: The same, of rows that are looked up first.
+#: Ops that look up rows and combine the rows with the same segment number.
 SEGMENT_LOOKUPS = frozenset(
     """SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN""".split()
 )
 
-# What gradients do.
+# Gradients.
 
-#: Types whose registered gradient keeps the examples apart where the op itself does:
+#: If an op of these types keeps the examples apart, so does its registered gradient:
 #: the backward lemma of `isolation_proof.py`, tried by tests/gradients/lemmas_test.py.
 GRADIENTS_APART = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Angle ApproxTopK ArgMax ArgMin Asin Asinh Atan

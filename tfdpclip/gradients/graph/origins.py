@@ -1,7 +1,6 @@
-"""Where values come from: ops that bring data in, and what is a constant.
+"""The origins of values: ops that bring data in, constants, captures and handles.
 
-Everything is classified by lists of what is known to be harmless. What is not on them
-brings data.
+An op brings data unless its type is on a list of harmless types.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip.gradients.graph import ops
 
-# Stateful ops that hand on nothing but their inputs, variables and randomness.
+# Stateful ops with outputs that depend only on inputs, variables and randomness.
 _HARMLESS = (
     ops.RANDOM
     | ops.READS
@@ -25,16 +24,16 @@ _HARMLESS = (
         CudnnRNN CudnnRNNV2 CudnnRNNV3 VarHandleOp""".split()
     )
 )
-# The attribute of ops that write what is released with noise.
+# The attribute of ops that write values released with noise.
 _PUBLIC = "_tfdpclip_public"
 # The longest list of integers that is still a shape, an order of axes or the like.
 _AXES = 8
 
 
 def brings_data(op: tf.Operation) -> bool:
-    """Whether an op may give data, whatever its inputs are.
+    """Whether an op may output data even if its inputs hold no data.
 
-    Functions that it calls count, to any depth.
+    The functions that the op calls count, at any depth.
     """
     kind = op.type
     if is_zeros(op.node_def):
@@ -84,7 +83,11 @@ def is_zeros(node: _tf_private.NodeDef) -> bool:
 
 
 def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
-    """A function and those it calls, to any depth; None for one that is not there."""
+    """A function and the functions that it calls, at any depth.
+
+    Yields:
+      The definition of each function; None for a function that is not found.
+    """
     pending, known = [name], set()
     while pending:
         name = pending.pop()
@@ -115,7 +118,7 @@ def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
 
 @contextlib.contextmanager
 def public_writes() -> Iterator[None]:
-    """Declares that what is written within, in this graph, is released with noise."""
+    """Declares that values written in the `with` block are released with noise."""
     if tf.executing_eagerly():
         yield
         return
@@ -129,7 +132,7 @@ def writes_publicly(op: tf.Operation) -> bool:
 
 
 def first_handle(handle: tf.Tensor) -> tf.Tensor:
-    """Where a handle comes from that is passed on as it is, through loops as well."""
+    """The origin of a handle, before identities and before loops that pass it on."""
     while True:
         op, index = handle.op, handle.value_index
         if op.type == "Identity":
@@ -147,7 +150,7 @@ def first_handle(handle: tf.Tensor) -> tf.Tensor:
 
 
 def is_number(op: tf.Operation) -> bool:
-    """Whether a constant is a number (perhaps repeated), or a shape or list of axes."""
+    """Whether a constant is a number, a repeated number, a shape or a list of axes."""
     tensor = op.outputs[0]
     if tensor.dtype == tf.string:
         return False
@@ -161,7 +164,7 @@ def is_number(op: tf.Operation) -> bool:
 
 
 def large_constant(graph, name: str) -> str | None:
-    """The name of a constant in a function that is not just a number, or None."""
+    """The name of a constant in a function that `is_number` would reject, or None."""
     for definition in definitions(graph, name):
         for node in definition.node_def if definition is not None else ():
             if node.op != "Const":
@@ -179,9 +182,11 @@ def _is_uniform(value) -> bool:
 
 
 def captured_from(tensor: tf.Tensor):
-    """What a captured tensor stands for: the outermost thing that was captured.
+    """The outermost tensor behind a captured tensor.
 
-    An eager tensor, an op's output in an outer graph, or the tensor itself.
+    Returns:
+      An eager tensor, an op's output in an outer graph, or `tensor` if it was not
+      captured.
     """
     graph = tensor.graph
     while True:
@@ -195,9 +200,11 @@ def captured_from(tensor: tf.Tensor):
 
 
 def handle_users(op: tf.Operation, index: int) -> Iterator[str]:
-    """The types of the ops that use the resource that is input `index` of `op`.
+    """The types of the ops that use the resource at input `index` of `op`.
 
-    The op itself, or those within the functions that it calls.
+    Yields:
+      The type of `op`, or, if `op` calls functions, the types of the ops that use the
+      resource in these functions.
     """
     if op.type not in ops.FIRST_ARGUMENT:
         yield op.type
@@ -233,7 +240,7 @@ def _argument_users(graph, name: str, place: int, seen=()) -> Iterator[str]:
 
 
 def _aliases(definition, argument: str) -> set[str]:
-    """The names by which a function's argument goes within it."""
+    """The names of a function's argument and of its identities in the function."""
     aliases, before = {argument}, 0
     while len(aliases) > before:
         before = len(aliases)

@@ -1,4 +1,4 @@
-"""How often a loop runs, where its graph tells."""
+"""The number of steps of a loop, if its graph shows the number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdpclip.gradients.graph.known import static_number
 
 
 def counts_steps(op: tf.Operation) -> bool:
-    """Whether the loop counts its steps, as those of `tf.while_loop` do."""
+    """Whether the first loop variable counts the steps, as in `tf.while_loop`."""
     body = _tf_private.body_of_loop(op)
     if len(body.inputs) < 2 or len(body.outputs) != len(op.outputs):
         return False
@@ -20,7 +20,7 @@ def counts_steps(op: tf.Operation) -> bool:
 
 
 def _increment(after: tf.Tensor, before: tf.Tensor) -> float | None:
-    """What is added to `before`, a number, at a step; None if that is not known."""
+    """The number that each step adds to the scalar `before`; None if unknown."""
     after = _through(after)
     if after.op.type not in ("AddV2", "Add"):
         return None
@@ -36,8 +36,8 @@ def _through(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
-    """How often the loop runs, if the graph tells."""
+def count_trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
+    """The number of steps of the loop `op`; None if the graph does not show it."""
     todo, bounds = [cond.outputs[0]], []
     place = {tensor.ref(): i for i, tensor in enumerate(cond.inputs)}
     while todo:

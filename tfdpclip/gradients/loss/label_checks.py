@@ -153,9 +153,9 @@ def _looked_up_apart(op: tf.Operation) -> tf.Tensor | None:
         ids = second
     else:
         return None
-    (new,) = op_copies.emit_again(lookup, [lookup.inputs[0], ids, *lookup.inputs[2:]])
+    (new,) = op_copies.copy_op(lookup, [lookup.inputs[0], ids, *lookup.inputs[2:]])
     for step in reversed(passed):
-        (new,) = op_copies.emit_again(step, [new])
+        (new,) = op_copies.copy_op(step, [new])
     return new
 
 

@@ -214,7 +214,7 @@ def _refuse_moved_generators(
     for op in flows.graph.get_operations():
         if op.type in ops.GENERATORS:
             values = _values(op)
-            moved = flows.of_others(values) if values else flows
+            moved = flows.analyse_further(values) if values else flows
             root = id(origins.captured_from(op.inputs[0]))
             if root in drawn and any(moved[v].kind == DATA for v in values):
                 _refuse_generator(drawn[root], op)
@@ -245,7 +245,9 @@ def refuse_what_others_left(
     Raises:
       ExampleIsolationError: naming the op.
     """
-    through = [(op, op_copies.kept_elsewhere(op, of_examples)) for op in operations]
+    through = [
+        (op, op_copies.find_external_state(op, of_examples)) for op in operations
+    ]
     writer = _writer_of_table(operations)
     if writer is not None:
         through.append((writer, writer.type))
@@ -342,7 +344,7 @@ def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
     if not values:
         return False
     # Not `flows`: what is only written is not what the loss depends on.
-    written = flows.of_others(values)
+    written = flows.analyse_further(values)
     return any(written[value].kind != PUBLIC for value in values)
 
 

@@ -1,9 +1,9 @@
-"""Copies of ops in which loops and branches are written again.
+"""Copies of ops, with loops and branches rebuilt around copies of the ops inside.
 
-A copied `While` or `If` op keeps the functions of the original: its gradient is zero by
-the variables that the functions read, and a custom gradient inside reads the tensors of
-the original. So a loop is written by `tf.while_loop`, and a branch by `tf.switch_case`
-or `tf.cond`, around copies of the ops inside, to any depth.
+A copied `While` or `If` op keeps the functions of the original. Its gradient with
+respect to variables that the functions read is zero, and a custom gradient inside reads
+tensors of the original. So this module rebuilds a loop by `tf.while_loop`, and a branch
+by `tf.switch_case` or `tf.cond`, around copies of the ops inside, at any depth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdpclip.gradients.graph import calls, ops
 
 
 def can_be_written(op: tf.Operation) -> bool:
-    """Whether an op that runs functions can be written again, at any depth."""
+    """Whether an op that runs functions can be rebuilt, at any depth."""
     if op.type in ops.FUNCTION_CALLS:
         return calls.can_be_opened(op)
     graphs = _graphs(op)
@@ -38,27 +38,28 @@ def _graphs(op: tf.Operation) -> Sequence[tf.Graph] | None:
 
 
 class ControlCopies(OpCopies):
-    """Copies of a graph's ops, loops and branches written again.
+    """Copies of a graph's ops, with rebuilt loops and branches.
 
     Args:
-      source: the graph.
-      given: by reference, the tensors that stand for tensors of `source`.
+      source: the graph with the original ops.
+      given: the tensors that replace tensors of `source`, by reference of the replaced
+        tensor.
       name: a prefix for the names of the new ops.
       compiled: whether XLA compiles the copies.
-      around: the copies of the graph around `source`, which a custom gradient inside
-        may read.
+      around: the copies of the graph around `source`; a custom gradient inside may read
+        them.
     """
 
     def __init__(self, source, given, name, compiled, around=None):
         super().__init__(source, given, name, compiled)
         self._around = around
 
-    def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor that stands for one of `source`, or of a graph around it."""
+    def copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The copy of a tensor of `source`, or of a graph around `source`."""
         if self._around is not None and not _tf_private.is_eager(tensor):
             if tensor.graph is not self.source:
-                return self._around.of(tensor)
-        return super().of(tensor)
+                return self._around.copy_of(tensor)
+        return super().copy_of(tensor)
 
     def _within(self, source, given, name, compiled) -> OpCopies:
         return ControlCopies(source, given, name, compiled, self)
@@ -78,7 +79,7 @@ class ControlCopies(OpCopies):
         """Copies of `results` of a function's graph, in the current graph."""
         name = f"{self._name}_ops/{op.name}"
         inner = self._within(graph, given, name, self._compiled)
-        return [tf.identity(inner.of(t)) for t in results]
+        return [tf.identity(inner.copy_of(t)) for t in results]
 
     def _branch(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         choice, *given = inputs
@@ -91,7 +92,7 @@ class ControlCopies(OpCopies):
         branches = [written(graph) for graph in branch_graphs(op)]
         if op.type in ("If", "StatelessIf"):
             return list(tf.nest.flatten(tf.cond(tf.cast(choice, tf.bool), *branches)))
-        # TensorFlow's Case takes the last branch for any other number.
+        # TensorFlow's Case takes the last branch for a number outside the range.
         last = len(branches) - 1
         choice = tf.where((choice < 0) | (choice > last), last, choice)
         return list(tf.nest.flatten(tf.switch_case(choice, branches)))
@@ -116,7 +117,7 @@ class ControlCopies(OpCopies):
             results = [body.outputs[i] for i in moving]
             return self._copied(op, body, given(body, values), results)
 
-        # XLA takes the gradient of a loop with a known bound alone.
+        # XLA differentiates a loop only if the number of steps has a known bound.
         bound = tf.get_static_value(inputs[1]) if len(inputs) > 1 else None
         known = bound is not None and bound.ndim == 0 and int(bound) > 0
         found = tf.while_loop(

@@ -1,8 +1,8 @@
-"""Per-example gradients where no rule applies: slow, and right for any op.
+"""Per-example gradients of variables that no rule covers: slow, and right for any op.
 
-Of losses that are proven to keep the examples apart, a vectorised Jacobian: the cost of
-one backward pass for every example, each over the whole batch. Of other losses,
-`single_examples.py` has the gradients of one example at a time.
+For losses that are proven to keep the examples apart, this module takes a vectorised
+Jacobian: a backward pass over the whole batch for every example. For unproven losses,
+`single_examples.py` makes the gradients one example at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ from tfdpclip.gradients.proof.single_examples import ExamplesAlone
 
 
 class JacobianFallbackWarning(UserWarning):
-    """Some variables take the slow path."""
+    """The gradients of some variables come from a Jacobian, the slow path."""
 
 
 def warn(variables: Sequence[tf.Variable], reasons: Sequence[str]) -> None:
-    """Warns once per trace, naming the variables and the cost."""
+    """Warns once per trace, naming the variables and the cost.
+
+    Args:
+      variables: the variables on the slow path.
+      reasons: for each variable, the reason why no rule covers it.
+    """
     named = "; ".join(
         f"{variable.name} ({reason})"
         for variable, reason in zip(variables, reasons, strict=True)
@@ -54,11 +59,11 @@ def jacobian(
     handles: Sequence[tf.Tensor],
     indices: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """The gradients of the losses at `indices`: one `[len(indices), *shape]` each.
+    """The gradients of the losses at `indices`, `[len(indices), *shape]` by variable.
 
-    Differentiates by the variables' handles in the graph of the loss, so that it works
-    inside loops and branches too. Where TensorFlow cannot take the backward pass for
-    all examples at once, it takes one after the other.
+    Differentiates with respect to the variables' handles in the graph of the loss, so
+    the function works inside loops and branches too. If TensorFlow cannot vectorise
+    the backward passes, they run one after the other.
     """
 
     def one(index):
@@ -72,7 +77,7 @@ def jacobian(
     if not (in_xla() and _needs_sizes(per_example, handles, one, indices)):
         try:
             found = tf.vectorized_map(one, indices, fallback_to_while_loop=True)
-            # Behind a branch whose ranks differ, nobody knows any more.
+            # If the branches of a condition differ in rank, TensorFlow loses the shape.
             return [
                 tf.ensure_shape(g, [None, *v.shape])
                 for g, v in zip(found, variables, strict=True)
@@ -85,16 +90,17 @@ def jacobian(
 
 
 def _needs_sizes(per_example, handles, one, indices) -> bool:
-    """Whether XLA could not compile the vectorised form of a backward pass.
+    """Whether XLA cannot compile the vectorised backward passes.
 
-    Of one with branches, that divides examples among them, into sizes that are known
-    when it runs; XLA needs them before. Of a loop that TensorFlow cannot vectorise, it
-    keeps what comes out of each example's in a list, of lists where the loop has some,
-    which XLA does not have.
+    * With branches: the vectorised form divides the examples among the branches. The
+      sizes of the parts are known only when the step runs, but XLA needs them before.
+    * With a loop that TensorFlow cannot vectorise: the vectorised form keeps the
+      results of each example in a list. If the loop has lists too, these are lists of
+      lists, which XLA does not have.
 
     Raises:
-      NotImplementedError: if XLA could not compile the backward passes one by one,
-        either: of a loop in the graph itself, the process would die.
+      NotImplementedError: if XLA can compile neither the vectorised backward passes nor
+        single backward passes. For a loop in the graph, the process would die.
     """
     with scratch_graph() as graph:
         tf.gradients(per_example, list(handles))
@@ -114,20 +120,20 @@ def _needs_sizes(per_example, handles, one, indices) -> bool:
     if found & ops.LOOPS:
         raise NotImplementedError(
             "A loop uses variables in a way that no per-example rule covers, and XLA "
-            "cannot compile the Jacobian that they take instead. Leave out "
-            "jit_compile=True, give batches a static size, or use tf.vectorized_map in "
-            "the place of tf.map_fn." + see("layers-that-are-not-supported")
+            "cannot compile a Jacobian of the loop. Leave out jit_compile=True, give "
+            "batches a static size, or replace tf.map_fn by tf.vectorized_map."
+            + see("layers-that-are-not-supported")
         )
     return True
 
 
 def _lost_lists(error: ValueError) -> bool:
-    """Whether converters of loops lost what they knew of lists of tensors."""
+    """Whether TensorFlow's converter of loops lost the handle data of a tensor list."""
     return "handle data" in str(error)
 
 
 def _has_lists_of_lists(op: tf.Operation) -> bool:
-    """Whether a function that an op calls makes lists of what is no tensor."""
+    """Whether a function that an op calls makes lists of lists."""
     return any(
         node.op == "TensorListReserve"
         and node.attr["element_dtype"].type == tf.variant.as_datatype_enum
@@ -139,18 +145,18 @@ def _has_lists_of_lists(op: tf.Operation) -> bool:
 
 
 class Jacobian:
-    """Makes the gradients of examples from a backward pass of the batch for each.
+    """Makes per-example gradients by a backward pass of the batch for each example.
 
     Args:
       losses: `[B]`, proven to keep the examples apart.
       variables: the variables.
-      handles: the graph's tensors that stand for them.
-      linear: whether all gradient functions are TensorFlow's, and no type is so coarse
-        that ordinary gradients would round the sum over examples.
+      handles: the graph's handles of `variables`.
+      linear: whether all gradient functions are TensorFlow's, and no floating type is
+        so coarse that an ordinary gradient would round the sum over examples.
     """
 
-    #: Whether a value that is no number in one example reaches the others' gradients.
-    spreads = True
+    #: Whether a NaN in the backward pass of an example reaches all examples' gradients.
+    spreads_nan = True
 
     def __init__(self, losses, variables, handles, linear: bool = True):
         self._losses, self._linear = losses, linear
@@ -161,7 +167,15 @@ class Jacobian:
         return jacobian(self._losses, self._variables, self._handles, indices)
 
     def sums(self, weights: tf.Tensor, places: Sequence[int]) -> list | None:
-        """The weighted sums by some variables in one pass; None if that may differ."""
+        """The weighted sums of some variables' gradients, from a single backward pass.
+
+        Args:
+          weights: the weights of the losses, `[B]`.
+          places: the numbers of the variables.
+
+        Returns:
+          None if the sum of per-example gradients may differ.
+        """
         if not self._linear:
             return None
         seeds = tf.cast(weights, self._losses.dtype)
@@ -169,7 +183,7 @@ class Jacobian:
         return tf.gradients(self._losses, handles, grad_ys=seeds)
 
     def drawing(self) -> tf.Operation | None:
-        """An op that gives other numbers in another pass; None if none does."""
+        """An op that draws new numbers in a second backward pass; None if none does."""
         with scratch_graph() as graph:
             tf.gradients(self._losses, self._handles)
             random = [op for op in graph.get_operations() if not repeatable(op)]
@@ -179,19 +193,20 @@ class Jacobian:
 class SlowGradients:
     """Every example's gradients of the variables that no rule covers.
 
-    Where they fit into memory, they are built once, and the norms and the sums are made
-    of the same numbers. Elsewhere they are built twice, which is the same only if a
-    backward pass gives the same result twice; this is looked up, not assumed.
+    If the gradients fit into memory, they are built once, and both the norms and the
+    sums are computed from them. If they do not fit, they are built twice: for the norms
+    and for the sums. This is right only if two backward passes give the same result;
+    the constructor looks for ops that draw random numbers.
 
     Args:
       maker: a `Jacobian`, or `ExamplesAlone`.
       variables: the variables.
       batch_size: B.
-      budget: what memory there is.
+      budget: the memory for gradients.
 
     Raises:
-      LossStructureError: if they do not fit, and a second backward pass would draw
-        other random numbers than the first.
+      LossStructureError: if the gradients do not fit, and a second backward pass would
+        draw new random numbers.
     """
 
     def __init__(
@@ -216,18 +231,18 @@ class SlowGradients:
         return self._maker.gradients(start + tf.range(size))
 
     def part(self, start, size) -> list[tf.Tensor]:
-        """Some examples' gradients, `[size, *shape]` for each variable."""
+        """The gradients of `size` examples, `[size, *shape]` for each variable."""
         if self._kept is None:
             return self._built(start, size)
         return [cut_rows(values, start, size) for values in self._kept]
 
     def squared_norms(self) -> tf.Tensor:
-        """`[B, V]`: one column for each of the V variables.
+        """The squared norms of the gradients, `[B, V]`, for V variables.
 
-        A value that is not a number in one example's backward pass reaches every
-        other's in a Jacobian, because each differentiates the whole batch. Nothing can
-        then be said about anybody's norm, so the step fails. (XLA drops the assertion;
-        every example is then dropped for its norm.)
+        In a Jacobian, a NaN in the backward pass of an example reaches the gradients of
+        all examples, because each backward pass goes through the whole batch. No norm
+        is then known, so the step fails. (XLA drops the assertion; every example is
+        then dropped, because its norm is not finite.)
         """
 
         def compute(start, size):
@@ -241,7 +256,7 @@ class SlowGradients:
         else:
             chunk, width = self._budget.chunk(self._bytes), len(self.variables)
             squares = in_chunks(compute, self._batch_size, chunk, width)
-        if not self._maker.spreads:
+        if not self._maker.spreads_nan:
             return squares
         numbers = tf.reduce_all(tf.logical_not(tf.math.is_nan(squares)))
         assertion = tf.debugging.Assert(numbers, [not_a_number(self.variables)])
@@ -251,11 +266,12 @@ class SlowGradients:
     def weighted_sums(
         self, columns: Sequence[tf.Tensor], kept: tf.Tensor | None
     ) -> list[tf.Tensor]:
-        """sum_i weights_i g_i for each variable.
+        """The weighted sum of the examples' gradients, for each variable.
 
         Args:
           columns: the weights, `[B]`, for each variable.
-          kept: which examples count, whatever the others contain; None for all.
+          kept: the mask of the examples that count, `[B]`; None for all. The gradients
+            of dropped examples may be infinite or NaN.
         """
         if self._kept is None:
             return self._sums_of_another_pass(columns, kept)
@@ -287,10 +303,10 @@ class SlowGradients:
     def _masked_sums(
         self, places: Sequence[int], weights: tf.Tensor, kept: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Weighted sums over the examples in `kept`, whatever the others contain.
+        """Weighted sums over the examples in `kept`.
 
-        Examples are taken one at a time, because multiplying a gradient that is not
-        finite by 0 does not remove it.
+        The gradients of dropped examples may be infinite or NaN, and a weight of 0 does
+        not remove them from a sum. So the loop takes one example at a time.
         """
         count = tf.shape(weights)[0]
 
@@ -317,20 +333,20 @@ class SlowGradients:
         op = self._maker.drawing()
         if op is not None:
             raise LossStructureError(
-                "The backward pass of these variables draws random numbers, or has "
-                f"effects, of its own ({op.name!r}, a {op.type}), so "
-                "that norms and sums would come from different passes: "
-                f"{', '.join(v.name for v in self.variables)}. Take tf.recompute_grad "
-                "out, or let the gradients fit into memory: gradient_memory="
-                f"{self._bytes * self._budget.batch_size} at least."
+                f"The op {op.name!r} (a {op.type}) in the backward pass draws random "
+                "numbers or has an effect, so the norms and the sums of the gradients "
+                "would come from different passes, for the variables "
+                f"{', '.join(v.name for v in self.variables)}. Remove "
+                "tf.recompute_grad, or let the gradients fit into memory: "
+                f"gradient_memory={self._bytes * self._budget.batch_size} at least."
             )
 
 
 def not_a_number(variables: Sequence[tf.Variable]) -> str:
-    """The error for an example that cannot be kept apart from the others."""
+    """The error message for a NaN in a Jacobian, which reaches all examples."""
     return (
-        "An example's loss or gradient is not a number, and these variables take the "
-        "Jacobian path, on which it cannot be kept apart from the other examples: "
-        f"{', '.join(v.name for v in variables)}. Remove examples that are not finite "
-        "before training."
+        "The loss or gradient of an example is not a number (NaN). The gradients of "
+        f"the variables {', '.join(v.name for v in variables)} come from a Jacobian, "
+        "where the NaN reaches the gradients of all examples. Remove examples that are "
+        "not finite before training."
     )

@@ -4,21 +4,21 @@ Comes in: the losses `[B]` and their `Dataflow`. Goes out: a `Proof`.
 
 The theorem. Let every op between the data and the losses keep the examples apart: row i
 of an output depends on row i of the inputs and on public tensors alone. Let the
-function that TensorFlow registered as the op's gradient keep them apart, too. Then the
-gradient of `sum_i w_i loss_i` at every tensor in between keeps the examples apart, and
-its row i is w_i times the gradient of loss_i: the chain rule multiplies matrices that
-are block diagonal in the examples. `tf.stop_gradient` is the identity forward and zero
-backward.
+function that TensorFlow registered as the op's gradient keep the examples apart, too.
+Then the gradient of `sum_i w_i loss_i` at every tensor in between keeps the examples
+apart, and its row i is w_i times the gradient of loss_i: the chain rule multiplies
+matrices that are block diagonal in the examples. `tf.stop_gradient` is the identity
+forward and zero backward.
 
-The invariant. A proof holds for every batch, whatever the values of the data are, and
-takes nothing for granted but the table of ops: the forward lemma of an op type is its
-entry in `op_flows.py`, `layouts.py`, `contractions.py`, `mixing.py`, `lists.py` or
-`sparse.py`; the backward lemma is its name in `ops.GRADIENTS_APART`. Both are tried by
-tests/gradients/lemmas_test.py. Gradient functions of `tf.custom_gradient` have no
-entry: `gradient_flows.py` follows the examples through their ops.
+The invariant. A proof holds for every batch and for all values of the data. It rests on
+the table of ops alone: the forward lemma of an op type is its entry in `op_flows.py`,
+`layouts.py`, `contractions.py`, `mixing.py`, `lists.py` or `sparse.py`; the backward
+lemma is its name in `ops.GRADIENTS_APART`. tests/gradients/lemmas_test.py tries both
+lemmas. Gradient functions of `tf.custom_gradient` have no entry: `gradient_flows.py`
+follows the examples through their ops.
 
-To add an op type: an entry forward, its name in `ops.GRADIENTS_APART`, a case in
-that test.
+To add an op type: an entry forward, its name in `ops.GRADIENTS_APART`, and a case in
+tests/gradients/lemma_cases.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tfdpclip.gradients.loss import size_uses
 
 
 class Verdict(enum.Enum):
-    """What a graph shows of the examples of its batches."""
+    """The result of a proof that the examples of every batch stay apart."""
 
     PROVEN = "proven"
     MIXED = "mixed"
@@ -48,14 +48,16 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What the graph of a loss shows of all the batches that could come.
+    """The verdict on a loss for all possible batches, with the op where a proof ends.
 
     Attributes:
-      verdict: `PROVEN`: each example's loss and gradient are its own. `MIXED`: an op
-        combines the examples. `UNKNOWN`: the table of ops does not tell.
-      op: the op at which the examples are combined, or of which nothing is known; None
-        where the verdict is `PROVEN`.
-      reason: what is not known of the op, a part of a sentence.
+      verdict: `PROVEN`: the loss and the gradient of an example depend on that example
+        alone. `MIXED`: an op combines the examples. `UNKNOWN`: the table of ops does
+        not decide.
+      op: the op that combines the examples, or that the table does not know; None if
+        the verdict is `PROVEN`.
+      reason: the unknown property of the op, as the end of the sentence "it is not
+        known ...".
     """
 
     verdict: Verdict
@@ -78,7 +80,7 @@ def prove(losses: tf.Tensor, flows: Dataflow) -> Proof:
     """Proves that the examples' losses `[B]`, and their gradients, stay apart.
 
     Args:
-      losses: one loss for each example, `[B]`.
+      losses: the loss of each example, `[B]`.
       flows: the analysis of `losses`.
     """
     flow = flows[losses]
@@ -90,7 +92,7 @@ def prove(losses: tf.Tensor, flows: Dataflow) -> Proof:
 
 
 def gaps(losses: tf.Tensor, flows: Dataflow) -> list[tuple[tf.Operation, str]]:
-    """All the ops that keep the losses from being proven, for tables and tests."""
+    """All ops at which the proof fails, with reasons, for tables and tests."""
     return [] if flows[losses].coupled is not None else list(_all_gaps(losses, flows))
 
 
@@ -103,7 +105,7 @@ def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
             yield source.op, "how many examples the batch has"
     flow = flows[losses]
     if not flow.leads or flow.rows != 1 or flow.minor:
-        yield losses.op, "which entry is of which example"
+        yield losses.op, "which entry belongs to which example"
     elif flow.placed:
         yield losses.op, _PLACED
 
@@ -111,17 +113,17 @@ def _all_gaps(losses, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
 def _gaps(
     flows: Dataflow, outputs: list[tf.Tensor] | None = None
 ) -> Iterator[tuple[tf.Operation, str]]:
-    """The ops of which the table does not tell, inputs first, with the reason.
+    """The ops that the table does not know, inputs first, with the reasons.
 
     Args:
       flows: the analysis of a graph.
-      outputs: the tensors of the graph that matter; by default all of its outputs.
+      outputs: the tensors of the graph to be proven; by default all outputs.
     """
     used = _used(flows.outputs if outputs is None else outputs)
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
-        reason = next((r for t in outputs if (r := _hidden(t, flows))), None)
+        reason = next((r for t in outputs if (r := _unknown_property(t, flows))), None)
         if reason is not None:
             yield op, reason
         elif any(flow.kind == DATA and flow.trained for flow in found):
@@ -132,7 +134,7 @@ def _gaps(
 
 
 def _used(outputs: Iterable[tf.Tensor]) -> set:
-    """The references of the tensors whose values some outputs depend on."""
+    """The references of all tensors that the values of `outputs` depend on."""
     found, stack = set(), list(outputs)
     while stack:
         tensor = stack.pop()
@@ -140,26 +142,27 @@ def _used(outputs: Iterable[tf.Tensor]) -> set:
             continue
         found.add(tensor.ref())
         if known.is_pinned(tensor.op) or tensor.op.type in ops.ITERATORS:
-            continue  # Whatever goes in: a constant; or an element, which is the data.
+            continue  # A pinned op is a constant; an iterator's output is the data.
         limit = known.pinned_to(tensor.op)
         stack += tensor.op.inputs if limit is None else [limit]
     return found
 
 
 def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> list[tf.Tensor]:
-    """The outputs of a function that some outputs of the op that runs it are made of.
+    """The outputs of a function that the used outputs of its op depend on.
 
-    A loop that was differentiated before has outputs besides, which record its steps.
+    A loop that TensorFlow differentiated before has further outputs that record its
+    steps; they need no proof.
 
     Args:
       op: a branch, a call or a loop.
-      inner: the analysis of the function.
-      numbers: the numbers of the outputs that are used.
+      inner: the analysis of the function that `op` runs.
+      numbers: the numbers of the used outputs of `op`.
     """
     graph = inner.graph
     if op.type not in ops.LOOPS:
         return [graph.outputs[i] for i in numbers]
-    # Whatever decides when the loop ends.
+    # The loop variables that decide when the loop ends are used too.
     numbers = numbers | _condition_inputs(op)
     while True:
         outputs = [graph.outputs[i] for i in numbers]
@@ -170,11 +173,11 @@ def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> list[tf.Ten
         numbers = numbers | read
 
 
-_PLACED = "how an example's place in the batch enters into its output"
+_PLACED = "how its output depends on an example's place in the batch"
 
 
-def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
-    """What is not known of the examples in a tensor; None if all is."""
+def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
+    """The unknown property of the examples in a tensor; None if all are known."""
     flow, op = flows[tensor], tensor.op
     if flow.obstacle:
         return flow.obstacle
@@ -183,35 +186,35 @@ def _hidden(tensor: tf.Tensor, flows: Dataflow) -> str | None:
     if flows.batch_size is None and op not in flows.inner:
         made = flow.made and flow.axes == () and flow.example is None
         if made or size_uses.is_harmful(op, tensor, flows):
-            return "how the number of examples enters into its output"
+            return "how its output depends on the number of examples"
     if flow.placed and not flow.made and not _chooses_rows(tensor, flows):
         return _PLACED
     if flow.made and flow.axes == ():
         return None
     if flow.made and flow.axes and not flow.trained:
-        return None  # It is of no example; what it meets is asked in its turn.
+        return None  # The tensor holds no data; ops that read it are examined too.
     if flow.unknown:
-        return "what it does with the examples"
+        return "whether the op keeps the examples apart"
     if flow.axes and flow.rows is None and flow.entries is None and not flow.even:
         return "how many rows of its output belong to an example"
     return None
 
 
 def _condition_inputs(op: tf.Operation) -> set[int]:
-    """The numbers of the loop's variables that its condition reads."""
+    """The numbers of the loop variables that the loop's condition reads."""
     cond = _tf_private.condition_of_loop(op)
     read = {t.ref() for o in ancestors(cond.outputs) for t in o.outputs}
     return {i for i, t in enumerate(cond.inputs) if t.ref() in read}
 
 
 def _chooses_rows(tensor: tf.Tensor, flows: Dataflow) -> bool:
-    """Whether places go with what each example takes of its own row."""
+    """Whether all readers use a tensor as row numbers, to read an example's own row."""
     readers = [op for op in tensor.consumers() if op in flows]
     return all(known.chooses_rows(r) and tensor is not r.inputs[0] for r in readers)
 
 
 def _ends_gradients(op: tf.Operation) -> bool:
-    """Whether TensorFlow passes no gradient through the op: it has none, or raises."""
+    """Whether no gradient passes through the op: TensorFlow has none, or raises."""
     if op.type in ops.FIRST_ARGUMENT or calls.gradient_function(op) is not None:
         return False
     try:
@@ -221,9 +224,9 @@ def _ends_gradients(op: tf.Operation) -> bool:
 
 
 def _gaps_backward(op, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
-    """Whether the gradient of an op is known to keep the examples apart."""
+    """Yields the op, with the reason, if its gradient may combine the examples."""
     if not op.inputs or _ends_gradients(op):
-        return  # Where a function begins; or TensorFlow hands on nothing, or raises.
+        return  # The op is a leaf, or TensorFlow passes no gradient, or raises.
     apart = op.type in ops.GRADIENTS_APART or op_flows.is_stated(op.type)
     if op in flows.inner or apart:
         if (

@@ -1,21 +1,20 @@
-"""Gradients of one example at a time, where no proof says that examples stay apart.
+"""Gradients made one example at a time, for losses without an isolation proof.
 
 Comes in: losses `[B]` of a graph with an op at which the proof ends
 (`isolation_proof.py`). Goes out: the gradient of every example, from copies of the ops
-of the loss that see the data of that example alone. So an example's gradient depends on
-no other example, whatever the unknown op does, in every batch.
+of the loss that read the data of that example alone. So the gradient of an example is
+independent of all further examples of the batch, for every behaviour of the unknown op.
 
-Where the number of examples is not static, the copies run on a batch of the one
-example; where it is, on a batch that has the example in each place, of which the first
-place is read: an example's gradient does not depend on its place in the batch. Weights,
-and random numbers that no example decides about, are those of the step.
+If the number of examples is not static, the copies run on a batch of a single example.
+If it is static, the copies run on a batch that repeats the example in each place, and
+the loss at the first place is used: so the gradient of an example does not depend on
+its place in the batch. Weights, and random numbers that do not depend on the data, are
+shared with the step.
 
-Loops and branches are written again (`control_copies.py`), with copies of the ops that
-they run.
+Loops and branches are rebuilt around copies of their ops (`control_copies.py`).
 
-What cannot be copied is refused by name: Python, files, queues, tables that change,
-variables that the loss writes, and calls that gradients pass through and that cannot be
-opened.
+An error names an op that cannot be copied: Python, files, queues, mutable tables,
+writes to variables, and calls that gradients pass through and that cannot be opened.
 """
 
 from __future__ import annotations
@@ -45,23 +44,23 @@ def warn(proof: Proof, batch_size: int | None) -> None:
     """Warns once per trace: names the op, the cost and the ways out.
 
     Args:
-      proof: what the graph proves of the losses.
-      batch_size: the number of examples if it is static: none cost nothing.
+      proof: the proof of the losses, which ends at an op.
+      batch_size: the static number of examples, or None. An empty batch costs nothing,
+        so it gets no warning.
     """
     if batch_size == 0:
         return
     kind = proof.op.type
     stated = (
-        f"; or, if a {kind} keeps the rows of its inputs apart, say so with "
-        f"dpc.gradients.op_flow({kind!r})"
+        f"; or, if a {kind} keeps its rows apart, state dpc.gradients.op_flow({kind!r})"
         if op_flows.may_be_stated(kind)
         else ""
     )
     warnings.warn(
         f"The proof that examples stay apart ends at {proof.op.name!r} (a {kind}): it "
-        f"is not known {proof.reason}. So gradients are made one example at a time, at "
-        "the cost of a forward and a backward pass for each. Build the layer of other "
-        f"ops{stated}." + see("one-example-at-a-time"),
+        f"is not known {proof.reason}. So gradients are made one example at a time, "
+        "which costs a forward and a backward pass for each. Build the layer from "
+        f"known ops{stated}." + see("one-example-at-a-time"),
         OneByOneWarning,
         stacklevel=2,
     )
@@ -73,12 +72,12 @@ class ExamplesAlone:
     Args:
       losses: `[B]`.
       variables: the variables.
-      handles: the graph's tensors that stand for them.
+      handles: the graph's handles of `variables`.
       flows: the analysis of the losses.
-      proof: what the graph proves of the losses.
+      proof: the proof of the losses, which ends at an op.
 
     Raises:
-      ExampleIsolationError: if an op cannot be copied, naming it.
+      ExampleIsolationError: if an op cannot be copied; the message names the op.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class ExamplesAlone:
         self._variables, self._handles = list(variables), list(handles)
         self._sources = [s for s in flows.sources if s.shape.rank]
         self._sparse = flows.sparse_batches
-        # The number of examples, if that is static: a loop may lose it in the losses.
+        # A loop may lose the static number of examples; the data still have it.
         lengths = {s.shape[0] for s in self._sources}
         known = lengths.pop() if len(lengths) == 1 else None
         self._count = flows.batch_size
@@ -104,7 +103,7 @@ class ExamplesAlone:
         self._plan()
 
     def _plan(self) -> None:
-        """Finds the tensors that no example decides about, which are not copied."""
+        """Finds the tensors that depend on no data; copies read them from the step."""
         flows = self._flows
         given = {source.ref() for source in self._sources}
         handles = {handle.ref() for handle in self._handles}
@@ -117,8 +116,8 @@ class ExamplesAlone:
                 continue
             if not any(t.ref() in affected for t in op.inputs):
                 self._refuse_data(op)
-                # A constant of another graph is none to ops that need to know it, and
-                # gradients do not pass from one graph into another.
+                # Integer constants are copied: ops in a new graph may need the value.
+                # Ops on variables are copied: no gradient passes between two graphs.
                 known = op.type == "Const" and op.outputs[0].dtype.is_integer
                 trained = any(
                     t.ref() in handles or flows[t].trained for t in op.outputs
@@ -136,13 +135,13 @@ class ExamplesAlone:
             affected |= {t.ref() for t in op.outputs}
         if self._losses.ref() not in affected:
             raise ExampleIsolationError(
-                "No data were found behind the loss, so that gradients cannot be made "
-                "one example at a time. Give the data as arguments of the function, "
-                "with the batch on axis 0." + see("one-example-at-a-time")
+                "The loss depends on no data that the library knows, so gradients "
+                "cannot be made one example at a time. Pass the data as arguments of "
+                "the function, with the batch on axis 0." + see("one-example-at-a-time")
             )
 
     def _has_rows(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor has known rows for each example, one after the other."""
+        """Whether a tensor has a known number of consecutive rows for each example."""
         flow = self._flows[tensor]
         return flow.leads and bool(flow.rows) and not flow.minor
 
@@ -151,37 +150,36 @@ class ExamplesAlone:
         for tensor in op.outputs:
             if self._flows[tensor].kind == DATA and not self._flows[tensor].made:
                 raise ExampleIsolationError(
-                    f"{tensor.name!r} (a {op.type}) may hold data, and which part of "
-                    "it belongs to which example is not known, so that gradients "
-                    "cannot be made one example at a time. Give the data with the "
-                    "batch on axis 0." + see("one-example-at-a-time")
+                    f"{tensor.name!r} (a {op.type}) may hold data, and it is not known "
+                    "which rows belong to which example, so gradients cannot be made "
+                    "one example at a time. Pass the data with the batch on axis 0."
+                    + see("one-example-at-a-time")
                 )
 
     def _refuse_uncopied(self, op: tf.Operation) -> None:
-        """Raises for an op of which a copy would not be an op of one example."""
+        """Raises for an op that cannot be copied for a single example."""
         if op.type in ops.FIRST_ARGUMENT and not control_copies.can_be_written(op):
-            # The gradient of a copied call is made for the batch, or comes out as zero.
+            # The gradient of a copied call would be for the whole batch, or zero.
             trained = any(self._flows[t].trained for t in op.outputs)
             if trained or op_copies.has_own_gradient(op):
                 raise ExampleIsolationError(
-                    f"Gradients pass through {op.name!r} (a {op.type}), which runs "
-                    "functions that cannot be copied, so that gradients cannot be "
-                    "made one example at a time; and it is not known "
-                    f"{self._proof.reason} at {self._proof.op.name!r} (a "
-                    f"{self._proof.op.type}). Replace that op."
+                    f"It is not known {self._proof.reason} at {self._proof.op.name!r} "
+                    f"(a {self._proof.op.type}). Gradients cannot be made one example "
+                    f"at a time either: {op.name!r} (a {op.type}) runs functions that "
+                    f"cannot be copied. Replace {self._proof.op.name!r}."
                     + see("one-example-at-a-time")
                 )
         known = op_copies.repeatable(op) or op_copies.draws(op)
-        if not known or op_copies.kept_elsewhere(op, of_examples=True) is not None:
+        if not known or op_copies.find_external_state(op, of_examples=True) is not None:
             raise ExampleIsolationError(
-                f"{op.name!r} (a {op.type}) may have an effect, or read what another "
-                "step left, so that gradients cannot be made one example at a time. "
-                "Build the layer of ops that give the same result twice."
+                f"{op.name!r} (a {op.type}) may have an effect, or read state that an "
+                "earlier step wrote, so gradients cannot be made one example at a "
+                "time. Replace the op by ops without effects and state."
                 + see("one-example-at-a-time")
             )
 
-    #: Whether a value that is no number in one example reaches the others' gradients.
-    spreads = False
+    #: Whether a NaN in the backward pass of an example reaches all examples' gradients.
+    spreads_nan = False
 
     def gradients(self, indices: tf.Tensor) -> list[tf.Tensor]:
         """The gradients at `indices`, `[n, *shape]` for each variable."""
@@ -190,26 +188,26 @@ class ExamplesAlone:
             return [tf.zeros([0, *v.shape], v.dtype) for v in self._variables]
         signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         return tf.map_fn(
-            self._of,
+            self._example_gradients,
             indices,
             fn_output_signature=signature,
             parallel_iterations=1,
         )
 
     def sums(self, weights: tf.Tensor, places: Sequence[int]) -> None:
-        """None: no pass has the gradients of several examples."""
+        """None: each backward pass has the gradients of a single example."""
         del weights, places
 
     def drawing(self) -> tf.Operation | None:
-        """An op of which each copy draws other random numbers; None if none does."""
+        """An op that draws new random numbers in each copy; None if none does."""
         return self._drawing
 
     def _loss(self, index: tf.Tensor, handles: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The loss of one example, from its own data, added to the current graph.
+        """Adds the loss of an example, from its data alone, to the current graph.
 
         Args:
           index: the number of the example.
-          handles: the current graph's tensors that stand for the variables.
+          handles: the current graph's handles of the variables.
         """
         given = dict(self._kept)
         for outer, inner in zip(self._handles, handles, strict=True):
@@ -230,13 +228,13 @@ class ExamplesAlone:
             ):
                 given[old.ref()] = new
         copies = ControlCopies(self._losses.graph, given, "alone", in_xla())
-        losses = copies.of(self._losses)
-        # The loss of the first place: an example's place depends on how many records
-        # were drawn before it, so that nothing of an example may depend on its place.
+        losses = copies.copy_of(self._losses)
+        # The loss at the first place: the place of an example in the batch depends on
+        # the records drawn before it, so no gradient may depend on the place.
         return losses[0]
 
-    def _of(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """The gradients of one example, added to the current graph."""
+    def _example_gradients(self, index: tf.Tensor) -> list[tf.Tensor]:
+        """Adds the gradients of an example to the current graph."""
         try:
             graph = tf.compat.v1.get_default_graph()
             handles = [graph.capture(handle) for handle in self._handles]
@@ -245,10 +243,10 @@ class ExamplesAlone:
             raise
         except (ValueError, TypeError) as error:
             raise ExampleIsolationError(
-                f"The loss of one example cannot be computed from its own data alone "
-                f"({error}), and what {self._proof.op.name!r} (a {self._proof.op.type})"
-                " does with the examples of a batch is not known. Keep the batch on "
-                "axis 0, and compute each example's loss from its own rows."
+                f"It is not known {self._proof.reason} at {self._proof.op.name!r} (a "
+                f"{self._proof.op.type}), and the loss of a single example cannot be "
+                f"computed from its own data alone ({error}). Keep the batch on axis "
+                "0, and compute each example's loss from its own rows."
                 + see("one-example-at-a-time")
             ) from error
 
@@ -262,9 +260,9 @@ class ExamplesAlone:
         ]
 
     def _cut(self, tensor: tf.Tensor, index: tf.Tensor, static: bool) -> tf.Tensor:
-        """The rows of one example; in each place, where the batch size is static."""
+        """The rows of an example; repeated in each place if the batch is static."""
         rows = self._flows[tensor].rows
-        # Of a static length, which XLA asks for.
+        # A slice of static length, because XLA needs static shapes.
         begin = [index * rows, *([0] * (tensor.shape.rank - 1))]
         own = tf.slice(tensor, begin, [rows, *([-1] * (tensor.shape.rank - 1))])
         if static:

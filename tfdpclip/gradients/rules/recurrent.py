@@ -19,7 +19,7 @@ from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients.forms import recurrences
 from tfdpclip.gradients.forms.base_form import Explicit, Form, first_rows, sum_squares
 from tfdpclip.gradients.forms.outer import Outer
-from tfdpclip.gradients.graph.calls import replaced
+from tfdpclip.gradients.graph.calls import find_replacement
 from tfdpclip.gradients.graph.fused import FusedCall, ReplacedCall, read_call
 from tfdpclip.gradients.rules.rule_table import (
     CallRule,
@@ -76,7 +76,7 @@ def _prepare(op: tf.Operation) -> None:
     call = read_call(op)
     floats = {t.dtype for t in (*op.inputs, *op.outputs) if t.dtype.is_floating}
     if (
-        replaced(op) is not None
+        find_replacement(op) is not None
         or in_xla()
         or "mask" in call.inputs
         or floats not in ({tf.float32}, {tf.float64})
@@ -134,7 +134,7 @@ class _Unrolled:
         self._cell = cell = _cell(call, call.inputs)
         self._mask = None
         repeats = tf.constant(1.0, self._x.dtype)
-        if replaced(op) is None:
+        if find_replacement(op) is None:
             saved, last, repeats = self._once_more(op)
         else:
             saved, last = self._kept(op)
@@ -168,10 +168,11 @@ class _Unrolled:
 
     def _kept(self, op):
         """What the call saved and ended with."""
-        call = replaced(op)
+        call = find_replacement(op)
         saved = [tf.TensorArray(self._x.dtype, flow=flow) for flow in call.kept]
         self._claim(
-            op, lambda: list(zip(call.as_it_was(), call.results, strict=True))[:-1]
+            op,
+            lambda: list(zip(call.original_results(), call.results, strict=True))[:-1],
         )
         return saved, call.results[2:-1]
 

@@ -24,7 +24,7 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.flows.inner_flows import BodyFlows
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.trips import counts_steps, trips
+from tfdpclip.gradients.graph.trips import count_trips, counts_steps
 from tfdpclip.gradients.rules.rule_table import has_op_rule, has_rule
 from tfdpclip.gradients.rules.step_lists import empty_list, rows_first, stacked
 from tfdpclip.gradients.rules.uses import Use, follow
@@ -128,7 +128,7 @@ class _Loop:
             _tf_private.body_of_loop(op),
             _tf_private.condition_of_loop(op),
         )
-        self._steps = trips(op, self._cond, self._body)
+        self._steps = count_trips(op, self._cond, self._body)
         if not hasattr(op, "_tfdpclip_records"):
             op._tfdpclip_records = _Records()
         self._records: _Records = op._tfdpclip_records
@@ -140,7 +140,7 @@ class _Loop:
         """The loop, or None if it is not one that can be recorded."""
         if not counts_steps(op):
             return None
-        inner = BodyFlows.of(op, flows)
+        inner = BodyFlows.analyse(op, flows)
         if inner is None or inner.condition_kind() == DATA:
             return None  # How often it runs would depend on the examples.
         inner.refuse_mixing(flows)

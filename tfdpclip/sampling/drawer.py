@@ -24,7 +24,7 @@ from tfdpclip.sampling.fetching import Ahead
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
 
 
-class Taker:
+class IteratorState:
     """The place of one iterator in the steps of a drawer.
 
     Attributes:
@@ -86,14 +86,14 @@ class Drawer:
         self._consumer: weakref.ref | None = None
         # Iterators of one data set may gather in threads of their own.
         self._lock = threading.Lock()
-        self._own = Taker()
+        self._own = IteratorState()
         # Of the iterators since a consumer began: the first iterator, and whether
         # a second iterator read the rest of a step.
-        self._first: Taker | None = None
+        self._first: IteratorState | None = None
         self._shared = False
         self._ahead = Ahead(source, rows, pieces)
         # For a fixed order that is gathered ahead: the iterator that owns the steps.
-        self._order_of: Taker | None = None
+        self._order_of: IteratorState | None = None
         # Whether a run, with a new noise matrix, began since that iterator started.
         self._began = False
         self.has_labels = len(source.row_spec) > 1
@@ -289,10 +289,14 @@ class Drawer:
             parts = [self.source.rows_of(part, rng) for part in parts]
         return parts
 
-    def _place_for(self, taker: Taker) -> tuple[int, int]:
+    def _place_for(self, iterator: IteratorState) -> tuple[int, int]:
         """The step, and the part of the step, that an iterator gets next."""
-        fresh = taker.after is None
-        if not fresh and taker.after != self.position and taker.after % self.pieces:
+        fresh = iterator.after is None
+        if (
+            not fresh
+            and iterator.after != self.position
+            and iterator.after % self.pieces
+        ):
             raise ValueError(
                 "These batches were iterated elsewhere in the middle of a step, so "
                 "the step would mix parts of two draws, with a record in it more than "
@@ -300,36 +304,36 @@ class Drawer:
                 "separate batches, and look at separate batches."
                 + see("batches-drawn-another-way")
             )
-        if not fresh and taker.after != self.position:
+        if not fresh and iterator.after != self.position:
             self.align()
         if self._first is None:
-            self._first = taker
-        elif taker is not self._first and self.position % self.pieces and fresh:
+            self._first = iterator
+        elif iterator is not self._first and self.position % self.pieces and fresh:
             self._shared = True
         step, piece = divmod(self.position, self.pieces)
         self.position += 1
-        taker.after = self.position
+        iterator.after = self.position
         return step, piece
 
-    def _whole_step_for(self, taker: Taker) -> tuple[int, int]:
+    def _whole_step_for(self, iterator: IteratorState) -> tuple[int, int]:
         """As `_place_for`, for iterators that gather ahead: each has its own steps."""
-        if not taker.piece:
-            if taker.after is not None and taker.after % self.pieces:
-                return self._place_for(taker)
+        if not iterator.piece:
+            if iterator.after is not None and iterator.after % self.pieces:
+                return self._place_for(iterator)
             self.align()
-            taker.step = self.position // self.pieces
+            iterator.step = self.position // self.pieces
             self.position += self.pieces
-        step, piece = cast(int, taker.step), taker.piece
-        taker.piece = (piece + 1) % self.pieces
+        step, piece = cast(int, iterator.step), iterator.piece
+        iterator.piece = (piece + 1) % self.pieces
         return step, piece
 
-    def _hold_order(self, taker: Taker) -> None:
+    def _hold_order(self, iterator: IteratorState) -> None:
         """Gives a fixed order to one iterator, the last that began.
 
         The iterator gets steps in a row, so training runs on steps in a row; elements
         that were gathered and not used come after the end of training.
         """
-        if taker.step is None and taker.after is None:
+        if iterator.step is None and iterator.after is None:
             if self._order_of is not None and not self._began:
                 raise ValueError(
                     "A second iterator of batches in a fixed order would leave out "
@@ -339,8 +343,8 @@ class Drawer:
                     "with PrivacyBudget, which begins a new noise matrix in each run."
                     + see("batches-drawn-another-way")
                 )
-            self._order_of, self._began = taker, False
-        elif self._order_of is not taker:
+            self._order_of, self._began = iterator, False
+        elif self._order_of is not iterator:
             raise ValueError(
                 "A second iterator took steps of these batches, which would bring the "
                 "steps of a record closer together than the scheme keeps them. Use "
@@ -367,13 +371,13 @@ class Drawer:
             )
 
     def _taken(
-        self, taker: Taker, lengths: Sequence[int] | None
+        self, iterator: IteratorState, lengths: Sequence[int] | None
     ) -> tuple[np.ndarray, int, tuple]:
         """The iterator's next records: their indices, number of rows, and arrays."""
         if self.runs_ahead and not self.scheme.independent_steps:
-            self._hold_order(taker)
+            self._hold_order(iterator)
         place_for = self._whole_step_for if self.runs_ahead else self._place_for
-        step, piece = place_for(taker)
+        step, piece = place_for(iterator)
         self._refuse_moved(piece)
         place = step * self.pieces + piece
         element = self._ahead.element(place, lengths, self._records_of)
@@ -381,12 +385,14 @@ class Drawer:
         return element
 
     def next_element(
-        self, taker: Taker | None = None, lengths: Sequence[int] | None = None
+        self,
+        iterator: IteratorState | None = None,
+        lengths: Sequence[int] | None = None,
     ):
         """The next physical batch for an iterator.
 
         Args:
-          taker: the iterator's place; by default the drawer's own.
+          iterator: the iterator's place; by default the drawer's own.
           lengths: the lengths that the element may have; empty for the number of drawn
             rows, None for all rows.
 
@@ -400,15 +406,15 @@ class Drawer:
                 "machine draws from its part of the records. Iterate the result of "
                 "batches.distribute(strategy)."
             )
-        taker = self._own if taker is None else taker
+        iterator = self._own if iterator is None else iterator
         with self._lock:
-            before = self.position, vars(taker).copy()
+            before = self.position, vars(iterator).copy()
             try:
-                indices, rows, parts = self._taken(taker, lengths)
+                indices, rows, parts = self._taken(iterator, lengths)
             except BaseException:
                 # The next call reads the element that could not be read.
                 self.position = before[0]
-                vars(taker).update(before[1])
+                vars(iterator).update(before[1])
                 raise
         given = self.source.weights(parts, indices, rows)
         given = sources._map(lambda w: np.asarray(w, np.float32), given)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tfdpclip.sampling.drawer import Drawer, Taker
+from tfdpclip.sampling.drawer import Drawer, IteratorState
 
 # With this policy, TensorFlow refuses to divide batches between machines: its own
 # policies would split a draw, or pair parts of different draws. (There are no files.)
@@ -86,11 +86,11 @@ class Passes:
         self._lengths = lengths
 
     def __call__(self) -> Iterator:
-        taker = Taker()
+        state = IteratorState()
 
         def element(_: Any) -> tuple:
             drawer = cast(Drawer, self._drawer())
-            return drawer.next_element(taker, self._lengths)
+            return drawer.next_element(state, self._lengths)
 
         if self._length is None:
             # With `map`, a second call after an error raises again and does not end.

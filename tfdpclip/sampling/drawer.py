@@ -18,7 +18,7 @@ from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.base import DrawKey, NeighboringRelation
 from tfdpclip.sampling.capacity import few_lengths
-from tfdpclip.sampling.fetching import Ahead
+from tfdpclip.sampling.fetching import ElementFetcher
 
 # Every drawer alive, so that a callback can find the drawer of a training run.
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
@@ -91,7 +91,7 @@ class Drawer:
         # a second iterator read the rest of a step.
         self._first: IteratorState | None = None
         self._shared = False
-        self._ahead = Ahead(source, rows, pieces)
+        self._fetcher = ElementFetcher(source, rows, pieces)
         # For a fixed order that is gathered ahead: the iterator that owns the steps.
         self._order_of: IteratorState | None = None
         # Whether a run, with a new noise matrix, began since that iterator started.
@@ -259,7 +259,7 @@ class Drawer:
                 "batches for every use besides training."
             )
         self._key, self._first_step = self._key_of(order), first
-        self._ahead.forget()
+        self._fetcher.forget()
 
     def _key_of(self, order: dict) -> DrawKey:
         if order["key"] is None:
@@ -380,7 +380,7 @@ class Drawer:
         step, piece = place_for(iterator)
         self._refuse_moved(piece)
         place = step * self.pieces + piece
-        element = self._ahead.element(place, lengths, self._records_of)
+        element = self._fetcher.element(place, lengths, self._records_of)
         self.delivered += 1
         return element
 

@@ -16,7 +16,7 @@ ELEMENTS = 2
 BYTES = 2**30
 
 
-class Ahead:
+class ElementFetcher:
     """Fetches elements in threads, beginning with the requested element.
 
     An element that is fetched ahead does not count as drawn: the records of a step do

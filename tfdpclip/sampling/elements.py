@@ -30,7 +30,8 @@ def drawn_elements(
     count = None if steps is None else steps * drawer.pieces
     size = tf.data.INFINITE_CARDINALITY if count is None else count
     dataset = tf.data.Dataset.from_generator(
-        Passes(drawer, count, lengths), output_signature=drawer.signature(lengths)
+        ElementGenerator(drawer, count, lengths),
+        output_signature=drawer.signature(lengths),
     ).apply(tf.data.experimental.assert_cardinality(size))
     # Without these options, tf.data gathers ahead, and an element that is gathered but
     # not used shifts all later elements.
@@ -70,7 +71,7 @@ def _options() -> tf.data.Options:
     return options
 
 
-class Passes:
+class ElementGenerator:
     """A generator function: `from_generator` calls the object once for each iterator.
 
     The object must not keep the drawer alive: TensorFlow never releases a generator,

@@ -153,19 +153,19 @@ class RandomAllocation(IndependentRecords):
         """Where in an epoch's order the records of each step begin, `[steps + 1]`."""
 
         def make() -> np.ndarray:
-            sizes = dealt(population, self.steps, key.rng(epoch, _SIZES))
+            sizes = allocate(population, self.steps, key.rng(epoch, _SIZES))
             return np.concatenate([[0], np.cumsum(sizes)])
 
         return key.kept("ends", (epoch, population, self.steps), make)
 
 
-def dealt(records: int, steps: int, rng: np.random.Generator) -> np.ndarray:
+def allocate(records: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     """Draws the number of records of each step, `[steps]`, by random allocation.
 
     A group of steps is split into two halves, and its records binomially, until each
     step is alone: probabilities are ratios of integers, without accumulated rounding.
 
-    >>> int(dealt(1000, 7, np.random.default_rng(1)).sum())
+    >>> int(allocate(1000, 7, np.random.default_rng(1)).sum())
     1000
     """
     sizes, counts = np.array([steps]), np.array([records], np.int64)

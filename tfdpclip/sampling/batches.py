@@ -277,7 +277,7 @@ class Batches(tf.data.Dataset):
     def __iter__(self) -> Any:
         if self._lengths is not None:
             self._drawer.end_of_call()
-        return handed_out.noted(super().__iter__(), self._drawer)
+        return handed_out.remember_elements(super().__iter__(), self._drawer)
 
     @property
     def element_spec(self) -> Any:

@@ -72,7 +72,7 @@ _LOCK = threading.Lock()
 _TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_KEPT)
 
 
-def noted(iterator: Iterator, drawer: Drawer) -> Iterator:
+def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
     """Wraps the iterator, and remembers the elements that eager code takes."""
     # The data set that the iterator goes through keeps the drawer alive.
     known = weakref.ref(drawer)
@@ -95,7 +95,7 @@ def _tensors_of(element: tuple) -> list[tf.Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
-def at_hand() -> list[DrawnElement]:
+def candidate_elements() -> list[DrawnElement]:
     """The elements that the next step may use.
 
     Elements with live tensors come first; if there are none (a step may get tensors

@@ -177,7 +177,7 @@ class Batches(tf.data.Dataset):
         self._by_class = False
         self._lengths: Sequence[int] | None = None
         self._wrap(self._elements(None))
-        self._drawer.lend(self)
+        self._drawer.register(self)
 
     def _elements(self, lengths: Sequence[int] | None) -> tf.data.Dataset:
         """The data set of the draws, with all transformations so far."""
@@ -222,7 +222,7 @@ class Batches(tf.data.Dataset):
         derived._recipe = (*self._recipe, change)
         derived._others = {}
         derived._wrap(change(self._wrapped))
-        derived._drawer.lend(derived)
+        derived._drawer.register(derived)
         return derived
 
     def distribute(self, strategy: tf.distribute.Strategy) -> Any:

@@ -158,7 +158,7 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         population=before.population,
         shard=shard,
     )
-    before.give_way(drawer)
+    before.hand_over(drawer)
     return drawer
 
 

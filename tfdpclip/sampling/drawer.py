@@ -104,7 +104,7 @@ class Drawer:
         self._marks = source.marks() if source.of_people else None
         DRAWERS.add(self)
 
-    def give_way(self, successor: Drawer) -> None:
+    def hand_over(self, successor: Drawer) -> None:
         """Leaves all further draws to `successor`, which has a part of the records."""
         self.successor = successor
         DRAWERS.discard(self)
@@ -135,7 +135,7 @@ class Drawer:
     def draws_people(self) -> bool:
         return self.source.of_people
 
-    def lend(self, batches: tf.data.Dataset) -> None:
+    def register(self, batches: tf.data.Dataset) -> None:
         """Registers a data set that shows these draws; see `take_as_drawn`."""
         self._shown.add(batches)
 

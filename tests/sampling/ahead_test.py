@@ -250,7 +250,7 @@ def test_draws_of_another_order_are_not_what_was_fetched_before():
     drawn(other, [1])
     (first,) = drawn(scheme.batches((X, Y), seed=0), [1])
     drawn(batches, [1])
-    batches._drawer.go_on(other._drawer.order, 0)
+    batches._drawer.continue_order(other._drawer.order, 0)
     ours, wanted = drawn(batches, [9]), drawn(other, [9])
     assert not np.array_equal(ours[0][0], first[0])
     for mine, theirs in zip(ours, wanted, strict=True):

@@ -239,7 +239,7 @@ class Drawer:
             "seed": self.seed,
         }
 
-    def go_on(self, order: dict, steps: int) -> None:
+    def continue_order(self, order: dict, steps: int) -> None:
         """Continues the order of an earlier drawer.
 
         Args:

@@ -40,7 +40,7 @@ from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.batches import Batches
-from tfdpclip.sampling.capacity import room_for
+from tfdpclip.sampling.capacity import fit_capacity
 
 _LINES = (
     "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"
@@ -208,7 +208,7 @@ class PrivacyPlan(BudgetPlan):
         self.accumulation_steps = -(-capacity // rows)
         # As many rows as a step needs, dealt evenly.
         rows = -(-capacity // self.accumulation_steps)
-        drawn, self.physical_batch_size = room_for(
+        drawn, self.physical_batch_size = fit_capacity(
             asked, examples, rows, self.accumulation_steps, False
         )
         self._asked, self._momentum = asked, momentum

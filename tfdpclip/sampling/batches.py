@@ -15,7 +15,7 @@ from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import distributed, handed_out, record_map, sources
 from tfdpclip.sampling.base import DrawKey, SamplingScheme
-from tfdpclip.sampling.capacity import MOST_ROWS, room_for
+from tfdpclip.sampling.capacity import MOST_ROWS, fit_capacity
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import REFUSED as _REFUSED
 from tfdpclip.sampling.elements import drawn_elements
@@ -140,7 +140,7 @@ class Batches(tf.data.Dataset):
         views = _arguments.integer("views", views, 1, MOST_ROWS)
         source = _open_source(scheme, data, workers, people, per_person, seed)
         by_group = independent_groups and accumulation_steps > 1
-        drawn, rows = room_for(
+        drawn, rows = fit_capacity(
             scheme, source.size, physical_batch_size, accumulation_steps, by_group
         )
         if steps is None:

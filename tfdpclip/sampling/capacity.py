@@ -19,7 +19,7 @@ _FROM, _MULTIPLE = 64, 8
 _FAR = 6.0
 
 
-def room_for(
+def fit_capacity(
     scheme: SamplingScheme,
     population: int,
     physical_batch_size: int | None,

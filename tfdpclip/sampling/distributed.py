@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.sampling.allocation import RandomAllocation
-from tfdpclip.sampling.capacity import room_for
+from tfdpclip.sampling.capacity import fit_capacity
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.poisson import FullBatch, Poisson
@@ -141,7 +141,7 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
     source = Part(before.source, shard, shards)
     scheme, rows = batches._asked
     # Room for the largest part, since rows are public and equal on every machine.
-    scheme, rows = room_for(
+    scheme, rows = fit_capacity(
         _of_part(scheme, shards),
         math.ceil(before.source.size / shards),
         None if rows is None else math.ceil(rows / shards),

@@ -370,7 +370,7 @@ class Drawer:
                 + see("batches-drawn-another-way")
             )
 
-    def _taken(
+    def _next_records(
         self, iterator: IteratorState, lengths: Sequence[int] | None
     ) -> tuple[np.ndarray, int, tuple]:
         """The iterator's next records: their indices, number of rows, and arrays."""
@@ -410,7 +410,7 @@ class Drawer:
         with self._lock:
             before = self.position, vars(iterator).copy()
             try:
-                indices, rows, parts = self._taken(iterator, lengths)
+                indices, rows, parts = self._next_records(iterator, lengths)
             except BaseException:
                 # The next call reads the element that could not be read.
                 self.position = before[0]

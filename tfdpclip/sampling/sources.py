@@ -280,7 +280,9 @@ class Records(Source):
         )
         found = [column for part in out for column in _flatten(part)]
         odd = np.zeros(rows, bool)
-        for place, record in enumerate(self._all([int(index) for index in indices])):
+        for place, record in enumerate(
+            self._read_all([int(index) for index in indices])
+        ):
             try:
                 values = self._values_of(record)
             except ValueError:
@@ -312,7 +314,9 @@ class Records(Source):
         end = time.monotonic() + seconds
         while begun < len(places) and time.monotonic() < end:
             some = [int(place) for place in sorted(places[begun : begun + count])]
-            for index, record in zip(some, self._all(some, told=True), strict=True):
+            for index, record in zip(
+                some, self._read_all(some, name_index=True), strict=True
+            ):
                 try:
                     self._values_of(record)
                 except ValueError as error:
@@ -346,8 +350,10 @@ class Records(Source):
             check_values(weights)
         return list(values.values())
 
-    def _all(self, indices: list[int], told: bool = False) -> Iterable[Structure]:
-        read = self._told if told else self._read
+    def _read_all(
+        self, indices: list[int], name_index: bool = False
+    ) -> Iterable[Structure]:
+        read = self._read_naming_index if name_index else self._read
         if self._fetch_many is not None and indices:
             try:
                 found = list(self._fetch_many(indices))
@@ -363,7 +369,7 @@ class Records(Source):
             return map(read, indices)
         return self._pool.map(read, indices)
 
-    def _told(self, index):
+    def _read_naming_index(self, index):
         """Reads a record before the first draw, so that errors may name the index."""
         try:
             return self._fetch(index)

@@ -33,7 +33,7 @@ class NoisePlace:
 
 
 @dataclasses.dataclass
-class Trail:
+class StateHistory:
     """A ledger's public record of the states from which rounds continued.
 
     *Formal guarantees*

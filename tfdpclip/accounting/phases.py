@@ -15,7 +15,7 @@ import dp_accounting
 from tfdpclip import _arguments, correlated
 from tfdpclip._docs import see
 from tfdpclip.accounting.matrix_events import correlated_event
-from tfdpclip.accounting.noise_place import Trail
+from tfdpclip.accounting.noise_place import StateHistory
 from tfdpclip.sampling import events, schemes
 from tfdpclip.sampling.base import SamplingScheme
 
@@ -83,7 +83,7 @@ class Phase:
     runs: list[int] = dataclasses.field(default_factory=list)
     noise: correlated.NoiseMatrix | None = None
     horizon: int | None = None
-    trail: Trail = dataclasses.field(default_factory=Trail)
+    trail: StateHistory = dataclasses.field(default_factory=StateHistory)
     idle: int = 0
 
     @property
@@ -198,7 +198,7 @@ class Phase:
         noise = content.pop("noise", None)
         return cls(
             # Old files have no trail, and no state continues without a trail.
-            trail=Trail(**content.pop("trail", {})),
+            trail=StateHistory(**content.pop("trail", {})),
             noise=None if noise is None else correlated.from_dict(noise),
             # Settings that decide the cost have no default.
             sampling=schemes.from_dict(content.pop("sampling")),

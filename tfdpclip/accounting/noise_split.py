@@ -125,13 +125,13 @@ def count_stddevs(
     records = _arguments.positive("records_per_step", records_per_step)
     counts = rule.count_stddevs(records, z > 0)
     try:
-        return raised(counts, rule.default_counts, records, z)
+        return enlarge_default_noise(counts, rule.default_counts, records, z)
     except SmallBatchError as error:
         error.rule = rule
         raise
 
 
-def raised(
+def enlarge_default_noise(
     stddevs: Sequence[float], free: Sequence[bool], records: float, z: float
 ) -> tuple[float, ...]:
     """As `count_stddevs`, for given counts, all of them checked."""

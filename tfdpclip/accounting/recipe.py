@@ -141,7 +141,9 @@ def cohort_for(
 
 def _count_stddevs(cohort: int, z: float) -> tuple[float, ...]:
     """The count noise of `dpc.QuantileClip`."""
-    return noise_split.raised((cohort / _COUNT_DIVISOR,), (True,), cohort, z)
+    return noise_split.enlarge_default_noise(
+        (cohort / _COUNT_DIVISOR,), (True,), cohort, z
+    )
 
 
 def _least_scale(spent, epsilon: float, population: int, m: int, how: str) -> float:

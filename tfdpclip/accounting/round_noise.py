@@ -36,12 +36,12 @@ class RoundNoise:
 _made: dict[RoundNoise, None] = {}
 
 
-def note_made(noise: RoundNoise) -> None:
+def record_made(noise: RoundNoise) -> None:
     """Records that an aggregator with this noise made its process."""
     _made[noise] = None
 
 
-def made() -> list[str]:
+def list_made() -> list[str]:
     """The noise of the aggregators that made processes here, in words."""
     return [str(noise) for noise in _made]
 
@@ -51,7 +51,7 @@ def is_possible(noise: RoundNoise) -> bool:
     return not _made or noise in _made
 
 
-def declared(noise_multiplier: Any, noise: Any) -> RoundNoise:
+def declared_noise(noise_multiplier: Any, noise: Any) -> RoundNoise:
     """Returns the noise of a budget that was given numbers instead of an aggregator."""
     if noise_multiplier is None:
         raise ValueError(
@@ -70,7 +70,7 @@ def declared(noise_multiplier: Any, noise: Any) -> RoundNoise:
     return RoundNoise(z, run=None if digest is None else tuple(digest))
 
 
-def of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any:
+def noise_of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any:
     """Returns an aggregator's correlated noise, after a check for contradictions.
 
     Args:
@@ -109,7 +109,7 @@ def of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any:
     return noise
 
 
-def of_noise(noise: Any, scheme: Any) -> dict[str, Any]:
+def settings_of_noise(noise: Any, scheme: Any) -> dict[str, Any]:
     """Returns the settings of a ledger's phase for correlated noise."""
     if noise is None:
         return {}

@@ -127,13 +127,13 @@ class RoundBudget:
         self.aggregator = aggregator
         declared = dict(noise_multiplier=noise_multiplier, clip=clip, noise=noise)
         if aggregator is not None:
-            noise = round_noise.of_aggregator(aggregator, declared, unit)
+            noise = round_noise.noise_of_aggregator(aggregator, declared, unit)
             needed = aggregator.accountant
             self._noise = aggregator.round_noise
             told, assumed = aggregator.of_a_phase(cohorts)
         else:
             needed = None
-            self._noise = round_noise.declared(noise_multiplier, noise)
+            self._noise = round_noise.declared_noise(noise_multiplier, noise)
             told = dict(noise_multiplier=noise_multiplier, sampling=cohorts, clip=clip)
             assumed = (
                 f"{self._noise}, as declared: the budget was given no aggregator",
@@ -148,7 +148,7 @@ class RoundBudget:
             )
         self.ledger = Ledger.open(ledger, delta, accountant or needed or "pld")
         self._phase = dict(
-            told, unit=unit, **round_noise.of_noise(noise, cohorts.scheme)
+            told, unit=unit, **round_noise.settings_of_noise(noise, cohorts.scheme)
         )
         #: The correlated noise of the accounting; None for independent noise.
         self.noise = noise
@@ -234,7 +234,7 @@ class RoundBudget:
         declared = self.aggregator is None and self._noise.noise_multiplier > 0
         if not declared or round_noise.is_possible(self._noise):
             return
-        made = "; ".join(round_noise.made())
+        made = "; ".join(round_noise.list_made())
         raise PrivacyMismatchError(
             f"noise_multiplier: this budget counts {self._noise}, and the aggregators "
             f"that were made here have {made}. Give the budget the aggregator in place "

@@ -18,7 +18,7 @@ from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
     Phase,
     PrivacyMismatchError,
-    assumed_of,
+    clip_assumptions,
     begin_run,
 )
 from tfdpclip.accounting.releases import releases_since, releases_so_far
@@ -197,7 +197,7 @@ class Ledger(Spending):
         begin_run(self.phases, phase, change, continued)
         if phase.sampling.begins_epochs and hasattr(sampling, "_begin_run"):
             sampling._begin_run(self.steps)
-        for text in assumed_of(clip):
+        for text in clip_assumptions(clip):
             self.assume(text)
         self._holder, self._met = holder, (0, 0)
         self.save()

@@ -35,7 +35,7 @@ class PrivacyMismatchError(ValueError):
     __init__ = Exception.__init__
 
 
-def assumed_of(clip: Any) -> list[str]:
+def clip_assumptions(clip: Any) -> list[str]:
     """Returns a statement's assumptions about a clip rule from outside the library.
 
     Args:

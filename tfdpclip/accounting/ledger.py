@@ -88,7 +88,7 @@ class Ledger(Spending):
         self.counted: dict[str, int] = {}
         self._holder: str | None = None
         # Steps of `step()` blocks since `begin`: declared, and counted by optimizers.
-        self._met = 0, 0
+        self._compared = 0, 0
 
     @classmethod
     def open(
@@ -199,7 +199,7 @@ class Ledger(Spending):
             sampling._begin_run(self.steps)
         for text in clip_assumptions(clip):
             self.assume(text)
-        self._holder, self._met = holder, (0, 0)
+        self._holder, self._compared = holder, (0, 0)
         self.save()
 
     def note_seed(self) -> None:
@@ -248,14 +248,14 @@ class Ledger(Spending):
             yield
         finally:
             self.record(steps)
-        self._meet(steps, releases_since(before))
+        self._compare_steps(steps, releases_since(before))
 
-    def _meet(self, said: int, made: int) -> None:
+    def _compare_steps(self, said: int, made: int) -> None:
         """Raises if declared steps differ from the steps that optimizers made."""
-        self._met = said, made = self._met[0] + said, self._met[1] + made
+        self._compared = said, made = self._compared[0] + said, self._compared[1] + made
         if not made or said == made:
             return
-        self._met = 0, 0
+        self._compared = 0, 0
         if made > said:
             self.add_unseen(made - said, holder=self._holder)
         raise PrivacyMismatchError(

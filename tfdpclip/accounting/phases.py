@@ -91,17 +91,17 @@ class Phase:
         """Number of steps that ran."""
         return sum(self.runs) - self.idle
 
-    def begin_within(self) -> None:
+    def begin_partial_epoch(self) -> None:
         """Counts an additional epoch: the current run begins within an epoch."""
         self.runs.insert(-1, 1)
         self.idle += 1
 
-    def not_begun(self) -> None:
-        """Reverts `begin_within`, because no step ran."""
+    def undo_partial_epoch(self) -> None:
+        """Reverts `begin_partial_epoch`, because no step ran."""
         del self.runs[-2]
         self.idle -= 1
 
-    def pass_over(self, steps: int) -> None:
+    def add_idle_steps(self, steps: int) -> None:
         """Counts steps of the current run that were drawn for a different purpose."""
         self.runs[-1] += steps
         self.idle += steps

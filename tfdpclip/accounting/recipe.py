@@ -149,16 +149,18 @@ def _count_stddevs(cohort: int, z: float) -> tuple[float, ...]:
 def _least_scale(spent, epsilon: float, population: int, m: int, how: str) -> float:
     """Returns the least scale that reaches the target, if scale 1 does not."""
     largest = population / m
-    upper = _enough(lambda a: spent(a, population, "rdp"), epsilon, largest)
+    upper = _sufficient_scale(lambda a: spent(a, population, "rdp"), epsilon, largest)
     if upper is None:
-        upper = _enough(lambda a: spent(a, population, how), epsilon, largest)
+        upper = _sufficient_scale(lambda a: spent(a, population, how), epsilon, largest)
     if upper is None:
         raise ValueError(_too_small(spent, epsilon, population, m))
     return search.least_noise(
         lambda a, coarseness=1.0: spent(a, population, how, coarseness),
         epsilon,
         how == "pld",
-        bracket=_falling(lambda a: spent(a, population, how, 8.0), epsilon, upper),
+        bracket=_bracket_scale(
+            lambda a: spent(a, population, how, 8.0), epsilon, upper
+        ),
     )
 
 
@@ -170,7 +172,7 @@ def _scheme(sampling: str, cohort: int, population: int) -> Any:
     return schemes.FixedSize(cohort, population)
 
 
-def _enough(spent, epsilon: float, largest: float) -> float | None:
+def _sufficient_scale(spent, epsilon: float, largest: float) -> float | None:
     """Returns the first doubling of 1 (or `largest`) that is enough."""
     scale = 1.0
     while scale < largest:
@@ -180,7 +182,7 @@ def _enough(spent, epsilon: float, largest: float) -> float | None:
     return largest if spent(largest) <= epsilon else None
 
 
-def _falling(spent, epsilon: float, upper: float):
+def _bracket_scale(spent, epsilon: float, upper: float):
     """A bracket whose lower end, 1 or more, spends too much."""
     lower = max(1.0, upper / 2)
     while lower > 1 and spent(lower) <= epsilon:
@@ -199,7 +201,8 @@ def _too_small(spent, epsilon: float, population: int, m: int) -> str:
 
     def enough(people: int) -> bool:
         return (
-            _enough(lambda a: spent(a, people, "rdp"), epsilon, people / m) is not None
+            _sufficient_scale(lambda a: spent(a, people, "rdp"), epsilon, people / m)
+            is not None
         )
 
     people = population

@@ -18,8 +18,8 @@ from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
     Phase,
     PrivacyMismatchError,
-    clip_assumptions,
     begin_run,
+    clip_assumptions,
 )
 from tfdpclip.accounting.releases import releases_since, releases_so_far
 from tfdpclip.accounting.statement import Spending

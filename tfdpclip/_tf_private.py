@@ -333,8 +333,8 @@ def condition_of_loop(op: tf.Operation) -> tf.Graph:
 
 def _graph_of_loop(op, attribute, kept_as):
     graph = while_v2._get_graph(op, attribute, kept_as)
-    # Where TensorFlow had to make it from its definition, changes must last.
     # If TensorFlow made the graph from its definition, changes to it must be kept.
+    setattr(op, kept_as, graph)
     graph.outer_graph = op.graph
     return graph
 

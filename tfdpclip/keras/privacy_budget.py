@@ -229,7 +229,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.begun()
-        for text in adapted_layers.clip_assumptions(self.model):
+        for text in adapted_layers.assumed_of(self.model):
             self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)

@@ -50,7 +50,7 @@ def public_statistics(layer: Any) -> Any:
     return layer
 
 
-def clip_assumptions(model: Any) -> list[str]:
+def assumed_of(model: Any) -> list[str]:
     """What a statement assumes of the adapted layers of a model.
 
     Warns of those that were not declared to be public.

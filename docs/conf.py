@@ -37,7 +37,7 @@ nitpick_ignore_regex = [
     # Types that have no public name.
     (
         r"py:class",
-        r"tfdpclip\..*\.(Schedule|PublicVariables|CohortIterator|Trail|RoundNoise)",
+        r"tfdpclip\..*\.(Schedule|PublicVariables|CohortIterator|StateHistory|RoundNoise)",
     ),
 ]
 default_role = "name"

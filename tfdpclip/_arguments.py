@@ -1,8 +1,8 @@
-"""Checks of arguments: every one of them, for every part of the library.
+"""Checks of arguments, for every part of the library.
 
-Each states what is allowed (`isfinite(x) and x > 0`), names the argument, and refuses
-the rest. The opposite form (`if x <= 0: raise`) accepts NaN. They need neither
-TensorFlow nor the accountants.
+Each check states the allowed values (`isfinite(x) and x > 0`), names the argument, and
+refuses everything else. The opposite form (`if x <= 0: raise`) accepts NaN. The module
+needs neither TensorFlow nor the accountants.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-# Booleans, complex numbers, objects, text and times: `float` takes some of them.
+# Kinds of dtypes that are not real numbers, although `float` accepts some of them.
 _NOT_REAL = "bcOSUMm"
 _LONGEST = 200
-# Beyond this, not every whole number is a float, and no data set is.
+# Above this, floats skip integers, and no data set is this large.
 _MOST_RECORDS = 2**53
 
 
 def real(value: Any) -> float | None:
     """`value` as a float if it is one real number (NaN and infinity included).
 
-    None for anything else: booleans, text, complex numbers, arrays with axes (also of
-    one entry), and integers beyond the range of a float.
+    None for anything else: booleans, text, complex numbers, arrays with axes (even of
+    length 1), and integers beyond the range of a float.
 
     >>> real(2), real(np.float32(0.5)), real([2]), real("2"), real(10**400)
     (2.0, 0.5, None, None, None)
@@ -51,7 +51,7 @@ def real(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int if it is one whole number, such as 3 or 3.0; None if not.
+    """`value` as an int if it is one whole number, such as 3 or 3.0; else None.
 
     >>> whole(3.0), whole(2**63 + 1) - 2**63, whole(3.5), whole(float("nan"))
     (3, 1, None, None)
@@ -66,7 +66,7 @@ def whole(value: Any) -> int | None:
 
 
 def shown(value: Any) -> str:
-    """`repr(value)` for a message: always short, and never an error itself.
+    """`repr(value)` for a message: always short, and never an error.
 
     >>> shown(1.5), shown("a")
     ('1.5', "'a'")
@@ -79,11 +79,11 @@ def shown(value: Any) -> str:
 
 
 def foreign(value: Any, kind: type) -> list[Any]:
-    """Of a value, and the values of a kind within it, those of classes of others.
+    """Returns a value, and the values of a kind inside it, if foreign to the library.
 
     Args:
       value: a clip rule, a scheme, a matrix.
-      kind: of which what it is made of is looked at, too.
+      kind: the class of parts that are checked as well, at any depth.
 
     >>> foreign(1.5, float)
     [1.5]
@@ -104,7 +104,7 @@ def foreign(value: Any, kind: type) -> list[Any]:
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Returns `value`, or raises ValueError unless it is one of `allowed`."""
-    # Arrays compare elementwise, so that `in` alone would not do.
+    # `in` alone would compare arrays elementwise.
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
             f"{name} must be one of {', '.join(allowed)}; got {shown(value)}."
@@ -132,7 +132,7 @@ def function(name: str, value: Any, count: int | None = None) -> Callable[..., A
     Args:
       name: the argument's name.
       value: the function.
-      count: with how many positional arguments; None for not looking.
+      count: the number of positional arguments; None for no check.
     """
     if not callable(value):
         raise ValueError(f"{name} must be a function, got {shown(value)}.")
@@ -140,7 +140,7 @@ def function(name: str, value: Any, count: int | None = None) -> Callable[..., A
         return value
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # Written in C: it does not say.
+    except (TypeError, ValueError):  # Functions written in C have no signature.
         return value
     try:
         signature.bind(*[None] * count)
@@ -165,7 +165,7 @@ def ordered(name: str, value: Any) -> list[Any]:
     """As `items`, but ValueError for a set, whose order differs by process."""
     if isinstance(value, Set) and not isinstance(value, KeysView):
         raise ValueError(
-            f"{name} must be a list, got a set, which has another order in every "
+            f"{name} must be a list, got a set, which has a different order in every "
             f"process: sorted({name})."
         )
     return items(name, value)
@@ -174,7 +174,7 @@ def ordered(name: str, value: Any) -> list[Any]:
 def floats(name: str, value: Any) -> np.ndarray:
     """`value` as an array in double precision, NaN and infinity included.
 
-    Raises ValueError for what is no rectangular array of real numbers.
+    Raises ValueError unless `value` is a rectangular array of real numbers.
     """
     try:
         array = np.asarray(value)
@@ -248,7 +248,7 @@ def clip_norm(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
-    """Returns `value` as an int, or raises ValueError unless it is one in the range."""
+    """Returns `value` as an int, or raises ValueError unless it is in the range."""
     found = whole(value)
     if found is None or found < minimum:
         raise ValueError(

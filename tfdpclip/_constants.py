@@ -1,7 +1,7 @@
-"""Shapes, axes and places, which many ops take: made once in each graph.
+"""Constants such as shapes and axes, made once in each graph.
 
-Each is an op, or several, that Python makes one by one: of a step that checks itself a
-third of all ops were constants, and most of those the same few numbers.
+Python makes each constant as one or several ops: in a step with checks, a third of all
+ops were constants, most of them equal.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from collections.abc import Callable, Hashable
 
 import tensorflow as tf
 
-# Where a graph has its own. Not a table beside it, which would keep it alive.
+# The attribute of a graph that holds its constants; a separate table would keep the
+# graph alive.
 _ATTRIBUTE = "tfdpclip_constants"
 
 
 def once(key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """What `make` makes, once in each graph.
+    """Returns `make()`, called once in each graph for each key.
 
     Args:
-      key: says what it is: by the values that it is made of, and `ref()` of tensors.
-      make: is called outside of control dependencies, as others use it, too.
+      key: identifies the tensor by the values that it is made from, and by `ref()` of
+        tensors.
+      make: makes the tensor, outside of control dependencies, since all users share it.
     """
     if tf.executing_eagerly():
         return make()

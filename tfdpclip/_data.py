@@ -1,4 +1,4 @@
-"""Data that users give: arrays, or a data set of batches."""
+"""The data of users: arrays, or a data set of batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tfdpclip._arguments import real, shown
 
 
 def check_data(name: str, data: Any, what: str = "arrays") -> Any:
-    """Returns `data`, or raises ValueError for what can be no data.
+    """Returns `data`, or raises ValueError unless it may be arrays or a data set.
 
     Args:
       name: the argument's name.
       data: a data set of batches, an array, or a list, tuple or dict of arrays.
-      what: what it should be, beside a data set, in words.
+      what: the expected type in words, as an alternative to a data set.
     """
     holds = isinstance(data, (tf.data.Dataset, tuple, list, dict))
     axes = getattr(data, "shape", None)
@@ -27,9 +27,9 @@ def check_data(name: str, data: Any, what: str = "arrays") -> Any:
 
 
 def as_batches(name: str, data: Any, batch_size: int) -> tf.data.Dataset:
-    """A data set of batches from arrays, or `data` itself if it is one.
+    """Returns a data set of batches of arrays, or `data` if it is a data set.
 
-    Raises ValueError if the arrays are none, or not of one length.
+    Raises ValueError if `data` are not arrays, or not of one length.
     """
     check_data(name, data)
     if isinstance(data, tf.data.Dataset):

@@ -1,4 +1,4 @@
-"""Where code runs: compiled by XLA or not, on CPUs alone or not."""
+"""The devices of code: compiled by XLA or not, on CPUs alone or not."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def in_xla() -> bool:
 
 
 def on_cpus() -> bool:
-    """Whether there is no other device."""
+    """Whether all devices are CPUs."""
     return all(d.device_type == "CPU" for d in tf.config.list_logical_devices())

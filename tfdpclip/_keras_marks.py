@@ -1,6 +1,6 @@
-"""What Keras writes into graphs and calls things, by which its work is known again.
+"""Names and attributes that Keras writes into graphs, by which they are recognised.
 
-Names and attributes only: neither Keras nor a graph is needed to read this.
+This module needs neither Keras nor a graph.
 """
 
 from __future__ import annotations

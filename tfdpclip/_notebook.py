@@ -1,4 +1,4 @@
-"""How results look: as text, and as the last line of a notebook's cell."""
+"""The display of results: as text, and as the last line of a notebook's cell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = ()) -> str:
 
 
 class ShownAsText:
-    """Notebooks show what `print` does, in place of the `repr`.
+    """Base of results that notebooks show as `print` does, in place of the `repr`.
 
     >>> class Result(ShownAsText):
     ...     def __str__(self):
@@ -40,6 +40,6 @@ class ShownAsText:
     """
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython calls."""
+        """The method that IPython calls."""
         del cycle
         printer.text(str(self))

@@ -13,17 +13,16 @@ def outside_of_functions(
 ) -> None:
     """Runs `build`, which makes variables, once and outside of any graph.
 
-    A `tf.function` that sees variables being made in its first trace traces everything
-    a second time, also where they are made in an `init_scope`. Another thread has no
-    trace around it.
+    If a `tf.function` sees variables being made in its first trace, it traces
+    everything a second time, even if they are made in an `init_scope`. A separate
+    thread has no trace around it.
 
     Args:
-      build: what makes the variables.
-      needed: variables that it may read. If one of them has no value yet, as in the
-        first trace of a model that makes its own variables there, or if a distribution
-        strategy is at work, `build` runs in an `init_scope` instead.
-      in_strategy: whether what is made belongs to a distribution strategy that is at
-        work.
+      build: makes the variables.
+      needed: variables that `build` may read. If one of them has no value yet, as in
+        the first trace of a model that makes its own variables there, or if
+        a distribution strategy is active, `build` runs in an `init_scope` instead.
+      in_strategy: whether the variables belong to the active distribution strategy.
     """
     with tf.init_scope():
         apart = (
@@ -39,7 +38,7 @@ def outside_of_functions(
 
     def run():
         try:
-            # A replica's own variables are where it runs.
+            # A replica's own variables are on the replica's device.
             with tf.device(device):
                 build()
         except BaseException as error:
@@ -53,7 +52,7 @@ def outside_of_functions(
 
 
 def _own_device() -> str | None:
-    """Where this replica runs, if it is one of several."""
+    """The device of this replica, if it is one of several."""
     strategy, context = (
         tf.distribute.get_strategy(),
         tf.distribute.get_replica_context(),

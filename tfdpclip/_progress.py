@@ -1,4 +1,4 @@
-"""One bar for whatever may take over ten seconds: on a terminal, and in notebooks."""
+"""Progress bars for long computations, on a terminal and in notebooks."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: What ends sooner shows nothing.
+#: Shorter computations show no bar.
 DELAY = 2.0
-#: Nor does what ends sooner print a line where there are no bars.
+#: Shorter computations print no line where bars are off.
 LINE_DELAY = 5.0
 
 
 def bar(
     iterable: Any = None, *, title: str, unit: str, total: int | None = None
 ) -> Any:
-    """A bar of tqdm, with the time left where it is known how many there are.
+    """A bar of tqdm, with the time left if the total is known.
 
-    Nothing is shown in files that output goes to, in notebooks without ipywidgets, nor
-    of what ends within `DELAY` seconds. `TQDM_DISABLE=1` in the environment switches
-    all bars off.
+    No bar is shown if output goes to a file, in notebooks without ipywidgets, and for
+    computations that end within `DELAY` seconds. `TQDM_DISABLE=1` in the environment
+    switches all bars off.
 
     Args:
-      iterable: what is gone through; None where `update` is called by hand.
-      title: what is running.
-      unit: of what.
-      total: how many there are, where `iterable` cannot tell.
+      iterable: the items of the loop; None if `update` is called by hand.
+      title: the name of the computation.
+      unit: the name of an item.
+      total: the number of items, if `iterable` has no length.
 
     >>> list(bar(range(3), title="clip norms", unit="norm"))
     [0, 1, 2]
     """
     with warnings.catch_warnings():
-        # A notebook without ipywidgets has no bars: no error of who uses this library.
+        # Without ipywidgets a notebook has no bars, which is not the user's error.
         warnings.filterwarnings("ignore", "IProgress not found")
-        import tqdm.auto  # not by who imports the library only
+        import tqdm.auto  # Not loaded by merely importing the library.
 
     return tqdm.auto.tqdm(
         iterable,
@@ -46,7 +46,7 @@ def bar(
         leave=False,
         delay=DELAY,
         dynamic_ncols=True,
-        # None: unless it is a terminal or a notebook.
+        # None: show the bar only on a terminal or in a notebook.
         disable=True if _off() else None,
     )
 
@@ -55,12 +55,12 @@ def bar(
 def calls(
     function: Callable[..., Any], *, title: str, unit: str
 ) -> Iterator[Callable[..., Any]]:
-    """A function whose calls a bar counts: of searches, that end when they end.
+    """Yields a function whose calls are counted by a bar; for searches of any length.
 
     Args:
-      function: what is called.
-      title: what is running.
-      unit: what a call is.
+      function: the function.
+      title: the name of the search.
+      unit: the name of a call.
 
     >>> with calls(abs, title="a search", unit="try") as counted:
     ...     print(counted(-3))
@@ -78,12 +78,12 @@ def calls(
 
 @contextlib.contextmanager
 def waiting(title: str, line: str | None = None) -> Iterator[None]:
-    """Shows what one thing that takes long is, and for how many seconds it has run.
+    """Shows the name of a long computation, and for how many seconds it has run.
 
     Args:
-      title: what is running.
-      line: what is printed, once, where no bar is shown (in a file that output goes to,
-        say), of what takes over `LINE_DELAY` seconds; None for nothing.
+      title: the name of the computation.
+      line: a line to print once where no bar is shown (for example if output goes to
+        a file), if the computation takes over `LINE_DELAY` seconds; None for no line.
 
     >>> with waiting("a step"):
     ...     pass

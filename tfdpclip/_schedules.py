@@ -1,9 +1,9 @@
-"""Settings that may follow a Keras schedule of the step: the door to those schedules.
+"""Settings that may follow a Keras schedule of the step.
 
-Nothing else outside `tfdpclip.keras` knows them, and Keras is not loaded before a
-setting is given that is no number. A schedule is a function of the step alone, so it is
-as public as the number in whose place it stands. It is traced when it is given, and
-that trace is what runs and what is accounted.
+Outside `tfdpclip.keras` only this module knows schedules, and Keras is not loaded
+before a setting is given that is not a number. A schedule is a function of the step
+alone, so it is as public as a number. The schedule is traced when it is given, and the
+trace is used in training and in the accounting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdpclip._arguments import positive, shown
 from tfdpclip._docs import see
 from tfdpclip._variables import components
 
-# Their ops are stateful, and keep nothing; what they call is looked at itself.
+# Stateful ops that keep no state; the functions that they call are checked separately.
 _KEEP_NOTHING = frozenset(
     """Assert Case CheckNumerics CheckNumericsV2 If PartitionedCall PrintV2
     StatefulPartitionedCall While""".split()
@@ -28,7 +28,7 @@ _KEEP_NOTHING = frozenset(
 
 @runtime_checkable
 class Schedule(Protocol):
-    """A setting that follows the step, once `setting` has let it through."""
+    """A setting that follows the step, after the check by `setting`."""
 
     def __call__(self, step: Any) -> Any: ...
 
@@ -40,21 +40,21 @@ def setting(
 ) -> float | Schedule:
     """A number, or a Keras schedule of the step, or a schedule's serialised form.
 
-    The first value of a schedule is checked here, and the others when they are used.
+    The first value of a schedule is checked here, and later values when they are used.
 
     Args:
       name: the argument's name.
       value: the setting.
-      check: what a number must pass.
+      check: the check of a number.
 
     Raises:
-      ValueError: if it is none of these, or its first value does not pass.
+      ValueError: if `value` is no setting, or its first value does not pass the check.
     """
     if isinstance(value, dict):
         given = value
         try:
             value = tf.keras.optimizers.schedules.deserialize(given)
-        except Exception as error:  # Whatever Keras makes of it.
+        except Exception as error:  # Keras raises many kinds of errors.
             raise ValueError(f"{name} is not a schedule: {error}") from error
     if isinstance(value, StepFunction):
         check(f"{name} at step 0", value.at(0))
@@ -73,18 +73,18 @@ def setting(
 
 
 class StepFunction:
-    """A Keras schedule as the function of the step that it is when it is given.
+    """A Keras schedule as a fixed function of the step.
 
-    *Formal guarantees*: its values depend on the step alone. What the schedule's
-    attributes become later, its values do not follow, whoever asks for them: a step's
-    graph or accounting.
+    *Formal guarantees*: its values depend on the step alone. Later changes to the
+    schedule's attributes do not change its values, neither in a step's graph nor in
+    the accounting.
 
     Args:
       name: the argument's name.
       given: the schedule.
 
     Raises:
-      ValueError: if it reads anything but the step.
+      ValueError: if the schedule reads anything but the step.
     """
 
     def __init__(self, name: str, given: Any):
@@ -102,11 +102,11 @@ class StepFunction:
             return float(self(step))
 
     def get_config(self) -> dict[str, Any]:
-        """The schedule's own."""
+        """The config of the schedule."""
         return self.given.get_config()
 
     def __reduce__(self):
-        # A copy is traced again: no trace can be copied.
+        # A copy is traced again, since a trace cannot be copied.
         return type(self), (self._name, self.given)
 
 
@@ -118,16 +118,16 @@ def traced_of_step(
     instead: str = "tf.keras.optimizers.schedules.PiecewiseConstantDecay("
     "[1000], [8.0, 4.0])",
 ) -> Callable:
-    """A schedule as a graph of one step, a scalar int64, that reads nothing else.
+    """Traces a schedule as a graph of one step, a scalar int64, without further inputs.
 
     Args:
       name: the argument's name.
-      schedule: what is called with the step.
-      counter: a variable that counts the steps, which it may read.
-      instead: what to give instead, for errors.
+      schedule: the function of the step.
+      counter: a variable that counts the steps, which the schedule may read.
+      instead: an example of a valid setting, for errors.
 
     Raises:
-      ValueError: if it reads a variable or whatever else can change between two steps.
+      ValueError: if it reads a variable or anything that can change between two steps.
     """
 
     def at(step):
@@ -137,24 +137,24 @@ def traced_of_step(
     with tf.init_scope():
         try:
             traced = tf.function(at, autograph=False).get_concrete_function(spec)
-        except Exception as error:  # Whatever the schedule raises.
+        except Exception as error:  # The schedule may raise any error.
             raise ValueError(
-                f"{name}={_named(schedule)} is no function of the step that TensorFlow "
-                f"can trace (use tf.where, not if): {error}"
+                f"{name}={_named(schedule)} is not a function of the step that "
+                f"TensorFlow can trace (use tf.where, not if): {error}"
             ) from error
     other = read_besides(traced, counter)
     if other is not None:
         raise ValueError(
-            f"{name}={_named(schedule)} reads something other than the step: {other}. "
-            "What it is when the step runs may not be what is accounted for, and it "
-            f"may be of private data. Compute it from the step alone: {name}={instead}."
+            f"{name}={_named(schedule)} reads more than the step: {other}. Its value "
+            "in training may differ from its value in the accounting, and may contain "
+            f"private data. Compute it from the step alone: {name}={instead}."
             + see("schedules-that-read-more-than-the-step")
         )
     return traced
 
 
 def read_besides(traced: Any, counter: tf.Variable | None = None) -> str | None:
-    """What a function reads besides its arguments, in words; None if that is all."""
+    """What a function reads besides its arguments, in words; None for nothing."""
     own = [] if counter is None else [part.handle for part in components(counter)]
     for tensor in traced.captured_inputs:
         if any(tensor is handle for handle in own):

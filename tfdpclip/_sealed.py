@@ -1,4 +1,4 @@
-"""JSON with a checksum, so that damage is found, not believed."""
+"""JSON with a checksum, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _CHECKSUM = "checksum"
 
 
 def to_text(content: dict[str, Any]) -> str:
-    """The text of a file, of values that JSON has."""
+    """Returns the text of a file with JSON-ready content."""
     return json.dumps({**content, _CHECKSUM: digest(content)}, indent=1) + "\n"
 
 
 def from_text(text: bytes, formats: Collection[int]) -> dict[str, Any]:
-    """What `to_text` was given.
+    """Returns the content that `to_text` was given.
 
     Args:
-      text: What it made.
-      formats: What `content["format"]` may be; the last is the current one.
+      text: The result of `to_text`.
+      formats: The allowed values of `content["format"]`; the last is the current one.
 
     Raises:
-      ValueError: If the text is anything but what `to_text` made, or of another format.
+      ValueError: If the text was not made by `to_text`, or has an unknown format.
     """
     if not text:
         raise ValueError("it is empty.")
@@ -32,7 +32,7 @@ def from_text(text: bytes, formats: Collection[int]) -> dict[str, Any]:
         raise ValueError("it is not a JSON object.")
     found = content.get("format")
     if not isinstance(found, int) or found not in formats:
-        # Ledgers of format 1 had no checksum: damage to them cannot be told.
+        # Ledgers of format 1 had no checksum, so that damage would go unnoticed.
         raise ValueError(f"its format is {found!r}, not {[*formats][-1]}.")
     if content.pop(_CHECKSUM, None) != digest(content):
         raise ValueError("its checksum does not fit its content.")
@@ -40,10 +40,10 @@ def from_text(text: bytes, formats: Collection[int]) -> dict[str, Any]:
 
 
 def digest(content: Any) -> str:
-    """A SHA-256 digest of values that JSON has.
+    """A SHA-256 digest of JSON-ready values.
 
     Raises:
-      TypeError: If JSON has no such value.
+      TypeError: If a value is not JSON-ready.
     """
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()

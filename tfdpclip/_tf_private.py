@@ -1,8 +1,8 @@
-"""The private symbols of TensorFlow, each behind a function with a public meaning.
+"""Private interfaces of TensorFlow, each behind a function that states its purpose.
 
-Only this module may use private symbols of TensorFlow; `keras/_compat.py` does the same
-for Keras, `federated/_tff.py` for TensorFlow Federated. A test refuses every other use.
-To port the library to a new version of TensorFlow, begin here.
+Only this module may use private interfaces of TensorFlow; `keras/_compat.py` does the
+same for Keras, `federated/_tff.py` for TensorFlow Federated. A test refuses every other
+use. To port the library to a new version of TensorFlow, read this file.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ def is_persistent(tape: tf.GradientTape) -> bool:
 
 
 def handle_data_of(handle: Any) -> Any:
-    """What is known of the variable behind a handle (`is_set`); None for nothing."""
+    """The known data of the variable behind a handle (`is_set`); None if unknown."""
     return getattr(handle, "_handle_data", None)
 
 
 def copy_handle_data(old: tf.Tensor, new: tf.Tensor) -> None:
-    """Tells of a new resource or list of tensors what is known of another."""
+    """Copies the handle data of a resource, or list of tensors, to a new tensor."""
     handle_data_util.copy_handle_data(old, new)
 
 
 def values_of(handles: list[tf.Tensor], types: list[tf.DType]) -> list[tf.Tensor]:
-    """What variables of one device hold now, by one op and not copied.
+    """Reads the values of variables on one device, by one op and without a copy.
 
     Args:
-      handles: the variables', at least one.
-      types: of each.
+      handles: the handles of the variables, at least one.
+      types: the type of each variable.
     """
-    # As the functions behind `tf.raw_ops` do it, of which this op has none: a third of
-    # the time of `execute`, twice in every step.
+    # A fast path as inside the functions of `tf.raw_ops`, which do not have this op:
+    # a third of the time of `execute`, twice in every step.
     return pywrap_tfe.TFE_Py_FastPathExecute(
         context.context(), "_ReadVariablesOp", None, handles, "dtypes", types
     )
@@ -72,7 +72,7 @@ def values_of(handles: list[tf.Tensor], types: list[tf.DType]) -> list[tf.Tensor
 
 
 def is_function_graph(graph: Any) -> bool:
-    """Whether the graph is that of a `tf.function`, a branch or a loop's body."""
+    """Whether the graph belongs to a `tf.function`, a branch or a loop's body."""
     return isinstance(graph, tf.__internal__.FuncGraph)
 
 
@@ -82,7 +82,7 @@ def new_function_graph(name: str) -> tf.Graph:
 
 
 def compiled_by_xla(graph: tf.Graph) -> bool:
-    """Whether what is being added to a graph will be compiled by XLA."""
+    """Whether new ops of a graph will be compiled by XLA."""
     context = graph._get_control_flow_context()
     while context is not None:
         if context.IsXLAContext():
@@ -105,14 +105,14 @@ def run_as_it_is(call: tf.Operation) -> None:
 
 
 def call_instead(call: tf.Operation, function: Any) -> None:
-    """Has a call run another function, which may put out more.
+    """Makes a call run a different function, with additional outputs.
 
-    As TensorFlow does with a call whose gradient it takes.
+    TensorFlow does the same to a call when it takes the call's gradient.
 
     Args:
       call: the call.
-      function: a graph of its own: it captures nothing, its inputs are those of the
-        call, and its outputs begin with those of the call.
+      function: a separate graph: it captures nothing, its inputs are the call's
+        inputs, and its first outputs are the call's outputs.
     """
     new = function.outputs[len(call.outputs) :]
     function.name = f"{function.name}_{framework.uid()}"
@@ -127,9 +127,9 @@ def call_instead(call: tf.Operation, function: Any) -> None:
 def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
     """Writes an attribute to every op that is made within, in this graph.
 
-    Replicas of a strategy take turns in one graph, each in a thread of its own, and
-    what they merge is made in another while all of them wait. So, with a strategy, ops
-    of this thread are meant, and what is merged.
+    Replicas of a strategy take turns in one graph, each in its own thread, and merged
+    values are made in a separate thread while all replicas wait. So, with a strategy,
+    the attribute goes to ops of this thread, and to merged values.
     """
     value = attr_value_pb2.AttrValue(s=text.encode())
     graph = tf.compat.v1.get_default_graph()
@@ -149,7 +149,7 @@ def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
 
 
 class _ByThread:
-    """The attribute that ops get by the thread that makes them."""
+    """The attribute value of ops, by the thread that makes them."""
 
     def __init__(self):
         self.values: dict[int, list] = {}
@@ -179,38 +179,38 @@ def function_named(graph: tf.Graph, name: str | bytes) -> Any:
 
 
 def add_function(graph: tf.Graph, function: Any) -> None:
-    """Makes a function, and those that it calls, known to a graph."""
+    """Makes a function, and all functions that it calls, known to a graph."""
     graph._add_function_recursive(function)
 
 
 def traces_of(function: Any) -> list | None:
-    """The concrete functions of a `tf.function`; None if that is something else."""
+    """The concrete functions of a `tf.function`; None for other objects."""
     listed = getattr(function, "_list_all_concrete_functions", None)
     return None if listed is None else list(listed())
 
 
 def trace_count(function: Any) -> int | None:
-    """How many `traces_of` there are; None if that is something else."""
+    """The number of `traces_of` a function; None for objects without traces."""
     count = getattr(function, "experimental_get_tracing_count", None)
     return None if count is None else int(count())
 
 
 def converted_by_autograph(function: Callable) -> Callable:
-    """The function with its control flow turned into ops, as around it."""
+    """The function with its control flow converted as in the surrounding code."""
     return tf.__internal__.autograph.tf_convert(
         function, tf.__internal__.autograph.control_status_ctx()
     )
 
 
 def function_around(graph: Any) -> Any:
-    """The graph of the function that a graph is, or is a branch or a loop's body of."""
+    """The function graph that contains a graph of a branch or a loop's body."""
     while isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):
         graph = graph.outer_graph
     return graph
 
 
 def is_function_of_data_set(graph: Any) -> bool:
-    """Whether a function graph is what a data set does with each of its elements."""
+    """Whether a data set applies this function graph to each of its elements."""
     return is_function_graph(graph) and graph.name.startswith("Dataset_")
 
 
@@ -220,10 +220,10 @@ def value_at_call(
     """A tensor of a function's graph that Python computes for every call from outside.
 
     Args:
-      graph: the function's.
-      function: run before every call.
-      spec: of what it returns.
-      saved: the value where a saved function is called.
+      graph: the graph of the function.
+      function: runs before every call.
+      spec: the spec of the function's result.
+      saved: the value in calls of a saved function.
     """
     return graph.capture_call_time_value(function, spec, default_value=saved)
 
@@ -254,24 +254,24 @@ def make_op(
       graph: the graph.
       kind: the type.
       inputs: its inputs.
-      dtypes: of its outputs.
+      dtypes: the types of its outputs.
       **options: `name`, `attrs`, `op_def`.
     """
     return graph._create_op_internal(kind, list(inputs), list(dtypes), **options)
 
 
 def set_device(op: tf.Operation, device: str) -> None:
-    """Places an op that has been made already."""
+    """Places an op that exists already."""
     op._set_device(device)
 
 
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Lets an op that has been made already take another input."""
+    """Replaces an input of an op that exists already."""
     op._update_input(index, tensor)
 
 
 def run_after(op: tf.Operation, others: Sequence[tf.Operation]) -> None:
-    """Lets an op that has been made already wait for others."""
+    """Makes an op that exists already wait for further ops."""
     op._add_control_inputs(others)
 
 
@@ -279,20 +279,20 @@ def run_after(op: tf.Operation, others: Sequence[tf.Operation]) -> None:
 
 
 def own_gradient(op: tf.Operation) -> Callable | None:
-    """The gradient function that one op was given, or None."""
+    """The gradient function of a single op, or None."""
     return op._gradient_function
 
 
 def set_own_gradient(op: tf.Operation, function: Callable | None) -> None:
-    """Gives one op a gradient function of its own; None takes it away."""
+    """Gives a single op its own gradient function; None removes the function."""
     op._gradient_function = function
 
 
 def registered_gradient(op: tf.Operation) -> Callable | None:
-    """The gradient function by the op's type; None for a gradient of 0.
+    """The gradient function of the op's type; None for a gradient of 0.
 
     Raises:
-      LookupError: if there is none.
+      LookupError: if the type has no gradient function.
     """
     return framework.get_gradient_function(op)
 
@@ -300,14 +300,14 @@ def registered_gradient(op: tf.Operation) -> Callable | None:
 def differentiate_call_by(
     op: tf.Operation, differentiate: Callable[[Callable], Callable]
 ) -> None:
-    """Has calls of a function that a tape has recorded differentiated another way.
+    """Replaces the differentiation of calls of a function that a tape has recorded.
 
-    TensorFlow would write the call again, with what its gradient needs as outputs.
+    TensorFlow would rewrite the call, with the gradient's inputs as further outputs.
 
     Args:
       op: a call.
-      differentiate: is given TensorFlow's way, and returns the new one; once for each
-        function.
+      differentiate: gets TensorFlow's method, and returns the new method; called once
+        for each function.
     """
     owner: Any = getattr(op._gradient_function, "__self__", None)
     if not hasattr(owner, "_rewrite_forward_and_call_backward"):
@@ -333,7 +333,7 @@ def condition_of_loop(op: tf.Operation) -> tf.Graph:
 
 def _graph_of_loop(op, attribute, kept_as):
     graph = while_v2._get_graph(op, attribute, kept_as)
-    # Where TensorFlow had to make it from its definition, changes must last.
+    # If TensorFlow made the graph from its definition, changes to it must be kept.
     setattr(op, kept_as, graph)
     graph.outer_graph = op.graph
     return graph
@@ -342,12 +342,12 @@ def _graph_of_loop(op, attribute, kept_as):
 def write_loop_again(
     op: tf.Operation, cond: Any, body: Any, starts: Sequence[tf.Tensor]
 ) -> None:
-    """Lets a loop carry more, as TensorFlow does when it takes its gradient.
+    """Lets a loop carry more values, as TensorFlow does for the loop's gradient.
 
     Args:
       op: the `While` op.
       cond: its condition, with more inputs than the op has.
-      body: its body, with as many more inputs and outputs.
+      body: its body, with the same additional inputs, and as many new outputs.
       starts: the new inputs of the op.
     """
     for name, graph in (("cond", cond), ("body", body)):
@@ -360,7 +360,7 @@ def write_loop_again(
     op._add_while_inputs(list(starts))
     op._add_outputs([t.dtype for t in new], [t.shape for t in new])
     while_v2._copy_handle_data(new, op.outputs[-len(new) :])
-    # Or else no gradients arrive at the new ones.
+    # Without this attribute, no gradients reach the new outputs.
     count = attr_value_pb2.AttrValue(i=len(op.outputs))
     op._set_attr("_num_original_outputs", count)
 
@@ -369,7 +369,7 @@ def write_loop_again(
 
 
 def data_sets_of(iterator: Any) -> list[tf.data.Dataset]:
-    """The data sets that an iterator, or a strategy's, goes through."""
+    """The data sets of an iterator, or of a strategy's iterator."""
     parts = getattr(iterator, "_iterators", None) or [iterator]
     found = [getattr(part, "_dataset", None) for part in parts]
     known = all(isinstance(dataset, tf.data.Dataset) for dataset in found)
@@ -377,14 +377,14 @@ def data_sets_of(iterator: Any) -> list[tf.data.Dataset]:
 
 
 def show_elements(iterator: Any, function: Callable[[Any], None]) -> Any:
-    """The iterator of a data set, which shows each element to a function.
+    """Makes an iterator of a data set show each element to a function.
 
-    Not what is taken of it as an optional element, nor in a function that was given it.
+    Optional elements are not shown, nor elements taken inside a `tf.function`.
     """
     known, following = weakref.ref(iterator), type(iterator)._next_internal
 
     def shown():
-        # A reference to the iterator would keep it until garbage is collected.
+        # A strong reference would keep the iterator until garbage collection.
         element = following(known())
         function(element)
         return element
@@ -394,14 +394,14 @@ def show_elements(iterator: Any, function: Callable[[Any], None]) -> Any:
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The tensor that stands for a data set."""
+    """The variant tensor of a data set."""
     return dataset._variant_tensor
 
 
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """The data sets that a step of a pipeline is made of."""
+    """The input data sets of a step of a pipeline."""
     if type(dataset).__name__ == "_ConcatenateDataset":
-        # `apply` puts its own input in the place of what `_inputs` gives.
+        # `apply` replaces an input by its own, unlike `_inputs`.
         made: Any = dataset
         return [made._input_dataset, made._dataset_to_concatenate]
     return dataset._inputs()
@@ -419,11 +419,11 @@ def has_records_by_index(dataset: tf.data.Dataset) -> bool:
 
 
 def slices_at(dataset: Any, indices: tf.Tensor) -> list[tf.Tensor]:
-    """What records of a pipeline are made of, where it begins.
+    """The slices at the beginning of a pipeline from which its records are made.
 
     Args:
       dataset: a pipeline that `has_records_by_index`.
-      indices: of the records, each below the pipeline's cardinality.
+      indices: the indices of the records, each below the pipeline's cardinality.
     """
     kind = type(dataset).__name__
     if kind == "_TensorSliceDataset":
@@ -440,7 +440,7 @@ def record_of(dataset: Any, slices: Iterator[tf.Tensor]) -> list[tf.Tensor]:
 
     Args:
       dataset: a pipeline that `has_records_by_index`.
-      slices: what the record is made of, as `slices_at` has it.
+      slices: the slices of the record, from `slices_at`.
     """
     if type(dataset).__name__ == "_TensorSliceDataset":
         return [next(slices) for _ in dataset._tensors]
@@ -451,7 +451,7 @@ def record_of(dataset: Any, slices: Iterator[tf.Tensor]) -> list[tf.Tensor]:
     return found if mapped is None else list(mapped.function(*found))
 
 
-# Of the steps of a pipeline: which records of what is before them records are made of.
+# For each step of a pipeline: the indices of its records in the step before.
 _PLACES: dict[str, Callable] = dict.fromkeys(
     (
         "_MapDataset",
@@ -473,17 +473,17 @@ _PLACES: dict[str, Callable] = dict.fromkeys(
 def rows_behind(
     dataset: Any, places: np.ndarray, records: np.ndarray | None = None
 ) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Which rows of what a pipeline begins with its records are made of.
+    """The rows, at the beginning of a pipeline, from which its records are made.
 
     Args:
       dataset: a pipeline of slices, ranges and steps that keep records apart.
-      places: the numbers of some of its elements.
-      records: the numbers of the records that these elements are in, if the data set is
-        a part of another pipeline.
+      places: the indices of some elements.
+      records: the indices of the records that contain these elements, if the data set
+        is a part of a larger pipeline.
 
     Yields:
-      A data set with which the pipeline begins, numbers of records, and the row of that
-      data set that each of them has; once for each way between the two.
+      A data set at the beginning of the pipeline, indices of records, and the row of
+      that data set in each of the records; once for each path between the two.
     """
     records = places if records is None else records
     kind, inputs = type(dataset).__name__, inputs_of(dataset)
@@ -503,16 +503,16 @@ def rows_behind(
         yield from rows_behind(part, places, records)
 
 
-# They are stateful only where what they call is.
+# Ops that are stateful only if the functions that they call are.
 _CALLS = frozenset(("Assert", "Case", "If", "StatefulPartitionedCall", "While"))
 
 
 def may_overlap(dataset: Any) -> bool:
-    """Whether the maps of a pipeline can all be scheduled at once, on many records.
+    """Whether the maps of a pipeline can run on many records at once.
 
-    Not where a function calls Python, or iterates a data set: it holds a thread, and
-    waits for others of the same threads. Nor where it has other state, and the map was
-    given no `num_parallel_calls`.
+    False if a function calls Python, or iterates a data set: it holds a thread, and
+    waits for functions on the same threads. False if a function has other state, and
+    the map was given no `num_parallel_calls`.
     """
     mapped = getattr(dataset, "_map_func", None)
     if mapped is not None:

@@ -1,4 +1,4 @@
-"""The `tf.Variable` behind what a framework makes of it."""
+"""The `tf.Variable` inside a framework's variable."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# What Keras 3 calls a variable, layer by layer; the name of the `tf.Variable` in it may
-# lack layers, so that those of two layers have one name.
+# Keras 3's path of a variable, with all layers; the name of the inner `tf.Variable` may
+# lack layers, so that variables of two layers may share a name.
 _PATH = "_tfdpclip_path"
 
 
 def unwrapped(variable: Any) -> Any:
-    """The `tf.Variable` within a variable of Keras 3; anything else as it is.
+    """The `tf.Variable` inside a variable of Keras 3; anything else unchanged.
 
     Graphs know variables by their own handles, types and names, which a wrapper hides.
 
@@ -31,24 +31,24 @@ def unwrapped(variable: Any) -> Any:
 
 
 def all_unwrapped(variables: Iterable[Any]) -> list[tf.Variable]:
-    """`unwrapped` of each."""
+    """Applies `unwrapped` to each variable."""
     return [unwrapped(variable) for variable in variables]
 
 
 def path_of(variable: Any) -> str:
-    """What Keras calls a variable, unwrapped or not; its name, if that is unknown."""
+    """Keras's path of a variable, wrapped or not; its name, if the path is unknown."""
     inner = unwrapped(variable)
     return getattr(inner, _PATH, inner.name.removesuffix(":0"))
 
 
 def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """The variable itself, or its parts on the devices of a strategy."""
+    """The variable, or its components on the devices of a strategy."""
     parts = getattr(variable, "values", None)
     return parts if isinstance(parts, tuple) else (variable,)
 
 
 def whole_number(variable: Any) -> int:
-    """The value of an integer variable, now: a third of the time of `numpy()`."""
+    """The current value of an integer variable, in a third of the time of `numpy()`."""
     inner = unwrapped(variable)
     if not tf.executing_eagerly() or len(components(inner)) > 1:
         with tf.init_scope():

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 _SUFFIX = ".tfdpclip-tmp"
-# No write takes that long; what is older was left by a process that was killed.
+# Older temporary files were left by a killed process: no write takes this long.
 _LEFT_SECONDS = 600.0
-# What deflate can make of one byte, and what is read at all.
+# The largest expansion by deflate, and the largest file that is read.
 _DEFLATE_RATIO = 1032
 _MOST_BYTES = 2**33
 
@@ -49,24 +49,24 @@ _ADVICE = {
 def write_atomically(
     path: str | os.PathLike[str], content: str | bytes, private: bool = False
 ) -> None:
-    """Replaces a file in one step: it is never seen half written.
+    """Replaces a file in one step: no reader sees it half written.
 
     *Guarantees*
 
-    * Whenever the process or the machine stops, `path` holds either all of what it
-      held before or all of `content`; once this has returned, `content`.
-    * If this raises, `path` holds what it held before (unless only the last, the
-      directory's own synchronisation failed), and nothing else is left behind.
-    * A symbolic link stays one: what it points to is replaced. Permissions stay.
-    * What is `private` nobody else can ever read, whatever the permissions were.
+    * Whenever the process or the machine stops, `path` holds either its complete
+      earlier content or all of `content`; after this returned, `content`.
+    * If this raises, `path` holds its earlier content (unless only the last step, the
+      synchronisation of the directory, failed), and no temporary file is left.
+    * A symbolic link stays a link: its target is replaced. Permissions stay.
+    * A `private` file can never be read by other users, whatever its permissions were.
 
     Args:
       path: The file.
       content: Bytes, or text to be written as UTF-8.
-      private: Whether nobody but the owner may read it, from its first byte on.
+      private: Whether only the owner may read the file, from its first byte on.
 
     Raises:
-      OSError: If it cannot be written. Names the file and what to do.
+      OSError: If the file cannot be written. Names the file and the remedy.
     """
     content = content.encode() if isinstance(content, str) else content
     target = pathlib.Path(os.path.realpath(path))
@@ -94,20 +94,21 @@ def write_atomically(
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A file to write in the place of another, which it replaces in one step.
+    """Yields a temporary file, which replaces `path` in one step at the end.
 
-    For what is too large for `write_atomically`, whose guarantees hold: until the block
-    ends `path` holds what it held before, and so it does for good if the block raises.
-    Where the process is killed, `prepare_directory` deletes later what it left.
+    For content that is too large for `write_atomically`, with the same guarantees:
+    until the block ends `path` holds its earlier content, and keeps it if the block
+    raises. If the process is killed, `prepare_directory` deletes the temporary file
+    later.
 
     Args:
       path: The file.
 
     Yields:
-      Where to write, in the same directory. Nothing is there yet.
+      The path to write to, in the same directory. No file is there yet.
 
     Raises:
-      OSError: If it cannot be put in place. Names the file and what to do.
+      OSError: If the file cannot be put in place. Names the file and the remedy.
 
     >>> import tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "large"
@@ -155,12 +156,12 @@ def _mode(target: pathlib.Path) -> int | None:
 def _synchronise(directory: pathlib.Path) -> None:
     """Makes a renaming in a directory survive a power failure."""
     if os.name == "nt":
-        return  # Directories cannot be opened there.
+        return  # Windows cannot open directories.
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some network file systems cannot, and need not.
+        # Some network file systems do not support this, and do not need it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -169,10 +170,10 @@ def _synchronise(directory: pathlib.Path) -> None:
 
 def _explained(error: OSError, path: Any) -> OSError:
     code = error.errno or errno.EIO
-    advice = _ADVICE.get(code, "see to the disk, then run again")
+    advice = _ADVICE.get(code, "check the disk, then run again")
     reason = error.strerror or str(error)
     return OSError(
-        code, f"{reason}; what was there before is kept; {advice}", os.fspath(path)
+        code, f"{reason}; the earlier content is kept; {advice}", os.fspath(path)
     )
 
 
@@ -183,7 +184,7 @@ def table_text(
 
     Args:
       rows: Values by column.
-      columns: Their order; by default that of first appearance.
+      columns: The order of columns; by default the order of first appearance.
 
     >>> table_text([{"round": 1}, {"round": 2, "loss": 0.5}])
     'round,loss\\n1,\\n2,0.5\\n'
@@ -201,14 +202,14 @@ def table_text(
 def prepare_directory(path: str | os.PathLike[str]) -> pathlib.Path:
     """Makes a directory, checks that it can be written to, and tidies it.
 
-    To be called before hours of work whose results are to go there. What
-    `write_atomically` left when its process was killed is deleted.
+    To be called before a long computation with results in that directory. Temporary
+    files of killed processes are deleted.
 
     Args:
       path: The directory.
 
     Raises:
-      OSError: If it cannot be made or written to. Names it and what to do.
+      OSError: If it cannot be made or written to. Names the directory and the remedy.
     """
     directory = pathlib.Path(path)
     try:
@@ -228,7 +229,7 @@ def prepare_directory(path: str | os.PathLike[str]) -> pathlib.Path:
 def remove_leftovers(directory: pathlib.Path) -> None:
     """Deletes unfinished files that killed processes left in a directory.
 
-    Only old ones: another process may be writing.
+    Only old files are deleted: a second process may be writing.
     """
     now = time.time()
     for path in directory.glob(f".*{_SUFFIX}"):
@@ -241,27 +242,26 @@ def read_bytes(path: str | os.PathLike[str], most: int = _MOST_BYTES) -> bytes:
     """The content of a regular file of at most `most` bytes.
 
     Raises:
-      ValueError: If it is a directory, a pipe or a device, or larger.
+      ValueError: If it is a directory, a pipe or a device, or too large.
       OSError: If it is missing or cannot be read.
     """
-    # Not blocking: to open a pipe that nobody writes to would wait forever.
+    # Not blocking: opening a pipe without a writer would wait forever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if os.path.isdir(path):
         raise ValueError(f"{path} is a directory, not a file.")
     with os.fdopen(os.open(path, flags), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is no regular file.")
+            raise ValueError(f"{path} is not a regular file.")
         if found.st_size > most:
             raise ValueError(
-                f"{path} has {found.st_size} bytes, more than the {most} that such a "
-                "file can have."
+                f"{path} has {found.st_size} bytes, more than the limit of {most}."
             )
         return file.read()
 
 
 def read_json(path: str | os.PathLike[str], most: int = 2**28) -> Any:
-    """What a JSON file says. NaN and Infinity are no JSON.
+    """The content of a JSON file. NaN and Infinity are not allowed.
 
     Raises:
       ValueError: If it is not JSON in UTF-8. Names the file.
@@ -273,7 +273,7 @@ def read_json(path: str | os.PathLike[str], most: int = 2**28) -> Any:
     except (ValueError, RecursionError) as error:
         reason = str(error) if content else "it is empty"
         raise ValueError(
-            f"{path} is cut or damaged, or no JSON file: {reason}."
+            f"{path} is cut or damaged, or not a JSON file: {reason}."
         ) from error
 
 
@@ -291,13 +291,13 @@ def read_npz(
     Args:
       source: The file, or a stream that can seek.
       names: The arrays wanted; all by default.
-      most: How many bytes the arrays may have.
+      most: The largest total size of the arrays in bytes.
 
     Returns:
       Arrays by name, in the order of the file.
 
     Raises:
-      ValueError: If it is no .npz file, is cut or damaged, lacks an array, or holds
+      ValueError: If it is not a .npz file, is cut or damaged, lacks an array, or holds
         Python objects. Names the file, if there is a name.
       OSError: If it is missing or cannot be read.
     """
@@ -315,17 +315,17 @@ def read_npz(
             # Damaged archives raise a dozen kinds of errors, of zipfile, zlib, numpy.
             reason = error.args[0] if isinstance(error, KeyError) else error
             raise ValueError(
-                f"{path} is cut or damaged, or no .npz file: {reason}."
+                f"{path} is cut or damaged, or not a .npz file: {reason}."
             ) from error
 
 
 def _stream(source: Any) -> contextlib.AbstractContextManager[BinaryIO]:
-    """What to read, closed at the end if it is opened here."""
+    """A stream of the source, closed at the end if it is opened here."""
     if hasattr(source, "read"):
         return contextlib.nullcontext(source)
     if not os.path.isfile(source):
         if os.path.exists(source):
-            raise ValueError(f"{source} is no regular file.")
+            raise ValueError(f"{source} is not a regular file.")
         raise FileNotFoundError(errno.ENOENT, "No such file", str(source))
     return open(source, "rb")
 
@@ -349,7 +349,7 @@ def _arrays(stream, names, most) -> dict[str, np.ndarray]:
         if sum(declared) > most:
             raise ValueError(f"its arrays have {sum(declared)} bytes, over {most}")
         for name in wanted:
-            # Reads all of it, which checks its checksum.
+            # Reading the whole member verifies its checksum.
             found[name] = _array(name, archive.read(members[name]))
     return found
 

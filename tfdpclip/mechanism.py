@@ -1,7 +1,7 @@
 """The one place where privacy happens: clip, sum, noise, divide, adapt.
 
-A step of training and a round of federated learning are the same mechanism, whatever
-computes the records' gradients and whoever adds them up:
+A step of training and a round of federated learning are the same mechanism, for every
+way to compute the records' gradients and to sum them:
 
 1. *clip* every record with C_t, the rule's state at step t (`Mechanism.clip`);
 2. *sum* the clipped records, and the rule's indicators (the caller);
@@ -10,24 +10,24 @@ computes the records' gradients and whoever adds them up:
 5. *adapt*: the noised fractions, and nothing else, move C_t to C_{t+1}.
 
 Keras optimizers, the aggregators of `tfdpclip.federated` and the benchmarks' engine
-release through `Mechanism`, so that no two of them can differ. This module knows none
-of them: it imports neither Keras nor TensorFlow Federated.
+release through `Mechanism`, so that they cannot differ. This module depends on none of
+them: it imports neither Keras nor TensorFlow Federated.
 
-*Formal guarantees*, for a mechanism of noise multiplier z (one number, the one that the
-accountant is given) and a rule that keeps the guarantees of `ClipRule`:
-
+*Formal guarantees*, for a mechanism of noise multiplier z (the number that is given to
+the accountant) and a rule that keeps the guarantees of `ClipRule`:
 * With s_k the stddev of the noise on count k, let z_g^-2 = z^-2 - sum_k (2 s_k)^-2.
   Noise of stddev z_g times ``rule.noise_scales(C_t)[h]`` on the sum of group h, and of
   s_k on count k, makes all sums of a step one Gaussian mechanism of noise multiplier z
   for adding or removing one record, given C_t (Andrew et al. 2021, Theorem 1). That
-  holds for every s_k, also for those that are raised because nobody chose them.
+  holds for every s_k, also for default s_k that were enlarged.
 * C_{t+1} is a function of C_t and of the noised counts, so that all steps together are
   an adaptive composition of such mechanisms.
-* The divisor is a public number, never the number of records that turned up; it and the
-  clamping of fractions to [0, 1] are processing of what is private already.
-* What is not private fails closed: a clip rule without a bound is refused with noise,
-  and so are counts too precise for z. Under a schedule of z, which is only known as the
-  steps come, such a step releases NaN, for the fractions too, and C_t stays.
+* The divisor is a public number, never the actual number of records; the division and
+  the clamping of fractions to [0, 1] are processing of private results.
+* Unsound settings fail closed: with noise, a clip rule without a bound is refused,
+  and so are counts too precise for z. Under a schedule, each z is known only in its
+  step: there, a step with too precise counts releases NaN, for the fractions too, and
+  C_t stays.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tfdpclip.clipping.held import cut, scales_of, take, within
 
 
 class NoiseSource(Protocol):
-    """What draws the noise, such as `tfdpclip.noise.GaussianNoise`."""
+    """A source of noise, such as `tfdpclip.noise.GaussianNoise`."""
 
     def sample_all(
         self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence
@@ -59,10 +59,10 @@ class NoiseSource(Protocol):
 
 
 class Release(NamedTuple):
-    """What one step releases.
+    """The release of one step.
 
     Attributes:
-      means: the noised sums over the public number of records; None where a sum was.
+      means: the noised sums over the public number of records; None for a sum of None.
       fractions: the noised fractions, `[K]`, each in [0, 1].
       next_state: the rule's state C_{t+1}.
       stddevs: the noise stddev on the sum of each group, `[L]`; L is 1 without groups.
@@ -75,24 +75,24 @@ class Release(NamedTuple):
 
 
 class Mechanism:
-    """A clip rule, a noise multiplier and a number of records: how a step is private.
+    """A clip rule, a noise multiplier and a number of records: a private step.
 
-    *Formal guarantees*: those of this module.
+    *Formal guarantees*: see this module.
 
     Args:
       rule: a clip rule, bound to the variables if it has groups.
-      noise_multiplier: z, what the accountant is given, or a Keras schedule of it by
-        the step. 0 adds no noise and is not private.
+      noise_multiplier: z, as given to the accountant, or a Keras schedule of z by the
+        step. 0 adds no noise and is not private.
       records: the public expected number of records per step: the divisor.
-      inflation: the largest norm that a record can have in the sum, in units of the
-        norm it was clipped to; the noise on sums grows by it.
-      divisor: what sums are divided by, where records have weights of at most 1: the
-        public expected sum of weights. By default `records`.
+      inflation: the largest norm that a record can have in the sum, in units of its
+        clip norm; the noise on sums grows by it.
+      divisor: the divisor of sums, if records have weights of at most 1: the public
+        expected sum of weights. By default `records`.
 
     Raises:
-      ValueError: if an argument is out of range, a record can get further than the
-        rule says, its counts are too precise for z, or there is noise but no bound that
-        it could hide.
+      ValueError: if an argument is out of range, a record can exceed the rule's bound,
+        its counts are too precise for z, or there is noise but no bound for the noise
+        to hide.
 
     >>> from tfdpclip.clipping import FixedClip
     >>> from tfdpclip.noise import GaussianNoise
@@ -130,7 +130,7 @@ class Mechanism:
             raise ValueError(
                 f"rule must be a clip rule such as QuantileClip(), got {shown(rule)}."
             )
-        # Whoever made the mechanism: no rule scales its noise that was not tried.
+        # Every mechanism checks its rule before the rule scales noise.
         self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
         take(self.rule)
         assignment = rule.assignment
@@ -149,11 +149,11 @@ class Mechanism:
         private = callable(z) or z > 0
         if private and isinstance(rule, Unclipped):
             raise ValueError(
-                "clip must not be None with noise: nothing would bound one record. Use "
+                "clip must not be None with noise: one record would have no bound. Use "
                 "clip=dpc.QuantileClip(), or noise_multiplier=0 for a baseline."
                 + see("updates-without-a-bound")
             )
-        # Those of the rule, before any default is raised.
+        # The rule's own noise on counts, before default noise is enlarged.
         counts = rule.count_stddevs(self.records, private)
         if self.scheduled and 0 in counts:
             raise ValueError(
@@ -174,7 +174,7 @@ class Mechanism:
             self._split = accounting.split_noise_multiplier(first, self.count_stddevs)
 
     def gradient_noise_multiplier(self, step: Any = 0) -> Any:
-        """z_g, what the counts leave of z for the sums.
+        """z_g, the part of z that the counts leave for the sums.
 
         Args:
           step: t, counted from 0; matters for a schedule only.
@@ -188,14 +188,14 @@ class Mechanism:
         z = value_at(self.noise_multiplier, step)
         chosen, free = self._precisions
         spent = chosen**2 + (free / self._raised(z)) ** 2
-        # The square root of a negative number makes the step release nothing at all.
+        # The square root of a negative number is NaN, so that the step releases NaN.
         z = tf.where(z >= 0, z, math.nan)
         return z / tf.sqrt(1.0 - spent * z**2)
 
     def _raised(self, z: tf.Tensor) -> tf.Tensor:
-        """What the noise of free counts is multiplied by under a schedule's z.
+        """The factor of the default noise on counts under a schedule's z.
 
-        As `accounting.count_stddevs` has it; 1 where the chosen counts take all.
+        As in `accounting.count_stddevs`; 1 if the chosen counts take all of z.
         """
         chosen, free = self._precisions
         room = noise_split.DEFAULT_SHARE * (1.0 - (chosen * z) ** 2)
@@ -203,7 +203,7 @@ class Mechanism:
         return tf.where(room > 0, tf.maximum(factor, 1.0), 1.0)
 
     def _count_stddevs(self, step: Any, part: float) -> tf.Tensor:
-        """A part of s_k of every count in a step, float32 `[K]`."""
+        """`part` times s_k of every count in a step, float32 `[K]`."""
         if not self.scheduled or not any(self._free):
             return tf.constant([part * s for s in self.count_stddevs], tf.float32)
         factor = self._raised(value_at(self.noise_multiplier, step))
@@ -228,7 +228,7 @@ class Mechanism:
     def clip(
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """What each record is multiplied by, and what it adds to the counts.
+        """The weight of each record, and its indicators for the counts.
 
         Args:
           norms: the records' norms, `[B]`, or `[B, L]` for a rule with groups.
@@ -253,18 +253,18 @@ class Mechanism:
         *,
         divided: bool = False,
     ) -> Release:
-        """Noise with C_t, divide, adapt.
+        """Adds noise scaled by C_t, divides, and adapts C_t.
 
         Args:
           state: C_t, with which the records were clipped.
           sums: the sum of the clipped records' parts, of static shape, for each
             variable that the rule was bound to (any parts for a rule without groups);
-            None where there is nothing to release.
+            None for a sum that is not released.
           counts: the sums of the indicators, `[K]`.
-          noise: draws the noise.
+          noise: the source of the noise.
           step: t.
-          divided: whether every weight has been divided by `divisor` already: there
-            are fewer weights than coordinates.
+          divided: whether every weight has been divided by `divisor` already, which is
+            cheaper since there are fewer weights than coordinates.
         """
         noised = self.add_noise(state, sums, counts, noise, step, divided=divided)
         return self.finish(state, *noised, step=step, divided=divided)
@@ -281,21 +281,21 @@ class Mechanism:
         divided: bool = False,
         shares: int = 1,
     ) -> tuple[list[tf.Tensor | None], tf.Tensor]:
-        """Noise with C_t: the first half of `release`, for sums in several places.
+        """Adds noise scaled by C_t: the first half of `release`, for divided sums.
 
-        *Formal guarantees*: the sum over `shares` places of what this returns there,
-        each with noise of its own, has the noise of one release: variances of
-        independent Gaussians add up. What one place gives away before that has too
-        little.
+        *Formal guarantees*: if each of `shares` places adds independent noise here, the
+        sum over the places has the noise of one release: variances of independent
+        Gaussians add up. The result of a single place, released alone, has too little
+        noise.
 
         Args:
           state: C_t.
           sums: a place's part of the sums, see `release`.
-          counts: its part of the counts.
-          noise: draws the noise, independent of that of the other places.
+          counts: the place's part of the counts.
+          noise: the source of the noise, independent of the noise of all other places.
           step: t.
           divided: see `release`.
-          shares: how many places there are.
+          shares: the number of places.
 
         Returns:
           The sums and the counts, each with 1 / `shares` of the noise's variance.
@@ -341,10 +341,10 @@ class Mechanism:
         step: Any = 0,
         divided: bool = False,
     ) -> Release:
-        """Divide, adapt: what follows once the noise is in the sums.
+        """Divides and adapts, once the noise is in the sums.
 
-        For sums to which the records' owners added their shares of the noise. Others
-        go through `release`.
+        For sums with noise from the records' owners. For all other sums, use
+        `release`.
 
         Args:
           state: C_t.
@@ -359,7 +359,7 @@ class Mechanism:
         fractions = self.fractions(counts)
         next_state = self.rule.next_state(state, fractions)
         if self.scheduled:
-            # A count that is too precise for z says more than z covers.
+            # Counts that are too precise for z reveal more than z accounts for.
             covered = tf.math.is_finite(self.gradient_noise_multiplier(step))
             fractions = tf.where(covered, fractions, math.nan)
             next_state = tf.nest.map_structure(
@@ -368,7 +368,7 @@ class Mechanism:
         return Release(means, fractions, next_state, self.noise_stddevs(state, step))
 
     def fractions(self, counts: tf.Tensor) -> tf.Tensor:
-        """The fractions that noised sums of indicators stand for, in [0, 1]."""
+        """The fractions, in [0, 1], from noised sums of indicators."""
         counts = tf.cast(counts, tf.float32)
         return tf.clip_by_value(counts / self.records + 0.5, 0.0, 1.0)
 
@@ -387,5 +387,5 @@ class Unclipped(ClipRule):
         return tf.constant(math.inf, tf.float32)
 
     def noise_scales(self, state: Any) -> tf.Tensor:
-        # There is no noise that would do, and 0 times infinity is not 0.
+        # No noise would suffice, and 0 times infinity is not 0.
         return tf.constant(0.0, tf.float32)

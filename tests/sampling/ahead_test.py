@@ -195,12 +195,12 @@ def test_two_elements_are_fetched_ahead_and_counted_when_they_are_taken():
 
 
 def test_what_is_ahead_has_a_limit_in_bytes(monkeypatch):
-    assert sampling.Poisson(0.5).batches(slices())._drawer._ahead.elements == 2
+    assert sampling.Poisson(0.5).batches(slices())._drawer._fetcher.elements == 2
     monkeypatch.setattr(fetching, "BYTES", 70 * (2 * 4 + 8))
-    assert sampling.FullBatch().batches(slices())._drawer._ahead.elements == 1
+    assert sampling.FullBatch().batches(slices())._drawer._fetcher.elements == 1
     monkeypatch.setattr(fetching, "BYTES", 50 * (2 * 4 + 8))
     batches = sampling.FullBatch().batches(slices())
-    assert batches._drawer._ahead.elements == 0
+    assert batches._drawer._fetcher.elements == 0
     np.testing.assert_array_equal(next(iter(batches))[0], X)
 
 
@@ -250,7 +250,7 @@ def test_draws_of_another_order_are_not_what_was_fetched_before():
     drawn(other, [1])
     (first,) = drawn(scheme.batches((X, Y), seed=0), [1])
     drawn(batches, [1])
-    batches._drawer.go_on(other._drawer.order, 0)
+    batches._drawer.continue_order(other._drawer.order, 0)
     ours, wanted = drawn(batches, [9]), drawn(other, [9])
     assert not np.array_equal(ours[0][0], first[0])
     for mine, theirs in zip(ours, wanted, strict=True):

@@ -9,7 +9,7 @@ from scipy import stats
 from tests.sampling.numbered import RECORDS, numbered
 from tfdpclip import accounting, correlated, sampling
 from tfdpclip.sampling import distributed
-from tfdpclip.sampling.allocation import dealt
+from tfdpclip.sampling.allocation import allocate
 from tfdpclip.sampling.base import DrawKey
 
 # Seeds are fixed, so a test passes always or never; were they not, its false-alarm rate
@@ -58,7 +58,7 @@ def test_the_step_of_a_record_tells_of_no_other_and_of_no_other_epoch():
 
 def test_sizes_are_those_of_balls_in_bins():
     rng = np.random.default_rng(3)
-    sizes = np.array([dealt(30, 5, rng) for _ in range(6000)])
+    sizes = np.array([allocate(30, 5, rng) for _ in range(6000)])
     assert np.all(sizes.sum(axis=1) == 30)
     for step in range(5):
         seen = np.bincount(sizes[:, step], minlength=31)
@@ -74,7 +74,7 @@ def test_sizes_are_those_of_balls_in_bins():
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 64, 1000, 99_999])
 def test_all_records_are_dealt(steps):
-    sizes = dealt(12_345, steps, np.random.default_rng(0))
+    sizes = allocate(12_345, steps, np.random.default_rng(0))
     assert sizes.shape == (steps,) and sizes.min() >= 0 and sizes.sum() == 12_345
 
 

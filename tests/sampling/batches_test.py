@@ -14,7 +14,7 @@ from tests import stack
 from tests.sampling.numbered import RECORDS, numbered
 from tfdpclip import accounting, sampling
 from tfdpclip.sampling.base import DrawKey
-from tfdpclip.sampling.drawer import DrawObserver, Taker
+from tfdpclip.sampling.drawer import DrawObserver, IteratorState
 
 
 def _drawn(element):
@@ -205,11 +205,13 @@ class TestAccumulation:
         drawer, seen = batches._drawer, []
         drawer.runs_ahead = True
 
-        def take(taker):
+        def take(iterator):
             for _ in range(24):
-                seen.extend(np.ravel(drawer.next_element(taker)[0]).tolist())
+                seen.extend(np.ravel(drawer.next_element(iterator)[0]).tolist())
 
-        threads = [threading.Thread(target=take, args=(Taker(),)) for _ in range(2)]
+        threads = [
+            threading.Thread(target=take, args=(IteratorState(),)) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -13,7 +13,7 @@ from scipy import stats
 import tfdpclip as dpc
 from tfdpclip import accounting, sampling
 from tfdpclip.sampling.base import DrawKey
-from tfdpclip.sampling.people import FewOfEach
+from tfdpclip.sampling.people import CappedExamples
 from tfdpclip.sampling.sources import open_source
 
 pytestmark = pytest.mark.unchecked
@@ -132,7 +132,7 @@ class TestScheme:
 class TestFewOfEach:
     def _kept(self, seed, per_person=4, ids=_IDS):
         source = open_source(_data())
-        found = FewOfEach(source, ids, per_person, np.random.default_rng(seed))
+        found = CappedExamples(source, ids, per_person, np.random.default_rng(seed))
         (rows, _) = found.take(np.arange(found.size), found.size)
         return rows[:, 0].astype(int)
 
@@ -159,7 +159,7 @@ class TestFewOfEach:
     def test_digests_tell_the_ids_and_the_records(self):
         def digest(ids, seed=0):
             source = open_source(_data())
-            return FewOfEach(source, ids, 4, np.random.default_rng(seed)).digest()
+            return CappedExamples(source, ids, 4, np.random.default_rng(seed)).digest()
 
         assert digest(_IDS) == digest(_IDS)
         assert len({digest(_IDS), digest(_IDS, 1), digest(_IDS[::-1])}) == 3

@@ -1,7 +1,7 @@
 r"""Answers privacy questions on the command line.
 
-What epsilon, what noise, how many steps, what cohort, and for the privacy of people,
-what to draw:
+The questions: which epsilon, noise, number of steps or cohort; and for the privacy of
+people, whether to draw people or examples:
 
     python -m tfdpclip.accounting epsilon --noise_multiplier=1.1 --steps=1000 \
         --rate=0.01 --delta=1e-5
@@ -13,16 +13,16 @@ what to draw:
     python -m tfdpclip.accounting people --epsilon=3 --steps=1000 --batch_size=256 \
         --people=10000 --population=200000 --per_person=1,4,16 --delta=1e-6
 
-`people` compares drawing people, each with `--per_person` of their examples, clipped as
-one (`Poisson`), with drawing examples, each clipped on its own, of data that are cut to
-`--per_person` of each person (`CappedPoisson`): for the same budget, steps, and
-`--batch_size` of examples expected in a step. `--population` counts examples, and
-everybody is taken to have as many.
+`people` compares two ways of sampling, for the same budget, steps, and `--batch_size`
+of expected examples in a step: drawing people, each with `--per_person` examples that
+are clipped together (`Poisson`), and drawing examples, each clipped separately, from
+data with at most `--per_person` examples of each person (`CappedPoisson`).
+`--population` counts examples, and every person is taken to have equally many.
 
 Flags that take a list give one row per combination. `--png=file.png` adds a plot of
 epsilon over steps, one curve per row. A flag without effect on the answer is an error:
-one that the question does not use, that another flag makes needless (`--rate` beside
-`--batch_size`), or that is given twice.
+a flag that the question does not use, a flag that a second flag makes needless
+(`--rate` next to `--batch_size`), or a flag that is given twice.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from tfdpclip._notebook import aligned
 from tfdpclip.accounting import _command_flags
 from tfdpclip.sampling.events import RELATION_NAMES
 
-# Flags of its own, so that importing this module adds none to other programs.
+# A separate object, so that importing this module adds no flags to other programs.
 _FLAGS = flags.FlagValues()
 
 
@@ -90,7 +90,7 @@ flags.DEFINE_enum(
     "unit",
     "example",
     ["example", "client", "batch", "group"],
-    "What is clipped.",
+    "The unit of clipping.",
     flag_values=_FLAGS,
 )
 flags.DEFINE_enum(
@@ -160,12 +160,12 @@ def answer(question: str) -> None:
 Row = tuple[dict[str, str], dict[str, Any]]
 
 _PEOPLE = """person
-noise of the mean: noise multiplier / clipped in a step, in clip norms of what is
-clipped
-NOTE: that is a person's mean where people are drawn, and an example where examples are.
-A mean is shorter, by the root of `per person` where a person's examples have nothing in
-common, and not at all where they are alike: the clip norm of people may be smaller by
-as much, and their noise with it."""
+noise of the mean: noise multiplier / clipped in a step, in clip norms of the clipped
+unit
+NOTE: the mean is over people if people are drawn, and over examples if examples are.
+A person's mean is shorter, by the root of `per person`, if the person's examples have
+nothing in common, and not shorter if they are alike: the clip norm of people may be
+smaller by the same factor, and so may their noise."""
 
 
 def _epsilon(scheme) -> list[Row]:
@@ -219,7 +219,7 @@ def _cohort_row(target: float, rounds: float) -> Row:
 
 
 def _people_rows(per_person: float, size: float, target: float, steps: float):
-    """Drawing people, and drawing examples, with as many examples in a step."""
+    """Rows for drawing people, and for drawing examples, with equal examples a step."""
     most, count = _whole("per_person", per_person), _whole("steps", steps)
     people, examples = _needed("people"), _needed("population")
     if not 1 <= people <= examples:

@@ -1,7 +1,7 @@
-"""Which flags of `python -m tfdpclip.accounting` an answer depends on.
+"""The flags of `python -m tfdpclip.accounting` that each answer depends on.
 
-A flag that is given changes the answer, or is an error: what is ignored would be taken
-for accounted.
+A flag changes the answer or is an error: users would believe that an ignored flag was
+accounted for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-#: What each question makes use of.
+#: The flags that each question uses.
 _ALWAYS = {"delta", "accountant", "convention", "png"}
 _SCHEME = {"sampling", "rate", "batch_size", "population", "unit"}
 _LENGTH = {"steps", "epochs"}
@@ -27,14 +27,14 @@ _REPLACE_ONE = ("fixed_size", "with_replacement", "shuffled")
 
 
 def refuse_without_effect(question: str, flags: Any) -> None:
-    """Raises if a flag was given that the answer would not depend on.
+    """Raises if a flag was given that has no effect on the answer.
 
     Args:
       question: a key of `USES`.
       flags: the values of all flags, parsed.
 
     Raises:
-      ValueError: naming the flag, and what makes it needless.
+      ValueError: names the flag, and the reason that it is needless.
     """
     given = {name for name in flags if flags[name].present}
     needless = sorted(given - USES[question])
@@ -44,20 +44,20 @@ def refuse_without_effect(question: str, flags: Any) -> None:
             f"{', '.join('--' + name for name in sorted(USES[question]))}."
         )
     if _LENGTH <= given:
-        raise ValueError("--steps and --epochs say the same: leave one of them out.")
+        raise ValueError("--steps and --epochs exclude each other: leave one out.")
     if question == "cohort" and len(flags.noise_multiplier) > 1:
-        raise ValueError("`cohort` takes one --noise_multiplier, that of the trial.")
+        raise ValueError("`cohort` takes a single --noise_multiplier, of the trial.")
     kind, sizes = flags.sampling, {"rate", "batch_size", "population"} & given
     if question in ("epsilon", "noise", "steps"):
         if kind == "full" and sizes:
             raise ValueError(
                 f"--{min(sizes)} has no effect with --sampling=full, in which every "
-                "step has every record: leave it out, or say another --sampling."
+                "step has every record: leave it out, or choose a different --sampling."
             )
         if kind == "poisson" and "rate" in sizes and len(sizes) > 1:
             raise ValueError(
                 f"--rate and --{min(sizes - {'rate'})} contradict each other: the rate "
-                "is --batch_size over --population. Give --rate alone, or both others."
+                "is --batch_size over --population. Give --rate, or the other two."
             )
         if kind in (*_REPLACE_ONE, "random_allocation") and "rate" in sizes:
             raise ValueError(
@@ -74,16 +74,16 @@ def refuse_without_effect(question: str, flags: Any) -> None:
         if flags.unit in ("batch", "group"):
             raise ValueError(
                 f"--convention=paper and --unit={flags.unit} contradict each other: "
-                "the paper clips each record on its own."
+                "the paper clips each record separately."
             )
 
 
 def refuse_twice(argv: Sequence[str], flags: Any) -> None:
-    """Raises for a flag that is given twice, of which the last alone would count."""
+    """Raises for a flag that is given twice, since only the last would count."""
     names = [word.lstrip("-").split("=")[0] for word in argv if word.startswith("-")]
     for name in names:
         if name in flags and names.count(name) > 1:
             raise ValueError(
-                f"--{name} is given twice, and the last would hide the first: give it "
-                "once, with a list, as in --steps=10,20, where several are meant."
+                f"--{name} is given twice, and only the last would count: give it "
+                "once, with a list for several values, as in --steps=10,20."
             )

@@ -1,4 +1,4 @@
-"""The ledger's file: JSON with a checksum, so that damage is found, not believed."""
+"""The ledger's file: JSON with a checksum, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 from tfdpclip import _sealed, files
 
 FORMAT = 4
-# Format 3 knew no correlated noise. Format 2 did not say which optimizer ran the steps:
-# those of a restored optimizer cannot be recognised, and count once more.
+# Format 3 had no correlated noise. Format 2 did not record which optimizer ran the
+# steps: the steps of a restored optimizer cannot be recognised, and count once more.
 _READABLE = (2, 3, 4)
 _MOST_BYTES = 2**28
 _ADVICE = (
-    "Restore it from a backup. To begin a new ledger instead would forget what has "
-    "been spent."
+    "Restore it from a backup. A new ledger instead would forget what has been spent."
 )
 
 
 class LedgerFile:
-    """Where a ledger is kept, and what this process last saw there.
+    """A ledger's file, and its content as this process last saw it.
 
     *Formal guarantees*
 
     * The file is replaced atomically, and is on the disk when `write` returns.
-    * A file that differs from what was written, in any value, does not load: it
+    * A file that differs from the written content in any value does not load: the file
       carries a SHA-256 checksum of its content. (A checksum finds damage, not an
-      adversary, who could compute another.)
-    * `conflict` tells what another process wrote, and a file that went missing.
+      adversary, who could compute a new checksum.)
+    * `conflict` reports a file that a second process wrote, or that is missing.
 
     Args:
       path: The file.
@@ -40,15 +39,15 @@ class LedgerFile:
         self._writing: bytes | None = None
 
     def write(self, content: dict[str, Any]) -> None:
-        """Writes what `read` returns.
+        """Writes a ledger's content, for `read` to return.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         text = _sealed.to_text(content).encode()
         if self._seen is None:
             files.prepare_directory(self.path.parent)
-        # An interruption leaves open whether it was written.
+        # After an interruption, the file may hold the new or the old content.
         self._writing = text
         files.write_atomically(self.path, text)
         self._seen = text
@@ -57,8 +56,8 @@ class LedgerFile:
         """Reads and checks the file.
 
         Raises:
-          ValueError: If it is not a ledger, or damaged.
-          OSError: If it cannot be read.
+          ValueError: If the file is not a ledger, or damaged.
+          OSError: If the file cannot be read.
         """
         try:
             text = files.read_bytes(self.path, _MOST_BYTES)
@@ -71,16 +70,16 @@ class LedgerFile:
         return content
 
     def conflict(self) -> str | None:
-        """Why the file must not be written over; None if it may."""
+        """The reason why the file must not be overwritten; None if it may be."""
         try:
             now = files.read_bytes(self.path, _MOST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             now = None
         except ValueError:
-            now = b""  # No regular file.
+            now = b""  # Not a regular file.
         if now == self._seen or (now is not None and now == self._writing):
             return None
-        found = "is gone" if now is None else "was written by something else"
+        found = "is gone" if now is None else "was written from outside"
         return (
             f"{self.path} {found} while this process kept it. Two runs must not share "
             "a ledger, and steps that ran must not be forgotten. Put the file back, or "

@@ -1,8 +1,8 @@
-"""Distributions of the privacy loss on a grid, and what compositions of them cost.
+"""Distributions of the privacy loss on a grid, and the cost of their compositions.
 
-As `dp_accounting.pld` has them, with the same grid, composition and tails; but an
-epsilon is found by sums over arrays, where that goes through a hundred thousand losses
-in Python, and whoever trains would wait for it after each epoch.
+The grid, the composition and the tails are as in `dp_accounting.pld`. An epsilon is
+found by sums over arrays, where `dp_accounting` loops over a hundred thousand losses in
+Python, which would make training wait after each epoch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import math
 import numpy as np
 from scipy import fft, signal
 
-# The mass that a composition may lose at its ends; it counts as lost for good.
+# The mass that a composition may cut off at its ends; it is counted as infinite loss.
 _TAIL = 1e-15
-# The orders of Chernoff's bound, over how many losses there are.
+# The number of orders tried in Chernoff's bound, in units of the number of losses.
 _ORDERS = 20
 
 
@@ -24,8 +24,8 @@ class Losses:
     """The masses at consecutive multiples of a cell's width, and at infinity.
 
     Attributes:
-      width: of a cell.
-      lowest: the number of the first, which is of loss `lowest * width`.
+      width: the width of a cell.
+      lowest: the index of the first mass, which has the loss `lowest * width`.
       masses: `[n]`.
       infinite: the mass at infinity.
     """
@@ -36,7 +36,7 @@ class Losses:
     infinite: float
 
     def composed(self, count: int) -> Losses:
-        """Of so many independent losses, at least one, added up; never better."""
+        """The sum of `count >= 1` independent losses; never below the exact loss."""
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}.")
         if not self._known():
@@ -45,13 +45,13 @@ class Losses:
         length = upper - lower + 1
         size = fft.next_fast_len(max(length, len(self.masses)), real=True)
         found = fft.irfft(_power(fft.rfft(self.masses, size), count), size)
-        # What is outside of the range is in it again, as sums wrap around.
+        # Mass outside of the range wraps around into the range, which only adds loss.
         found = np.roll(found, -lower)[:length]
         infinite = _TAIL - math.expm1(count * _log_finite(self.infinite))
         return Losses(self.width, self.lowest * count + lower, found, infinite)
 
     def joined(self, other: Losses) -> Losses:
-        """Of this loss and an independent one, on a grid of the same cells."""
+        """The sum of this loss and an independent loss on the same grid."""
         return Losses(
             self.width,
             self.lowest + other.lowest,
@@ -62,7 +62,7 @@ class Losses:
     def delta(self, epsilon: float) -> float:
         """The sum of (1 - e^(epsilon - loss)) over all losses above epsilon.
 
-        1 if a mass is no number.
+        1 if a mass is not finite.
         """
         if not self._known():
             return 1.0
@@ -72,21 +72,21 @@ class Losses:
         return float(self.infinite + np.sum(shares * self.masses[above]))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon, at least 0, whose `delta` is no more than this one.
+        """The least epsilon >= 0 that has at most the given delta.
 
-        Infinite if there is none, or if a mass is no number.
+        Infinite if there is none, or if a mass is not finite.
         """
         if self.infinite > delta or not self._known():
             return math.inf
         losses = self._losses()
-        # Those that are not positive tell nothing of an epsilon that is at least 0.
+        # Losses of 0 or less do not contribute to delta(epsilon) for epsilon >= 0.
         losses, masses = (part[losses > 0][::-1] for part in (losses, self.masses))
         scaled = np.exp(-losses) * masses
-        # Of all losses above each, one more for all: delta is the first less e^epsilon
-        # times the second, for an epsilon between that loss and the next.
+        # Sums over all losses above each loss, with an entry for the total: for an
+        # epsilon between that loss and the next, delta is `upper` - e^epsilon `lower`.
         upper = np.cumsum(np.concatenate([[self.infinite], masses]))
         lower = np.cumsum(np.concatenate([[0.0], scaled]))
-        # Losses so large that e to minus them is 0.
+        # Losses so large that e^-loss rounds to 0.
         blind = (upper[1:] >= delta) & (lower[1:] == 0)
         with np.errstate(all="ignore"):
             reached = np.log((upper[:-1] - delta) / lower[:-1]) >= losses
@@ -100,10 +100,10 @@ class Losses:
         return math.log((upper[place] - delta) / lower[place])
 
     def power(self, rates: np.ndarray) -> np.ndarray:
-        """Of tests with such rates of false positives, the most that one finds, `[n]`.
+        """The largest power of tests at the given false positive rates, `[n]`.
 
-        By Neyman and Pearson, the test takes the largest losses first. It is also the
-        least of e^epsilon rate + `delta(epsilon)`, over all epsilons.
+        By Neyman and Pearson, the best test takes the largest losses first. The power
+        is also the least of e^epsilon rate + `delta(epsilon)`, over all epsilons.
         """
         if not self._known():
             return np.ones_like(rates)
@@ -112,7 +112,7 @@ class Losses:
         with np.errstate(over="ignore", invalid="ignore"):
             wrong = np.nan_to_num(masses * np.exp(-losses), posinf=np.inf)
         wrong = np.cumsum(np.concatenate([[0.0], wrong]))
-        # From one loss to the next, a test takes a share of its mass.
+        # Between two losses, a randomized test takes a share of the mass.
         apart = np.concatenate([[True], wrong[1:] > wrong[:-1]])
         return np.minimum(1.0, np.interp(rates, wrong[apart], found[apart]))
 
@@ -125,20 +125,20 @@ class Losses:
 
 @dataclasses.dataclass(frozen=True)
 class BothOrders:
-    """The losses of two neighbours, of one against the other and the reverse.
+    """The privacy losses of two neighbours, in both directions.
 
     Attributes:
-      orders: both; one alone where it is the same.
+      orders: the losses of both directions, or a single entry if they are equal.
     """
 
     orders: tuple[Losses, ...]
 
     def composed(self, count: int) -> BothOrders:
-        """Of so many independent ones."""
+        """The sum of `count` independent losses, in each direction."""
         return BothOrders(tuple(losses.composed(count) for losses in self.orders))
 
     def joined(self, other: BothOrders) -> BothOrders:
-        """Of these and independent ones."""
+        """The sum of these and independent losses, in each direction."""
         count = max(len(self.orders), len(other.orders))
         every = (part * (count // len(part)) for part in (self.orders, other.orders))
         pairs = zip(*every, strict=True)
@@ -172,9 +172,10 @@ def _power(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _range_of(masses: np.ndarray, count: int) -> tuple[int, int]:
-    """Outside of which numbers the sum of `count` ones has a mass of `_TAIL` at most.
+    """Bounds outside of which the sum of `count` losses has mass at most `_TAIL`.
 
-    By Chernoff's bound: of X, the number of one, P[S >= k] <= E[e^(tX)]^count e^(-tk).
+    By Chernoff's bound, with X the index of one loss: P[S >= k] <= E[e^(tX)]^count
+    e^(-tk).
     """
     size = len(masses)
     lower, upper = 0, (size - 1) * count

@@ -1,4 +1,4 @@
-"""Privacy profiles: delta as a function of epsilon, of what one step is made of."""
+"""Privacy profiles, delta as a function of epsilon, of the parts of a step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special, stats
 
-#: Probabilities, and values of a profile, that are too small to be told apart from 0.
+#: Probabilities and profile values below this are treated as 0.
 TAIL = 1e-20
 
 Profile = Callable[[np.ndarray], np.ndarray]
 
-# Losses that are worked out at once: as many numbers as there are parts of a mixture.
+# Losses per evaluation; memory grows with losses times parts of a mixture.
 _AT_ONCE = 50_000
 # Newton's method takes less than ten steps.
 _MOST_NEWTON_STEPS = 100
@@ -32,32 +32,32 @@ def mixture(mu: float, rate: float, most: int) -> tuple[Profile, Profile, float]
 
     The density of the mixture against N(0, 1), L(y) = sum_j p_j exp(j mu y - j^2 mu^2 /
     2), grows with y. So the first profile integrates L(t) - e^eps above the y with
-    L(y) = e^eps, and each part of that is one of a Gaussian: with D_m the profile of
+    L(y) = e^eps, and each part of that is a Gaussian profile: with D_m the profile of
     N(m, 1) against N(0, 1), and e_j = j mu y - j^2 mu^2 / 2,
 
         remove(eps) = sum_j p_j D_{j mu}(e_j).
 
-    The second integrates 1 - e^eps L(t) below the y with L(y) = e^-eps, and is
+    The second profile integrates 1 - e^eps L(t) below the y with L(y) = e^-eps, and is
 
         add(eps) = sum_j p_j exp(eps + e_j) D_{j mu}(-e_j),
 
     or 0 where L is larger everywhere. All parts are positive, so that nothing cancels.
 
     Args:
-      mu: What one of them moves, over the standard deviation of the noise.
-      rate: The probability of each.
-      most: How many there are.
+      mu: The shift by one example, over the standard deviation of the noise.
+      rate: The probability that an example enters.
+      most: The number of examples.
 
     Returns:
-      Both, and about the largest loss. That more are in than nearly ever are is taken
-      to reveal everything.
+      Both profiles, and about the largest loss. The event that more examples enter than
+      `TAIL` allows for is taken to reveal everything.
     """
     counts, log_weights, beyond = _binomial(rate, most)
     shifts = counts * mu
     log_none = most * math.log1p(-rate) if rate < 1 else -math.inf
 
     def parts(eps, direction):
-        # log(e^(+-eps) - p_0): what is left for the parts that move something.
+        # log(e^(+-eps) - p_0): the rest, for the parts with a shift.
         found = np.minimum(log_none - direction * eps, 0.0)
         with np.errstate(divide="ignore"):
             rest = direction * eps + np.log(-np.expm1(found))
@@ -97,7 +97,7 @@ def mixture_spread(mu: float, rate: float, most: int) -> tuple[float, float]:
 
 
 def _binomial(rate: float, most: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """How many are in, but for none; logarithms of the probabilities; and the rest."""
+    """Counts above 0, logarithms of their probabilities, and the mass beyond."""
     binomial = stats.binom(most, rate)
     last = 1 + bisect.bisect_left(
         range(1, most), True, key=lambda count: binomial.sf(count) <= TAIL
@@ -117,12 +117,12 @@ def _largest(shifts, log_weights, log_none) -> float:
 def _reaches(levels, shifts, log_weights) -> np.ndarray:
     """The y with log sum_j exp(log_weights_j + m_j y - m_j^2 / 2) = level.
 
-    It is convex in y, and grows at least as fast as the least shift: from a y that is
-    too large, Newton's method comes down to it.
+    The left side is convex in y, and grows at least as fast as the least shift: from
+    a y that is too large, Newton's method descends to the solution.
     """
     rounding = 1e-14 * shifts[-1] / shifts[0]
     shifts, log_weights = shifts[:, np.newaxis], log_weights[:, np.newaxis]
-    # Where one of them reaches it alone, all do.
+    # Where a single term reaches the level, the sum does.
     y = ((levels - log_weights) / shifts + shifts / 2).min(axis=0)
     for _ in range(_MOST_NEWTON_STEPS):
         parts = log_weights + shifts * (y - shifts / 2)
@@ -138,7 +138,7 @@ def _reaches(levels, shifts, log_weights) -> np.ndarray:
 
 
 def _piecewise(profile: Profile) -> Profile:
-    """The same, in pieces that fit into memory."""
+    """Evaluates the profile in pieces that fit into memory."""
 
     def pieces(eps):
         eps = np.asarray(eps, float)

@@ -11,25 +11,25 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from tfdpclip.sampling import events
 
 ORDERS = tuple(rdp_lib.DEFAULT_RDP_ORDERS)
-# What is looked at, one after the other, near the best of those before: the least, by
-# which a divergence close to 0 is bounded, and powers of two; whole ones, whose moments
-# are sums of as many terms; and all, most of which are series.
+# The orders to evaluate, from coarse to fine, near the best order so far: the least
+# order, which bounds a divergence close to 0, and powers of two; integers, with moments
+# that are finite sums; and all orders, most of which need series.
 _POWERS = (ORDERS[0], *(o for o in ORDERS if math.frexp(o)[0] == 0.5))
 _FINER = (tuple(o for o in ORDERS if float(o).is_integer()), ORDERS)
 _RELATION = events.NeighboringRelation
-# The accountant takes logarithms of sums close to 1: what it says about a sampled step
-# is off by up to about 1e-12, and below that can be 0 or less.
+# The accountant takes logarithms of sums close to 1: the divergence of a sampled step
+# has an error up to about 1e-12, and may come out as 0 or less below that.
 _RESOLUTION = 1e-10
-# Squares of larger noise multipliers overflow. The bound for this one holds for them.
+# Squares of larger noise multipliers overflow. The bound for this value holds for them.
 _MOST_NOISE = 1e100
 
 
 def epsilon(leaves: Mapping[dp_accounting.DpEvent, int], delta: float) -> float:
     """Returns the epsilon of a composition of elementary events.
 
-    Each order alone bounds it. The least bound is looked for among a few orders, and
-    then among those that are next to the best of them: the logarithm of a moment is
-    convex in its order, so nothing better is further away.
+    Each order alone gives a bound. The least bound is searched among a few orders, and
+    then among the neighbours of the best order: the logarithm of a moment is convex in
+    its order, so the optimum is nearby.
     """
 
     def bound(orders):
@@ -41,7 +41,7 @@ def epsilon(leaves: Mapping[dp_accounting.DpEvent, int], delta: float) -> float:
 def delta(leaves: Mapping[dp_accounting.DpEvent, int], epsilon: float) -> float:
     """Returns the delta of a composition of elementary events.
 
-    Of all orders: what bounds it where a divergence is close to 0 is least elsewhere.
+    Uses all orders: if a divergence is close to 0, the search for epsilon may fail.
     """
     rdp = curve(leaves)
     if not np.isfinite(rdp).any():
@@ -52,7 +52,7 @@ def delta(leaves: Mapping[dp_accounting.DpEvent, int], epsilon: float) -> float:
 
 
 def _least(bound: Callable[[Sequence[float]], tuple[float, float]]) -> float:
-    """The least of a function that gives the least of some orders, and where it is."""
+    """Minimizes a bound over orders; `bound` returns the least value and its order."""
     seen: tuple[float, ...] = _POWERS
     least, best = bound(seen)
     for finer in _FINER:
@@ -86,13 +86,13 @@ def _single(event: dp_accounting.DpEvent, orders: tuple[float, ...]) -> np.ndarr
         return _truncated_poisson(event, orders)
     if isinstance(event, events.CappedPoissonSampledDpEvent):
         raise dp_accounting.UnsupportedEventError(
-            "The RDP accountant has no bound for examples of a person that are drawn "
-            'one by one (CappedPoisson); use accountant="pld".'
+            "The RDP accountant has no bound for single examples of a person "
+            '(CappedPoisson); use accountant="pld".'
         )
     if isinstance(event, events.RandomAllocationDpEvent):
         raise dp_accounting.UnsupportedEventError(
-            "The RDP accountant has no bound for an epoch in which each record is in "
-            'one step at random (RandomAllocation); use accountant="pld".'
+            "The RDP accountant has no bound for random allocation "
+            '(RandomAllocation); use accountant="pld".'
         )
     relation = _RELATION.ADD_OR_REMOVE_ONE
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
@@ -117,17 +117,17 @@ def _single(event: dp_accounting.DpEvent, orders: tuple[float, ...]) -> np.ndarr
     try:
         with np.errstate(all="ignore"):
             found = accountant.compose(event).rdp
-    except (ArithmeticError, ValueError):  # Lost in rounding.
+    except (ArithmeticError, ValueError):  # Rounding made the moment invalid.
         return unsampled
-    # Sampling never adds to the divergence, and what is too small to be computed is at
-    # most the resolution.
+    # Sampling never increases the divergence, and a divergence too small to compute is
+    # at most the resolution.
     found = np.where(np.isnan(found), unsampled, found)
     least = np.minimum(_RESOLUTION, unsampled)
     return np.minimum(np.where(found < _RESOLUTION, least, found), unsampled)
 
 
 def _noise(event: dp_accounting.DpEvent) -> float | None:
-    """The noise multiplier of the Gaussian inside `event`, None for another one."""
+    """The noise multiplier of the Gaussian inside `event`; None without a Gaussian."""
     while hasattr(event, "event"):
         event = event.event
     return getattr(event, "noise_multiplier", None)

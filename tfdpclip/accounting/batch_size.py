@@ -1,4 +1,4 @@
-"""Which batch size to choose, before any data are seen."""
+"""Advice on the batch size, before any data are seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONVENTIONS = ("ceil", "floor", "loader", "framework")
-# Of candidates, by their notes: the label, color, marker and size in pictures.
+# For each note on a candidate: the label, color, marker and size in pictures.
 _LOOKS = {
     "": ("more noise", 5, "o", 36),
     "too few steps": ("too few steps", 1, "X", 44),
@@ -38,7 +38,7 @@ _COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizeNoise:
-    """What a batch size costs in noise.
+    """The noise that a batch size requires.
 
     Attributes:
       batch_size: expected batch size B.
@@ -65,7 +65,7 @@ class BatchSizeNoise:
 
     @property
     def cumulative_averaged_noise(self) -> float:
-        """z sqrt(T) / B: that of the noise on the sum of all averaged gradients."""
+        """z sqrt(T) / B: the stddev of the noise on the sum of averaged gradients."""
         return self.cumulative_noise / self.batch_size
 
     @property
@@ -83,17 +83,17 @@ class BatchSizeNoise:
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizeAdvice(ShownAsText):
-    """A batch size with the reason for it. `str()` gives a text with the table.
+    """A recommended batch size, with the reason. `str()` gives text with the table.
 
     Attributes:
       batch_size: the recommended expected batch size.
-      reason: why, in a sentence.
+      reason: the reason, in a sentence.
       candidates: all candidates, by batch size.
-      good: the batch sizes with enough steps whose cumulative noise is within the
-        tolerance of the best; the least of them is recommended. Empty if no candidate
-        has enough steps.
+      good: the batch sizes with enough steps and cumulative noise within the tolerance
+        of the best; the least of them is recommended. Empty if no candidate has enough
+        steps.
 
-    What was given is kept: `population`, `epochs`, `epsilon`, `delta`,
+    The arguments are kept: `population`, `epochs`, `epsilon`, `delta`,
     `minimum_steps`, `tolerance` and `convention`.
     """
 
@@ -158,7 +158,7 @@ class BatchSizeAdvice(ShownAsText):
         As Figure 7 of Rehn et al. (2025). Needs matplotlib (the extra "plots").
 
         Args:
-          path: where to save the picture; None for not saving it.
+          path: the file for the picture; None for not saving it.
 
         Returns:
           The figure.
@@ -232,7 +232,7 @@ def batch_size_noise(
       delta: in (0, 1).
       candidates: batch sizes from 1 to N; "full" is N.
       epochs: how often a record is used on average; or
-      steps: the number of steps, whatever the batch size. Exactly one of both.
+      steps: the number of steps, for every batch size. Give exactly one of both.
       convention: how q and T follow from N, B and the epochs E. "ceil": q = B/N,
         T = ceil(E N / B). "floor": T rounded down. "loader": q = 1 / ceil(N/B),
         T = E ceil(N/B), as common data loaders do. "framework": q = B/N and
@@ -283,14 +283,14 @@ def batch_size_advice(
 ) -> BatchSizeAdvice:
     """Recommends an expected batch size for a number of epochs and a budget.
 
-    The rule of Rehn et al. (2025, section 6): of the batch sizes with enough steps, the
-    smallest whose cumulative noise z sqrt(T) is still (nearly) the least: as many steps
+    The rule of Rehn et al. (2025, section 6): among the batch sizes with enough steps,
+    the smallest with (nearly) the least cumulative noise z sqrt(T): as many steps
     as possible without adding noise in total. The noise of one step, or of averaged
-    gradients, always says "full batch", which is too few steps.
+    gradients, always favours the full batch, which has too few steps.
 
     *Formal guarantees*: the advice depends on the arguments alone. It costs no privacy
-    as long as they are public; a minimum number of steps learnt on the private data is
-    not.
+    if the arguments are public; a minimum number of steps learnt on the private data
+    is not public.
 
     Args:
       population: number of records N; public.
@@ -301,13 +301,13 @@ def batch_size_advice(
         off one figure (CIFAR-100, FiLM, Adam); other tasks differ.
       candidates: batch sizes from 1 to N; "full" is N. Default: the powers of two from
         256 (from 16 if N is below 2000) up to N, and N.
-      tolerance: how far above the least cumulative noise still counts as the least: a
-        fraction. Below 0.03 the rounding of the steps decides.
+      tolerance: the fraction above the least cumulative noise that still counts as the
+        least. Below 0.03 the rounding of the steps decides.
       convention: see `batch_size_noise`.
 
     Returns:
       The advice, with the table of all candidates. If no candidate has enough steps,
-      the one with the most steps is recommended and the reason says so.
+      the candidate with the most steps is recommended and the reason says so.
 
     Raises:
       ValueError: if an argument is out of range, or there are no candidates.
@@ -325,30 +325,7 @@ def batch_size_advice(
     table = batch_size_noise(
         population, epsilon, delta, candidates, epochs=epochs, convention=convention
     )
-    enough = [c for c in table if c.steps >= minimum_steps]
-    good: list[BatchSizeNoise] = []
-    if enough:
-        best = min(enough, key=lambda c: c.cumulative_noise)
-        limit = (1 + tolerance) * best.cumulative_noise
-        good = [c for c in enough if c.cumulative_noise <= limit]
-        chosen = good[0]
-        reason = (
-            f"the smallest whose cumulative noise ({chosen.cumulative_noise:.4g}) is "
-            f"within {100 * tolerance:g} % of the least ({best.cumulative_noise:.4g}, "
-            f"at {best.batch_size}) among those with {minimum_steps} steps or more"
-        )
-        if len(good) > 1:
-            reason += (
-                f"; so are {len(good) - 1} larger ones, up to {good[-1].batch_size}"
-            )
-        reason += "."
-    else:
-        chosen = max(table, key=lambda c: (c.steps, -c.batch_size))
-        reason = (
-            f"too few epochs: no candidate has {minimum_steps} steps, and this one has "
-            f"the most ({chosen.steps}). Train for more epochs, or give smaller "
-            "candidates."
-        )
+    chosen, good, reason = _choose_size(table, minimum_steps, tolerance)
     return BatchSizeAdvice(
         batch_size=chosen.batch_size,
         reason=reason,
@@ -362,6 +339,33 @@ def batch_size_advice(
         tolerance=tolerance,
         convention=convention,
     )
+
+
+def _choose_size(
+    table: tuple[BatchSizeNoise, ...], minimum_steps: int, tolerance: float
+) -> tuple[BatchSizeNoise, list[BatchSizeNoise], str]:
+    """The recommended candidate, all good candidates, and the reason."""
+    enough = [c for c in table if c.steps >= minimum_steps]
+    if not enough:
+        chosen = max(table, key=lambda c: (c.steps, -c.batch_size))
+        reason = (
+            f"too few epochs: no candidate has {minimum_steps} steps, and this one has "
+            f"the most ({chosen.steps}). Train for more epochs, or give smaller "
+            "candidates."
+        )
+        return chosen, [], reason
+    best = min(enough, key=lambda c: c.cumulative_noise)
+    limit = (1 + tolerance) * best.cumulative_noise
+    good = [c for c in enough if c.cumulative_noise <= limit]
+    chosen = good[0]
+    reason = (
+        f"the smallest whose cumulative noise ({chosen.cumulative_noise:.4g}) is "
+        f"within {100 * tolerance:g} % of the least ({best.cumulative_noise:.4g}, "
+        f"at {best.batch_size}) among those with {minimum_steps} steps or more"
+    )
+    if len(good) > 1:
+        reason += f"; so are {len(good) - 1} larger ones, up to {good[-1].batch_size}"
+    return chosen, good, reason + "."
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,8 +1,7 @@
-"""The questions users ask: what epsilon, what noise, how many steps.
+"""Answers to privacy questions: which epsilon, which noise, how many steps.
 
-Every function takes a sampling scheme of `tfdpclip.sampling`, which knows its own
-event and neighbouring relation, so an answer cannot assume another scheme than the
-one that draws the data.
+Every function takes a sampling scheme of `tfdpclip.sampling`, with its own event and
+neighbouring relation, so that the answer is about the scheme that draws the data.
 """
 
 import math
@@ -21,7 +20,7 @@ from tfdpclip.sampling import events
 
 
 class BudgetSpentError(ValueError):
-    """Nothing is left of a budget."""
+    """Earlier steps have spent the budget."""
 
 
 def epsilon(
@@ -40,22 +39,24 @@ def epsilon(
     *Formal guarantees*
 
     * With accountant `"pld"` or `"rdp"`, the run is (epsilon, delta)-DP under
-      `sampling.neighboring_relation`, if its steps are drawn by `sampling`, what is
-      clipped is `unit`, and the noise on a sum of clip norm C has standard deviation
-      `noise_multiplier * C` (less exactly: `split_noise_multiplier` spreads it over
-      several noised quantities). Both are upper bounds; "pld" is the tighter one.
-    * `"gdp"` is exact without sampling and a central-limit *approximation* with it,
-      not a bound.
+      `sampling.neighboring_relation`, if its steps are drawn by `sampling`, objects of
+      kind `unit` are clipped, and the noise on a sum of clip norm C has standard
+      deviation `noise_multiplier * C` (more generally: `split_noise_multiplier`
+      spreads it over several noised quantities). Both are upper bounds; "pld" is
+      tighter.
+    * `"gdp"` is exact without sampling and a central-limit *approximation* with
+      sampling, not a bound.
 
     Args:
       noise_multiplier: z. 0 means no noise, and an infinite epsilon.
       steps: Number of steps; 0 spends nothing.
-      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by one.
+      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by it.
       delta: In (0, 1).
       accountant: `"pld"` (privacy loss distributions), `"rdp"` (Renyi) or `"gdp"`.
-      unit: What is clipped: `"example"`, `"client"`, `"batch"` or `"group"`; with the
-        relation it decides the sensitivity, see `sensitivity_factor`.
-      sensitivity: Overrides the sensitivity, in clip norms. Fixed-size sampling with
+      unit: The object that is clipped: `"example"`, `"client"`, `"batch"` or
+        `"group"`; with the relation it decides the sensitivity, see
+        `sensitivity_factor`.
+      sensitivity: Replaces the sensitivity, in clip norms. Fixed-size sampling with
         `sensitivity=1.0` is the convention of Table 1 of Andrew et al. 2021 (a
         replace-one bound with the multiplier of an add-or-remove sum): it reproduces
         their numbers and is not the strict guarantee.
@@ -92,16 +93,16 @@ def delta(
 ) -> float:
     """Returns the delta that a training run spends at `epsilon`.
 
-    The same guarantee as `tfdpclip.accounting.epsilon`, read the other way.
+    The same guarantee as `tfdpclip.accounting.epsilon`, solved for delta.
 
     Args:
       noise_multiplier: z. 0 means no noise, and a delta of 1.
       steps: Number of steps; 0 spends nothing.
-      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by one.
+      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by it.
       epsilon: At least 0.
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
-      unit: What is clipped.
-      sensitivity: Overrides the sensitivity, in clip norms.
+      unit: The object that is clipped.
+      sensitivity: Replaces the sensitivity, in clip norms.
       matrix: C of correlated noise, for all the steps; None for independent noise.
 
     Returns:
@@ -125,8 +126,8 @@ def event_epsilon(
 ) -> float:
     """Returns the epsilon of any composition of events at `delta`.
 
-    For runs in phases: compose what the schemes' `event` methods return. All parts
-    must be meant under one neighbouring relation.
+    For runs in phases: compose the results of the schemes' `event` methods. All parts
+    must have the same neighbouring relation.
 
     Args:
       event: A `dp_accounting` event; nested compositions are allowed.
@@ -162,19 +163,19 @@ def noise_multiplier(
     """Returns the least noise multiplier with which a run stays within a budget.
 
     Args:
-      epsilon: The budget; positive. Infinity asks for no noise.
+      epsilon: The budget; positive. Infinity requires no noise.
       delta: In (0, 1).
       steps: Number of steps.
-      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by one.
+      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by it.
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
-      unit: What is clipped.
-      sensitivity: Overrides the sensitivity, in clip norms.
+      unit: The object that is clipped.
+      sensitivity: Replaces the sensitivity, in clip norms.
       matrix: C of correlated noise, for all the steps; None for independent noise.
-      spent: What has already run, if anything, and is within the budget.
+      spent: The event of earlier steps, if any, which must be within the budget.
 
     Returns:
       z with `epsilon(z, ...) <= epsilon`, never above it and at most a relative 3e-5
-      below; where epsilon jumps past the budget, as to 0 for a delta above the sampling
+      below; if epsilon jumps past the budget, as to 0 for a delta above the sampling
       rate, z is at most a relative 1e-6 above the jump. 0 if `epsilon` is infinite or
       `steps` is 0.
 
@@ -192,7 +193,7 @@ def noise_multiplier(
     steps = _arguments.integer("steps", steps)
     _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
     if epsilon == math.inf or steps == 0:
-        _event(1.0, steps, sampling, unit, sensitivity, matrix)  # Validates the rest.
+        _event(1.0, steps, sampling, unit, sensitivity, matrix)  # Validates arguments.
         return 0.0
 
     past = _past(spent)
@@ -213,8 +214,8 @@ def noise_multiplier(
         if not before < epsilon:
             raise BudgetSpentError(
                 f"epsilon = {epsilon:g} is spent: the steps that ran took "
-                f"{before:.4g} at delta = {delta:g}, and epsilon is the budget of "
-                f"those and of the steps to come. Give an epsilon above {before:.4g}."
+                f"{before:.4g} at delta = {delta:g}, and the budget covers these steps "
+                f"and the steps to come. Give an epsilon above {before:.4g}."
                 + see("a-spent-budget")
             )
 
@@ -243,15 +244,15 @@ def steps_for(
       epsilon: The budget; positive.
       delta: In (0, 1).
       noise_multiplier: z, positive.
-      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by one.
+      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by it.
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
-      unit: What is clipped.
-      sensitivity: Overrides the sensitivity, in clip norms.
-      spent: What has already run, if anything.
+      unit: The object that is clipped.
+      sensitivity: Replaces the sensitivity, in clip norms.
+      spent: The event of earlier steps, if any.
 
     Returns:
-      The largest T such that T steps spend at most `epsilon`, 0 if not even one does;
-      10^12 stands for more than that.
+      The largest T such that T steps spend at most `epsilon`, 0 if even one step spends
+      more; at most 10^12.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -291,17 +292,17 @@ def epsilon_profile(
 ) -> np.ndarray:
     """Returns epsilon after each of several numbers of steps, for plots and logs.
 
-    Much cheaper than as many calls of `epsilon` elsewhere: the distribution of one
-    step is built once and only composed anew.
+    Much cheaper than repeated calls of `epsilon`: the distribution of one step is built
+    once and only composed anew.
 
     Args:
       noise_multiplier: z.
       steps: The numbers of steps.
-      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by one.
+      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by it.
       delta: In (0, 1).
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
-      unit: What is clipped.
-      sensitivity: Overrides the sensitivity, in clip norms.
+      unit: The object that is clipped.
+      sensitivity: Replaces the sensitivity, in clip norms.
 
     Returns:
       An array like `steps`.
@@ -334,7 +335,7 @@ def _past(spent: dp_accounting.DpEvent | None) -> dp_accounting.DpEvent:
 
 
 def _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix=None):
-    """Asks the scheme for its event."""
+    """Returns the scheme's event of `steps` steps, with the arguments checked."""
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     steps = _arguments.integer("steps", steps)
     scheme = getattr(sampling, "scheme", sampling)
@@ -348,7 +349,7 @@ def _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix=None):
     if matrix is not None:
         if sensitivity is not None:
             raise ValueError(
-                "sensitivity must be None with a matrix, which has one of its own."
+                "sensitivity must be None with a matrix, which has its own sensitivity."
             )
         return correlated_event(matrix, z, steps, scheme, unit=unit)
     return scheme.event(z, steps, unit=unit, sensitivity=sensitivity)

@@ -5,7 +5,7 @@ no easier than telling N(0, 1) from N(mu, 1) (Dong, Roth and Su 2022, arXiv
 1905.02383). Composition and conversion are exact. Subsampling is not: its mu comes
 from a central limit theorem, an approximation that is good for many steps at small
 rates and *not a bound* for any finite number of steps. Use it to compare with papers
-and to get a feeling; report what `tfdpclip.accounting.epsilon` says.
+and for orientation; report the result of `tfdpclip.accounting.epsilon`.
 """
 
 import math
@@ -55,7 +55,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
       epsilon: At least 0.
 
     Returns:
-      The smallest such delta, in [0, 1].
+      The smallest delta, in [0, 1].
 
     Raises:
       ValueError: If an argument is out of range.
@@ -76,7 +76,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
       delta: In (0, 1).
 
     Returns:
-      The smallest such epsilon, at least 0.
+      The smallest epsilon, at least 0.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -95,7 +95,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     upper = mu * mu / 2 + mu * math.sqrt(-2 * target) + 1e-300
     if not math.isfinite(upper):
         return math.inf
-    if _log_delta(mu, upper) > target:  # Only rounding can bring us here.
+    if _log_delta(mu, upper) > target:  # Possible only by rounding.
         return upper
     root = optimize.brentq(
         lambda e: _log_delta(mu, e) - target, 0.0, upper, xtol=1e-14, rtol=1e-14
@@ -142,7 +142,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def gdp_compose(mus: Iterable[float]) -> float:
-    """Returns the mu of several GDP mechanisms run one after the other.
+    """Returns the mu of several GDP mechanisms in sequence.
 
     The root of the sum of squares (Dong et al., Corollary 3.3); exact.
 
@@ -250,7 +250,7 @@ def subsampled_gdp_log_h(sigma: float) -> float:
         if abs(added) <= 1e-18 * abs(series) or added == 0:
             break
     series /= math.sqrt(2 * math.pi)
-    # Divide by x^2 first: x^2 itself may underflow.
+    # Divide by x^2 first, since x^2 may underflow.
     main = math.expm1(x * x) / (x * x) if x * x > 0 else 1.0
     reduced = main * float(special.ndtr(1.5 * x)) + (
         series / x / x if x > 1e-100 else 0
@@ -312,10 +312,10 @@ def subsampled_gdp_mu(
 def _log_delta(mu: float, epsilon: float) -> float:
     if mu == 0:
         return -math.inf
-    if epsilon == 0:  # Where the difference would lose all its digits for a small mu.
+    if epsilon == 0:  # For a small mu, the difference would lose all its digits.
         return math.log(math.erf(mu / math.sqrt(8)) or 5e-324)
     log_upper = float(special.log_ndtr(-epsilon / mu + mu / 2))
-    if log_upper == -math.inf:  # No smaller delta has a logarithm.
+    if log_upper == -math.inf:  # Delta is below the smallest double.
         return -math.inf
     gap = epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)) - log_upper
     if gap >= 0:  # Below the resolution of doubles: delta is essentially 0.

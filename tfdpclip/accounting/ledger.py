@@ -1,4 +1,4 @@
-"""The ledger: what actually ran, written down before it runs."""
+"""The ledger: records each step before it runs, and computes the cost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
     Phase,
     PrivacyMismatchError,
-    assumed_of,
     begin_run,
+    clip_assumptions,
 )
 from tfdpclip.accounting.releases import releases_since, releases_so_far
 from tfdpclip.accounting.statement import Spending
@@ -42,18 +42,18 @@ class Ledger(Spending):
       step is recorded, the next `Ledger.load` counts it: the ledger can err only
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
     * Steps belong to the optimizer that ran them (`holder`): two optimizers add up in
-      one ledger, whatever their step counters say. Steps that nobody saw count as
+      one ledger, independently of their step counters. Unobserved steps count as
       full batches (`add_unseen`).
-    * A phase with other settings than the one before is refused unless `change=True`
-      says it is meant, and one under another neighbouring relation always.
-    * The file is replaced atomically, and has a checksum: a damaged one is refused.
-    * Another process that writes the file, or its removal, is an error before the next
-      step runs: two runs that share a ledger would forget each other's steps.
+    * A phase with changed settings is refused unless `change=True`; a phase under
+      a different neighbouring relation is always refused.
+    * The file is replaced atomically, and has a checksum: a damaged file is refused.
+    * If a second process writes the file, or removes it, the next step raises before it
+      runs: two runs that share a ledger would forget each other's steps.
 
     Args:
       delta: In (0, 1).
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
-      path: File to keep, next to the checkpoints; None to keep it in memory.
+      path: The ledger's file, next to the checkpoints; None to keep it in memory.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -83,8 +83,8 @@ class Ledger(Spending):
             )
         self.counted: dict[str, int] = {}
         self._holder: str | None = None
-        # Of blocks of `step()` since `begin`: steps that were said, and were made.
-        self._met = 0, 0
+        # Steps of `step()` blocks since `begin`: declared, and counted by optimizers.
+        self._compared = 0, 0
 
     @classmethod
     def open(
@@ -93,22 +93,22 @@ class Ledger(Spending):
         delta: float,
         accountant: str = "pld",
     ) -> Ledger:
-        """A ledger from what callers may give: itself, its file, or nothing.
+        """Returns the ledger of a `ledger=` argument: a ledger, a path, or None.
 
         Args:
           ledger: A ledger; the path of its file, continued if it exists; or None for
-            a new one in memory.
-          delta: The delta that it must be kept for.
-          accountant: The accountant that it must be kept for.
+            a new ledger in memory.
+          delta: The delta that the ledger must have.
+          accountant: The accountant that the ledger must have.
 
         Raises:
-          PrivacyMismatchError: If it is kept for others.
+          PrivacyMismatchError: If the ledger has a different delta or accountant.
           ValueError: If the file is not a ledger.
         """
         if ledger is None:
             return cls(delta, accountant)
         if not isinstance(ledger, Ledger):
-            # A link to nothing is a ledger whose disk is not there: load refuses it.
+            # A dangling link points to a ledger on a missing disk: `load` refuses it.
             if not os.path.lexists(ledger):
                 return cls(delta, accountant, ledger)
             return cls.load(ledger, delta=delta, accountant=accountant)
@@ -126,7 +126,7 @@ class Ledger(Spending):
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Where the books are: another one after whatever else was counted in them."""
+        """The position of the ledger, which changes with every entry."""
         runs = tuple(len(phase.runs) for phase in self.phases)
         return self.steps, runs, self._holder
 
@@ -150,21 +150,21 @@ class Ledger(Spending):
         horizon: int | None = None,
         continued: int | None = None,
     ) -> None:
-        """Opens a phase, or continues the last one if nothing changed.
+        """Opens a phase, or continues the last phase if no setting changed.
 
         Args:
           noise_multiplier: z.
-          sampling: The scheme, or batches or cohorts drawn by one.
-          unit: What is clipped.
+          sampling: The scheme, or batches or cohorts drawn by a scheme.
+          unit: The object that is clipped.
           clip: The clip rule, or its settings in words.
           seed: A fixed seed of noise or draws, if there is one.
           observed: Whether the draws are seen, not merely declared.
-          change: Whether other settings than before are meant.
+          change: Whether the settings are meant to change.
           holder: Identity of the optimizer that runs the steps, if it has one.
           noise: The matrix of correlated noise; None for independent noise.
-          horizon: For how many steps a matrix is made; needed with one.
-          continued: Of restored correlated noise, how many steps it has made; None
-            where another matrix begins, which is counted as such.
+          horizon: The number of steps of the matrix; needed with a matrix.
+          continued: For restored correlated noise: the number of steps it has made.
+            None if a new matrix begins, which is counted as a new matrix.
 
         Raises:
           PrivacyMismatchError: If the settings differ from the last phase's and
@@ -187,26 +187,26 @@ class Ledger(Spending):
             noise=noise,
             horizon=horizon,
         )
-        phase.event(1)  # Validates the rest.
+        phase.event(1)  # Validates the remaining settings.
         phase.refuse_unreadable(self.path)
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
         if phase.sampling.begins_epochs and hasattr(sampling, "_begin_run"):
             sampling._begin_run(self.steps)
-        for text in assumed_of(clip):
+        for text in clip_assumptions(clip):
             self.assume(text)
-        self._holder, self._met = holder, (0, 0)
+        self._holder, self._compared = holder, (0, 0)
         self.save()
 
     def note_seed(self) -> None:
-        """Says of the current phase that noise or draws come from a fixed seed."""
+        """Marks the current phase as seeded: its noise or draws can be repeated."""
         phase = self._current()
         if not phase.seeded:
             phase.seeded = True
             self.save()
 
     def reserve(self, steps: int = 1) -> None:
-        """Counts steps that are about to run, before they do."""
+        """Counts steps that are about to run."""
         self._current()
         self.reserved += _arguments.integer("steps", steps)
         self.save()
@@ -231,12 +231,12 @@ class Ledger(Spending):
         """Reserves steps, and records them when the block ends, however it ends.
 
         Args:
-          steps: How many private steps are made within. Those of optimizers of this
-            library are counted; what else makes a step is believed.
+          steps: How many private steps the block makes. Steps of the library's
+            optimizers are checked against this number; further steps are trusted.
 
         Raises:
-          PrivacyMismatchError: If optimizers made more or fewer steps than were said
-            since `begin`. More are counted, at their worst.
+          PrivacyMismatchError: If optimizers made more or fewer steps than declared
+            since `begin`. Additional steps are counted, at their worst.
         """
         self.reserve(steps)
         before = releases_so_far()
@@ -244,21 +244,21 @@ class Ledger(Spending):
             yield
         finally:
             self.record(steps)
-        self._meet(steps, releases_since(before))
+        self._compare_steps(steps, releases_since(before))
 
-    def _meet(self, said: int, made: int) -> None:
-        """Raises if the steps of loops are not those that optimizers made."""
-        self._met = said, made = self._met[0] + said, self._met[1] + made
+    def _compare_steps(self, said: int, made: int) -> None:
+        """Raises if declared steps differ from the steps that optimizers made."""
+        self._compared = said, made = self._compared[0] + said, self._compared[1] + made
         if not made or said == made:
             return
-        self._met = 0, 0
+        self._compared = 0, 0
         if made > said:
             self.add_unseen(made - said, holder=self._holder)
         raise PrivacyMismatchError(
             f"ledger.step() counted {said} steps, and private optimizers made {made}. "
             "Write with ledger.step(): around one step of one optimizer, for every "
-            "draw: one of nobody is a step of noise, and leaving it out "
-            "(if tf.reduce_sum(w) > 0) tells that nobody was drawn."
+            "draw. An empty draw is a step of pure noise as well; skipping the step "
+            "(if tf.reduce_sum(w) > 0) reveals that the draw was empty."
             + see("two-steps-on-one-draw")
         )
 
@@ -270,16 +270,16 @@ class Ledger(Spending):
         unit: str | None = None,
         holder: str | None = None,
     ) -> None:
-        """Counts steps that nobody saw, at their worst.
+        """Counts unobserved steps, at their worst.
 
-        Nobody knows how their records were drawn: each is taken to have used every
+        The draws of such steps are unknown: each step is taken to have used every
         record, without amplification, under the neighbouring relation in force.
 
         Args:
-          steps: How many.
-          noise_multiplier: Theirs, if it is known; the current one by default.
-          unit: What they clipped, if it is known; as the current phase by default.
-          holder: Identity of the optimizer that ran them.
+          steps: How many steps.
+          noise_multiplier: Their noise multiplier; the current one by default.
+          unit: The object that the steps clipped; the current unit by default.
+          holder: Identity of the optimizer that ran the steps.
         """
         phase = self._current()
         steps = _arguments.integer("steps", steps)
@@ -296,17 +296,17 @@ class Ledger(Spending):
             self.counted[holder] = self.counted.get(holder, 0) + steps
         self.assume(
             f"{steps} steps ran before they were recorded; each is counted as if it "
-            "had used every record, clipped by a rule that keeps its word",
+            "had used every record, with a clip rule that keeps its bound",
             once=False,
         )
         self.save()
 
     def assume(self, text: str, *, once: bool = True) -> None:
-        """Adds an assumption to what the statement says.
+        """Adds an assumption to the privacy statement.
 
         Args:
           text: The assumption, in words.
-          once: Whether to leave it out if it is there already.
+          once: Whether to leave out an assumption that is there already.
         """
         _arguments.text("text", text)
         if not (once and text in self.notes):
@@ -326,13 +326,13 @@ class Ledger(Spending):
         }
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Writes a copy to `path`, or the ledger to its own file if it has one.
+        """Writes a copy to `path`, or the ledger to its own file, if any.
 
         Raises:
-          PrivacyMismatchError: If its own file is not as this ledger left it.
-          ValueError: If it could not be read again, as a scheme or a matrix in it is
-            not of this library.
-          OSError: If it cannot be written; what was there before is kept.
+          PrivacyMismatchError: If the ledger's own file was changed from outside.
+          ValueError: If the file could not be read again, because a scheme or a matrix
+            is not of this library.
+          OSError: If the file cannot be written; its earlier content is kept.
         """
         if path is not None and pathlib.Path(path) != self.path:
             for phase in self.phases:
@@ -362,9 +362,9 @@ class Ledger(Spending):
           accountant: The accountant expected, if any.
 
         Raises:
-          PrivacyMismatchError: If the file says otherwise.
+          PrivacyMismatchError: If the file has a different delta or accountant.
           ValueError: If the file is not a ledger, or damaged.
-          OSError: If it cannot be read.
+          OSError: If the file cannot be read.
         """
         file = LedgerFile(path)
         content = file.read()
@@ -383,16 +383,16 @@ class Ledger(Spending):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Ledger:
-        """A ledger, in memory, of which `to_dict()` is the content.
+        """Returns the ledger, in memory, with the content that `to_dict()` returned.
 
-        For what keeps a ledger within a file of its own, and sees to it that the file
-        is whole. Steps that were reserved but never recorded count as run.
+        For callers that embed a ledger in a file of their own, and check that the file
+        is complete. Steps that were reserved but never recorded count as run.
 
         Args:
-          content: What `to_dict` returned.
+          content: The result of `to_dict`.
 
         Raises:
-          ValueError: If it is not that.
+          ValueError: If the content is not a ledger.
 
         >>> from tfdpclip import sampling
         >>> ledger = Ledger(delta=1e-5)
@@ -422,11 +422,11 @@ class Ledger(Spending):
 
     def _current(self) -> Phase:
         if not self.phases or not self.phases[-1].runs:
-            raise ValueError("Call begin() first, to say under which settings.")
+            raise ValueError("Call ledger.begin(...) first, with the run's settings.")
         return self.phases[-1]
 
     def _forfeit_reserved(self) -> None:
-        """Counts what was reserved by a process that did not come back."""
+        """Counts the reserved steps of a process that did not come back."""
         if not self.reserved:
             return
         self.notes.append(
@@ -438,6 +438,6 @@ class Ledger(Spending):
         self.reserved = 0
 
     def _credit(self, steps: int) -> None:
-        """Notes whose the steps were."""
+        """Counts the steps for the optimizer that holds the ledger."""
         if self._holder is not None:
             self.counted[self._holder] = self.counted.get(self._holder, 0) + steps

@@ -1,4 +1,4 @@
-"""What a run with correlated noise does to privacy, as `dp_accounting` events."""
+"""Privacy events of runs with correlated noise, as `dp_accounting` events."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def correlated_event(
     horizon: int | None = None,
     unit: str = "example",
 ) -> dp_accounting.DpEvent:
-    """Returns what so many steps with correlated noise do to privacy.
+    """Returns the privacy event of `steps` steps with correlated noise.
 
     In step t of a matrix C of `horizon` steps, a sum clipped to norm C_t got the noise
     C_t z s(C) (C^-1 Z)_t, where s(C) is `matrix.sensitivity(horizon, sampling)`. After
-    `horizon` steps another matrix begins, with draws of its own.
+    `horizon` steps a new matrix begins, with new draws.
 
     *Formal guarantees*
 
     * Without amplification a matrix is one Gaussian of noise multiplier z over the
-      sensitivity factor of relation and unit, whatever the number of steps and however
-      C_t moves. One that ended early costs the s(C) of the steps that ran.
+      sensitivity factor of relation and unit, for every number of steps and every
+      sequence C_t. If a matrix ended early, the cost is by s(C) of the steps that ran.
     * With `CyclicPoisson` of b groups and at most b bands, it is ceil(n/b) steps of the
       Poisson-sampled Gaussian at rate b q. More bands are refused.
-    * The scheme says how often a record takes part; one that keeps no steps apart is
-      refused. docs/guarantees.md has the proofs.
+    * The scheme determines how often a record takes part; a scheme that does not keep
+      a record's steps apart is refused. docs/guarantees.md has the proofs.
 
     Args:
       matrix: C.
       noise_multiplier: z.
-      steps: How many ran.
-      sampling: The scheme that drew the records, or batches or cohorts drawn by one.
-      horizon: For how many steps a matrix is made; `steps` by default.
-      unit: What is clipped.
+      steps: How many steps ran.
+      sampling: The scheme that drew the records, or batches or cohorts drawn by it.
+      horizon: The number of steps of a matrix; `steps` by default.
+      unit: The object that is clipped.
 
     Raises:
       ValueError: If an argument is out of range, or the matrix does not fit the scheme.
@@ -72,7 +72,7 @@ def correlated_event(
         horizon = max(1, _arguments.integer("steps", steps, 0, MOST_STEPS))
     horizon = _arguments.integer("horizon", horizon, 1, MOST_STEPS)
     factor = events.sensitivity_factor(scheme.neighboring_relation, unit)
-    # Refuses what does not fit, also where no step has run.
+    # Refuses a matrix that does not fit, even if no step has run.
     whole = _sensitivity(matrix, horizon, scheme)
     matrices, rest = divmod(steps, horizon)
     parts = []
@@ -80,8 +80,8 @@ def correlated_event(
         one = _of_one_matrix(z / factor, horizon, scheme)
         parts.append(one if matrices == 1 else events.repeated(one, matrices))
     if rest:
-        # Rows that were never released take nothing away. What rows cost that nobody
-        # has the coefficients of is not recomputed.
+        # Rows that were never released do not matter. Without known coefficients, the
+        # sensitivity of the whole matrix is an upper bound.
         part = whole
         if isinstance(matrix, ToeplitzMatrix):
             part = min(whole, _sensitivity(matrix, rest, scheme))

@@ -1,4 +1,4 @@
-"""Where correlated noise is, in the state of a server that carries it."""
+"""The position of correlated noise, in the state of a server that carries it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from tfdpclip import _arguments
 
-#: Under which a server's state holds what correlated noise keeps between rounds.
+#: The key of a server's state for the data that correlated noise keeps between rounds.
 NOISE_KEY = "correlated_noise"
-#: What it consists of.
+#: The parts of these data.
 PARTS = ("step", "ticket", "before", "run", "kept")
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisePlace:
-    """How far the noise of a state is, and which state it came from.
+    """The position of a state's noise, and the state's origin.
 
     Attributes:
-      step: Rounds of the present matrix that had their noise.
+      step: Rounds of the current matrix that got their noise.
       ticket: A random name of the state.
-      before: The name of the state that it came from.
-      run: The `digest` of the `CorrelatedNoise` that it is of.
+      before: The name of the state before this one.
+      run: The `digest` of the state's `CorrelatedNoise`.
     """
 
     step: int
@@ -33,19 +33,20 @@ class NoisePlace:
 
 
 @dataclasses.dataclass
-class Trail:
-    """What a ledger keeps of the states that rounds went on from; all of it is public.
+class StateHistory:
+    """A ledger's public record of the states from which rounds continued.
 
     *Formal guarantees*
 
-    * A round that has begun is in it before it runs: it is saved with what the round
-      reserves in the ledger.
-    * No state begins two matrices, in whichever process: those that began one are kept.
+    * A round is in the record before it runs: the record is saved with the round's
+      reservation in the ledger.
+    * No state begins two matrices, in any process: the record keeps every state that
+      began a matrix.
 
     Attributes:
-      order: A digest of who the clients of the last run are, in their order.
-      last: The name of the state that its last round began from.
-      first: The names of all states with which a matrix began.
+      order: A digest of the clients of the last run, in their order.
+      last: The name of the state from which its last round began.
+      first: The names of all states from which a matrix began.
     """
 
     order: str | None = None
@@ -66,28 +67,28 @@ class Trail:
         return _text_of(place.ticket) in self.first
 
     def follows(self, place: NoisePlace) -> bool:
-        """Whether a state comes from the one that the last round began from."""
+        """Whether a state comes from the state that the last round began from."""
         return self.last == _text_of(place.before)
 
     def use(self, place: NoisePlace, order: str | None) -> None:
-        """Notes that a round begins from a state, with clients in an order."""
+        """Records that a round begins from a state, with clients in an order."""
         self.order, self.last = order, _text_of(place.ticket)
         if place.step == 0:
             self.first.append(self.last)
 
     def begin(self) -> None:
-        """Forgets the last run: no state goes on with it."""
+        """Forgets the last run: no state continues it."""
         self.order = self.last = None
 
 
 def noise_of(state: Any) -> Mapping[str, Any] | None:
-    """What correlated noise keeps in a state, wherever it is there; None without.
+    """Returns the correlated noise in a state, at any depth; None if absent.
 
     Args:
-      state: Of an aggregator, or of a learning process around one.
+      state: The state of an aggregator, or of a learning process around an aggregator.
 
     Raises:
-      ValueError: If there are several, or something else.
+      ValueError: If the state has several noises, or unknown content under the key.
     """
     found = list(_found(state))
     if len(found) > 1:
@@ -97,14 +98,14 @@ def noise_of(state: Any) -> Mapping[str, Any] | None:
         )
     if found and not (isinstance(found[0], Mapping) and set(found[0]) == set(PARTS)):
         raise ValueError(
-            f"The content of state[{NOISE_KEY!r}] must be what an aggregator of this "
-            f"library keeps: {', '.join(PARTS)}."
+            f"The content of state[{NOISE_KEY!r}] must come from an aggregator of this "
+            f"library, with the parts {', '.join(PARTS)}."
         )
     return found[0] if found else None
 
 
 def place_of(state: Any) -> NoisePlace | None:
-    """How far the noise of a state is; None if it has none that is correlated."""
+    """Returns the position of a state's noise; None without correlated noise."""
     noise = noise_of(state)
     if noise is None:
         return None
@@ -129,7 +130,7 @@ def _found(state: Any) -> Any:
 
 
 def with_noise(state: Any, noise: Mapping[str, Any]) -> Any:
-    """A copy of a state with something else in the place of its noise."""
+    """Returns a copy of a state with its noise replaced by `noise`."""
     if isinstance(state, Mapping):
         return collections.OrderedDict(
             (name, noise if name == NOISE_KEY else with_noise(part, noise))

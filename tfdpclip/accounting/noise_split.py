@@ -1,8 +1,8 @@
 """How one noise multiplier is shared by the noised quantities of a step.
 
 A step that releases the clipped sum and K noised counts is one joint Gaussian. The
-accountant is given its noise multiplier z; the parts get more noise than z so that
-together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
+accountant is given its noise multiplier z; the sum and the counts get more noise than
+z, so that together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
 """
 
 import math
@@ -12,20 +12,20 @@ from typing import Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 
-# More than any model has variables; it only keeps the result in memory.
+# More groups than any model has variables; the limit bounds the result's memory.
 _MOST_GROUPS = 10**6
-#: What counts whose noise nobody chose may take of what chosen ones leave of z^-2.
+#: The share of z^-2 that default counts may take, out of the rest after chosen counts.
 DEFAULT_SHARE = 0.5
 
 
 class SmallBatchError(ValueError):
-    """A step has too few records for the noise that hides how many a rule counts.
+    """A step has too few records for the noise that hides a clip rule's counts.
 
     Args:
-      message: what to do about it.
+      message: the remedy.
 
     Attributes:
-      rule: the clip rule that counts, if it is known.
+      rule: the clip rule that counts, if known.
     """
 
     def __init__(self, message: str):
@@ -50,7 +50,7 @@ def split_noise_multiplier(
       z/2 for z.
 
     Args:
-      noise_multiplier: z, what the accountant is given. 0 means no noise anywhere.
+      noise_multiplier: z, as given to the accountant. 0 means no noise anywhere.
       count_stddevs: Noise standard deviation of each sum of indicators.
 
     Returns:
@@ -85,29 +85,29 @@ def split_noise_multiplier(
 def count_stddevs(
     rule: Any, records_per_step: float, noise_multiplier: float
 ) -> tuple[float, ...]:
-    """Returns the noise on a clip rule's counts, beside a sum that has enough left.
+    """Returns the noise on a clip rule's counts that leaves enough for the sum.
 
-    As `rule.count_stddevs` has it, unless counts whose noise nobody chose
-    (`rule.default_counts`) would take more than half of what the chosen ones leave of
-    z^-2, as in small batches: then theirs is larger, until it is half. K counts of
-    one default so have a stddev of at least ``z * sqrt(K / 2)``, and the sum has at
-    most sqrt(2) times the noise that it would have alone.
+    Returns `rule.count_stddevs`, unless counts with default noise
+    (`rule.default_counts`) would take more than half of the z^-2 that the counts with
+    chosen noise leave, as in small batches: then the default noise grows until the
+    share is half. K default counts thus have a stddev of at least ``z * sqrt(K / 2)``,
+    and the sum has at most sqrt(2) times the noise of a sum without counts.
 
-    *Formal guarantees*: none of its own. What `split_noise_multiplier` makes of these
-    numbers is accounted for as of any others.
+    *Formal guarantees*: none of its own. `split_noise_multiplier` accounts for these
+    numbers as for all count noise.
 
     Args:
       rule: A `ClipRule`, bound to its variables if it has groups.
       records_per_step: The public expected number of records in a step.
-      noise_multiplier: z, what the accountant is given. 0 means a run without privacy,
+      noise_multiplier: z, as given to the accountant. 0 means a run without privacy,
         where the default is an exact count.
 
     Returns:
       The noise standard deviation of each of the K sums of indicators, in records.
 
     Raises:
-      ValueError: If an argument is out of range, or a default would be more than half
-        of `records_per_step`: no clip norm follows such a count.
+      ValueError: If an argument is out of range, or default noise would be more than
+        half of `records_per_step`, too much for a clip norm to follow the count.
 
     >>> from tfdpclip.clipping import QuantileClip
     >>> count_stddevs(QuantileClip(), 100, 1.0)
@@ -115,7 +115,7 @@ def count_stddevs(
     >>> [round(stddev, 4) for stddev in count_stddevs(QuantileClip(), 8, 1.0)]
     [0.7071]
     """
-    # Not by its class: that would take TensorFlow.
+    # A check by class would import TensorFlow.
     if not hasattr(rule, "default_counts"):
         raise ValueError(
             "rule must be a clip rule, such as dpc.QuantileClip(), got "
@@ -125,19 +125,19 @@ def count_stddevs(
     records = _arguments.positive("records_per_step", records_per_step)
     counts = rule.count_stddevs(records, z > 0)
     try:
-        return raised(counts, rule.default_counts, records, z)
+        return enlarge_default_noise(counts, rule.default_counts, records, z)
     except SmallBatchError as error:
         error.rule = rule
         raise
 
 
-def raised(
+def enlarge_default_noise(
     stddevs: Sequence[float], free: Sequence[bool], records: float, z: float
 ) -> tuple[float, ...]:
-    """`count_stddevs` of a rule with these counts, all of them checked."""
+    """As `count_stddevs`, for given counts, all of them checked."""
     chosen, others = count_precisions(stddevs, free)
     room = DEFAULT_SHARE * (1 - (z * chosen) * (z * chosen))
-    # Where the chosen ones alone say too much, `split_noise_multiplier` says so.
+    # If the chosen counts reveal too much, `split_noise_multiplier` raises.
     if not room > 0 or z * others <= math.sqrt(room):
         return tuple(stddevs)
     factor = z * others / math.sqrt(room)
@@ -151,15 +151,15 @@ def raised(
 def count_precisions(
     stddevs: Sequence[float], free: Sequence[bool]
 ) -> tuple[float, float]:
-    """What z is multiplied by to give the square root of what counts take of z^-2.
+    """Returns precisions p with (p z)^2 the share of z^-2 that counts take.
 
     Args:
       stddevs: `[K]`, the noise on each count.
-      free: `[K]`, whether nobody chose it.
+      free: `[K]`, whether each count has default noise.
 
     Returns:
-      That of the chosen counts and that of the free ones. An exact count, stddev 0,
-      takes infinitely much, and is chosen.
+      The precision of the chosen counts, and the precision of the free counts. An exact
+      count, of stddev 0, has infinite precision, and counts as chosen.
     """
     parts: tuple[list[float], list[float]] = ([], [])
     for stddev, is_free in zip(stddevs, free, strict=True):
@@ -171,7 +171,7 @@ def effective_noise_multiplier(
     gradient_noise_multiplier: float | Sequence[float],
     count_stddevs: Sequence[float] = (),
 ) -> float:
-    """Returns the noise multiplier to account for, given what the parts received.
+    """Returns the noise multiplier to account for, given the noise of all parts.
 
     The inverse of `split_noise_multiplier`: z^-2 = sum_h z_h^-2 + sum_k (2 s_k)^-2.
 
@@ -221,8 +221,8 @@ def group_noise_multipliers(
       Gaussian mechanism with noise multiplier z (McMahan et al. 2018, section 2.2).
 
     Args:
-      noise_multiplier: What all groups together may reveal: z_g of
-        `split_noise_multiplier`, or z when nothing is counted.
+      noise_multiplier: The noise multiplier of all groups together: z_g of
+        `split_noise_multiplier`, or z without counts.
       groups: The number of groups L.
       shares: Each group's share of z^-2: positive, scaled to add up to 1. Equal by
         default, which gives z * sqrt(L) to every group.
@@ -264,12 +264,12 @@ def _product(name: str, z: float, square: float) -> float:
 
 
 def _share(z: float, stddev: float) -> float:
-    """What of z^-2 a count takes, 4 standing for more than all of it."""
+    """The share of z^-2 that a count takes; 4 stands for more than all of z^-2."""
     return min(z / (2 * stddev), 2.0) ** 2
 
 
 def _infeasible(z: float, stddevs: list[float]) -> str:
-    """Says which count is too precise, and what would work."""
+    """The message that names the most precise count, and sufficient noise."""
     worst = min(range(len(stddevs)), key=stddevs.__getitem__)
     count = len(stddevs)
     common = z * math.sqrt(count) / 2
@@ -285,21 +285,21 @@ def _infeasible(z: float, stddevs: list[float]) -> str:
         alone = f"it must be above {common:.6g}"
     return (
         f"count_stddevs[{worst}] = {stddevs[worst]:.6g} is too precise for "
-        f"noise_multiplier {z}: the noised counts alone reveal more than that allows; "
-        f"{alone}. A twentieth of the records is that with at least {cohort} records "
-        "per step (or clients per round); dpc.QuantileClip() without count_stddev "
-        "takes what is enough." + see("counts-that-cost-privacy")
+        f"noise_multiplier {z}: the noised counts alone reveal more than z allows; "
+        f"{alone}. A twentieth of the records suffices from {cohort} records per step "
+        "(or clients per round) on; dpc.QuantileClip() without count_stddev chooses "
+        "sufficient noise." + see("counts-that-cost-privacy")
     )
 
 
 def _unfollowable(z: float, records: float, stddev: float) -> str:
-    """Says that the noise that hides a count is more than a clip norm can follow."""
+    """The message that the noise on a count is too large for a clip norm to follow."""
     least = f"{math.ceil(2 * stddev)}" if stddev < 1e15 else f"{2 * stddev:.6g}"
     return (
         f"noise_multiplier {z:g} is too large for counts of {records:g} records per "
-        f"step (or clients per round): the count_stddev that leaves enough to the sum, "
-        f"{stddev:.4g}, is over half of them, and no clip norm follows that. With "
+        f"step (or clients per round): the required count_stddev, {stddev:.4g}, is "
+        "over half of the records, and no clip norm can follow that count. With "
         f"this noise take at least {least} records (records_per_step={least}), or a "
-        "clip that counts nothing, such as dpc.AutomaticClip(), or choose "
-        "count_stddev yourself." + see("counts-that-cost-privacy")
+        "clip without counts, such as dpc.AutomaticClip(), or choose count_stddev "
+        "yourself." + see("counts-that-cost-privacy")
     )

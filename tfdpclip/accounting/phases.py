@@ -1,4 +1,4 @@
-"""Phases: steps under one privacy configuration, and when two of them may add up."""
+"""Phases: steps under one privacy configuration, and which phases may add up."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ import dp_accounting
 from tfdpclip import _arguments, correlated
 from tfdpclip._docs import see
 from tfdpclip.accounting.matrix_events import correlated_event
-from tfdpclip.accounting.noise_place import Trail
+from tfdpclip.accounting.noise_place import StateHistory
 from tfdpclip.sampling import events, schemes
 from tfdpclip.sampling.base import SamplingScheme
 
-# What follows from the data and from the room for a draw.
+# Settings that follow from the data and from the room for a draw.
 _ROOM = ("capacity", "population")
 _MEANT = (
-    "If that is meant, say allow_change=True to the PrivacyPlan, PrivacyBudget or "
-    "RoundBudget (to a ledger of your own, ledger.begin(..., change=True)): both "
+    "If you mean this change, give allow_change=True to the PrivacyPlan, PrivacyBudget "
+    "or RoundBudget (to your own ledger, ledger.begin(..., change=True)): both "
     "phases are then counted." + see("changed-settings")
 )
 
 
 class PrivacyMismatchError(ValueError):
-    """What was about to run is not what is being accounted for."""
+    """The run differs from the settings of its accounting."""
 
-    # AutoGraph raises an error again, as the same class, if only this makes one.
+    # AutoGraph raises the same class again only if `__init__` is inherited this way.
     __init__ = Exception.__init__
 
 
-def assumed_of(clip: Any) -> list[str]:
-    """What a statement assumes of a clip rule, if it is not of this library.
+def clip_assumptions(clip: Any) -> list[str]:
+    """Returns a statement's assumptions about a clip rule from outside the library.
 
     Args:
-      clip: a clip rule, or one in words or numbers, of which nothing is known.
+      clip: a clip rule, or its settings in words or numbers, with no assumptions.
     """
     if clip is None or isinstance(clip, (str, int, float)):
         return []
-    from tfdpclip.clipping import ClipRule  # With TensorFlow, which others do without.
+    from tfdpclip.clipping import ClipRule  # Imports TensorFlow; most callers do not.
 
     return [
         f"{type(rule).__name__}, which is no clip rule of this library, weighs each "
@@ -60,17 +60,18 @@ class Phase:
     Attributes:
       sampling: The scheme that drew the records.
       noise_multiplier: z.
-      unit: What was clipped: `"example"`, `"client"`, `"batch"` or `"group"`.
+      unit: The object that was clipped: `"example"`, `"client"`, `"batch"` or
+        `"group"`.
       clip: The clip rule, in words.
       seeded: Whether noise or draws came from a fixed seed.
       observed: Whether the draws were seen, not merely declared.
       runs: Steps of each uninterrupted stretch. One entry unless the scheme's steps,
         or the noise of several steps, depend on each other.
       noise: The matrix of correlated noise; None for independent noise.
-      horizon: For how many steps a matrix is made; None without one.
-      trail: Which states rounds with correlated noise went on from.
-      idle: Of the steps in `runs`, those that were drawn for something else, or stand
-        for the rest of an epoch: they cost what steps cost, and none ran.
+      horizon: The number of steps of a noise matrix; None without a matrix.
+      trail: The states from which rounds with correlated noise continued.
+      idle: Steps in `runs` that did not run: they were drawn for a different purpose,
+        or stand for the rest of an epoch. Idle steps cost as much as steps that ran.
     """
 
     sampling: Any
@@ -82,7 +83,7 @@ class Phase:
     runs: list[int] = dataclasses.field(default_factory=list)
     noise: correlated.NoiseMatrix | None = None
     horizon: int | None = None
-    trail: Trail = dataclasses.field(default_factory=Trail)
+    trail: StateHistory = dataclasses.field(default_factory=StateHistory)
     idle: int = 0
 
     @property
@@ -90,43 +91,43 @@ class Phase:
         """Number of steps that ran."""
         return sum(self.runs) - self.idle
 
-    def begin_within(self) -> None:
-        """Counts an epoch more: the current run begins within one."""
+    def begin_partial_epoch(self) -> None:
+        """Counts an additional epoch: the current run begins within an epoch."""
         self.runs.insert(-1, 1)
         self.idle += 1
 
-    def not_begun(self) -> None:
-        """Takes back what `begin_within` counted: nothing ran."""
+    def undo_partial_epoch(self) -> None:
+        """Reverts `begin_partial_epoch`, because no step ran."""
         del self.runs[-2]
         self.idle -= 1
 
-    def pass_over(self, steps: int) -> None:
-        """Counts steps of the current run that were drawn for something else."""
+    def add_idle_steps(self, steps: int) -> None:
+        """Counts steps of the current run that were drawn for a different purpose."""
         self.runs[-1] += steps
         self.idle += steps
 
     def foreign(self) -> list[Any]:
-        """What is of classes of others: a scheme, a matrix, or a part of them."""
+        """Parts from outside the library: a scheme, a matrix, or a part of either."""
         found = _arguments.foreign(self.sampling, SamplingScheme)
         if self.noise is not None:
             found += _arguments.foreign(self.noise, correlated.NoiseMatrix)
         return found
 
     def refuse_unreadable(self, path: Any) -> None:
-        """Raises if a ledger's file, where there is one, could not be read again."""
+        """Raises if the ledger has a file that could not be read again."""
         found = self.foreign()
         if found and path is not None:
             raise ValueError(
                 f"ledger={str(path)!r} could not be read again: "
-                f"{type(found[0]).__name__} is not of this library, which reads "
-                "schemes and matrices of its own alone. Leave ledger= out, and keep "
-                "the statement of the run."
+                f"{type(found[0]).__name__} is not of this library, and reading works "
+                "only for the library's own schemes and matrices. Leave ledger= out, "
+                "and keep the statement of the run."
             )
 
     def __post_init__(self):
         if self.foreign():
-            # What ran is what it was: somebody may change it later.
-            with contextlib.suppress(Exception):  # What cannot be copied is trusted.
+            # The caller may change these objects later; the copy does not change.
+            with contextlib.suppress(Exception):  # Without a copy, the object is kept.
                 self.sampling, self.noise = copy.deepcopy((self.sampling, self.noise))
         _arguments.non_negative("noise_multiplier", self.noise_multiplier)
         _arguments.choice("unit", self.unit, events.UNITS)
@@ -146,7 +147,7 @@ class Phase:
             return
         if self.noise is None:
             raise ValueError("horizon must be None without correlated noise.")
-        # Validates the rest, and whether the matrix fits the scheme.
+        # Validates the remaining fields, and that the matrix fits the scheme.
         self._run(0)
 
     def settings(self) -> dict[str, Any]:
@@ -163,14 +164,14 @@ class Phase:
         }
 
     def continues(self, other: Phase) -> bool:
-        """Whether all but the steps is the same: of classes of others, they, too."""
+        """Whether all settings and foreign parts, but not the steps, are equal."""
         return self.settings() == other.settings() and self._alike(other)
 
     def _alike(self, other: Phase) -> bool:
-        """Whether what is of classes of others is the same in both.
+        """Whether the foreign parts of both phases are the same.
 
-        Names and settings do not say what such a thing does: another class of the same
-        name may do something else, and so may another attribute.
+        Names and settings do not determine a foreign part's behaviour: a different
+        class of the same name may behave differently, and so may a changed attribute.
         """
         pairs = list(itertools.zip_longest(self.foreign(), other.foreign()))
         return all(type(a) is type(b) and _attributes_equal(a, b) for a, b in pairs)
@@ -188,18 +189,18 @@ class Phase:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Phase:
-        """The phase of which `to_dict()` is the content."""
+        """Returns the phase with the content that `to_dict()` returned."""
         content = dict(content)
         if names := content.pop("foreign", ()):
             raise ValueError(
-                f"{names[0]} was not of this library, which cannot know what it did."
+                f"{names[0]} was not of this library, so its privacy is unknown."
             )
         noise = content.pop("noise", None)
         return cls(
-            # Without one, as files of before are, no state goes on with it.
-            trail=Trail(**content.pop("trail", {})),
+            # Old files have no trail, and no state continues without a trail.
+            trail=StateHistory(**content.pop("trail", {})),
             noise=None if noise is None else correlated.from_dict(noise),
-            # What decides the cost has no default.
+            # Settings that decide the cost have no default.
             sampling=schemes.from_dict(content.pop("sampling")),
             noise_multiplier=content.pop("noise_multiplier"),
             unit=content.pop("unit"),
@@ -208,19 +209,19 @@ class Phase:
         )
 
     def event(self, more: int = 0) -> dp_accounting.DpEvent:
-        """Returns what the phase did to privacy, with `more` steps in its last run."""
+        """Returns the phase's privacy event, with `more` steps in its last run."""
         runs = [*self.runs[:-1], (self.runs[-1] if self.runs else 0) + more]
         return dp_accounting.ComposedDpEvent([self._run(steps) for steps in runs])
 
     def unseen(
         self, steps: int, noise_multiplier: float | None, unit: str | None
     ) -> Phase:
-        """Returns a phase of steps that nobody saw: each may have used every record.
+        """Returns a phase of unobserved steps; each may have used every record.
 
         Args:
-          steps: How many.
-          noise_multiplier: Theirs, if it is known; this phase's otherwise.
-          unit: What they clipped, if it is known; as here otherwise.
+          steps: How many steps.
+          noise_multiplier: The noise multiplier of the steps, or None for this phase's.
+          unit: The object that the steps clipped, or None for this phase's unit.
 
         Raises:
           PrivacyMismatchError: Under correlated noise.
@@ -228,7 +229,7 @@ class Phase:
         if self.noise is not None:
             raise PrivacyMismatchError(
                 f"{steps} steps ran that were not recorded, under correlated noise: "
-                "nothing bounds them together with those that share their noise. "
+                "no proof bounds them together with steps that share their noise. "
                 "Begin with a new optimizer, and keep one ledger from its first step."
             )
         z = self.noise_multiplier if noise_multiplier is None else noise_multiplier
@@ -259,11 +260,11 @@ class Phase:
         )
 
     def check_continued(self, new: Phase, change: bool) -> None:
-        """Refuses another phase after this one, unless the two may add up.
+        """Refuses a following phase, unless the two phases may add up.
 
         Args:
           new: The phase that is to follow.
-          change: Whether other settings than here are meant.
+          change: Whether the caller means the settings to change.
 
         Raises:
           PrivacyMismatchError: If the settings differ and `change` is False, or if the
@@ -278,12 +279,12 @@ class Phase:
             )
         if (self.unit == "person") != (new.unit == "person"):
             raise PrivacyMismatchError(
-                "Steps whose neighbours differ in a person, and in something else, do "
-                f"not add up: unit={self.unit!r} before, {new.unit!r} now."
+                "Steps with a person as the unit do not add up with steps of a "
+                f"different unit: unit={self.unit!r} before, {new.unit!r} now."
             )
         before, now = self.settings(), new.settings()
         differing = [name for name in before if before[name] != now[name]]
-        # Another physical batch size changes the capacity and nothing that was meant.
+        # A new physical batch size changes only the capacity, which needs no consent.
         if "sampling" in differing and _same_rate(self.sampling, new.sampling):
             differing.remove("sampling")
         if differing and not change:
@@ -296,9 +297,9 @@ class Phase:
             )
         if not change and not self._alike(new):
             kinds = (self._described(), new._described())
-            again = " (made again, as by a cell run twice, or with other attributes)"
+            again = " (made again, as by a cell run twice, or with changed attributes)"
             raise PrivacyMismatchError(
-                "What draws records or correlates noise is not what has run: "
+                "The object that draws records or correlates noise has changed: "
                 f"{kinds[0]} before, {kinds[1]} now{again * (kinds[0] == kinds[1])}. "
                 + _MEANT
             )
@@ -307,18 +308,18 @@ class Phase:
 def begin_run(
     phases: list[Phase], phase: Phase, change: bool, continued: int | None
 ) -> None:
-    """Begins a run of a phase, or goes on with the last one where that adds up.
+    """Begins a run of a phase, or continues the last run if the two add up.
 
     Args:
-      phases: The phases until now; this one is added if it is not the last of them.
+      phases: The phases until now; `phase` is added unless it is the last of them.
       phase: The phase.
-      change: Whether other settings than before are meant.
-      continued: Of restored correlated noise, how many steps it has made; None where
-        another matrix begins.
+      change: Whether the caller means the settings to change.
+      continued: For restored correlated noise: the number of steps it has made. None
+        if a new matrix begins.
 
     Raises:
       PrivacyMismatchError: If the phases do not add up, or the noise was restored to
-        another step than the last one that ran: it would be used twice.
+        a step before the last step that ran: it would be used twice.
     """
     if phases:
         phases[-1].check_continued(phase, change)
@@ -329,13 +330,13 @@ def begin_run(
         if phase.noise is None or ran != continued:
             raise PrivacyMismatchError(
                 f"Noise was restored that has made {continued} steps, and the ledger "
-                f"has {'no run' if ran is None else f'a run of {ran}'} that it could "
-                "go on with: noise that was released is never used again. Begin with "
-                "fresh noise, continued=None."
+                f"has {'no run' if ran is None else f'a run of {ran}'} that the noise "
+                "could continue: released noise is never used again. Begin with fresh "
+                "noise, continued=None."
             )
     if not same:
         phases.append(phase)
-    # Another matrix, or another order: what is bounded within one is composed.
+    # A new matrix, or a new order, is a new run: a bound holds within one run.
     whole = phase.noise is None and phase.sampling.independent_steps
     if not phases[-1].runs or not (whole or continued is not None):
         phases[-1].runs.append(0)
@@ -343,27 +344,27 @@ def begin_run(
 
 
 def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
-    """Raises if something else counted in a ledger since it was in its place.
+    """Raises if the ledger counted other steps since `place` was read.
 
     Args:
-      ledger: What counts the steps.
-      place: Its `place` after what the caller counted last.
-      other: What it may have been, and when.
-      fix: What to do.
+      ledger: The ledger.
+      place: The value of `ledger.place` after the caller's last step.
+      other: The possible cause, in words.
+      fix: The remedy, in words.
 
     Raises:
-      PrivacyMismatchError: If it has moved.
+      PrivacyMismatchError: If `ledger.place` has changed.
     """
     if ledger.place != place:
         raise PrivacyMismatchError(
-            f"{other}: what is left of the budget, and which noise is whose, is not "
+            f"{other}: the rest of the budget, and the owner of each noise, are not "
             f"known any more. {fix}" + see("steps-that-are-not-counted")
         )
 
 
 def _attributes_equal(one: Any, other: Any) -> bool:
-    """Whether two of a class have the same attributes; False if nobody knows."""
-    if one is other:  # It could not be copied.
+    """Whether two objects of a class have equal attributes; False if unknown."""
+    if one is other:  # The object could not be copied.
         return True
     before, now = (
         {
@@ -376,7 +377,7 @@ def _attributes_equal(one: Any, other: Any) -> bool:
         }
         for each in (one, other)
     )
-    with contextlib.suppress(Exception):  # Arrays have no one answer.
+    with contextlib.suppress(Exception):  # Comparing arrays raises.
         if before == now:
             return True
     with contextlib.suppress(Exception):

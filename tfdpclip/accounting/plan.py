@@ -1,4 +1,4 @@
-"""A privacy plan: the public facts of a run, said once, and what follows from them.
+"""A privacy plan: the public facts of a run, and the noise that they require.
 
 `tfdpclip.keras.PrivacyPlan` and `tfdpclip.federated.PrivacyPlan` are the plans to use.
 """
@@ -34,29 +34,29 @@ from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
 from tfdpclip.correlated import NoiseMatrix
 
-# What decides the cost of a phase's steps.
+# The settings that decide the cost of a phase's steps.
 _DECISIVE = ("sampling", "noise_multiplier", "unit", "noise", "horizon")
 
 
 class BudgetPlan(ShownAsText, abc.ABC):
-    """What follows from a budget and the facts of a run. Not for use on its own.
+    """Base of privacy plans: derives the noise from a budget and the facts of a run.
 
     Args:
       settings: the arguments of the plan, for `replace`.
       epsilon: the budget.
       delta: the delta.
-      population: the records there are.
-      size: the records expected in a step: the public divisor.
+      population: the number of records.
+      size: the expected number of records in a step: the public divisor.
       steps: how many steps (rounds) the run has.
-      scheme: what draws them, as it is accounted for.
-      unit: what is clipped.
+      scheme: the scheme that draws the records, as in the accounting.
+      unit: the object that is clipped.
       accountant: `"pld"` or `"rdp"`.
-      ledger: a ledger, or the path of its file; None for one in memory.
-      allow_change: whether the plan may come after other phases of the ledger.
+      ledger: a ledger, or the path of its file; None for a ledger in memory.
+      allow_change: whether the ledger may have earlier phases with other settings.
       matrix: of correlated noise, for all the steps; None for independent noise.
     """
 
-    #: How this plan calls records, what it draws at once, how often it goes through
+    #: The plan's words for records, the number of records in a step, passes through
     #: the data, and a step.
     _RECORDS, _SIZE, _LENGTH, _STEP = "records", "size", "length", "step"
 
@@ -81,7 +81,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         self.epsilon = epsilon
         #: The delta of the budget.
         self.delta = delta
-        #: The scheme that draws, as it is accounted for.
+        #: The scheme that draws the records, as in the accounting.
         self.scheme = scheme
         #: Steps (rounds) of the whole run.
         self.steps = steps
@@ -90,11 +90,11 @@ class BudgetPlan(ShownAsText, abc.ABC):
         self._population, self._size, self._unit = population, size, unit
         self._matrix = matrix
         self._clip = ""
-        #: What has been spent, step by step.
+        #: The ledger of the steps that ran.
         self.ledger = Ledger.open(ledger, delta, accountant)
         self._allow_change = _arguments.boolean("allow_change", allow_change)
         phases = copy.deepcopy(self.ledger.phases) if allow_change else []
-        # Those of other plans. The last may be what an earlier process ran of this one.
+        # Phases of earlier plans. The last may be this run's, of an earlier process.
         self._before = phases[:-1]
         #: z: the least noise with which the whole run stays within the budget.
         self.noise_multiplier = self._least_noise()
@@ -115,7 +115,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         )
 
     def _planned(self) -> Phase:
-        """The whole run, as a phase of the ledger."""
+        """The planned run, as a phase of the ledger."""
         horizon = None if self._matrix is None else self.steps
         return Phase(
             self.scheme,
@@ -127,7 +127,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         )
 
     def _runs_in(self, phase: Phase) -> bool:
-        """Whether a phase of the ledger has steps as this plan draws and noises."""
+        """Whether a phase of the ledger has the draws and the noise of this plan."""
         ours, found = self._planned().settings(), phase.settings()
         return all(ours[name] == found[name] for name in _DECISIVE)
 
@@ -138,9 +138,9 @@ class BudgetPlan(ShownAsText, abc.ABC):
 
     @property
     def planned_epsilon(self) -> float:
-        """What the whole run spends: the budget, or very little less.
+        """The epsilon of the planned run: the budget, or very little less.
 
-        With `allow_change`, that of the other phases of the ledger is among it.
+        With `allow_change`, it includes the earlier phases of the ledger.
         """
         event = dp_accounting.ComposedDpEvent(
             [part.event() for part in (*self._before, self._planned())]
@@ -148,9 +148,9 @@ class BudgetPlan(ShownAsText, abc.ABC):
         return event_epsilon(event, self.delta, self.accountant)
 
     def replace(self, **changes: Any) -> Any:
-        """A new plan with other arguments, with a ledger of its own that is empty.
+        """Returns a plan with changed arguments, and an empty ledger of its own.
 
-        No file of the plan is one of the new plan's, unless it is given again.
+        The new plan does not use the files of this plan unless they are given again.
 
         Args:
           **changes: arguments of the plan.
@@ -165,9 +165,9 @@ class BudgetPlan(ShownAsText, abc.ABC):
         return type(self)(**{**self._settings, **fresh, **changes})
 
     def rows(self) -> list[dict[str, Any]]:
-        """This plan and its neighbours, one dictionary each, for CSV files or pandas.
+        """This plan and its neighbours, as dictionaries for CSV files or pandas.
 
-        Each has half, or twice, of one argument. No data are used.
+        Each neighbour has half, or twice, of one argument. No data are used.
         """
         found = [self._row("this plan", self)]
         names, factors = ("epsilon", self._SIZE, self._LENGTH), (0.5, 2)
@@ -187,10 +187,10 @@ class BudgetPlan(ShownAsText, abc.ABC):
         return found
 
     def _neighbour(self, name: str, value: Any) -> BudgetPlan:
-        """A plan that comes after the same phases."""
+        """Returns a plan with a changed argument, after the same earlier phases."""
         before = Ledger(self.delta, self.accountant)
         if self._before:
-            # The last one stands for what the neighbour does in this plan's place.
+            # The last phase stands for the neighbour's run in place of this plan's.
             own = dataclasses.replace(self._planned(), runs=[0])
             before.phases = [*self._before, own]
         return self.replace(**{name: value}, ledger=before)
@@ -209,7 +209,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         }
 
     def table(self) -> str:
-        """`rows` as text: what neighbouring choices would need in noise."""
+        """`rows` as text: the noise that neighbouring choices would need."""
         titles = {
             "change": "",
             "epsilon": "epsilon",
@@ -230,14 +230,14 @@ class BudgetPlan(ShownAsText, abc.ABC):
         return aligned(lines, left=(0,))
 
     def statement(self, format: str | None = None) -> PrivacyStatement | str:
-        """What was spent, with everything that the number means nothing without.
+        """The privacy spent, with all facts that a privacy claim needs.
 
         Args:
           format: None for a `PrivacyStatement`; `"text"`, `"markdown"` (a section of
             a model card) or `"json"` for that text.
 
         Raises:
-          ValueError: If nothing ran yet, or the format is another one.
+          ValueError: If no step ran yet, or the format is unknown.
           PrivacyMismatchError: If steps ran that the plan did not see.
         """
         if format is not None:
@@ -245,33 +245,34 @@ class BudgetPlan(ShownAsText, abc.ABC):
         self._refuse_unseen()
         if not self.ledger.phases:
             raise ValueError(
-                "Nothing ran yet, so there is nothing to state. print(plan) shows what "
-                "is planned."
+                "Nothing ran yet, so there is nothing to state. print(plan) shows the "
+                "planned run."
             )
         stated = self.ledger.statement()
         return stated if format is None else stated.render(format)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
-        """What refuses a clip rule's counts in here says which batches have room."""
+        """Turns a refusal of a clip rule's counts into advice on the batch size."""
         try:
             yield
         except SmallBatchError as error:
             raise ValueError(self._size_for(error.rule)) from None
 
     def _check_counts(self, rule: Any) -> None:
-        """Raises if what the clip rule counts is too precise for the noise.
+        """Raises if the clip rule's counts are too precise for the noise.
 
-        A rule with groups does not know yet how many; its mechanism looks then.
+        The number of groups of a rule with groups is not known yet; its mechanism
+        checks the counts later.
         """
         if not rule.has_groups:
             z = self.noise_multiplier
             split_noise_multiplier(z, count_stddevs(rule, float(self._size), z))
 
     def _size_for(self, rule: Any) -> str:
-        """Says from which size on a batch hides what a rule counts, by its own noise.
+        """Returns advice on the smallest batch size that hides the counts of a rule.
 
-        A larger batch has more noise, and less of it for each of its records.
+        A larger batch has more noise, but less noise for each of its records.
         """
 
         def enough(size: int) -> bool:
@@ -299,7 +300,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         )
 
     def _facts_of_release(self) -> list[tuple[str, str]]:
-        """What the plan's text says of correlated noise, and of the clip."""
+        """The lines of the plan's text about correlated noise and the clip rule."""
         facts = []
         if self._matrix is not None:
             facts.append(("correlation", self._matrix.describe()))
@@ -309,11 +310,11 @@ class BudgetPlan(ShownAsText, abc.ABC):
 
     @abc.abstractmethod
     def _refuse_unseen(self) -> None:
-        """Raises if something ran that the ledger does not know of."""
+        """Raises if steps ran that the ledger does not have."""
 
     @abc.abstractmethod
     def _facts(self) -> list[tuple[str, str]]:
-        """What the plan's text says, line by line."""
+        """The lines of the plan's text: names and texts."""
 
     def __str__(self) -> str:
         lines = [

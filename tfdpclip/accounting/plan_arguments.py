@@ -1,4 +1,4 @@
-"""What plans of Keras and TFF are told alike: checks, and what names stand for."""
+"""Arguments that the plans of Keras and TFF share: checks, and named noise matrices."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tfdpclip.correlated import (
 
 #: Correlated noise, by name.
 NOISE = ("independent", "buffered", "toeplitz", "tree")
-#: Those that are made for the momentum of the optimizer.
+#: The noise that is optimized for the momentum of the optimizer.
 MADE_FOR_MOMENTUM = ("buffered", "toeplitz")
-# Buffers and bands of what is named so; docs/correlated_noise.md has what more bring.
+# Buffers and bands of named matrices; docs/correlated_noise.md compares larger numbers.
 _BUFFERS, _BANDS = 3, 16
 
 
 def check_facts(epsilon: Any, delta: Any, name: str, population: Any) -> tuple:
-    """The budget and the population, checked; a delta that says nothing is refused.
+    """Returns the budget and the population, checked; refuses a meaningless delta.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -41,24 +41,24 @@ def check_facts(epsilon: Any, delta: Any, name: str, population: Any) -> tuple:
 
 
 def check_accountant(accountant: Any) -> str:
-    """An accountant that keeps budgets.
+    """Returns an accountant that is a bound, so that it can keep a budget.
 
     Raises:
-      ValueError: If it is another one.
+      ValueError: If the accountant is unknown, or an approximation.
     """
     allowed = tuple(a for a in accountants.ACCOUNTANTS if a != "gdp")
     return _arguments.choice("accountant", accountant, allowed)
 
 
 def check_noise(noise: Any, momentum: Any) -> float:
-    """Looks at what a plan is told of its noise; returns the momentum, checked.
+    """Checks the noise and the momentum of a plan; returns the momentum.
 
     Args:
       noise: A name of `NOISE`, or a matrix.
-      momentum: What a matrix that is named is made for.
+      momentum: The momentum that a named matrix is optimized for.
 
     Raises:
-      ValueError: If it is something else, or nothing is made for the momentum.
+      ValueError: If `noise` is neither, or the momentum does not apply to it.
     """
     given = isinstance(noise, NoiseMatrix)
     if not given:
@@ -67,14 +67,14 @@ def check_noise(noise: Any, momentum: Any) -> float:
     if momentum and given:
         raise ValueError(
             f"momentum={momentum:g} is for matrices that the plan makes, and noise is "
-            "one already. Make it for that momentum, as in BufferedToeplitz(3, steps, "
-            f"scheme, Workload(momentum={momentum:g})), and leave momentum out; or say "
-            'noise="buffered".'
+            "a matrix already. Make the matrix for that momentum, as in "
+            f"BufferedToeplitz(3, steps, scheme, Workload(momentum={momentum:g})), and "
+            'leave momentum out; or write noise="buffered".'
         )
     if momentum and noise not in MADE_FOR_MOMENTUM:
         raise ValueError(
-            f'momentum is what noise="buffered" and "toeplitz" are made for, and noise='
-            f'"{noise}" is the same for every optimizer: leave it out.'
+            f'momentum applies to noise="buffered" and "toeplitz", and noise="{noise}" '
+            "is the same for every optimizer: leave momentum out."
         )
     return momentum
 
@@ -82,13 +82,13 @@ def check_noise(noise: Any, momentum: Any) -> float:
 def named_matrix(
     noise: str | NoiseMatrix, steps: int, scheme: Any, momentum: float = 0.0
 ) -> NoiseMatrix | None:
-    """The matrix that an argument stands for; None for independent noise.
+    """Returns the matrix for an argument `noise`; None for independent noise.
 
     Args:
-      noise: One of `NOISE`, or a matrix.
-      steps: For how many steps.
-      scheme: What draws the records.
-      momentum: Of what the releases go into; for matrices that are named.
+      noise: A name of `NOISE`, or a matrix.
+      steps: The number of steps of the matrix.
+      scheme: The scheme that draws the records.
+      momentum: The optimizer's momentum; for named matrices.
     """
     if isinstance(noise, NoiseMatrix):
         return noise

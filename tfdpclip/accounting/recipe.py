@@ -1,4 +1,4 @@
-"""How large a cohort a privacy target needs: the recipe of the adaptive-clip paper."""
+"""The cohort that a privacy target requires: the recipe of the adaptive-clip paper."""
 
 import dataclasses
 import math
@@ -14,18 +14,18 @@ _COUNT_DIVISOR = 20
 
 @dataclasses.dataclass(frozen=True)
 class CohortPlan:
-    """What `cohort_for` answers.
+    """The result of `cohort_for`.
 
     Attributes:
       clients_per_round: Expected clients per round (or records per step), m.
-      noise_multiplier: z, what the accountant is given.
-      count_stddev: Noise on the sum of unclipped indicators, m / 20, or what
-        `dpc.QuantileClip` takes in a smaller cohort.
-      gradient_noise_multiplier: z_g, what the sum of updates gets.
-      scale: alpha, at least 1: how many times larger than the trial everything is. 1
-        where the trial itself spends no more than the target.
-      epsilon: What the rounds spend.
-      delta: At this delta.
+      noise_multiplier: z, as given to the accountant.
+      count_stddev: Noise on the sum of unclipped indicators: m / 20, or the noise of
+        `dpc.QuantileClip` in a smaller cohort.
+      gradient_noise_multiplier: z_g, the noise multiplier of the sum of updates.
+      scale: alpha, at least 1: the factor from the trial to the plan. 1 if the trial
+        spends no more than the target.
+      epsilon: The epsilon of all rounds.
+      delta: The delta of the guarantee.
       population: Number of clients.
       rounds: Number of rounds.
       sampling: The scheme that was accounted for.
@@ -60,13 +60,13 @@ def cohort_for(
     """Scales a small trial up to a privacy target.
 
     The recipe of Andrew et al. 2021, section 4: find, without privacy in mind, a noise
-    multiplier that does not hurt with a small cohort. What utility feels is the noise
-    on the *average*, z / m. Multiplying m, z and the count's noise by the same alpha
-    keeps it and buys privacy; take the smallest alpha of 1 or more that reaches the
-    target. Below 1 the trial says nothing: smaller cohorts lose utility beyond what
-    the noise on their average does. So where the trial spends no more than the target
-    already, it is the plan, and `epsilon` is what it spends; less noise, or a smaller
-    trial, would use the rest of the target.
+    multiplier that does not hurt with a small cohort. Utility depends on the noise
+    of the *average*, z / m. Multiplying m, z and the count's noise by the same alpha
+    keeps this noise and buys privacy; take the smallest alpha of 1 or more that reaches
+    the target. Below 1 the trial is no evidence: smaller cohorts lose more utility than
+    by the noise on their average. So if the trial spends no more than the target, the
+    trial is the plan, with its own `epsilon`; less noise, or a smaller trial, would use
+    the rest of the target.
 
     Args:
       epsilon: The target; positive.
@@ -77,7 +77,7 @@ def cohort_for(
       clients_per_round: m of the trial.
       sampling: `"poisson"` (add or remove one) or `"fixed_size"` (replace one).
       accountant: `"pld"` or `"rdp"`.
-      sensitivity: Overrides the sensitivity, in clip norms; 1.0 with `"fixed_size"`
+      sensitivity: Replaces the sensitivity, in clip norms; 1.0 with `"fixed_size"`
         and `"rdp"` is the paper's own convention.
 
     Returns:
@@ -85,8 +85,8 @@ def cohort_for(
 
     Raises:
       ValueError: If an argument is out of range, if the trial's noise leaves no room
-        for the count, or if the population is too small: then the message says about
-        how many would do.
+        for the count, or if the population is too small: then the message gives a
+        sufficient population.
 
     >>> plan = cohort_for(2.0, 1e-6, 10**6, 1000, 0.1, 100, accountant="rdp")
     >>> plan.clients_per_round, round(plan.noise_multiplier, 2)
@@ -108,7 +108,7 @@ def cohort_for(
             f"clients_per_round must be at most the population, got {m} of "
             f"{population}."
         )
-    noise_split.split_noise_multiplier(z, _count_stddevs(m, z))  # Is it feasible?
+    noise_split.split_noise_multiplier(z, _count_stddevs(m, z))  # Raises if infeasible.
 
     def spent(scale: float, people: int, how: str, coarseness: float = 1.0) -> float:
         scheme = _scheme(sampling, math.ceil(scale * m - 1e-9), people)
@@ -140,23 +140,27 @@ def cohort_for(
 
 
 def _count_stddevs(cohort: int, z: float) -> tuple[float, ...]:
-    """That of `dpc.QuantileClip`."""
-    return noise_split.raised((cohort / _COUNT_DIVISOR,), (True,), cohort, z)
+    """The count noise of `dpc.QuantileClip`."""
+    return noise_split.enlarge_default_noise(
+        (cohort / _COUNT_DIVISOR,), (True,), cohort, z
+    )
 
 
 def _least_scale(spent, epsilon: float, population: int, m: int, how: str) -> float:
-    """Returns the least scale that reaches the target, where 1 does not."""
+    """Returns the least scale that reaches the target, if scale 1 does not."""
     largest = population / m
-    upper = _enough(lambda a: spent(a, population, "rdp"), epsilon, largest)
+    upper = _sufficient_scale(lambda a: spent(a, population, "rdp"), epsilon, largest)
     if upper is None:
-        upper = _enough(lambda a: spent(a, population, how), epsilon, largest)
+        upper = _sufficient_scale(lambda a: spent(a, population, how), epsilon, largest)
     if upper is None:
         raise ValueError(_too_small(spent, epsilon, population, m))
     return search.least_noise(
         lambda a, coarseness=1.0: spent(a, population, how, coarseness),
         epsilon,
         how == "pld",
-        bracket=_falling(lambda a: spent(a, population, how, 8.0), epsilon, upper),
+        bracket=_bracket_scale(
+            lambda a: spent(a, population, how, 8.0), epsilon, upper
+        ),
     )
 
 
@@ -168,7 +172,7 @@ def _scheme(sampling: str, cohort: int, population: int) -> Any:
     return schemes.FixedSize(cohort, population)
 
 
-def _enough(spent, epsilon: float, largest: float) -> float | None:
+def _sufficient_scale(spent, epsilon: float, largest: float) -> float | None:
     """Returns the first doubling of 1 (or `largest`) that is enough."""
     scale = 1.0
     while scale < largest:
@@ -178,7 +182,7 @@ def _enough(spent, epsilon: float, largest: float) -> float | None:
     return largest if spent(largest) <= epsilon else None
 
 
-def _falling(spent, epsilon: float, upper: float):
+def _bracket_scale(spent, epsilon: float, upper: float):
     """A bracket whose lower end, 1 or more, spends too much."""
     lower = max(1.0, upper / 2)
     while lower > 1 and spent(lower) <= epsilon:
@@ -197,7 +201,8 @@ def _too_small(spent, epsilon: float, population: int, m: int) -> str:
 
     def enough(people: int) -> bool:
         return (
-            _enough(lambda a: spent(a, people, "rdp"), epsilon, people / m) is not None
+            _sufficient_scale(lambda a: spent(a, people, "rdp"), epsilon, people / m)
+            is not None
         )
 
     people = population
@@ -208,7 +213,7 @@ def _too_small(spent, epsilon: float, population: int, m: int) -> str:
             while high > 1.05 * low:
                 middle = (low + high) // 2
                 low, high = (low, middle) if enough(middle) else (middle, high)
-            # Two digits, rounded up: what is said to be enough should be.
+            # Two digits, rounded up, so that the number in the message is sufficient.
             unit = 10 ** (len(str(high)) - 2)
             high = -(-int(1.05 * high) // unit) * unit
             return f"{message} A population of about {high} would do."

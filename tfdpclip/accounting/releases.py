@@ -1,7 +1,7 @@
-"""How many private releases were made, by whatever counts its own.
+"""The number of private releases, as counted by the optimizers.
 
-A loop says how many steps it takes, `Ledger.step()`, and an optimizer counts how often
-it releases. The two numbers meet here.
+`Ledger.step()` declares how many steps a loop takes, and an optimizer counts its
+releases. The ledger compares the two numbers.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-#: What counts its releases: objects with `identity`, a text, and `releases`.
+#: Objects that count their releases, with `identity` (a text) and `releases`.
 COUNTERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def releases_so_far() -> dict[str, int]:
-    """How many releases each counter has counted."""
+    """The number of releases of each counter."""
     return {counter.identity: counter.releases for counter in list(COUNTERS)}
 
 
 def releases_since(before: Mapping[str, int]) -> int:
-    """How many releases were made since `releases_so_far` gave this."""
+    """The number of releases since `releases_so_far` returned `before`."""
     now = releases_so_far()
     return sum(count - before.get(name, 0) for name, count in now.items())

@@ -1,4 +1,4 @@
-"""What the noise of federated rounds is, and from whom a budget knows it."""
+"""The noise of federated rounds, from the aggregator or as declared to a budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RoundNoise:
       noise_multiplier: z.
       place: `"central"`, the server's, or `"distributed"`, the clients' shares.
       run: The digest of correlated noise; None for independent noise.
-      seeded: Whether it comes from a fixed seed.
+      seeded: Whether the noise comes from a fixed seed.
     """
 
     noise_multiplier: float
@@ -32,33 +32,33 @@ class RoundNoise:
         return f"{self.place} noise of multiplier {self.noise_multiplier:g}{kind}{seed}"
 
 
-# Of the aggregators whose processes were made in this Python process.
+# The noise of all aggregators that made a process in this Python process.
 _made: dict[RoundNoise, None] = {}
 
 
-def note_made(noise: RoundNoise) -> None:
-    """Says that an aggregator with this noise made its process."""
+def record_made(noise: RoundNoise) -> None:
+    """Records that an aggregator with this noise made its process."""
     _made[noise] = None
 
 
-def made() -> list[str]:
-    """The noise of the aggregators that made their processes here, in words."""
+def list_made() -> list[str]:
+    """The noise of the aggregators that made processes here, in words."""
     return [str(noise) for noise in _made]
 
 
 def is_possible(noise: RoundNoise) -> bool:
-    """Whether rounds here may have such noise: an aggregator has, or none was made."""
+    """Whether rounds here may have this noise: an aggregator has it, or none exists."""
     return not _made or noise in _made
 
 
-def declared(noise_multiplier: Any, noise: Any) -> RoundNoise:
-    """The noise of which only numbers are known."""
+def declared_noise(noise_multiplier: Any, noise: Any) -> RoundNoise:
+    """Returns the noise of a budget that was given numbers instead of an aggregator."""
     if noise_multiplier is None:
         raise ValueError(
-            "aggregator must be given, which adds the noise that is counted: "
-            "RoundBudget(epsilon, delta, cohorts, aggregator=aggregator), of "
-            "aggregator = dpc.federated.clipped_mean(...). Or noise_multiplier, of "
-            "noise that something else adds."
+            "aggregator must be given: RoundBudget(epsilon, delta, cohorts, "
+            "aggregator=aggregator), with aggregator = "
+            "dpc.federated.clipped_mean(...). If code of your own adds the noise, give "
+            "noise_multiplier instead."
         )
     if hasattr(noise_multiplier, "round_noise"):
         raise ValueError(
@@ -70,22 +70,22 @@ def declared(noise_multiplier: Any, noise: Any) -> RoundNoise:
     return RoundNoise(z, run=None if digest is None else tuple(digest))
 
 
-def of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any:
-    """The correlated noise of an aggregator, which nothing that was given contradicts.
+def noise_of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any:
+    """Returns an aggregator's correlated noise, after a check for contradictions.
 
     Args:
-      aggregator: What should be a `clipped_mean`.
-      said: What else was said, by argument.
-      unit: What is clipped.
+      aggregator: A `clipped_mean`.
+      said: The budget's further arguments, by name.
+      unit: The object that is clipped.
 
     Raises:
-      ValueError: If it is none.
-      PrivacyMismatchError: If there is a contradiction.
+      ValueError: If `aggregator` is not an aggregator of this library.
+      PrivacyMismatchError: If an argument contradicts the aggregator.
     """
     if not hasattr(aggregator, "round_noise"):
         raise ValueError(
-            "aggregator must be what dpc.federated.clipped_mean(...) or "
-            f"plan.aggregator(...) returned, got {_arguments.shown(aggregator)}."
+            "aggregator must be the result of dpc.federated.clipped_mean(...) or "
+            f"plan.aggregator(...), got {_arguments.shown(aggregator)}."
         )
     if unit != "client":
         _arguments.choice("unit", unit, ("client",))
@@ -101,27 +101,27 @@ def of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any:
             continue
         if not any(given == value for value in fits):
             raise PrivacyMismatchError(
-                f"{name}={_arguments.shown(given)} contradicts aggregator, whose "
-                f"{name} is {_arguments.shown(fits[0] if fits else None)}: what is "
-                f"counted follows from the aggregator. Leave {name} out."
+                f"{name}={_arguments.shown(given)} contradicts aggregator, which has "
+                f"{name} {_arguments.shown(fits[0] if fits else None)}: the aggregator "
+                f"determines {name}. Leave {name} out."
                 + see("two-numbers-for-one-noise")
             )
     return noise
 
 
-def of_noise(noise: Any, scheme: Any) -> dict[str, Any]:
-    """What a ledger's phase is told of correlated noise."""
+def settings_of_noise(noise: Any, scheme: Any) -> dict[str, Any]:
+    """Returns the settings of a ledger's phase for correlated noise."""
     if noise is None:
         return {}
     if not hasattr(noise, "of_a_phase"):
         raise ValueError(
-            "noise must be a dpc.CorrelatedNoise(matrix, rounds, scheme), that of the "
-            f"aggregator, or None; got {_arguments.shown(noise)}."
+            "noise must be the aggregator's dpc.CorrelatedNoise(matrix, rounds, "
+            f"scheme), or None; got {_arguments.shown(noise)}."
         )
     if not noise.sampling.accounts_for(scheme):
         raise PrivacyMismatchError(
             f"The noise is made for {noise.sampling.describe()}, and the cohorts are "
-            f"drawn by {scheme.describe()}. How often a client takes part decides how "
-            "much noise it needs: make both of one scheme."
+            f"drawn by {scheme.describe()}. How often a client takes part determines "
+            "the noise: give both the same scheme."
         )
     return noise.of_a_phase

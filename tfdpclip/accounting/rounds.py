@@ -38,23 +38,24 @@ class RoundBudget:
 
     *Formal guarantees*
 
-    * The cohort that a round gets is drawn by the scheme that is accounted.
-    * What is counted is the noise of `aggregator`, whatever its kind. With distributed
-      noise the server knows the cohorts, so that drawing them is not counted in favour
-      of anybody: neighbours differ in what one client sends.
+    * A round's cohort is drawn by the scheme of the accounting.
+    * The accounting uses the noise of `aggregator`, of any kind. With distributed
+      noise the server knows the cohorts, so that sampling does not lower the cost:
+      neighbours differ in the contribution of one client.
     * A round enters the ledger before it runs, and counts however it ends.
     * The cohort is a function of the number of rounds that were begun, not of a round
       number of the caller's: a round that is run again, after a crash say, has a fresh
       cohort. (Noise drawn twice for one cohort would cost more than two rounds.)
-    * Without a ledger file, what an earlier process spent is not known.
-    * With correlated noise a round is given the state that it goes on from, and runs
-      only if that is the state which the round before made: each once, in order, with
-      the noise that is counted. The ledger keeps which states those were, so that it
-      holds over processes. One whose noise begins anew (`process.initialize()`,
-      `dpc.federated.split_noise`) begins another matrix, once, which is counted as
-      such. (A round that is run twice after this looked is not seen. It has fresh
-      draws, and costs one more matrix at most.)
-    * Where rounds depend on each other, by their noise or how cohorts are drawn, no
+    * Without a ledger file, the cost of earlier processes is not included.
+    * With correlated noise, a round gets the state to continue from, and runs only if
+      the round before made that state: each state is used once, in order, with the
+      noise of the accounting. The ledger keeps the states' names, so that this holds
+      across processes. A state with new noise (`process.initialize()`,
+      `dpc.federated.split_noise`) begins a new matrix, once, which is counted as a
+      new matrix. (If a round is run twice after this check, the second run is not seen.
+      It has fresh draws, and costs at most one more matrix.)
+    * If rounds depend on each other, by their noise or their cohorts, no second
+      budget may count in the ledger between them; and noise continues only with the
       other budget counts in the ledger between them; and noise goes on only with the
       same clients in the same order.
 
@@ -62,31 +63,31 @@ class RoundBudget:
       epsilon: The budget. Infinity only reports.
       delta: In (0, 1).
       cohorts: `scheme.cohorts(client_ids)`.
-      noise_multiplier: z, for rounds of something else than a `clipped_mean`, whose
-        noise is the server's: declared, which the statement says. Beside a
-        `clipped_mean`, give `aggregator`; a budget whose number is that of none that
-        made its process here is refused.
-      aggregator: What `dpc.federated.clipped_mean` returned. `noise_multiplier`,
-        `clip` and `noise` follow from it.
-      unit: What is clipped; "client".
+      noise_multiplier: z, for rounds without a `clipped_mean`, with noise added by the
+        server: a declared number, as the statement says. With a `clipped_mean`, give
+        `aggregator`; a declared number that no aggregator of this process has is
+        refused.
+      aggregator: The result of `dpc.federated.clipped_mean`, which determines
+        `noise_multiplier`, `clip` and `noise`.
+      unit: The object that is clipped; "client".
       clip: The clip rule, in words.
       accountant: `"pld"` or `"rdp"`. By default `"pld"`; with distributed noise
-        `"rdp"`, as nothing else bounds it.
+        `"rdp"`, the only accountant with a bound.
       ledger: A `Ledger`, or the path of its file (continued if it exists).
       allow_change: Whether settings may differ from the ledger's last phase.
       noise: Without `aggregator`: its `dpc.CorrelatedNoise`; None for independent
         noise.
-      continued: Of restored correlated noise, how many rounds it has made
-        (`NoiseMemory.steps`); None where another matrix begins.
+      continued: For restored correlated noise: the number of rounds it has made
+        (`NoiseMemory.steps`). None if a new matrix begins.
 
     Attributes:
-      cohorts: What draws the cohorts.
+      cohorts: The cohorts.
 
     Raises:
       ValueError: If an argument is out of range.
       PrivacyMismatchError: If an argument contradicts the aggregator, the ledger was
-        kept under other settings, the noise is made for another way to draw, or
-        restored noise is not where the ledger is.
+        kept under other settings, the noise is made for a different scheme, or
+        restored noise is not at the ledger's position.
 
     >>> from tfdpclip.sampling import Poisson
     >>> cohorts = Poisson(0.5).cohorts(list(range(100)))
@@ -122,17 +123,17 @@ class RoundBudget:
             )
         _arguments.boolean("allow_change", allow_change)
         self.cohorts = cohorts
-        #: What adds the noise that is counted; None where it was only declared.
+        #: The aggregator that adds the noise; None if the noise was only declared.
         self.aggregator = aggregator
         declared = dict(noise_multiplier=noise_multiplier, clip=clip, noise=noise)
         if aggregator is not None:
-            noise = round_noise.of_aggregator(aggregator, declared, unit)
+            noise = round_noise.noise_of_aggregator(aggregator, declared, unit)
             needed = aggregator.accountant
             self._noise = aggregator.round_noise
             told, assumed = aggregator.of_a_phase(cohorts)
         else:
             needed = None
-            self._noise = round_noise.declared(noise_multiplier, noise)
+            self._noise = round_noise.declared_noise(noise_multiplier, noise)
             told = dict(noise_multiplier=noise_multiplier, sampling=cohorts, clip=clip)
             assumed = (
                 f"{self._noise}, as declared: the budget was given no aggregator",
@@ -142,17 +143,17 @@ class RoundBudget:
         if needed is not None and accountant not in (None, needed):
             raise ValueError(
                 f"accountant must be {needed!r} with noise='distributed', got "
-                f"{_arguments.shown(accountant)}: of sums of discrete noise only their "
+                f"{_arguments.shown(accountant)}: for sums of discrete noise, only "
                 "Renyi divergences are bounded. Leave accountant out."
             )
         self.ledger = Ledger.open(ledger, delta, accountant or needed or "pld")
         self._phase = dict(
-            told, unit=unit, **round_noise.of_noise(noise, cohorts.scheme)
+            told, unit=unit, **round_noise.settings_of_noise(noise, cohorts.scheme)
         )
-        #: The correlated noise that is counted; None for independent noise.
+        #: The correlated noise of the accounting; None for independent noise.
         self.noise = noise
         self._horizon = self._phase.get("horizon")
-        # Who takes part in the rounds of one matrix, and in which order.
+        # A digest of the clients of one matrix, in their order.
         self._order = None if noise is None else getattr(cohorts, "order", None)
         if continued is not None:
             self._refuse_other_order()
@@ -161,7 +162,7 @@ class RoundBudget:
             cohorts._begin_run(self.rounds)
         for text in assumed:
             self.ledger.assume(text)
-        #: Where the ledger was after this budget's last round.
+        #: The ledger's position after this budget's last round.
         self._place = self.ledger.place
 
     @property
@@ -176,26 +177,26 @@ class RoundBudget:
 
     @property
     def epsilon(self) -> float:
-        """What has been spent."""
+        """The epsilon of all rounds begun so far."""
         self._refuse_other_noise()
         return self.ledger.epsilon()
 
     @property
     def statement(self) -> PrivacyStatement:
-        """What was spent, with everything the number means nothing without."""
+        """The privacy spent, with all facts that a privacy claim needs."""
         self._refuse_other_noise()
         return self.ledger.statement()
 
     @contextlib.contextmanager
     def round(self, state: Any = None) -> Iterator[list[Any]]:
-        """One round: gives its cohort, the ids drawn, and counts the round.
+        """Counts one round, and yields its cohort: the ids of the drawn clients.
 
         Args:
-          state: With correlated noise, the server's state that the round goes on from.
+          state: With correlated noise, the server's state that the round starts from.
 
         Raises:
-          BudgetExceededError: If the round would exceed the budget; nothing is drawn.
-          PrivacyMismatchError: If the state's noise is not that of this round.
+          BudgetExceededError: If the round would exceed the budget; no cohort is drawn.
+          PrivacyMismatchError: If the state's noise is not the noise of this round.
           ValueError: If correlated noise has no state.
         """
         self._refuse_other_noise()
@@ -203,8 +204,8 @@ class RoundBudget:
             refuse_other_use(
                 self.ledger,
                 self._place,
-                "Something else, such as another budget, counted in this ledger since "
-                "the last round of this budget",
+                "This ledger has new entries since the last round of this budget, for "
+                "example of a second budget",
                 "Use one budget for rounds that depend on each other.",
             )
         place = self._follow(state)
@@ -229,11 +230,11 @@ class RoundBudget:
                 self._place = self.ledger.place
 
     def _refuse_other_noise(self) -> None:
-        """Raises if noise that was only declared is that of no aggregator made here."""
+        """Raises if no aggregator of this process has the declared noise."""
         declared = self.aggregator is None and self._noise.noise_multiplier > 0
         if not declared or round_noise.is_possible(self._noise):
             return
-        made = "; ".join(round_noise.made())
+        made = "; ".join(round_noise.list_made())
         raise PrivacyMismatchError(
             f"noise_multiplier: this budget counts {self._noise}, and the aggregators "
             f"that were made here have {made}. Give the budget the aggregator in place "
@@ -242,24 +243,24 @@ class RoundBudget:
         )
 
     def _follow(self, state: Any) -> NoisePlace | None:
-        """Where a state's noise is, which is used once, in order; or raises."""
+        """Returns the position of a state's noise, after checking order and reuse."""
         place = place_of(state)
         if self._horizon is None:
             if place is not None:
                 raise PrivacyMismatchError(
-                    "The state has correlated noise, which this budget does not count: "
-                    "RoundBudget(..., noise=...), with that of the aggregator."
+                    "The state has correlated noise, which this budget does not count. "
+                    "Write RoundBudget(..., noise=...), with the aggregator's noise."
                 )
             return None
         if place is None:
             raise ValueError(
-                "state must be given, the server's, with correlated noise in it: with "
-                "budget.round(state) as cohort. Each state is used for one round."
+                "state must be given: the server's state, with correlated noise. Write "
+                "with budget.round(state) as cohort. Each state is used for one round."
             )
         if place.run != self.noise.digest:
             raise PrivacyMismatchError(
-                "The state is of an aggregator with other correlated noise (matrix, "
-                "rounds or scheme) than this budget counts: give both one "
+                "The state comes from an aggregator whose correlated noise (matrix, "
+                "rounds or scheme) differs from this budget's: give both the same "
                 "CorrelatedNoise."
             )
         phase = self.ledger.phases[-1]
@@ -276,34 +277,34 @@ class RoundBudget:
         if wrong:
             raise PrivacyMismatchError(
                 f"The state's noise has made {place.step} rounds and {wrong}: a state "
-                "is used for one round, and the next goes on from what it made. To "
-                "begin another matrix, which is counted: state, _ = "
-                "dpc.federated.split_noise(state). To go on with restored noise: "
+                "is used for one round, and the next round continues from its result. "
+                "To begin a new matrix, which is counted: state, _ = "
+                "dpc.federated.split_noise(state). To continue restored noise: "
                 "RoundBudget(..., continued=memory.steps), before the first round."
             )
         if not ours:
-            # Another matrix, with noise of its own.
+            # A new matrix, with new noise.
             self.ledger.begin(**self._phase)
             self._place = self.ledger.place
         return place
 
     def _refuse_other_order(self) -> None:
-        """Raises if cohorts do not know who took part in the rounds before."""
+        """Raises if the cohorts may not know the clients of earlier rounds."""
         last = self.ledger.phases[-1] if self.ledger.phases else None
         if last is None or not (last.runs and last.runs[-1] + self.ledger.reserved):
-            return  # Nobody took part; what has no run is refused by `begin`.
+            return  # No client took part; `begin` refuses to continue without a run.
         state = getattr(self.cohorts, "state", None)
         if state is not None and state["next"] != self.rounds:
             raise PrivacyMismatchError(
-                f"continued: the ledger has {self.rounds} rounds, and the cohorts know "
-                f"of {state['next']}, so that a client could come again too early. "
-                "Give AvailableCohorts the state that they had, or begin another "
-                "matrix."
+                f"continued: the ledger has {self.rounds} rounds, but the cohorts know "
+                f"only {state['next']}, so a client could come again too early. "
+                "Give AvailableCohorts their last state, or begin a new matrix, "
+                "continued=None."
             )
         if self._order is None or last.trail.order != self._order:
             raise PrivacyMismatchError(
-                "continued: the ledger has rounds of other clients, or of the same in "
-                "another order, so that one could come again too early. Give the ids "
-                "(text or numbers) as before, AvailableCohorts the state that they "
-                "had; or begin another matrix, continued=None."
+                "continued: the ledger has rounds of different clients, or of the same "
+                "clients in a different order, so a client could come again too early. "
+                "Give the ids (text or numbers) as before, AvailableCohorts their last "
+                "state; or begin a new matrix, continued=None."
             )

@@ -1,7 +1,8 @@
-"""The least noise and the most steps within a budget, where epsilon is expensive.
+"""The least noise and the most steps within a budget, with few evaluations of epsilon.
 
-An epsilon of privacy loss distributions may take seconds. Coarse ones bound it from
-above in a fraction of that, so that few exact ones are needed.
+An exact epsilon of privacy loss distributions may take seconds. Coarse upper bounds
+take a fraction of that time and narrow the search, so that few exact epsilons are
+needed.
 """
 
 import math
@@ -11,15 +12,15 @@ from scipy import optimize
 
 from tfdpclip import _progress
 
-# A calibrated epsilon ends up this far, relatively, below its target: near enough not
-# to matter, far enough that the capacity of a physical batch, which calibration does
-# not know, costs no step.
+# A calibrated epsilon ends up this far, relatively, below its target: a negligible
+# distance, but enough that the capacity of a physical batch, which calibration does
+# not include, costs no step.
 _CLOSEST, _FARTHEST = 1e-5, 3e-5
-# Where epsilon jumps past the target, the jump is found this near, in log z.
+# Where epsilon jumps past the target, the jump is located to this accuracy in log z.
 _JUMP = 1e-6
-# After so many steps of the secant, it is taken for a jump.
+# After this many secant steps, a jump is assumed.
 _SECANTS = 12
-#: What stands for more steps than that.
+#: The largest number of steps that the search reports.
 MAX_STEPS = 10**12
 
 
@@ -31,14 +32,14 @@ def least_noise(
 ) -> float:
     """Returns the least z with spent(z) <= target, for a decreasing `spent`.
 
-    A cheap, coarse `spent` brackets and solves; a few secant steps with the exact one
-    finish, since log spent is close to linear in log z. Where it jumps, as to 0 for a
-    delta above the sampling rate, they become bisections.
+    A cheap, coarse `spent` brackets and solves; a few secant steps with the exact
+    `spent` finish, since log spent is close to linear in log z. At a jump, such as to 0
+    for a delta above the sampling rate, secant steps become bisections.
 
     Args:
       spent: Epsilon of z; with a second argument above 1, a cheaper upper bound.
       target: The budget.
-      refine: Whether `spent` takes that second argument to any effect.
+      refine: Whether the second argument of `spent` has an effect.
       bracket: Values of z known to spend too much and little enough; searched for
         around 1 by default.
     """
@@ -108,7 +109,7 @@ def most_steps(total: Callable[..., float], epsilon: float) -> int:
 
     Args:
       total: Epsilon as a nondecreasing function of the steps; with a second argument
-        above 1, a cheaper upper bound of it.
+        above 1, a cheaper upper bound.
       epsilon: The budget.
     """
     with _progress.calls(total, title="most steps", unit="try") as counted:
@@ -125,7 +126,7 @@ def _most_steps(total, epsilon) -> int:
 
     if not fits(1):
         return 0
-    # What fits by a coarse upper bound fits.
+    # Steps that fit by a coarse upper bound fit.
     low, high = 1, 2
     while high <= MAX_STEPS and total(high, 8.0) <= epsilon:
         low, high = high, 2 * high

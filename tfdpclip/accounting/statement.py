@@ -1,4 +1,4 @@
-"""What steps cost, and the sentence that a privacy claim needs around its epsilon."""
+"""The cost of steps, and the privacy statement with all facts of the claim."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tfdpclip.accounting.phases import Phase
 from tfdpclip.sampling import events
 from tfdpclip.sampling.poisson import CappedPoisson
 
-#: How a statement can be written.
+#: The formats of a statement.
 FORMATS = ("text", "markdown", "json")
-#: What the statement of a run assumes, and that of a search does not.
+#: An assumption of the statement of a run, but not of a search.
 CHOICE = "a choice among several runs, or of settings, is not counted"
 _MECHANISM = "clipped sums of the records of a step with Gaussian noise, composed"
 _SETTING = (
@@ -41,25 +41,25 @@ _ACCOUNTANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyStatement(ShownAsText):
-    """An epsilon with everything it means nothing without.
+    """An epsilon, with all facts that a privacy claim needs.
 
     `str()` gives the text to print or publish; `render` a section of a model card,
-    with what reporting guidelines ask for (Ponomareva et al. 2023, "How to DP-fy ML").
+    as reporting guidelines ask for (Ponomareva et al. 2023, "How to DP-fy ML").
 
     Attributes:
-      epsilon: What was spent; infinity if a step had no noise.
-      delta: At this delta.
+      epsilon: The privacy spent; infinity if a step had no noise.
+      delta: The delta of the claim.
       relation: The neighbouring relation, in words.
-      unit: What a record is.
+      unit: The unit of privacy, in words.
       steps: Number of noise draws.
       noise_multipliers: z of each phase.
       sampling: The schemes, in words.
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
       clips: The clip rules, in words.
-      assumptions: What must hold for the claim.
-      not_private: Why the run is not private at all, if so.
-      matrices: By what the noise of different steps is correlated, in words.
-      attacks: What no attack on one record exceeds; None of what is not private.
+      assumptions: The conditions of the claim.
+      not_private: The reasons if the run is not private at all.
+      matrices: The matrices of correlated noise, in words.
+      attacks: Bounds of attacks on one record; None if the run is not private.
     """
 
     epsilon: float
@@ -129,7 +129,7 @@ class PrivacyStatement(ShownAsText):
           format: `"text"`; `"markdown"`, a section of a model card; or `"json"`.
 
         Raises:
-          ValueError: If the format is another one.
+          ValueError: If the format is unknown.
 
         >>> from tfdpclip import accounting, sampling
         >>> ledger = accounting.Ledger(delta=1e-5)
@@ -144,7 +144,7 @@ class PrivacyStatement(ShownAsText):
         return str(self) if format == "text" else self._markdown()
 
     def _attacks_beside(self) -> str:
-        """Bounds of attacks, beside those of one epsilon and delta."""
+        """Bounds of attacks, next to the bounds by epsilon and delta alone."""
         if self.attacks is None:
             return ""
         alone = attack_bounds_of(self.epsilon, self.delta)
@@ -198,7 +198,7 @@ def _noise_in_words(multipliers: tuple[float, ...]) -> str:
 
 
 class Spending:
-    """Phases, and what they cost together.
+    """Phases, and the cost of all phases together.
 
     Args:
       delta: In (0, 1).
@@ -230,13 +230,13 @@ class Spending:
     def epsilon(
         self, delta: float | None = None, *, more: int = 0, quick: bool = False
     ) -> float:
-        """Returns what was spent, or would be after `more` steps.
+        """Returns the epsilon spent, or the epsilon after `more` further steps.
 
         Args:
-          delta: Another delta than the ledger's.
+          delta: A delta to use in place of the ledger's.
           more: Further steps under the current settings.
-          quick: Whether a bound will do that is a thousandth larger or so, and takes
-            some hundredths of a second, not tenths.
+          quick: Whether to return an upper bound, larger by about a thousandth, in
+            hundredths of a second, not tenths.
         """
         delta = _arguments.delta(self.delta if delta is None else delta)
         event, coarseness = self.event(more), 1.0
@@ -258,10 +258,10 @@ class Spending:
         return search.most_steps(total, epsilon)
 
     def statement(self) -> PrivacyStatement:
-        """Returns the privacy statement of what ran.
+        """Returns the privacy statement of the recorded steps.
 
         Raises:
-          ValueError: If nothing was begun.
+          ValueError: If no phase was begun.
         """
         if not self.phases:
             raise ValueError("Nothing to state: no phase was begun.")
@@ -290,7 +290,7 @@ class Spending:
             )
         if any(phase.unit == "group" and not phase.observed for phase in self.phases):
             assumptions.append(
-                "the other records keep their groups when one record comes or goes"
+                "other records keep their groups when one record comes or goes"
             )
         assumptions += self.notes
         if self.reserved:
@@ -323,7 +323,7 @@ class Spending:
         )
 
     def _attacks(self, epsilon: float) -> AttackBounds:
-        """By all of the privacy loss, where it is known; else by one epsilon."""
+        """Bounds from the whole privacy loss, if known; else from one epsilon."""
         if self.accountant == "pld":
             with contextlib.suppress(dp_accounting.UnsupportedEventError):
                 return attack_bounds(self.event())

@@ -1,10 +1,9 @@
 """Correlated noise: privacy without sampling, from matrices (DP-FTRL).
 
-Independent noise adds up in the weights; correlated noise cancels there. What is added
-in step t is row t of z s(C) C^-1 Z, and a run of n steps is one Gaussian mechanism of
-noise multiplier z, however the clip moves (docs/guarantees.md has the proof). s(C)
-depends on how often a record takes part, which a sampling scheme has to keep.
-
+Independent noise adds up in the weights; correlated noise cancels there. The noise of
+step t is row t of z s(C) C^-1 Z, and a run of n steps is one Gaussian mechanism of
+noise multiplier z, for every sequence of clip norms (docs/guarantees.md has the proof).
+s(C) depends on how often a record takes part, which a sampling scheme must enforce.
 TensorFlow is not needed.
 """
 

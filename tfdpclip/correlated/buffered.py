@@ -17,7 +17,7 @@ from tfdpclip.correlated.matrices import ToeplitzMatrix, count
 from tfdpclip.correlated.workload import Workload, check_workload
 
 _MOST_BUFFERS = 16
-# Far below what changes the noise.
+# A scale this small does not change the noise.
 _LEAST_SCALE = 1e-13
 
 
@@ -29,19 +29,19 @@ class BufferedToeplitz(ToeplitzMatrix):
     et al. 2024 (arXiv 2408.08868). Each buffer is a vector as long as the model.
 
     The generating function of C is prod_i (1 - e_i x) / (1 - d_i x) with decays 1 > d_1
-    > e_1 > d_2 > e_2 > ... > 0, found by L-BFGS. From their order it follows that all
-    scales are positive and together at most 1, so that coefficients are non-negative
-    and non-increasing and the sensitivity is exact; and that C^-1 is such a matrix with
+    > e_1 > d_2 > e_2 > ... > 0, found by L-BFGS. This order implies that all scales are
+    positive and together at most 1, so that coefficients are non-negative and
+    non-increasing and the sensitivity is exact; and that C^-1 has the same form, with
     the decays e_i and negative scales (`inverse`).
 
     Attributes:
-      buffers: How many, up to 16.
-      steps: The steps that it is best for; it may run for others.
-      participation: How often a record takes part, or a scheme that keeps it.
-      workload: What the noise is to be small in.
-      error: `"mean"` over the steps, or that after the `"last"`.
-      decay: The decays, falling; found where they are None.
-      scale: The scales.
+      buffers: The number of buffers, up to 16.
+      steps: The number of steps to optimize for; the matrix may run for any number.
+      participation: How often a record takes part, or a scheme with a participation.
+      workload: The workload in which the noise should be small.
+      error: `"mean"` over the steps, or the error after the `"last"` step.
+      decay: The decays, decreasing; None to search for them.
+      scale: The scales; None to search for them.
 
     >>> from tfdpclip.correlated import SingleEpoch
     >>> matrix = BufferedToeplitz(2, 100, SingleEpoch())
@@ -78,7 +78,7 @@ class BufferedToeplitz(ToeplitzMatrix):
             if values.shape != (buffers,):
                 raise ValueError(
                     f"{name} must have buffers = {buffers} entries; leave decay and "
-                    "scale out to have them found."
+                    "scale out to search for them."
                 )
         if not (np.all(decay > 0) and np.all(decay < 1) and np.all(np.diff(decay) < 0)):
             raise ValueError("decay must fall from below 1 to above 0, as (0.9, 0.5).")
@@ -96,16 +96,16 @@ class BufferedToeplitz(ToeplitzMatrix):
 
     @property
     def _terms(self) -> int:  # type: ignore[override]
-        # A power is right to some units in the last place; then a sum over buffers.
+        # A power has an error of some units in the last place; then a sum over buffers.
         return self.buffers + 4
 
     @property
     def inverse(self) -> tuple[np.ndarray, np.ndarray]:
         """Decays and scales of C^-1: its entry k is sum_i scale_i decay_i^(k-1).
 
-        The decays are the zeros of 1 + sum_i scale_i / (u - decay_i), of which one is
-        between each two decays of C, and one below the last (McMahan and Pillutla 2025,
-        arXiv 2504.21413, have the theorem).
+        The decays are the zeros of 1 + sum_i scale_i / (u - decay_i): one zero between
+        each two decays of C, and one below the last decay (the theorem is in McMahan
+        and Pillutla 2025, arXiv 2504.21413).
         """
         decay, scale = np.array(self.decay), np.array(self.scale)
 
@@ -114,7 +114,7 @@ class BufferedToeplitz(ToeplitzMatrix):
                 s * np.prod(np.delete(u - decay, i)) for i, s in enumerate(scale)
             )
 
-        # At least as far down as the last zero: with one buffer, that is the end.
+        # The last interval reaches the last zero: with one buffer, its lower end.
         ends = np.concatenate([decay, [decay[-1] - 1.001 * scale.sum()]])
         zeros = np.array(
             [
@@ -126,7 +126,7 @@ class BufferedToeplitz(ToeplitzMatrix):
 
     def coefficients(self, steps: int) -> np.ndarray:
         powers = np.power.outer(np.array(self.decay), np.arange(count(steps) - 1))
-        # Sums of falling terms do not rise, but their last digits might.
+        # Sums of decreasing terms decrease, but rounding might raise the last digits.
         tail = np.minimum.accumulate(np.array(self.scale) @ powers)
         return np.concatenate([[1.0], np.minimum(tail, 1.0)])
 
@@ -160,7 +160,7 @@ def _scales(decay: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def _decays_of(logits: np.ndarray) -> np.ndarray:
-    """d_1, e_1, d_2, e_2, ..., falling in (0, 1), of any numbers."""
+    """Maps any numbers to d_1, e_1, d_2, e_2, ..., decreasing in (0, 1)."""
     gaps = np.logaddexp(0.0, logits)
     return -np.expm1(-np.cumsum(gaps[::-1])[::-1])
 
@@ -199,7 +199,7 @@ def _best_pair(buffers, steps, participation, workload, error):
     points = _decays_of(best)
     decay, zeros = points[::2], points[1::2]
     scale = _scales(decay, zeros)
-    # In short runs some buffers bring nothing: rounding can leave them a decay of 1, or
+    # In short runs some buffers have no use: rounding can leave them a decay of 1, or
     # no scale.
     decay = np.minimum(decay, 1 - _LEAST_SCALE * np.arange(1, buffers + 1))
     scale = np.maximum(scale, _LEAST_SCALE)

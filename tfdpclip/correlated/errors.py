@@ -1,4 +1,4 @@
-"""How much noise is left in the weights: of matrices, at equal privacy."""
+"""The noise in the weights under each matrix, at equal privacy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdpclip import _arguments, pictures
 from tfdpclip.correlated.matrices import Independent, NoiseMatrix, count
 from tfdpclip.correlated.workload import Workload, check_workload
 
-# What figures have room for.
+# Larger noise multipliers do not fit into figures.
 _MOST_NOISE = 1e100
 
 
@@ -21,15 +21,15 @@ _MOST_NOISE = 1e100
 class NoiseError:
     """Standard deviations of the noise in one weight, for z = 1.
 
-    In units of the clip norm over the divisor, and of the largest learning rate. Times
-    z they are those of a run: the same z is the same epsilon for all matrices, as long
-    as nothing is amplified.
+    In units of the clip norm over the divisor, and of the largest learning rate. For
+    a run, multiply by z: without amplification, equal z means equal epsilon for all
+    matrices.
 
     Attributes:
-      mean: The root of the mean, over the steps, of the variances.
-      max: The largest.
-      last: That after the last step.
-      sensitivity: s(C), which is in all of them.
+      mean: The root of the mean of the variances over the steps.
+      max: The largest standard deviation.
+      last: The standard deviation after the last step.
+      sensitivity: s(C), which is a factor of all three.
     """
 
     mean: float
@@ -52,7 +52,7 @@ def noise_error(
     Args:
       matrix: The matrix.
       steps: n.
-      participation: A participation, or a scheme that keeps one.
+      participation: A participation, or a scheme with a participation.
       workload: A; prefix sums by default.
 
     Raises:
@@ -84,15 +84,15 @@ def plot_noise(
     noise_multiplier: float = 1.0,
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Draws the noise in the weights after every step, beside independent noise.
+    """Draws the noise in the weights after every step, next to independent noise.
 
-    At equal epsilon without amplification: all have the same noise multiplier, and each
-    pays its own s(C).
+    At equal epsilon without amplification: all matrices have the same noise multiplier,
+    each with its own s(C).
 
     Args:
-      matrices: By what they are called in the figure.
+      matrices: The matrices, by their names in the figure.
       steps: n.
-      participation: A participation, or a scheme that keeps one.
+      participation: A participation, or a scheme with a participation.
       workload: Prefix sums by default.
       noise_multiplier: z.
       path: The file to write, if any.
@@ -158,7 +158,7 @@ def plot_noise(
 
 
 def check_matrix(name: str, matrix: Any) -> NoiseMatrix:
-    """Returns a matrix, or raises ValueError for what is none."""
+    """Returns a matrix, or raises ValueError for all other types."""
     if not isinstance(matrix, NoiseMatrix):
         raise ValueError(
             f"{name} must be a noise matrix, such as BufferedToeplitz(...) or "

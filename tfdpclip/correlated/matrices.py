@@ -1,8 +1,7 @@
-"""Matrices C of correlated noise: what is added is z s(C) C^-1 Z instead of z Z.
+"""Matrices C of correlated noise: the noise is z s(C) C^-1 Z instead of z Z.
 
-A matrix is a frozen dataclass of public settings. It knows C and its inverse, how the
-noise is made step by step, and what C costs: s(C), which depends on how often one
-record takes part.
+A matrix is a frozen dataclass of public settings. It provides C and its inverse, the
+noise stream, and the cost s(C), which depends on how often one record takes part.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from tfdpclip import _arguments
 from tfdpclip.correlated import sensitivity, streams, toeplitz
 from tfdpclip.correlated.workload import Workload, check_workload
 
-#: What is refused as a number of steps: more than anyone runs.
+#: The largest accepted number of steps, more than any run has.
 MOST_STEPS = 10_000_000
 
 
 class NoiseMatrix(abc.ABC):
-    """What every matrix states about itself.
+    """A matrix of correlated noise.
 
     *Formal guarantees*
 
     * Row t of `noising` uses draws made up to step t only, and a row of `strategy`
-      depends on no step after the one in which its draw is first used. So the releases
+      depends on no step after the step that first uses its draw. So the releases
       may be adaptive (docs/guarantees.md).
     * `noising(n) @ strategy(n)` is the identity: with noise z s(C) `noising` Z, a run
       of n steps is one Gaussian mechanism of noise multiplier z.
@@ -36,7 +35,7 @@ class NoiseMatrix(abc.ABC):
     @property
     @abc.abstractmethod
     def bandwidth(self) -> int | None:
-        """For how many steps a contribution is seen in C x; None if for all."""
+        """The number of steps in which a contribution is seen in C x; None for all."""
 
     @abc.abstractmethod
     def strategy(self, steps: int) -> np.ndarray:
@@ -44,7 +43,7 @@ class NoiseMatrix(abc.ABC):
 
     @abc.abstractmethod
     def noising(self, steps: int) -> np.ndarray:
-        """Returns what makes noise of draws, `[steps, draws]`: C^-1, if C is square."""
+        """Returns the map from draws to noise, `[steps, draws]`; C^-1 if square."""
 
     @abc.abstractmethod
     def stream(self) -> streams.Stream:
@@ -52,14 +51,14 @@ class NoiseMatrix(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """Returns it in words, for privacy statements."""
+        """Returns the matrix in words, for privacy statements."""
 
     def sensitivity(self, steps: int, participation: Any) -> float:
         """Returns s(C): how far one record moves C x, if it is clipped to norm 1.
 
         Args:
           steps: n.
-          participation: A participation, or a scheme that keeps one.
+          participation: A participation, or a scheme with a participation.
 
         Returns:
           The sensitivity, exactly or as an upper bound (`correlated.sensitivity`).
@@ -72,8 +71,8 @@ class NoiseMatrix(abc.ABC):
     def deviations(self, steps: int, workload: Workload | None = None) -> np.ndarray:
         """Returns the norms of the rows of B = A C^-1.
 
-        Times z s(C), they are the standard deviations of the noise in the weights after
-        every step.
+        Times z s(C), the norms are the standard deviations of the noise in the weights
+        after every step.
         """
         workload = check_workload(workload)
         noise = self.noising(count(steps))
@@ -96,7 +95,7 @@ class NoiseMatrix(abc.ABC):
 class ToeplitzMatrix(NoiseMatrix):
     """A square, lower-triangular C whose entries depend on i - j alone."""
 
-    #: Of how many products a coefficient of C is the rounded sum.
+    #: The number of products in the rounded sum of a coefficient of C.
     _terms: ClassVar[int] = 1
 
     @abc.abstractmethod
@@ -142,7 +141,7 @@ class Toeplitz(ToeplitzMatrix):
     """C with given coefficients: c_0 on the diagonal, c_1 below it, and so on.
 
     Attributes:
-      column: c_0, c_1, ...: as many as there are bands. c_0 is above 0.
+      column: c_0, c_1, ..., one for each band. c_0 is above 0.
 
     >>> Toeplitz((1.0, 0.5)).inverse_coefficients(3)
     array([ 1.  , -0.5 ,  0.25])
@@ -167,7 +166,7 @@ class Toeplitz(ToeplitzMatrix):
 
 @dataclasses.dataclass(frozen=True)
 class Independent(ToeplitzMatrix):
-    """C = I: the noise of every step is new. What is done without correlation.
+    """C = I: the noise of every step is independent.
 
     >>> Independent().coefficients(3)
     array([1., 0., 0.])
@@ -191,12 +190,12 @@ class SquareRootToeplitz(ToeplitzMatrix):
     For prefix sums, c_k = binom(2k, k) / 4^k, so that C C is the matrix of ones. With
     all bands it has the least maximal error of all Toeplitz matrices for one
     participation (Fichtenberger et al. 2023, arXiv 2202.11205; Dvijotham et al. 2024,
-    arXiv 2404.16706); cut to bands, it serves several (Kalinin and Lampert 2024, arXiv
-    2405.13763, who have momentum too).
+    arXiv 2404.16706); cut to bands, it suits several participations (Kalinin and
+    Lampert 2024, arXiv 2405.13763, also with momentum).
 
     Attributes:
-      bands: How many; None for all, which has no stream.
-      momentum: Of the optimizer, from 0 up to, but not, 1.
+      bands: The number of bands; None for all, without a stream.
+      momentum: The optimizer's momentum, in [0, 1).
 
     >>> SquareRootToeplitz(3).coefficients(4)
     array([1.   , 0.5  , 0.375, 0.   ])
@@ -230,13 +229,13 @@ class SquareRootToeplitz(ToeplitzMatrix):
 class InverseSquareRootToeplitz(ToeplitzMatrix):
     """C^-1 is the first bands of the inverse square root of the workload.
 
-    Each noise is a sum of the last `bands` draws, which need not be kept where they can
-    be drawn again (Kalinin et al. 2025, arXiv 2505.12128). C itself has no bands, so
+    Each noise is a sum of the last `bands` draws, which need no memory if they can be
+    drawn again (Kalinin et al. 2025, arXiv 2505.12128). C itself has no bands, so
     that sampling does not amplify it.
 
     Attributes:
-      inverse_bands: Of C^-1.
-      momentum: Of the optimizer, from 0 up to, but not, 1.
+      inverse_bands: The number of bands of C^-1.
+      momentum: The optimizer's momentum, in [0, 1).
 
     >>> InverseSquareRootToeplitz(3).inverse_coefficients(4)
     array([ 1.   , -0.5  , -0.125,  0.   ])
@@ -289,9 +288,9 @@ class Tree(NoiseMatrix):
     2021, arXiv 2103.00039). C has a row for every node that n steps complete.
 
     Attributes:
-      honaker: Whether a node's sum is estimated from all noise below it as well, by
-        the inverse of the variances (Honaker 2015, his estimate from below, which
-        Kairouz et al. 2021 use). The nodes, and so the privacy, are the same.
+      honaker: Whether a node's sum is also estimated from all noise below it, weighted
+        by the inverse variances (Honaker 2015, the estimate from below, as in Kairouz
+        et al. 2021). The nodes, and so the privacy, are the same.
 
     >>> Tree().strategy(2)
     array([[1., 0.],
@@ -313,7 +312,7 @@ class Tree(NoiseMatrix):
         toeplitz.check_dense(steps)
         rows = []
         for end in range(1, steps + 1):
-            # In the order in which draws are made: the leaf, then what it completes.
+            # In the order of the draws: the leaf, then the nodes that it completes.
             for level in range((end & -end).bit_length()):
                 row = np.zeros(steps)
                 row[end - 2**level : end] = 1
@@ -340,8 +339,8 @@ class Tree(NoiseMatrix):
     def _share(self, level: int) -> float:
         if not self.honaker:
             return 1.0
-        # The estimate of a level has variance v, 1 for leaves. The sum of two has 2 v,
-        # beside a draw of variance 1: v' = 2 v / (2 v + 1) = 2^h / (2^(h+1) - 1).
+        # The estimate of a level has variance v, 1 for leaves; the sum of two has 2 v.
+        # With a draw of variance 1: v' = 2 v / (2 v + 1) = 2^h / (2^(h+1) - 1).
         return 2.0**level / (2.0 ** (level + 1) - 1)
 
     def describe(self) -> str:

@@ -1,8 +1,8 @@
 """Banded Toeplitz matrices of least error, and the search that finds them.
 
-The objective is log(error^2 s(C)^2): the noise in the weights at a given epsilon. What
-is searched, here and in `buffered.py`, is parametrised so that every matrix has
-non-negative, non-increasing coefficients, whose sensitivity is exact.
+The objective is log(error^2 s(C)^2): the noise in the weights at a given epsilon. The
+search space, here and in `buffered.py`, is parametrised so that every matrix has
+non-negative, non-increasing coefficients, with exact sensitivity.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tfdpclip.correlated import toeplitz
 from tfdpclip.correlated.matrices import ToeplitzMatrix, count, root_of_workload
 from tfdpclip.correlated.workload import Workload, check_workload
 
-#: Which error is to be least: over all steps, or after the last one.
+#: The error to minimize: over all steps, or after the last step.
 OBJECTIVES = ("mean", "last")
-# Beyond this, what is best hardly depends on it, and the search takes minutes.
+# For more steps, the best matrix hardly changes, and the search takes minutes.
 _MOST_STEPS = 100_000
 
 
@@ -32,7 +32,7 @@ def check_steps(steps: int) -> None:
     if steps > _MOST_STEPS:
         raise ValueError(
             f"steps must be at most {_MOST_STEPS} for a matrix to be found, got "
-            f"{steps}: find it for fewer, and run it for more."
+            f"{steps}: find it for fewer steps, and run it for more."
         )
 
 
@@ -42,9 +42,9 @@ class Objective:
     Args:
       steps: n.
       participation: How often a record takes part.
-      workload: What the noise is to be small in.
-      error: One of `OBJECTIVES`: the mean of the squared error over the steps, or that
-        after the last step, which without learning rates is the largest.
+      workload: The workload in which the noise should be small.
+      error: One of `OBJECTIVES`: the mean of the squared error over the steps, or the
+        error after the last step, the largest without learning rates.
     """
 
     def __init__(self, steps: int, participation: Any, workload: Workload, error: str):
@@ -52,7 +52,7 @@ class Objective:
         self._workload = workload
         found = participations.of(participation, steps)
         self._separation = found.separation
-        # Where sampling amplifies, the longest column counts.
+        # With amplification by sampling, the longest column counts.
         self._most = 1 if found.amplified_rate is not None else found.most(steps)
         self._weights = np.full(steps, 1.0 / steps)
         if error == "last":
@@ -63,7 +63,7 @@ class Objective:
             toeplitz.check_dense(steps)
 
     def __call__(self, column: np.ndarray, inverse: np.ndarray):
-        """Returns the value at C and its gradient by the entries of C.
+        """Returns the objective at C, and its gradient by the coefficients of C.
 
         Args:
           column: c_0, ..., c_(n-1).
@@ -81,7 +81,7 @@ class Objective:
             rows = self._workload.applied(inverse)
             # Entry k of the product is in the rows k, k + 1, ...
             weights = np.cumsum(self._weights[::-1])[::-1]
-            # Squares are counted once for each row that is that long.
+            # Each square counts once for each row that contains it.
             value = float(weights @ rows**2)
             by_rows = 2 * weights * rows
             return value, self._workload.applied_transposed(by_rows)
@@ -109,7 +109,7 @@ def least(
     starts: Sequence[np.ndarray],
     bounds: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the best of what L-BFGS finds from several starts."""
+    """Returns the best result of L-BFGS from several starts."""
     with _progress.calls(objective, title="matrix of least error", unit="try") as value:
         found = [
             optimize.minimize(
@@ -138,19 +138,19 @@ def _correlated(outer: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 class OptimizedToeplitz(ToeplitzMatrix):
     """The banded Toeplitz matrix with the least error for given steps.
 
-    Found by L-BFGS among non-negative, non-increasing coefficients, for which the
-    sensitivity is exact (Choquette-Choo et al. 2023, arXiv 2306.08153; McKenna 2024,
-    arXiv 2405.15913). It is found once, and is part of the settings from then on:
-    another machine may end at numbers that differ in their last digits, which would be
-    another matrix.
+    Found by L-BFGS among non-negative, non-increasing coefficients, with exact
+    sensitivity (Choquette-Choo et al. 2023, arXiv 2306.08153; McKenna 2024,
+    arXiv 2405.15913). The search runs once, and its result becomes part of the
+    settings: on a different machine, a search may end with different last digits, and
+    so with a different matrix.
 
     Attributes:
-      bands: How many: with `CyclicPoisson` at most its `separation`.
-      steps: The steps that it is best for; it may run for others.
-      participation: How often a record takes part, or a scheme that keeps it.
-      workload: What the noise is to be small in.
-      error: `"mean"` over the steps, or that after the `"last"`.
-      column: The coefficients; found where they are None.
+      bands: The number of bands: with `CyclicPoisson` at most its `separation`.
+      steps: The number of steps to optimize for; the matrix may run for any number.
+      participation: How often a record takes part, or a scheme with a participation.
+      workload: The workload in which the noise should be small.
+      error: `"mean"` over the steps, or the error after the `"last"` step.
+      column: The coefficients; None to search for them.
 
     >>> from tfdpclip.correlated import SingleEpoch
     >>> OptimizedToeplitz(3, 100, SingleEpoch()).coefficients(4).round(2)
@@ -198,7 +198,7 @@ class OptimizedToeplitz(ToeplitzMatrix):
         if len(found) != self.bands or not toeplitz.never_rises(found):
             raise ValueError(
                 f"column must have bands = {self.bands} non-negative, non-increasing "
-                "coefficients; leave it out to have them found."
+                "coefficients; leave column out to search for them."
             )
         keep("column", tuple(map(float, found)))
 
@@ -223,7 +223,7 @@ def _best_column(bands, steps, participation, workload, error):
     objective = Objective(steps, participation, workload, error)
 
     def column_of(logits):
-        # Each coefficient is a share of the one before: none rises, none is below 0.
+        # Each coefficient is a share of the one before, so it never rises or turns < 0.
         return np.cumprod(np.concatenate([[1.0], special.expit(logits)]))
 
     def value(logits):

@@ -1,8 +1,8 @@
 """How often, and how far apart, one record may take part in the steps of a run.
 
-What a matrix costs in privacy depends on it. The sampling schemes of
-`tfdpclip.sampling` say which one they keep (`scheme.participation(steps)`), and are
-taken wherever one of these is.
+The privacy cost of a matrix depends on it. The sampling schemes of `tfdpclip.sampling`
+state the participation that they enforce (`scheme.participation(steps)`), and can be
+given in place of a participation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class MinSeparation:
     """At most k times, with at least b steps from one time to the next.
 
     Steps i < j of one record have j - i >= `separation`: 1 lets it take part in every
-    step. A fixed order of batches in every epoch keeps it, with b the steps of an
-    epoch; so does a device that takes a break (Choquette-Choo et al. 2023, arXiv
-    2306.08153, who call it b-min-sep-participation).
+    step. A fixed order of batches in every epoch has this property, with b the steps of
+    an epoch, and so has a device with a minimum break (Choquette-Choo et al. 2023,
+    arXiv 2306.08153: "b-min-sep-participation").
 
     Attributes:
       separation: b, 1 or more.
-      participations: k; None for as often as the separation lets it.
+      participations: k; None for as often as the separation allows.
 
     >>> MinSeparation(4).most(10), MinSeparation(4, 2).most(10)
     (3, 2)
@@ -43,11 +43,11 @@ class MinSeparation:
 
     @property
     def amplified_rate(self) -> float | None:
-        """The rate of Poisson sampling that may be accounted for: none."""
+        """The rate of Poisson sampling in the accounting: None."""
         return None
 
     def most(self, steps: int) -> int:
-        """Returns in how many of so many steps a record can be."""
+        """Returns the largest number of steps, out of `steps`, with one record."""
         fitting = -(-_arguments.integer("steps", steps, 1) // self.separation)
         if self.participations is None:
             return fitting
@@ -61,7 +61,7 @@ class MinSeparation:
                     yield chosen
 
     def describe(self) -> str:
-        """Returns it in words, for privacy statements."""
+        """Returns the participation in words, for privacy statements."""
         times = (
             "any number of times"
             if self.participations is None
@@ -89,11 +89,11 @@ class SingleEpoch(MinSeparation):
 
 @dataclasses.dataclass(frozen=True)
 class CyclicPoisson:
-    """Records of b groups take turns; one whose turn it is enters at random.
+    """Groups of records take turns; in its turn, a record enters at random.
 
-    Every record is in one of `separation` groups, which may be known. In step t it
+    Every record is in one of `separation` groups, which may be public. In step t it
     enters with probability `rate` times `separation` if t modulo `separation` is its
-    group, independently of everything else, and not at all in other steps.
+    group, independently of everything else; it is in no further step.
 
     A matrix of at most b bands is then amplified (Choquette-Choo et al. 2023, arXiv
     2306.08153, Theorem 4; proved again in docs/guarantees.md): n steps are dominated by
@@ -101,7 +101,7 @@ class CyclicPoisson:
 
     Attributes:
       separation: b, the number of groups.
-      rate: q, the share of all records that a step has on average; at most 1/b.
+      rate: q, the average share of all records in a step; at most 1/b.
 
     >>> CyclicPoisson(separation=4, rate=0.05).amplified_rate
     0.2
@@ -120,23 +120,23 @@ class CyclicPoisson:
 
     @property
     def amplified_rate(self) -> float:
-        """The rate at which a record enters when it is its turn: min(1, b q)."""
+        """The rate at which a record enters in its turn: min(1, b q)."""
         return min(1.0, self.separation * self.rate)
 
     def most(self, steps: int) -> int:
-        """Returns in how many of so many steps a record can be."""
+        """Returns the largest number of steps, out of `steps`, with one record."""
         return -(-_arguments.integer("steps", steps, 1) // self.separation)
 
     def describe(self) -> str:
-        """Returns it in words, for privacy statements."""
+        """Returns the participation in words, for privacy statements."""
         return (
-            f"records of {self.separation} groups take turns; one whose turn it is "
+            f"records of {self.separation} groups take turns; in its turn, a record "
             f"enters with probability {self.amplified_rate:.6g}"
         )
 
 
 def check_cyclic_rate(rate: float, groups: int) -> None:
-    """Refuses a share of all records that one of so many groups does not have."""
+    """Raises ValueError if a step needs more records than one group has."""
     if rate * groups > 1 + 1e-9:
         raise ValueError(
             f"rate must be at most 1 / separation = {1 / groups:.6g}, got {rate!r}: a "
@@ -146,10 +146,10 @@ def check_cyclic_rate(rate: float, groups: int) -> None:
 
 
 def of(value: Any, steps: int) -> MinSeparation | CyclicPoisson:
-    """The participation that is meant, of n steps: itself, or what a scheme keeps.
+    """Returns a participation: the given one, or that of a scheme for `steps` steps.
 
     Raises:
-      ValueError: If it is neither, or the scheme keeps none.
+      ValueError: If `value` is neither, or the scheme keeps no steps apart.
 
     >>> of(SingleEpoch(), 10)
     SingleEpoch(separation=1, participations=1)
@@ -160,9 +160,9 @@ def of(value: Any, steps: int) -> MinSeparation | CyclicPoisson:
     if hasattr(scheme, "participation"):
         return scheme.participation(steps)
     raise ValueError(
-        "participation must say how often a record takes part, such as "
+        "participation must state how often a record takes part, such as "
         "SingleEpoch(), MinSeparation(separation=100, participations=5) or a scheme "
-        f"that keeps one; got {_arguments.shown(value)}."
+        f"with a participation; got {_arguments.shown(value)}."
     )
 
 

@@ -1,14 +1,13 @@
-"""How much one record can move C x, by how it takes part: the s(C) of the noise.
+"""The sensitivity s(C): how far one record can move C x, by its participation.
 
 C may have more rows than steps (a tree has a row for every node). The record's
-contributions are vectors of norm at most 1, each chosen after everything that was
-released before.
+contributions are vectors of norm at most 1, each chosen after all earlier releases.
 
 *Formal guarantees*
 
-* No function here returns less than the sensitivity of the matrix that it is given, as
-  real numbers: results are raised by their own rounding (`toeplitz.upward`).
-* What is exact is exact up to that rounding. What is a bound says so.
+* No function here returns less than the sensitivity of the given matrix in exact
+  arithmetic: results are raised by their own rounding error (`toeplitz.upward`).
+* Exact results are exact up to that rounding; upper bounds are documented as bounds.
 
 *Why.* For contributions g_i u_i with norms at most 1, in the steps of a pattern, the
 squared norm of sum_i C_i u_i^T is sum_ij G_ij <u_i, u_j> with G = C^T C. It is at most
@@ -33,21 +32,21 @@ def of_matrix(strategy: Any, participation: Any) -> float:
     *Formal guarantees*
 
     * Exact for one participation (the longest column), and if columns at least
-      `separation` apart are orthogonal, as those of a matrix with at most that many
-      bands are: then the best columns by their lengths (Choquette-Choo et al. 2023,
-      arXiv 2306.08153, Algorithm 3).
-    * Otherwise an upper bound: for every step the worst others by |C^T C|, and of these
-      sums the worst again (their Algorithm 4).
+      `separation` apart are orthogonal, as for a matrix with at most that many bands:
+      then the best columns by their lengths (Choquette-Choo et al. 2023, arXiv
+      2306.08153, Algorithm 3).
+    * Otherwise an upper bound: for every step the worst further steps by |C^T C|, and
+      then the worst of these sums (their Algorithm 4).
     * For `CyclicPoisson`: the longest column, of a matrix in which every column ends
-      before the one `separation` later begins, as with at most that many bands; others
-      are refused.
+      before the column `separation` later begins, as with at most that many bands;
+      other matrices are refused.
 
     Args:
       strategy: C, `[rows, steps]`.
-      participation: A participation, or a scheme that keeps one.
+      participation: A participation, or a scheme with a participation.
 
     Raises:
-      ValueError: If the matrix is not one of finite numbers, or does not fit.
+      ValueError: If the matrix has non-finite entries, or does not fit.
 
     >>> of_matrix([[1, 0], [0.5, 1]], participations.SingleEpoch()) ** 2
     1.25...
@@ -65,14 +64,14 @@ def of_matrix(strategy: Any, participation: Any) -> float:
     most = found.most(steps)
     gram = np.abs(matrix).T @ np.abs(matrix)
     apart = np.abs(np.subtract.outer(range(steps), range(steps))) >= found.separation
-    # Of absolute values, so that rounding makes nothing orthogonal that is not.
+    # Computed from absolute values, so that rounding cannot fake orthogonality.
     orthogonal = not np.any(gram[apart])
     if found.amplified_rate is not None:
         if not _ends_in_time(matrix, found.separation):
             raise ValueError(
                 f"strategy must have at most separation = {found.separation} bands "
-                "to be amplified: what a record adds in one turn must have ended "
-                "before the next."
+                "to be amplified: a record's effect in one turn must end before its "
+                "next turn."
             )
         squared = float(lengths.max())
     elif most == 1:
@@ -81,7 +80,7 @@ def of_matrix(strategy: Any, participation: Any) -> float:
         squared = _best_sum(lengths, found.separation, most)
     else:
         entries = np.abs(matrix.T @ matrix)
-        # Where terms cancel, rounding is relative to what they were.
+        # If terms cancel, the rounding error is relative to the terms, not the sum.
         entries = np.minimum(entries + 4 * (rows + 8) * 2.0**-53 * gram, gram)
         worst = _best_sums(entries, found.separation, most)
         squared = _best_sum(worst, found.separation, most)
@@ -91,25 +90,25 @@ def of_matrix(strategy: Any, participation: Any) -> float:
 def of_toeplitz(
     coefficients: np.ndarray, steps: int, participation: Any, terms: int = 1
 ) -> float:
-    """Returns the sensitivity of a lower-triangular Toeplitz matrix, or a bound of it.
+    """Returns the sensitivity of a lower-triangular Toeplitz matrix, or a bound.
 
     *Formal guarantees*
 
     * Exact if the coefficients are non-negative and non-increasing: the columns 0, b,
       2b, ... attain it (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 2).
-    * Otherwise what `of_matrix` says of the matrix.
+    * Otherwise as `of_matrix`, for the written-out matrix.
 
     *Why.* For columns i < j of such a matrix, G_ij is the sum of c_(s+j-i) c_s over s
     from 0 to n-1-j: not negative, and it does not grow with j - i or with j. The m-th
     column of a pattern is not before column m b, nor is it closer to the l-th than
-    (m-l) b, so that no entry of its Gram matrix exceeds that of 0, b, 2b, ...
+    (m-l) b, so that no entry of its Gram matrix exceeds the entry for 0, b, 2b, ...
 
     Args:
-      coefficients: The first column of C, or what of it is not zero.
+      coefficients: The first column of C, without trailing zeros.
       steps: n.
-      participation: A participation, or a scheme that keeps one.
-      terms: Of how many products a coefficient is the rounded sum, 1 if it is what
-        defines the matrix.
+      participation: A participation, or a scheme with a participation.
+      terms: The number of products in the rounded sum of each coefficient; 1 if
+        coefficients are exact settings of the matrix.
 
     >>> of_toeplitz(np.array([1.0, 0.5]), 10, participations.MinSeparation(2, 3)) ** 2
     3.75...
@@ -122,8 +121,9 @@ def of_toeplitz(
         if bands > found.separation:
             raise ValueError(
                 f"the matrix has {bands} bands, and records come again after "
-                f"separation = {found.separation} steps: nothing is amplified. Have at "
-                f"most {found.separation} bands, or as many groups as bands."
+                f"separation = {found.separation} steps, which rules out "
+                f"amplification. Have at most {found.separation} bands, or as many "
+                "groups as bands."
             )
         most = 1
     else:
@@ -143,7 +143,7 @@ def of_toeplitz(
 
 
 def _ends_in_time(matrix: np.ndarray, separation: int) -> bool:
-    """Whether a column's last row is before the first of that a separation later."""
+    """Whether each column ends before the column `separation` later begins."""
     rows = len(matrix)
     seen = matrix != 0
     used = seen.any(axis=0)
@@ -160,7 +160,7 @@ def _best_sum(values: np.ndarray, separation: int, most: int) -> float:
 def _best_sums(values: np.ndarray, separation: int, most: int) -> np.ndarray:
     """The largest sum of at most `most` entries of a row, `separation` apart.
 
-    By the best of what is left from every entry on, once more for each entry taken.
+    By dynamic programming: the best sum from every entry on, for one more entry each.
     """
     rows, steps = values.shape
     best = np.zeros((rows, steps + separation))

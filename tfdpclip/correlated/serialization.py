@@ -1,4 +1,4 @@
-"""Matrices as JSON-ready values, and back: what a ledger keeps."""
+"""Matrices as JSON-ready values, and back, for ledgers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _PARTICIPATIONS: dict[str, Any] = {
 def from_dict(settings: dict[str, Any]) -> matrices.NoiseMatrix:
     """Returns the matrix that `NoiseMatrix.to_dict` described.
 
-    What an optimised matrix had found is kept, not sought again.
+    The coefficients of an optimised matrix are restored, not searched for again.
 
     Raises:
-      ValueError: If the settings are not those of a matrix.
+      ValueError: If the settings do not describe a matrix.
 
     >>> from_dict(matrices.SquareRootToeplitz(3).to_dict())
     SquareRootToeplitz(bands=3, momentum=0.0)
@@ -56,6 +56,6 @@ def from_dict(settings: dict[str, Any]) -> matrices.NoiseMatrix:
         return kind(**settings)
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"settings are not those of a noise matrix ({error}); known are "
+            f"settings do not describe a noise matrix ({error}); known matrices are "
             f"{', '.join(_MATRICES)}."
         ) from error

@@ -1,8 +1,8 @@
-"""How the noise of a step is made of fresh draws and of what is kept, step by step.
+"""The noise of each step, from fresh draws and from memory, step by step.
 
-What NumPy does here, one vector at a time, is what any front end must do with its own
-tensors. What a stream keeps is as secret as the data: whoever knows it, and the
-released numbers, can take the noise off. It belongs into no saved model.
+The NumPy streams here are the reference for every front end with its own tensors. The
+memory of a stream is as secret as the data: with the memory and the released numbers,
+anyone can remove the noise. It must not be in any saved model.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ Draw = Callable[[], np.ndarray]
 
 
 class Stream(abc.ABC):
-    """Correlated noise, one step after the other.
+    """Correlated noise, step by step.
 
     *Formal guarantees*
 
-    * With draws z_0, z_1, ... the noise of steps 0, 1, ... is N z, where N is what the
-      matrix calls `noising`: N C = I. Nothing is known of later draws before they are
-      needed.
+    * With draws z_0, z_1, ... the noise of steps 0, 1, ... is N z, where N is the
+      matrix's `noising`: N C = I. Later draws are not made before they are needed.
     """
 
-    #: How many vectors are kept between steps.
+    #: The number of vectors in memory between steps.
     buffers: int
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Stream(abc.ABC):
         """Returns the noise of the next step.
 
         Args:
-          draw: Gives the next fresh draw, `draws(self.step)` times.
+          draw: Returns the next fresh draw; called `draws(self.step)` times.
         """
         noise = self._next(draw)
         self.step += 1
@@ -53,8 +52,8 @@ class Stream(abc.ABC):
 class Redrawn(Stream):
     """A weighted sum of the last p draws: w_t = sum_k d_k z_(t-k).
 
-    Where a draw is a function of a secret and the step, as with a counter-based
-    generator, past ones can be drawn again instead of being kept: no memory at all.
+    If a draw is a function of a secret and the step, as with a counter-based generator,
+    past draws can be drawn again instead of being stored: no memory at all.
 
     Args:
       weights: d_0, d_1, ..., the first column of the banded C^-1.
@@ -113,8 +112,8 @@ class Buffered(Stream):
     Toeplitz matrix C with c_0 = 1, c_k = sum_i scale_i decay_i^(k-1).
 
     Args:
-      decay: One for each buffer.
-      scale: One for each buffer.
+      decay: The decay of each buffer.
+      scale: The scale of each buffer.
 
     >>> stream = Buffered(np.array([0.0]), np.array([0.5]))
     >>> z = iter([np.ones(1), np.zeros(1)])
@@ -143,13 +142,13 @@ class Buffered(Stream):
 class TreeSums(Stream):
     """Differences of successive prefix sums in a binary tree of noise.
 
-    A level of the tree is kept as the estimate of the noise in its last complete node,
-    if that is part of the present prefix. Completing a node of level h+1 merges the two
-    estimates below it with a draw of its own.
+    A level of the tree is stored as the estimate of the noise in its last complete
+    node, if that node is part of the current prefix. Completing a node of level h+1
+    merges the two estimates below with a draw of its own.
 
     Args:
-      share: Of level h, by what its own draw is weighed: a function of h. The sum of
-        the two below has weight 1 - share(h).
+      share: A function of the level h: the weight of the level's own draw. The sum of
+        the two estimates below has weight 1 - share(h).
 
     >>> stream = TreeSums(lambda level: 1.0)
     >>> [stream.draws(t) for t in range(4)]
@@ -164,11 +163,11 @@ class TreeSums(Stream):
 
     @property
     def buffers(self) -> int:  # type: ignore[override]
-        """One for each level that there is yet, and the last prefix sum."""
+        """One for each level so far, and the last prefix sum."""
         return self.step.bit_length() + 1
 
     def draws(self, step: int) -> int:
-        # One for the leaf, and one for each node that it completes.
+        # One for the leaf, and one for each node that the leaf completes.
         return 1 + (step & ~(step + 1)).bit_count()
 
     def _next(self, draw: Draw) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Lower-triangular Toeplitz matrices by their first columns.
 
-A matrix of n steps is the sequence c_0, c_1, ..., c_(n-1) of its first column, or what
-of it is not zero. Products are convolutions; the inverse is the reciprocal of the
+A matrix of n steps is the sequence c_0, c_1, ..., c_(n-1) of its first column, possibly
+without trailing zeros. Products are convolutions; the inverse is the reciprocal of the
 generating function.
 """
 
@@ -15,12 +15,12 @@ from scipy import linalg, signal
 
 from tfdpclip import _arguments
 
-#: Matrices are written out, and bounded by their entries, up to so many steps.
+#: Matrices are written out, and bounded by their entries, up to this many steps.
 MOST_DENSE_STEPS = 4096
 
 
 def column(name: str, value: Any) -> np.ndarray:
-    """A first column: finite numbers, the first above 0; ValueError for others."""
+    """Checks a first column: finite numbers, the first above 0; else ValueError."""
     found = _arguments.floats(name, value)
     if found.ndim != 1 or not found.size:
         raise ValueError(f"{name} must be a list of numbers, such as [1.0, 0.5].")
@@ -33,7 +33,7 @@ def column(name: str, value: Any) -> np.ndarray:
 
 
 def padded(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    """The first `steps` entries of a column, with zeros where it has ended.
+    """The first `steps` entries of a column, filled up with zeros.
 
     >>> padded(np.array([1.0, 0.5]), 4)
     array([1. , 0.5, 0. , 0. ])
@@ -47,7 +47,7 @@ def padded(coefficients: np.ndarray, steps: int) -> np.ndarray:
 def inverse(coefficients: np.ndarray, steps: int) -> np.ndarray:
     """The first column of the inverse.
 
-    By the recursion that also makes the noise: `steps` times `len(coefficients)`
+    By the recursion of the noise stream: `steps` times `len(coefficients)`
     operations.
 
     >>> inverse(np.array([1.0, 0.5]), 4)
@@ -73,10 +73,9 @@ def check_dense(steps: int) -> None:
     """Refuses to write out matrices that would fill the memory."""
     if steps > MOST_DENSE_STEPS:
         raise ValueError(
-            f"steps must be at most {MOST_DENSE_STEPS} where a matrix has to be "
-            f"written out, got {steps}. A Toeplitz matrix with non-negative, "
-            "non-increasing coefficients needs not, nor does a workload without "
-            "learning_rates."
+            f"steps must be at most {MOST_DENSE_STEPS} if the matrix has to be written "
+            f"out, got {steps}. A Toeplitz matrix with non-negative, non-increasing "
+            "coefficients and a workload without learning_rates allow more steps."
         )
 
 
@@ -92,8 +91,8 @@ def never_rises(coefficients: np.ndarray) -> bool:
 def upward(value: float, operations: int) -> float:
     """A sum of `operations` non-negative products, raised above its own rounding.
 
-    Each operation on non-negative numbers is off by a relative 2^-53 at most, and so
-    many of them by (1 + 2^-53)^operations; `value` is raised by four times that.
+    Each operation on non-negative numbers has a relative error of 2^-53 at most, and
+    all operations (1 + 2^-53)^operations; `value` is raised by four times that.
 
     >>> 1.0 < upward(1.0, 1000) < 1.000000001
     True

@@ -1,4 +1,4 @@
-"""What the noise is to be small in: the weights after every step."""
+"""The workload: the map from released gradients to the weights after every step."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tfdpclip.correlated import toeplitz
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """How released gradients become weights: momentum, and a learning rate by step.
+    """The map from gradients to weights: momentum, and learning rates by step.
 
-    The weights after step t are a sum of the gradients released until then. In a plain
-    descent all have the same factor (prefix sums). With momentum mu, as Keras has it
-    (v = mu v - eta_t g, w = w + v), step j weighs eta_j (1 + mu + ... + mu^(t-j)) in
-    the weights after step t.
+    The weights after step t are a sum of the gradients released until then. In plain
+    gradient descent all have the same factor (prefix sums). With momentum mu, as in
+    Keras (v = mu v - eta_t g, w = w + v), step j weighs eta_j (1 + mu + ... + mu^(t-j))
+    in the weights after step t.
 
     Attributes:
-      momentum: mu, from 0 up to, but not, 1.
-      learning_rates: eta of every step, for a schedule; None where it is constant. Only
+      momentum: mu, in [0, 1).
+      learning_rates: eta of every step, for a schedule; None for a constant rate. Only
         the ratios matter.
 
     >>> Workload(momentum=0.5).coefficients(4)
@@ -54,10 +54,10 @@ class Workload:
         return np.cumsum(self.momentum ** np.arange(steps))
 
     def rates(self, steps: int) -> np.ndarray | None:
-        """The learning rates, the largest being 1; None if all are the same.
+        """The learning rates, with maximum 1; None if all are equal.
 
         Raises:
-          ValueError: If there are fewer than steps.
+          ValueError: If there are fewer rates than steps.
         """
         if self.learning_rates is None:
             return None
@@ -72,7 +72,7 @@ class Workload:
         return None if np.ptp(rates) == 0 else rates / rates.max()
 
     def matrix(self, steps: int) -> np.ndarray:
-        """A, which takes the released gradients to the weights after every step.
+        """A, the map from released gradients to the weights after every step.
 
         >>> Workload(learning_rates=(1.0, 0.5)).matrix(2)
         array([[1. , 0. ],
@@ -96,19 +96,19 @@ class Workload:
         return self.applied(stream[::-1])[::-1]
 
     def describe(self) -> str:
-        """Returns it in words."""
+        """Returns the workload in words."""
         parts = [f"momentum {self.momentum:g}"] if self.momentum else []
         if self.learning_rates is not None:
             parts.append("a learning rate schedule")
         return " and ".join(parts) or "prefix sums"
 
     def named(self, matrix: str) -> str:
-        """A matrix in words, and what it is made for, unless that is prefix sums."""
+        """Appends the workload to a matrix in words, unless it is prefix sums."""
         return matrix if self == Workload() else f"{matrix}, {self.describe()}"
 
 
 def check_workload(workload: Any) -> Workload:
-    """Returns a workload, prefix sums for None; ValueError for what is none."""
+    """Returns a workload, prefix sums for None; ValueError for all other types."""
     if workload is None:
         return Workload()
     if not isinstance(workload, Workload):

@@ -1,7 +1,7 @@
-"""The shape of the distribution of gradients, and what clipping it does to progress.
+"""The shape of the distribution of gradients, and the effect of clipping on progress.
 
 After Chen, Wu and Hong (2020), "Understanding Gradient Clipping in Private SGD: A
-Geometric Perspective". With f the mean loss, a gradient is grad f + xi; where the
+Geometric Perspective". With f the mean loss, a gradient is grad f + xi; if the
 distribution of xi is symmetric, clipping slows progress but does not mislead it.
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ClippingBias:
-    """What clipping at one norm does to progress along the mean gradient.
+    """The effect of clipping at one norm on progress along the mean gradient.
 
     With v the mean gradient and phi(xi) = <v, clip(v + xi)>, progress is E phi(xi).
 
     Attributes:
       clip_norm: the clip norm c.
       progress: E phi(xi); below 0, clipped descent climbs.
-      symmetric_progress: the same under the symmetrised distribution, which is xi or
-        -xi with probability 1/2 each.
+      symmetric_progress: the progress under the symmetrised distribution, of xi or -xi
+        with probability 1/2 each.
       bias: progress - symmetric_progress: the part due to asymmetry.
       wasserstein: the bound on |bias| of Theorem 5: the Wasserstein distance between
         the distribution and its symmetrised form, with |phi(a) - phi(b)| for the
-        distance of a and b. Exact, since it is that of the values of phi.
+        distance of a and b. Exact, since it equals the distance of the values of phi.
       small_residuals: P(|xi| < c/4).
       guaranteed: the bound below symmetric_progress of Theorem 2: |v| min(|v|, 3c/4)
         times small_residuals.
@@ -59,7 +59,7 @@ class ClippingBias:
 
 @dataclasses.dataclass(frozen=True)
 class GradientGeometry:
-    """Gradients as far as their geometry goes. Not to be released, as the gradients.
+    """The geometry of gradients. As private as the gradients: not to be released.
 
     Attributes:
       norms: `[n]`, the gradients' norms.
@@ -78,7 +78,7 @@ class GradientGeometry:
 
     @property
     def cosines(self) -> np.ndarray:
-        """`[n]`, the cosine of each gradient with the mean; 0 where one is 0."""
+        """`[n]`, the cosine of each gradient with the mean; 0 if either is 0."""
         scale = self.norms * self.mean_norm
         safe = np.where(scale > 0, scale, 1.0)
         return np.where(scale > 0, np.clip(self.inner / safe, -1, 1), 0.0)
@@ -107,9 +107,9 @@ class GradientGeometry:
         Args:
           permutations: number of random changes of sign for the p-value.
           of: "residuals", the gradients less their mean, whose symmetry the theory
-            asks for; "directions", the same, each at a distance of 1, so that a few
-            long ones do not decide; or "gradients", about zero and not about their
-            mean, as an eye sees a picture whose middle is zero.
+            requires; "directions", the residuals scaled to length 1, so that a few long
+            residuals do not decide; or "gradients", about zero instead of their
+            mean, as in a picture with zero in the middle.
           most: use no more than this many examples (a random choice of them).
           seed: for the choice and the signs.
 
@@ -134,7 +134,7 @@ class GradientGeometry:
         return [symmetry_score(p, permutations, most=most, seed=seed) for p in points]
 
     def clipping_bias(self, clip_norm: float) -> ClippingBias:
-        """What clipping at `clip_norm` does to progress, in the full space.
+        """The effect of clipping at `clip_norm` on progress, in the full space.
 
         Raises:
           ValueError: if `clip_norm` is not a finite number above 0.
@@ -144,7 +144,7 @@ class GradientGeometry:
         )
 
     def projected_clipping_bias(self, clip_norm: float) -> list[ClippingBias]:
-        """The same in each of the random planes, where the pictures are.
+        """The clipping bias in each of the random planes of the pictures.
 
         Raises:
           ValueError: if `clip_norm` is not a finite number above 0.
@@ -166,8 +166,8 @@ class GradientGeometry:
         Returns:
           The scores of residuals (`asymmetry`), of their directions and of gradients
           about zero are means over the projections. `bias_share` is the bias over the
-          progress of symmetric gradients: the share that asymmetry takes of it (below
-          0) or adds.
+          progress of symmetric gradients: the share that asymmetry takes from progress
+          (below 0) or adds.
         """
         scores = self.symmetry(permutations)
         others = {
@@ -198,7 +198,7 @@ class GradientGeometry:
         As Figures 1 to 3 of Chen et al. (2020). Needs matplotlib.
 
         Args:
-          path: where to save the picture; None for not saving it.
+          path: the file for the picture; None for not saving it.
           title: a title.
           public: whether the data are public.
 
@@ -253,7 +253,7 @@ def gradient_geometry(
 
     Args:
       gradients: an array `[n, D]`, or a function that returns an iterator over chunks
-        `[b, D]`, such as `GradientMeter.chunks` gives.
+        `[b, D]`, such as `GradientMeter.chunks`.
       projections: number of random projections to the plane.
       seed: for the projections.
 
@@ -261,7 +261,7 @@ def gradient_geometry(
       The geometry.
 
     Raises:
-      ValueError: if there are no gradients, or one is not finite.
+      ValueError: if there are no gradients, or a gradient is not finite.
 
     >>> rng = np.random.default_rng(0)
     >>> found = gradient_geometry(rng.standard_normal((500, 20)) + 3)
@@ -297,7 +297,7 @@ def gradient_geometry(
         parts.append((norms, chunk @ mean, chunk @ matrices))
     norms, inner, flat = (np.concatenate(p) for p in zip(*parts, strict=True))
     if len(norms) != examples:
-        raise ValueError("gradients: the function gave other chunks the second time.")
+        raise ValueError("gradients: the function gave different chunks when repeated.")
     projected = flat.reshape(examples, count, 2).transpose(1, 0, 2)
     means = (mean @ matrices).reshape(count, 2)
     return GradientGeometry(norms, inner, float(np.linalg.norm(mean)), projected, means)

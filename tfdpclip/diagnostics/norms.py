@@ -1,4 +1,4 @@
-"""Distributions of gradient norms, and what a clip norm does to them."""
+"""Distributions of gradient norms, and the effect of a clip norm on them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class NormSummary:
     """A distribution of gradient norms in a few numbers.
 
     Attributes:
-      count: number of norms that are finite.
-      dropped: number of norms that are not.
-      mean: their mean.
+      count: number of finite norms.
+      dropped: number of norms that are not finite.
+      mean: the mean of the finite norms.
       quantiles: by level: 5, 25, 50, 75 and 95 %.
-      clip_norm: the clip norm, if there is one.
-      fraction_clipped: the fraction above it; NaN without a clip norm.
-      target: the norm at the quantile that an adaptive clip norm aims at, which it
-        should be near; NaN without one.
+      clip_norm: the clip norm, if given.
+      fraction_clipped: the fraction above the clip norm; NaN without a clip norm.
+      target: the norm at the target quantile of an adaptive clip norm, which should be
+        near it; NaN without a target.
     """
 
     count: int
@@ -60,8 +60,8 @@ def summarize_norms(
     """Summarises gradient norms.
 
     Args:
-      norms: `[n]`, 0 or above. Those that are not finite are counted and left out.
-      clip_norm: the clip norm, to see how many are clipped.
+      norms: `[n]`, 0 or above. Norms that are not finite are counted and left out.
+      clip_norm: the clip norm, to see how many norms are clipped.
       target_quantile: the quantile that an adaptive clip norm follows, in [0, 1].
 
     Returns:
@@ -88,7 +88,7 @@ def summarize_norms(
     return NormSummary(
         count=int(finite.size),
         dropped=int(norms.size - finite.size),
-        # The sum may overflow where the mean does not.
+        # The mean may be finite although the sum overflows.
         mean=float(np.sum(finite / finite.size)),
         quantiles={q: float(np.quantile(finite, q)) for q in LEVELS},
         clip_norm=np.nan if clip_norm is None else clip_norm,
@@ -125,7 +125,7 @@ def check_labels(
       labels: numbers or text, one for each example.
       count: number of examples.
       name: the argument's name.
-      of: the argument that says how many examples there are.
+      of: the argument that determines the number of examples.
     """
     if labels is None:
         raise ValueError(f"{name} are missing: the targets are no classes.")
@@ -162,9 +162,9 @@ def plot_norms(
     Args:
       norms: for each label on the horizontal axis, `[n]` norms. Zeros and norms that
         are not finite are left out and counted.
-      path: where to save the picture; None for not saving it.
+      path: the file for the picture; None for not saving it.
       clip_norms: one clip norm, or one for each violin.
-      xlabel: what the labels are.
+      xlabel: the meaning of the labels.
       title: a title.
       public: whether the data are public; otherwise the picture says that it must not
         be released.

@@ -1,4 +1,4 @@
-"""Clipping as re-weighting: which examples and classes it favours."""
+"""Clipping as re-weighting: the examples and classes that clipping favours."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RetainedWeight:
       classes: `[S]`, the classes, ascending.
       counts: `[S]`, examples in each.
       weight: `[K, S]`, the mean over a class of min(1, C / |g|).
-      relative: `[K, S]`, the same divided by the largest class value at the baseline
+      relative: `[K, S]`, `weight` divided by the largest class weight at the baseline
         clip norm. It exceeds 1 for clip norms above the baseline.
-      share: `[K, S]`, each class's share of the sum of the clipped norms; 0 where all
+      share: `[K, S]`, each class's share of the sum of the clipped norms; 0 if all
         are 0.
       fraction_clipped: `[K, S]`, the fraction of a class that is clipped.
     """
@@ -58,18 +58,18 @@ class RetainedWeight:
 
 
 def retained_weight(norms: Any, clip_norm: float) -> np.ndarray:
-    """What clipping leaves of each example: min(1, C / |g|).
+    """The factor by which clipping scales each example: min(1, C / |g|).
 
     Rehn et al. (2025), Appendix C.4.
 
     Args:
-      norms: `[n]` gradient norms. The paper takes those of the head alone:
+      norms: `[n]` gradient norms. The paper uses the norms of the head alone:
         ``GradientMeter(model, variables=head.trainable_variables)``.
       clip_norm: the clip norm C.
 
     Returns:
-      `[n]`: 1 for a gradient of zero, 0 for one that is not finite, since it is
-      dropped.
+      `[n]`: 1 for a gradient of zero, 0 for a gradient that is not finite, which
+      training drops.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -92,10 +92,10 @@ def class_weights(
     baseline_norms: Any = None,
     baseline_labels: Any = None,
 ) -> RetainedWeight:
-    """What several clip norms retain of each class.
+    """The weight of each class that several clip norms retain.
 
-    Rehn et al. (2025), Appendix C.4 and Figure 4: values are divided by that of the
-    class that keeps most at the baseline clip norm.
+    Rehn et al. (2025), Appendix C.4 and Figure 4: values are divided by the value of
+    the class that keeps most at the baseline clip norm.
 
     *Formal guarantees*: none of privacy: computed from gradients without noise.
 
@@ -104,9 +104,9 @@ def class_weights(
       labels: `[n]` classes.
       clip_norms: `[K]`, each above 0.
       baseline: the clip norm of the baseline.
-      baseline_norms: the norms for the baseline, if they are another model's (the
-        paper trains one for each clip norm); `norms` by default.
-      baseline_labels: their classes; `labels` by default.
+      baseline_norms: the norms for the baseline, if a different model made them (the
+        paper trains one model for each clip norm); `norms` by default.
+      baseline_labels: the classes of `baseline_norms`; `labels` by default.
 
     Returns:
       The weights, by clip norm and class.
@@ -213,18 +213,18 @@ def accuracy_difference(
 
     Args:
       one: the accuracies with one clip norm, on some examples.
-      other: those with another, on the same ones.
+      other: the accuracies with a second clip norm, on the same examples.
 
     Returns:
       The classes and the differences, both `[S]`.
 
     Raises:
-      ValueError: if they are not about the same classes.
+      ValueError: if the two have different classes.
     """
     for name, value in (("one", one), ("other", other)):
         if not isinstance(value, ClassAccuracy):
             raise ValueError(
-                f"{name} must be what class_accuracy returned, got "
+                f"{name} must be the result of class_accuracy, got "
                 f"{_arguments.shown(value)}."
             )
     same = np.array_equal(one.classes, other.classes) and np.array_equal(
@@ -254,14 +254,14 @@ def plot_class_weights(
     As Figure 4 of Rehn et al. (2025).
 
     Args:
-      weights: what `class_weights` returned.
-      path: where to save the picture; None for not saving it.
+      weights: the result of `class_weights`.
+      path: the file for the picture; None for not saving it.
       order: the classes from left to right: `ClassAccuracy.order` for the easiest
         first.
       differences: for each label, `[S]` differences by class in the order of
         `weights.classes`. The label "clip norm 0.1" gets the look of that clip norm.
-      difference_label: what they are differences of.
-      xlabel: what to say about the order under the picture.
+      difference_label: the quantity of the differences.
+      xlabel: text about the order, under the picture.
       title: a title.
       public: whether the data are public.
 
@@ -273,7 +273,7 @@ def plot_class_weights(
     """
     if not isinstance(weights, RetainedWeight):
         raise ValueError(
-            "weights must be what class_weights returned, got "
+            "weights must be the result of class_weights, got "
             f"{_arguments.shown(weights)}."
         )
     _arguments.boolean("public", public)

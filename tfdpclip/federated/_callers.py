@@ -1,4 +1,4 @@
-"""Who waits, on Python's stack, for a factory of TensorFlow Federated."""
+"""Finds the callers, on Python's stack, that wait for an aggregation process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Maker:
     """A function or method that waits for an aggregation process to be made.
 
     Attributes:
-      name: of the factory's class, or of the function.
-      module: where it is defined.
-      factory: the factory, or another process that takes one; None for a function.
+      name: the name of the factory's class, or of the function.
+      module: the module that defines it.
+      factory: the factory, or a process that takes a factory; None for a function.
       variables: the local variables of the function or method.
     """
 
@@ -28,10 +28,10 @@ class Maker:
 
 
 def makers() -> list[Maker]:
-    """For whom the factory's method that calls this makes its process; nearest first.
+    """The callers that wait for the current factory's process; nearest first.
 
-    Methods of factories, of whatever package, and the functions of TensorFlow
-    Federated.
+    To be called by a function that the factory's own method calls. Callers are methods
+    of factories, of any package, and the functions of TensorFlow Federated.
     """
     kinds = (
         _tff.UnweightedAggregationFactory,
@@ -39,7 +39,7 @@ def makers() -> list[Maker]:
         _tff.EstimationProcess,
     )
     found = []
-    # The function that asks, and the factory's own method.
+    # Skips the function that calls `makers`, up to the factory's own method.
     frame, own = _above(3), None
     while frame is not None:
         variables = frame.f_locals
@@ -57,21 +57,21 @@ def makers() -> list[Maker]:
 
 
 def kind_that_is_checked() -> tuple[bool, str] | None:
-    """Which of the two kinds of factories a learning process asks for, if one does.
+    """The kind of factory that a learning process checks for, if one does now.
 
-    To be called by what answers for the class of a factory.
+    To be called by a factory's `__class__` property.
 
     Returns:
-      Whether it asks for weighted ones, and the name of the function that asks; None if
-      no function of `tff.learning` is asking.
+      Whether the kind is weighted, and the name of the function that checks; None if no
+      function of `tff.learning` is checking.
     """
     checks = _above(4)
     while checks is not None and checks.f_globals.get("__name__") == "abc":
-        checks = checks.f_back  # How Python asks for the class.
+        checks = checks.f_back  # Python's abstract classes look up `__class__`.
     asks = None if checks is None else checks.f_back
     if asks is None or checks.f_code.co_name != "check_type":
         return None
-    # The unweighted functions ask first, of what they are given.
+    # The check counts only in a function of `tff.learning`.
     if not asks.f_globals.get("__name__", "").startswith(
         "tensorflow_federated.python.learning."
     ):
@@ -87,7 +87,7 @@ def kind_that_is_checked() -> tuple[bool, str] | None:
 
 
 def _above(levels: int) -> FrameType | None:
-    """The frame so many calls above this function's."""
+    """The frame `levels` calls above this function's."""
     frame = inspect.currentframe()
     for _ in range(levels):
         frame = None if frame is None else frame.f_back
@@ -95,11 +95,11 @@ def _above(levels: int) -> FrameType | None:
 
 
 def counterpart(builder: str, weighted: bool) -> str:
-    """The function of `tff.learning.algorithms` for the other kind of factories.
+    """The function of `tff.learning.algorithms` for the opposite kind of factories.
 
     Args:
       builder: the name of a function.
-      weighted: whether one for weighted factories is wanted.
+      weighted: whether to return the function for weighted factories.
     """
     ways = ("_unweighted_", "_weighted_")
     name = builder.replace(ways[not weighted], ways[weighted])

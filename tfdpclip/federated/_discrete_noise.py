@@ -1,13 +1,12 @@
 """Discrete Gaussian noise and random rotations inside TensorFlow graphs.
 
-The numbers that are drawn from are cut into cells of as many each, so few that one
-table has them all. Of what a cell holds, nearly everything is a rectangle: the same for
-each of its numbers. Which rectangle, one look into a table says, and the place in it is
-random bits: two cheap operations for 99 samples of 100. The rest of the distribution
-(what the table's grain leaves over, and what is above the rectangles, as the
-distribution falls within a cell) is drawn by rejection. (Marsaglia and Tsang's ziggurat
-does the same with rectangles of equal area that lie on their sides.) A rotation is
-random signs and a Walsh-Hadamard transform.
+The integers are cut into cells of equal size, so few that one table has all cells. Most
+of a cell's mass is a rectangle: equal for each of its numbers. One table lookup chooses
+the rectangle, and random bits choose the number in it: two cheap operations for 99
+samples of 100. The rest of the distribution (the part below the table's resolution, and
+the part above the rectangles, as the distribution falls within a cell) is drawn by
+rejection. (Marsaglia and Tsang's ziggurat is similar, with horizontal rectangles of
+equal area.) A rotation is random signs and a Walsh-Hadamard transform.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ import tensorflow as tf
 from tfdpclip.federated import _entropy
 from tfdpclip.noise import philox
 
-# Mass of 2e-23 lies beyond.
+# The mass beyond 10 standard deviations is 2e-23.
 _REACH = 10.0
-# The stddev in cells is at most this, and above half of it where a cell has more than
-# one number. With more, the grain of the table leaves more over; with less, the fall
-# within cells does.
+# The stddev in cells is at most this, and above half of it if a cell has more than one
+# number. With more cells, the table's resolution loses more mass; with fewer cells, the
+# fall within cells does.
 _CELLS = 128
-# 16 random bits choose a slot of the table: too much work for fewer samples than these.
+# 16 random bits choose a slot of the table, which does not pay off for small counts.
 _INDEX_BITS = 16
 _TABLE_FROM = 2**13
-# Of the matrices that the transform is made of. Smaller ones take more passes over the
-# vector, larger ones more multiplications: 8, 16, 64 and 128 took 1.1 to 1.9 times as
-# long for a million coordinates.
+# The log2 size of the transform's matrices. Smaller matrices take more passes over the
+# vector, larger matrices more multiplications: 8, 16, 64 and 128 took 1.1 to 1.9 times
+# as long for a million coordinates.
 _LOG_BLOCK = 5
 _BYTE = 8
 
@@ -45,7 +44,7 @@ def sample(
 
     The probability of k is proportional to exp(-k^2 / (2 stddev^2)).
 
-    *Formal guarantees*, with uniform random bits in the place of the generator's: the
+    *Formal guarantees*, assuming uniform random bits instead of the generator's: the
     distribution of a sample is within 2e-17 of N_Z(0, stddev^2) in total variation
     (2e-15 for counts below 2^13), and has all numbers up to 8.6 standard deviations.
     Namely, with p(k) the probabilities, cells of K numbers, and q the smallest p in a
@@ -53,18 +52,18 @@ def sample(
 
     * A slot of the table belongs to a cell with the share n / 2^16 <= K q of all slots,
       an exact integer. Each number of the cell has n / (2^16 K) from there: exactly.
-    * What p leaves over is drawn by rejection. Its proposals have the largest p of the
-      cell less n / (2^16 K) for every number. Cells are chosen by 63 bits, which
+    * The rest of p is drawn by rejection. Its proposals have, for every number, the
+      largest p of the cell minus n / (2^16 K). Cells are chosen by 63 bits, which
       moves a cell's chance by 2^-63 at most; numbers are kept by 52 bits and float64
-      arithmetic, which moves a chance by 8e-16 at most. Of 3000 cells and 1.2% of the
+      arithmetic, which moves a chance by 8e-16 at most. For 3000 cells and 1.2% of the
       samples at most, both together are below 2e-17. (Below 2^13 samples there is no
-      table: all are drawn in this way.)
+      table: all samples are drawn by rejection.)
     * The probabilities behind these numbers have 64 bits where numpy's `longdouble` is
       wider than a float64, as on x86.
     * Beyond 10 standard deviations p has a mass of 2e-23.
 
     Args:
-      count: how many.
+      count: the number of samples.
       stddev: the parameter; 0 gives zeros.
       seed: int64 `[2]`.
       dtype: int32 or int64.
@@ -87,19 +86,19 @@ def sample(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cells:
-    """How a discrete Gaussian is drawn: constants.
+    """The constants for drawing a discrete Gaussian.
 
     Attributes:
       stddev: its parameter.
-      width: K, how many numbers there are in a cell; a power of 2. Cell a is
+      width: K, the number of integers in a cell; a power of 2. Cell a is
         a K .. a K + K - 1.
-      numbers: `[2^16]`, the cell that each slot of the table belongs to.
-      direct: how many slots belong to one; 0 without a table.
-      nearest: `[A]`, the number of each cell that is nearest to 0; cells are in the
+      numbers: `[2^16]`, the cell of each slot of the table.
+      direct: how many slots belong to a cell; 0 without a table.
+      nearest: `[A]`, the number in each cell that is nearest to 0; cells are in the
         order of their chances to be proposed.
-      away: `[A]`, 1 or -1: in which direction the others are.
-      bounds: `[A - 1]`, the cells' chances to be proposed, added up, times 2^63.
-      excess: `[A]`, the largest probability in a cell over what is proposed of it.
+      away: `[A]`, 1 or -1: the direction of the cell's further numbers.
+      bounds: `[A - 1]`, the cumulated chances of the cells' proposals, times 2^63.
+      excess: `[A]`, the largest probability in a cell over its proposed probability.
       accepted: the chance that a proposal is accepted.
     """
 
@@ -115,7 +114,7 @@ class Cells:
 
     @property
     def furthest(self) -> int:
-        """The largest absolute value there can be."""
+        """The largest absolute value of a sample."""
         return int(np.max(np.abs(self.nearest))) + self.width
 
 
@@ -125,7 +124,7 @@ def cells_for(stddev: float, table: bool) -> Cells:
 
     Args:
       stddev: above 0.
-      table: whether there is to be a table.
+      table: whether to make a table.
     """
     width = 2 ** max(0, math.ceil(math.log2(stddev / _CELLS)))
     most = math.ceil(_REACH * stddev / width)
@@ -142,16 +141,16 @@ def cells_for(stddev: float, table: bool) -> Cells:
     if width == 1:
         total = np.sum(weights(nearest))
     else:
-        # By Poisson's summation formula off by a relative 2 exp(-2 pi^2 stddev^2).
+        # By Poisson's summation formula, with relative error 2 exp(-2 pi^2 stddev^2).
         total = np.longdouble(stddev) * np.sqrt(8 * np.arctan(np.longdouble(1)))
-    # The mass of each cell if all of its numbers were as likely as one of them.
+    # The mass of each cell if all its numbers had the probability of one number.
     largest, smallest = (width * weights(x) / total for x in (nearest, furthest))
     slots = 2**_INDEX_BITS if table else 0
     # Rounding must not make a rectangle higher than the distribution.
     taken = np.floor(slots * smallest * (1 - 2.0**-50)).astype(np.int64)
     direct = int(np.sum(taken))
     proposed = largest - taken / np.longdouble(2**_INDEX_BITS)
-    # The small ones first: their sums are exact enough to keep them apart.
+    # Small chances first, since small sums keep them apart.
     order = np.argsort(proposed)
     chances = np.cumsum(proposed[order])
     owners = np.zeros(slots, np.int16)
@@ -181,7 +180,7 @@ def from_table(cells: Cells, count: int, seed: tf.Tensor, dtype: tf.DType) -> tf
 
 
 def _slots(cells, count, seed):
-    """Random slots of the table, int32, and places in their cells."""
+    """Random slots of the table, int32, and places within the cells."""
     wide = _INDEX_BITS + cells.width.bit_length() - 1 > 32
     signed, word = (tf.int64, tf.uint64) if wide else (tf.int32, tf.uint32)
     bits = philox.full_integers([count], seed, signed)
@@ -192,17 +191,17 @@ def _slots(cells, count, seed):
 
 
 def by_rejection(cells: Cells, count: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """`[count]` int64 samples of what no slot of the table stands for.
+    """`[count]` int64 samples of the part of the distribution outside the table.
 
     A proposal at a distance of d from the number c nearest to 0 in its cell has
     p(c + d) = p(c) exp(-t), with t = d (2 |c| + d) / (2 stddev^2). It is accepted in
-    proportion to p(c + d) - n / (2^16 K), which over its largest value is
+    proportion to p(c + d) - n / (2^16 K), which, divided by its largest value, is
     1 + (exp(-t) - 1) times the cell's `excess`.
     """
     if cells.width == 1:
         return tf.gather(cells.nearest, _proposed_cells(cells, count, seed))
-    # Twelve standard deviations of the number accepted (it fails once in 10^32 times;
-    # the shape of the result is then wrong, and the round fails).
+    # Twelve standard deviations of the number accepted (too few are accepted once in
+    # 10^32 times; the result then has a wrong shape, and the round fails).
     wanted = tf.cast(count, tf.float64)
     proposals = (wanted + 12 * tf.sqrt(wanted)) / cells.accepted
     proposals = tf.cast(tf.math.ceil(proposals), tf.int32) + 64
@@ -255,7 +254,7 @@ def _matrix(size: int, dtype: tf.DType) -> tf.Tensor:
 def signs(dimension: int, seed: tf.Tensor, size: float = 1.0) -> tf.Tensor:
     """`[dimension]` independent signs times `size`, float32.
 
-    A random byte chooses a row of eight.
+    A random byte chooses a row of eight signs.
     """
     words = -(-dimension // (4 * _BYTE))
     random = philox.full_integers([words], seed, tf.int32)

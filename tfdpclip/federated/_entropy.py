@@ -1,9 +1,9 @@
 """Noise inside serialised computations, from fresh entropy at every execution.
 
-A computation of TensorFlow Federated is a graph that runs elsewhere, over and over, so
+A computation of TensorFlow Federated is a graph that runs elsewhere, many times, so
 neither a Python object nor a variable can hold the state of a noise stream, and a seed
 kept in the server's state would be replayed when that state is restored. The graph
-therefore asks the operating system itself, each time it runs.
+therefore reads the operating system's entropy each time it runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import tensorflow as tf
 from tfdpclip.noise import box_muller, philox
 
 # Reading this file of the Linux kernel gives 122 new bits of its cryptographic
-# generator. (TensorFlow Federated runs on Linux alone. Where the file is missing, the
+# generator. (TensorFlow Federated runs on Linux only. Where the file is missing, the
 # round fails. TensorFlow's own non-deterministic seeds come from a generator that was
-# itself seeded with 32 bits.)
+# seeded with 32 bits.)
 _KERNEL_ENTROPY = "/proc/sys/kernel/random/uuid"
 
-# Keys of a hash from a line of text to 63 bits. Its input is random, so that any
-# fixed values do.
+# Keys of a hash from a line of text to 63 bits. Since the text is random, any fixed
+# keys are good.
 _HASH_KEY = (0x3C6EF372FE94F82B, 0x510E527FADE682D1)
 
 
@@ -33,7 +33,7 @@ def fresh_seed() -> tf.Tensor:
 
 
 def fresh_seeds(count: int) -> list[tf.Tensor]:
-    """As many of them, none of which says anything of another."""
+    """`count` independent fresh seeds, each int64 `[2]`."""
     lines = tf.data.TextLineDataset([_KERNEL_ENTROPY] * (2 * count))
     words = tf.strings.to_hash_bucket_strong(
         lines.batch(2 * count, drop_remainder=True).get_single_element(),
@@ -44,7 +44,7 @@ def fresh_seeds(count: int) -> list[tf.Tensor]:
 
 
 def round_seed(seed: int, round_num: tf.Tensor) -> tf.Tensor:
-    """A reproducible int64 `[2]`, for experiments: other for every round."""
+    """A reproducible int64 `[2]`, different for every round; for experiments."""
     words = np.random.SeedSequence(seed).generate_state(2, np.uint64)
     return derive(tf.constant(words.view(np.int64)), round_num)
 
@@ -62,10 +62,10 @@ def standard_normal(count: int, seed: tf.Tensor) -> tf.Tensor:
 
 
 class Draws:
-    """One execution's Gaussian noise, for what draws several times: as `Noise`.
+    """One execution's Gaussian noise, for repeated draws; see `Noise`.
 
     Args:
-      seed: int64 `[2]`; every draw has one of its own, derived from it.
+      seed: int64 `[2]`; every draw gets a derived seed of its own.
     """
 
     def __init__(self, seed: tf.Tensor):
@@ -83,8 +83,8 @@ class Draws:
 class Noise:
     """One execution's Gaussian noise: a `tfdpclip.mechanism.NoiseSource` for graphs.
 
-    *Formal guarantees*: all numbers of one draw are different ones of one stream; the
-    stream is a function of the seed. One draw for each object: a second would repeat
+    *Formal guarantees*: all numbers of a draw are different numbers of one stream; the
+    stream is a function of the seed. An object draws once: a second draw would repeat
     the first, and raises.
 
     Args:

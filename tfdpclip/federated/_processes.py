@@ -1,7 +1,7 @@
 """The aggregation process: clip at the clients, sum, release at the server.
 
-A `Summation` says how records are added up: encoded at the clients, summed, decoded at
-the server. `build` makes an aggregation process of any of them.
+A `Summation` defines how records are added up: encoded at the clients, summed, decoded
+at the server. `build` makes an aggregation process from any summation.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tfdpclip.noise.runs import CorrelatedNoise
 
 
 class Summation(abc.ABC):
-    """How the clients' clipped records become the sums that the mechanism releases.
+    """The way from the clients' clipped records to the sums that are released.
 
-    *Formal guarantees* that a subclass owes: what `decode` makes of the sum of what
-    clients encoded is the sum of their records, each within the clip norm of its group
-    (times the mechanism's `inflation`), and of their indicators; a client whose update
-    is not finite adds zeros to both.
+    *Formal guarantees* that a subclass must give: `decode`, applied to the sum of
+    encoded records, returns the sum of the clients' records, each within the clip norm
+    of its group (times the mechanism's `inflation`), and the sum of their indicators;
+    a client with a non-finite update adds zeros to both.
 
     Args:
-      mechanism: the noise, for the rule that `clip` is made of.
+      mechanism: the noise, for the rule of `clip`.
       clip: clips one client's update.
 
     Attributes:
-      inner: a process that sums, if there is one, with a state of its own.
+      inner: a process that sums, with a state of its own; None without it.
     """
 
     inner: Any = None
@@ -44,9 +44,9 @@ class Summation(abc.ABC):
         self.clip = clip
 
     def public_state(self) -> dict[str, tf.Tensor]:
-        """A graph: what the first state holds besides the round and the clip state.
+        """A graph: further entries of the first state, after round and clip state.
 
-        It stays as it is, and is sent to the clients like the rest of the state.
+        The entries stay constant, and are sent to the clients with the state.
         """
         return {}
 
@@ -54,12 +54,12 @@ class Summation(abc.ABC):
     def encode(
         self, leaves: list[tf.Tensor], state: Any, share: tf.Tensor | None = None
     ) -> tuple:
-        """A graph at each client: what it sends.
+        """A graph at each client: its message.
 
         Args:
-          leaves: the tensors of its update.
+          leaves: the tensors of the client's update.
           state: the server's state, by name.
-          share: its weight, see `RecordClip.weigh`; None where clients have none.
+          share: the client's weight, see `RecordClip.weigh`; None without weights.
         """
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ class Summation(abc.ABC):
         """In a federated computation: the sums, and the inner process's next state.
 
         Args:
-          encoded: at the clients, what `encode` returned.
+          encoded: at the clients, the result of `encode`.
           inner_state: at the server; None if there is no inner process.
         """
 
@@ -75,7 +75,7 @@ class Summation(abc.ABC):
     def decode(
         self, summed: list[tf.Tensor], state: Any
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """A graph at the server: the sums of records, leaf by leaf, and of indicators.
+        """A graph at the server: the sums of records, by leaf, and of indicators.
 
         Args:
           summed: the tensors that `sum` returned, in order.
@@ -85,14 +85,14 @@ class Summation(abc.ABC):
     def release(
         self, summed: list[tf.Tensor], state: Any, noise: NoiseSource
     ) -> tuple[Release, Any]:
-        """A graph at the server: this round's release, and its counts' noise stddevs.
+        """A graph at the server: the round's release, and the noise of its counts.
 
         The sums are exact, so that the server adds all of the noise.
 
         Args:
           summed: see `decode`.
           state: the server's state, by name.
-          noise: draws the server's noise.
+          noise: the source of the server's noise.
         """
         dtype = self.clip.layout.dtype
         sums, counts = self.decode(summed, state)
@@ -123,12 +123,12 @@ class PlainSum(Summation):
 
 
 class InnerSummation(Summation):
-    """Records go through another aggregation factory.
+    """Records are summed by an inner aggregation factory.
 
     Args:
       mechanism: the noise.
       clip: clips one client's update.
-      factory: what sums, up to the mechanism's `inflation`.
+      factory: a sum, up to the mechanism's `inflation`.
     """
 
     def __init__(self, mechanism: Mechanism, clip: RecordClip, factory: Any):
@@ -145,7 +145,7 @@ class InnerSummation(Summation):
         return record, bits, tf.constant(1.0, self.clip.layout.dtype)
 
     def sum(self, encoded, inner_state):
-        # What the inner process measures may be exact; it goes no further.
+        # The inner process's measurements may be exact, and are dropped.
         summed = self.inner.next(inner_state, encoded[0])
         counts, clients = (_tff.federated_sum(encoded[i]) for i in (1, 2))
         return _tff.federated_zip((summed.result, counts, clients)), summed.state
@@ -153,7 +153,7 @@ class InnerSummation(Summation):
     def decode(self, summed, state):
         *record, counts, clients = summed
         if self._is_mean:
-            # With nobody there, a mean is 0 / 0.
+            # Without clients, a mean is 0 / 0.
             record = [tf.math.multiply_no_nan(leaf, clients) for leaf in record]
         return [tf.reshape(leaf, [-1]) for leaf in record], counts
 
@@ -164,46 +164,131 @@ def build(
     run: CorrelatedNoise | None = None,
     weighting: Weighting | None = None,
 ) -> Any:
-    """The aggregation process of one way of summing.
+    """Returns the aggregation process of a summation.
 
-    Its state holds the round, the clip rule's state and what `summation` adds; all of
-    it is public, and sent to the clients. Beside it is the state of an inner process,
-    and what correlated noise keeps, which is secret and stays at the server.
+    Its state holds the round, the clip rule's state and the entries of `summation`, all
+    public and sent to the clients. Next to it are the state of an inner process, and
+    the memory of correlated noise, which is secret and stays at the server.
 
     Args:
       summation: clips, encodes, sums and decodes.
       seed: makes the noise reproducible, for experiments only.
       run: correlated noise; None for independent noise.
-      weighting: how clients are weighted; None where they send no weights.
+      weighting: the weighting of clients; None without weights.
     """
-    clip, inner = summation.clip, summation.inner
-    value_type = clip.layout.value_type
+    return _ProcessBuilder(summation, seed, run, weighting).process()
 
-    @_tff.tf_computation
-    def first_state():
-        return collections.OrderedDict(
-            round=tf.constant(0, tf.int32),
-            clip=tuple(clip.initial_state()),
-            **summation.public_state(),
+
+class _ProcessBuilder:
+    """The computations of one aggregation process; see `build`."""
+
+    def __init__(
+        self,
+        summation: Summation,
+        seed: int | None,
+        run: CorrelatedNoise | None,
+        weighting: Weighting | None,
+    ):
+        self._summation, self._clip = summation, summation.clip
+        self._seed, self._run, self._weighting = seed, run, weighting
+        self._value_type = summation.clip.layout.value_type
+        self._first_state = self._make_first_state()
+        self._own_type = self._first_state.type_signature.result
+        self._names = [name for name, _ in _tff.elements(self._own_type)]
+        self._encode = self._make_encode()
+        self._sums_type = self._encode.type_signature.result
+        self._first_memory = None if run is None else self._make_first_memory(run)
+        self._finish = (
+            self._make_finish() if run is None else self._make_correlated_finish(run)
         )
 
-    own_type = first_state.type_signature.result
-    names = [name for name, _ in _tff.elements(own_type)]
+    def process(self) -> Any:
+        """Returns the process."""
+        initialize = self._make_initialize()
+        next_fn = self._make_next(initialize.type_signature.result)
+        return _tff.AggregationProcess(initialize, next_fn)
 
-    if weighting is None:
+    def _make_first_state(self) -> Any:
+        clip, summation = self._clip, self._summation
 
-        @_tff.tf_computation(value_type, own_type)
-        def encode(value, state):
-            return summation.encode(_tff.flatten(value), _state(state, names))
-    else:
+        @_tff.tf_computation
+        def first_state():
+            return collections.OrderedDict(
+                round=tf.constant(0, tf.int32),
+                clip=tuple(clip.initial_state()),
+                **summation.public_state(),
+            )
 
-        @_tff.tf_computation(value_type, own_type, weighting.weight_type)
-        def encode(value, state, weight):
+        return first_state
+
+    def _make_encode(self) -> Any:
+        """The clients' computation, with or without weights."""
+        summation, names, weighting = self._summation, self._names, self._weighting
+        if weighting is None:
+
+            @_tff.tf_computation(self._value_type, self._own_type)
+            def encode(value, state):
+                return summation.encode(_tff.flatten(value), _state(state, names))
+
+            return encode
+
+        @_tff.tf_computation(self._value_type, self._own_type, weighting.weight_type)
+        def encode_weighted(value, state, weight):
             return summation.encode(
                 _tff.flatten(value), _state(state, names), weighting.share(weight)
             )
 
-    def release_round(state, summed, noise):
+        return encode_weighted
+
+    def _make_first_memory(self, run: CorrelatedNoise) -> Any:
+        """The first memory of correlated noise, with a random name."""
+        layout = self._clip.layout
+        size = layout.size + len(self._summation.mechanism.count_stddevs)
+
+        @_tff.tf_computation
+        def first_memory():
+            zeros = tf.zeros([2], tf.int64)
+            first = CarriedNoise.first(run, size, layout.dtype)
+            return _memory(0, _entropy.fresh_seed(), zeros, run, first)
+
+        return first_memory
+
+    def _make_finish(self) -> Any:
+        """The server's computation, with independent noise."""
+        names, seed = self._names, self._seed
+
+        @_tff.tf_computation(self._own_type, self._sums_type)
+        def finish(state, summed):
+            state = _state(state, names)
+            fresh = _entropy.fresh_seed() if seed is None else None
+            noise = _entropy.Noise(_seed_of(seed, state, fresh))
+            return self._release_round(state, summed, noise)
+
+        return finish
+
+    def _make_correlated_finish(self, run: CorrelatedNoise) -> Any:
+        """The server's computation, with correlated noise and its memory."""
+        names, seed = self._names, self._seed
+        memory_type = self._first_memory.type_signature.result
+
+        @_tff.tf_computation(self._own_type, memory_type, self._sums_type)
+        def finish(state, memory, summed):
+            state = _state(state, names)
+            step, ticket, _, _, kept = _tff.flatten(memory)
+            # One read gives both: TensorFlow must not merge a public read with a
+            # secret read.
+            fresh, name = _entropy.fresh_seeds(2)
+            draws = _entropy.Draws(_seed_of(seed, state, fresh))
+            noise = CarriedNoise(run, draws, step, kept)
+            released = self._release_round(state, summed, noise)
+            step = (step + 1) % run.steps
+            return *released, _memory(step, name, ticket, run, noise.kept)
+
+        return finish
+
+    def _release_round(self, state, summed, noise):
+        """A graph at the server: the next state, the mean, and the measurements."""
+        summation, run = self._summation, self._run
         release, count_stddevs = summation.release(_tff.flatten(summed), state, noise)
         new_state = collections.OrderedDict(
             state,
@@ -215,57 +300,45 @@ def build(
         count_stddevs = [larger * stddev for stddev in count_stddevs]
         measured = _measurements(summation, new_state, state, release, count_stddevs)
         measured["private"] = tf.constant(
-            summation.mechanism.noise_multiplier > 0 and seed is None
+            summation.mechanism.noise_multiplier > 0 and self._seed is None
         )
-        return new_state, clip.layout.to_value(release.means), measured
+        return new_state, self._clip.layout.to_value(release.means), measured
 
-    sums_type = encode.type_signature.result
-    if run is None:
-        first_memory = None
+    def _make_initialize(self) -> Any:
+        inner, first_memory = self._summation.inner, self._first_memory
 
-        @_tff.tf_computation(own_type, sums_type)
-        def finish(state, summed):
-            state = _state(state, names)
-            fresh = _entropy.fresh_seed() if seed is None else None
-            noise = _entropy.Noise(_seed_of(seed, state, fresh))
-            return release_round(state, summed, noise)
-    else:
-        counts = len(summation.mechanism.count_stddevs)
+        @_tff.federated_computation
+        def initialize():
+            parts = [_tff.federated_eval(self._first_state, _tff.SERVER)]
+            if inner is not None:
+                parts.append(inner.initialize())
+            if first_memory is not None:
+                parts.append(_tff.federated_eval(first_memory, _tff.SERVER))
+            return _joined(parts, inner is not None)
 
-        @_tff.tf_computation
-        def first_memory():
-            zeros = tf.zeros([2], tf.int64)
-            first = CarriedNoise.first(
-                run, clip.layout.size + counts, clip.layout.dtype
-            )
-            return _memory(0, _entropy.fresh_seed(), zeros, run, first)
+        return initialize
 
-        memory_type = first_memory.type_signature.result
+    def _make_next(self, state_type: Any) -> Any:
+        values = _tff.at_clients(self._value_type)
+        if self._weighting is None:
 
-        @_tff.tf_computation(own_type, memory_type, sums_type)
-        def finish(state, memory, summed):
-            state = _state(state, names)
-            step, ticket, _, _, kept = _tff.flatten(memory)
-            # From one read: what is public must not be merged with what is not.
-            fresh, name = _entropy.fresh_seeds(2)
-            draws = _entropy.Draws(_seed_of(seed, state, fresh))
-            noise = CarriedNoise(run, draws, step, kept)
-            released = release_round(state, summed, noise)
-            step = (step + 1) % run.steps
-            return *released, _memory(step, name, ticket, run, noise.kept)
+            @_tff.federated_computation(state_type, values)
+            def next_fn(state, value):
+                return self._next_round(state, value)
 
-    @_tff.federated_computation
-    def initialize():
-        parts = [_tff.federated_eval(first_state, _tff.SERVER)]
-        if inner is not None:
-            parts.append(inner.initialize())
-        if first_memory is not None:
-            parts.append(_tff.federated_eval(first_memory, _tff.SERVER))
-        return _joined(parts, inner is not None)
+            return next_fn
 
-    state_type = initialize.type_signature.result
+        weights = _tff.at_clients(self._weighting.weight_type)
 
-    def next_round(state, value, *weight):
+        @_tff.federated_computation(state_type, values, weights)
+        def next_weighted(state, value, weight):
+            return self._next_round(state, value, weight)
+
+        return next_weighted
+
+    def _next_round(self, state, value, *weight):
+        """In a federated computation: one round."""
+        inner, run = self._summation.inner, self._run
         own, kept, memory = state, None, []
         if inner is not None or run is not None:
             own = state["own"]
@@ -274,9 +347,9 @@ def build(
         if run is not None:
             memory = [state[NOISE_KEY]]
         announced = _tff.federated_broadcast(own)
-        encoded = _tff.federated_map(encode, (value, announced, *weight))
-        summed, kept = summation.sum(encoded, kept)
-        finished = _tff.federated_map(finish, (own, *memory, summed))
+        encoded = _tff.federated_map(self._encode, (value, announced, *weight))
+        summed, kept = self._summation.sum(encoded, kept)
+        finished = _tff.federated_map(self._finish, (own, *memory, summed))
         parts = [finished[0]]
         if inner is not None:
             parts.append(kept)
@@ -285,28 +358,11 @@ def build(
         new_state = _joined(parts, inner is not None)
         return _tff.MeasuredProcessOutput(new_state, finished[1], finished[2])
 
-    if weighting is None:
-
-        @_tff.federated_computation(state_type, _tff.at_clients(value_type))
-        def next_fn(state, value):
-            return next_round(state, value)
-    else:
-
-        @_tff.federated_computation(
-            state_type,
-            _tff.at_clients(value_type),
-            _tff.at_clients(weighting.weight_type),
-        )
-        def next_fn(state, value, weight):
-            return next_round(state, value, weight)
-
-    return _tff.AggregationProcess(initialize, next_fn)
-
 
 def _measurements(
     summation: Summation, new_state: Any, state: Any, release: Release, count_stddevs
 ) -> collections.OrderedDict:
-    """What a round measures, under the same names whatever the rule and the sum."""
+    """A round's measurements, with the same names for every rule and summation."""
     clip = summation.clip
     norms = clip.clip_norms(clip.state(state["clip"]))
     next_norms = clip.clip_norms(release.next_state)
@@ -330,7 +386,7 @@ def _measurements(
 
 
 def _joined(parts: list[Any], with_inner: bool) -> Any:
-    """The server's state of its own part, the inner process's and the noise's."""
+    """Zips the server's own state, the inner process's state and the noise memory."""
     if len(parts) == 1:
         return parts[0]
     names = ["own", *(["inner"] if with_inner else []), NOISE_KEY]
@@ -349,14 +405,14 @@ def _memory(
     run: CorrelatedNoise,
     kept: tf.Tensor,
 ) -> Any:
-    """What correlated noise leaves to the next round.
+    """The memory of correlated noise for the next round.
 
     Args:
-      step: of the next round.
+      step: the next round's step in the matrix.
       ticket: a random name, which tells states apart.
-      before: that of the state that it came from.
-      run: the noise that it is of; its public digest is kept.
-      kept: what the noise of the next round needs.
+      before: the name of the state before.
+      run: the noise; its public digest is kept.
+      kept: the data that the noise of the next round needs.
     """
     return collections.OrderedDict(
         step=tf.convert_to_tensor(step, tf.int32),
@@ -368,9 +424,9 @@ def _memory(
 
 
 def _state(state: Any, names: list[str]) -> dict[str, Any]:
-    """The server's state by name, as graphs made it: the clip state is a tuple."""
+    """The server's state by name, in the form of graphs: the clip state is a tuple."""
     round_num, *rest = _tff.flatten(state)
-    # Behind the clip state, one tensor for each of what a way of summing adds.
+    # After the clip state, one tensor for each entry of the summation.
     extra = names[2:]
     clip, public = rest[: len(rest) - len(extra)], rest[len(rest) - len(extra) :]
     return collections.OrderedDict(

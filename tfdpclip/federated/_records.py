@@ -15,9 +15,9 @@ from tfdpclip.clipping import ClipRule, bound_rule
 from tfdpclip.clipping.held import cut, scales_of, take, within
 from tfdpclip.federated import _tff
 
-# Below this, squares of float32 that vanish could matter to their sum.
+# Below this, float32 squares that underflow could matter to the sum of squares.
 _SMALL_SQUARES = 1e-18
-# A leaf of as many coordinates is worth a tensor of its own: one less copy of it.
+# A leaf of this many coordinates gets a tensor of its own, which saves a copy.
 _LARGE_LEAF = 2**16
 
 
@@ -58,7 +58,7 @@ class Layout:
         self.size = sum(self.sizes)
         large = [i for i, size in enumerate(self.sizes) if size >= _LARGE_LEAF]
         small = [i for i in range(len(named)) if i not in large]
-        #: The places of the leaves that travel as one tensor.
+        #: The indices of the leaves that are sent as one tensor.
         self.pieces = [*([i] for i in large), *([small] if small else [])]
         wide = tf.float64 in self.dtypes
         self.dtype = tf.float64 if wide else tf.float32
@@ -69,15 +69,15 @@ class Layout:
         return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
     def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """The coordinates of each leaf from those of all."""
+        """The coordinates of each leaf, from one vector of all coordinates."""
         return tf.split(vector, self.sizes) if len(self.sizes) > 1 else [vector]
 
     def to_pieces(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The leaves as few vectors of `dtype`, with few copies of what is large."""
+        """The leaves as few vectors of `dtype`, with few copies of large leaves."""
         return [self.to_vector([leaves[i] for i in piece]) for piece in self.pieces]
 
     def split_pieces(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The coordinates of each leaf from those of the pieces."""
+        """The coordinates of each leaf, from the pieces."""
         found: list[Any] = [None] * len(self.sizes)
         for places, piece in zip(self.pieces, pieces, strict=True):
             sizes = [self.sizes[i] for i in places]
@@ -87,7 +87,7 @@ class Layout:
         return found
 
     def to_value(self, parts: Sequence[tf.Tensor]) -> Any:
-        """The structure with these coordinates, every leaf in its own dtype."""
+        """The structure with these coordinates, with each leaf's own dtype."""
         leaves = [
             tf.cast(tf.reshape(part, shape), dtype)
             for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
@@ -97,14 +97,14 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Weighting:
-    """That clients send weights, of which no more than a public cap counts.
+    """The weighting of clients, with a public cap.
 
     Attributes:
-      cap: the public cap.
+      cap: the public cap; larger weights count as the cap.
       weight_type: the type of one client's weight.
 
     Raises:
-      ValueError: if a weight is no real number.
+      ValueError: if a weight is not a real number.
     """
 
     cap: float
@@ -122,17 +122,18 @@ class Weighting:
 
     @classmethod
     def of(cls, cap: float | None, weight_type: Any) -> Weighting | None:
-        """That of a cap and a type, or of neither of them.
+        """Returns the weighting for a cap and a type, or None for neither.
 
         Raises:
-          ValueError: if one is missing.
+          ValueError: if only one is given.
         """
         if cap is None and weight_type is not None:
             raise ValueError(
                 "weight_type: clients are given weights here, and this clipped_mean has"
                 " no weight_cap. Write clipped_mean(..., weight_cap=100), in which a "
-                "client counts by its weight, up to 100; or use what gives no weights, "
-                "such as build_unweighted_fed_avg." + see("a-factory-around-the-mean")
+                "client counts by its weight, up to 100; or use a builder without "
+                "weights, such as build_unweighted_fed_avg."
+                + see("a-factory-around-the-mean")
             )
         if cap is not None and weight_type is None:
             raise ValueError(
@@ -147,11 +148,11 @@ class Weighting:
 
 
 class RecordClip:
-    """A clip rule applied to records of one layout, whatever its groups.
+    """A clip rule applied to records of one layout, with or without groups.
 
-    A flat rule has one group. An update whose squares overflow is measured in float64,
-    so that what is huge but finite is clipped, not dropped. (Of a norm above 1e37,
-    the factor vanishes in float32, and zeros are left.)
+    A flat rule has one group. An update with overflowing squares is measured in
+    float64, so that a huge finite update is clipped, not dropped. (For norms above
+    1e37, the factor vanishes in float32, and zeros are left.)
     """
 
     def __init__(self, rule: ClipRule, layout: Layout):
@@ -182,7 +183,7 @@ class RecordClip:
         return self.rule.initial_state()
 
     def _check_public_norms(self) -> None:
-        """Raises if a rule still waits for public norms: nobody measures them here."""
+        """Raises if a rule lacks public norms, which are not measured here."""
         if not self.rule.takes_public_norms:
             return
         with tf.init_scope():
@@ -205,7 +206,7 @@ class RecordClip:
         return tf.reshape(bound, [self.groups])
 
     def noise_scales(self, state: Any) -> tf.Tensor:
-        """What multiplies z_g to give each group's noise stddev, float64 `[L]`."""
+        """The ratio of each group's noise stddev to z_g, float64 `[L]`."""
         scales = tf.cast(scales_of(self.rule)(state), tf.float64)
         return tf.reshape(scales, [self.groups])
 
@@ -214,7 +215,7 @@ class RecordClip:
 
         Args:
           leaves: the record's tensors.
-          exact: whether float64 precision is wanted, not only its range. Takes longer.
+          exact: whether to compute in float64 precision, not only its range; slower.
         """
         if exact:
             return tf.sqrt(self._wide_squares(leaves))
@@ -249,15 +250,15 @@ class RecordClip:
         exact: bool = False,
         share: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """What the rule makes of one record.
+        """Applies the rule to one record.
 
         Args:
           leaves: the record's tensors.
           state: the rule's state.
           exact: see `norms`.
-          share: the client's weight over the public cap, float64, before it is cut to
-            [0, 1]; None where clients have no weights. It makes no norm larger, and
-            the indicators do not depend on it.
+          share: the client's weight over the public cap, float64, before clipping to
+            [0, 1]; None without weights. The share makes no norm larger, and the
+            indicators do not depend on it.
 
         Returns:
           The factor of each group, `[L]` float64; the norm of each group once weighted,
@@ -281,7 +282,7 @@ class RecordClip:
         return weights, weights * norms, tf.cast(tf.squeeze(indicators, 0), tf.float32)
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:
-        """One value per group as one per coordinate (a scalar if all are the same)."""
+        """One value per coordinate, from one value per group; a scalar if L = 1."""
         if self.groups == 1:
             return tf.reshape(values, [])
         return tf.repeat(
@@ -293,7 +294,7 @@ class RecordClip:
     ) -> list[tf.Tensor]:
         """The record's tensors in the layout's dtype, every group times its factor.
 
-        A factor of 0 gives zeros whatever it meets, NaN included.
+        A factor of 0 gives zeros even for NaN.
         """
         factors = tf.unstack(tf.cast(factors, self.layout.dtype), num=self.groups)
         return [

@@ -1,7 +1,7 @@
 """Every symbol of TensorFlow Federated that this package uses.
 
-Releases after 0.87 moved most of them (to `federated_language`) and renamed some, so
-that a port begins and, it is hoped, ends here.
+Releases after 0.87 moved most of the symbols (to `federated_language`) and renamed
+some, so that porting mostly means changing this module.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ try:
     import tensorflow_federated as tff
 except ImportError as error:
     raise ImportError(
-        "tfdpclip.federated needs TensorFlow Federated 0.87, which is not installed, "
-        "and which there is for Python 3.11 and TensorFlow 2.14 only: install "
-        "requirements.txt of this library's repository there, by pip install --no-deps "
-        "--require-hashes -r requirements.txt."
+        "tfdpclip.federated needs TensorFlow Federated 0.87, which is not installed. "
+        "It exists only for Python 3.11 and TensorFlow 2.14: install requirements.txt "
+        "of this library's repository there, by pip install --no-deps --require-hashes "
+        "-r requirements.txt."
     ) from error
 
 UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
@@ -72,12 +72,12 @@ ProgramContext = tff.program.NativeFederatedContext
 
 
 def is_plain_sum(factory: Any) -> bool:
-    """Whether `factory` adds values up and does nothing else."""
+    """Whether `factory` is a sum of values, without further steps."""
     return type(factory) is SumFactory
 
 
 def is_plain_mean(factory: Any) -> bool:
-    """Whether `factory` is a mean of values that are added up as they are."""
+    """Whether `factory` is a mean of plain sums."""
     if type(factory) is not UnweightedMeanFactory:
         return False
     parts = ("_value_sum_factory", "_count_sum_factory")
@@ -85,7 +85,7 @@ def is_plain_mean(factory: Any) -> bool:
 
 
 def at_clients(value_type: Any) -> Any:
-    """The type of one such value at each client."""
+    """The type of a value at each client."""
     return FederatedType(value_type, CLIENTS)
 
 
@@ -112,12 +112,12 @@ def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
 
 
 def elements(struct_type: Any) -> list[tuple[str | None, Any]]:
-    """The names and types of what a structure holds, in order."""
+    """The names and types of a structure's elements, in order."""
     return list(tff.structure.iter_elements(struct_type))
 
 
 def flatten(value: Any) -> list[Any]:
-    """The leaves of a value as a TensorFlow computation receives it."""
+    """The leaves of a value, as a TensorFlow computation receives it."""
     if tf.is_tensor(value):
         return [value]
     return tff.structure.flatten(tff.structure.from_container(value, recursive=True))
@@ -159,21 +159,21 @@ def _template(value_type):
 
 
 def current_context() -> Any:
-    """Whatever would run a computation that is called now."""
+    """The context in which a computation would run now."""
     return tff.framework.get_context_stack().current
 
 
 def install(context: Any) -> Any:
-    """A context manager in which `context` runs what this thread calls."""
+    """A context manager in which `context` runs the computations of this thread."""
     return tff.framework.get_context_stack().install(context)
 
 
 def computed_now(context: Any, computation: Any, argument: Any) -> Any:
-    """What `context` makes of a computation, awaited if that is its way.
+    """Returns the result of a computation in `context`, awaited if asynchronous.
 
     Args:
-      context: any execution context. One that only traces returns no number.
-      computation: what to compute.
+      context: any execution context. A context that only traces returns no number.
+      computation: the computation.
       argument: its argument.
     """
 
@@ -192,7 +192,7 @@ def computed_now(context: Any, computation: Any, argument: Any) -> Any:
 def new_local_context(
     simulate_secure_sums: bool, asynchronous: bool
 ) -> tuple[Any, Callable[[], None]]:
-    """An execution context, and what ends the worker process that it starts when used.
+    """An execution context, and a function that ends its worker process.
 
     Raises:
       RuntimeError: if this release of TensorFlow Federated keeps its worker elsewhere.
@@ -204,7 +204,7 @@ def new_local_context(
         (True, True): tff.backends.test.create_async_test_cpp_execution_context,
     }
     context = make[simulate_secure_sums, asynchronous]()
-    # The function that makes executors holds what starts the worker, and keeps it.
+    # The executor factory's function holds the service manager of the worker process.
     start = getattr(context.executor_factory, "_executor_stack_fn", None)
     cells = [cell.cell_contents for cell in getattr(start, "__closure__", None) or ()]
     managers = [found for found in cells if hasattr(found, "_process")]
@@ -219,7 +219,7 @@ def new_local_context(
     def end_worker():
         process, manager._process, manager._stub = manager._process, None, None
         if process is not None:
-            # There is nothing to save, and an interrupt can be ignored.
+            # The worker has no state to save, and may ignore an interrupt.
             process.kill()
             process.wait()
 
@@ -229,10 +229,10 @@ def new_local_context(
 
 
 def worker_binary() -> str:
-    """The path of the worker that TensorFlow Federated's wheel has in it.
+    """The path of the worker binary in TensorFlow Federated's wheel.
 
     Raises:
-      RuntimeError: if there is none.
+      RuntimeError: if the wheel has none.
     """
     path = os.path.join(os.path.dirname(tff.__file__), "data", "worker_binary")
     if not os.access(path, os.X_OK):
@@ -244,7 +244,7 @@ def worker_binary() -> str:
 
 
 class WorkerStub(tff.framework.RemoteExecutorGrpcStub):
-    """Calls of a worker. That it forgets a value can fail: it is gone, or will be."""
+    """Calls of a worker. A failure to forget a value is ignored: the worker is gone."""
 
     def dispose(self, request: Any) -> None:
         """Forgets values."""
@@ -258,10 +258,10 @@ class WorkerStub(tff.framework.RemoteExecutorGrpcStub):
 
 
 class _RemoteExecutor(tff.framework.RemoteExecutor):
-    """Forgotten by its worker when nothing refers to it here.
+    """An executor that its worker forgets when no reference to it is left here.
 
-    Executors are made for each number of clients and dropped unclosed when there were
-    too many numbers. A worker would keep what they hold.
+    TensorFlow Federated makes an executor for each number of clients, and drops
+    executors unclosed if there are too many numbers. A worker would keep their values.
     """
 
     def __del__(self):
@@ -269,11 +269,11 @@ class _RemoteExecutor(tff.framework.RemoteExecutor):
 
 
 class WorkerContext(tff.framework.AsyncExecutionContext):
-    """Runs what one worker has to do, as often as it needs to be done.
+    """Runs computations on one worker, and repeats them if needed.
 
     Args:
-      connected: gives the worker's stub, once the worker answers.
-      compiler: what the computations are compiled by.
+      connected: returns the worker's stub, once the worker answers.
+      compiler: the compiler of the computations.
     """
 
     def __init__(self, connected: Callable[[], WorkerStub], compiler: Any):
@@ -287,22 +287,22 @@ class WorkerContext(tff.framework.AsyncExecutionContext):
         )
 
     def _executor(self, cardinalities):
-        # Values are forgotten one by one: a batch of them can be all clients' data.
+        # Values are forgotten one by one: a batch of values can be all clients' data.
         executor = _RemoteExecutor(self._connected(), dispose_batch_size=1)
         executor.set_cardinalities({CLIENTS: 0, **cardinalities})
         self._executors.add(executor)
         return executor
 
     def try_out(self) -> None:
-        """Has the worker make something and forget it."""
+        """Makes an executor on the worker, and has the worker forget it."""
         self._executor({}).close()
 
     def has_given(self) -> bool:
-        """Whether the worker was given anything that it may still hold."""
+        """Whether the worker may still hold values from here."""
         return bool(self._executors)
 
     def forget(self) -> None:
-        """Has the worker forget all that it was given."""
+        """Has the worker forget all values from here."""
         for executor in list(self._executors):
             executor.close()
 
@@ -329,7 +329,7 @@ class MergingContext(tff.framework.MergeableCompExecutionContext):
     """Gives each context a part of the clients, and merges the partial results.
 
     Args:
-      contexts: asynchronous ones.
+      contexts: asynchronous contexts.
       simulate_secure_sums: whether secure sums are computed without cryptography.
       subrounds: the number of parts.
     """
@@ -353,12 +353,12 @@ class MergingContext(tff.framework.MergeableCompExecutionContext):
         """
         result_type = comp.type_signature.result
         if self._several and _has_single_clients(result_type):
-            # What follows the merge would run for each part, and draw noise again.
+            # Steps after the merge would run for each part, and draw noise again.
             raise ValueError(
                 "The computation returns a value of each client (...@CLIENTS). On "
-                "several workers its part after the sum would run once for each, with "
-                "fresh noise on the same sum. Return values at the server only, or "
-                "run it in dpc.federated.local_context()."
+                "several workers, steps after the sum would run once for each part, "
+                "with fresh noise on the same sum. Return values at the server only, "
+                "or run it in dpc.federated.local_context()."
             )
         result = super().invoke(comp, arg)
         # Replacing secure sums loses the containers.

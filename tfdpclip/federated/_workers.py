@@ -1,4 +1,4 @@
-"""Connections to workers on other machines, and how long to wait for them."""
+"""Connections to workers on remote machines, and the waiting times for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import grpc
 from tfdpclip._arguments import shown
 from tfdpclip.federated import _tff
 
-# What a worker is asked besides rounds: whether it is there, and to forget things.
+# Waiting times for calls besides rounds: a probe of a worker, and requests to forget.
 _PROBE_SECONDS = 3.0
 _FORGET_SECONDS = 2.0
 _LATE = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -25,21 +25,21 @@ _MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As in TensorFlow Federated.
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
-    # A worker that is back is found at once, not after the two minutes that gRPC may
-    # take between attempts.
+    # A worker that is back is found at once; by default, gRPC may wait two minutes
+    # between attempts.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A connection of one's own: others to the same address say nothing of it.
+    # A separate connection: the state of a shared connection says nothing about it.
     ("grpc.use_local_subchannel_pool", 1),
-    # Updates of clients are for the workers that were named.
+    # Clients' updates go directly to the named workers, through no proxy.
     ("grpc.enable_http_proxy", 0),
 ]
 _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})"
 )
 
-# When the computation that this thread, or task, works for must be over.
+# The time by which the computation of this thread, or task, must be over.
 _deadline: contextvars.ContextVar[float | None] = contextvars.ContextVar(
     "_deadline", default=None
 )
@@ -51,7 +51,7 @@ class RoundTooLongError(Exception):
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """What is computed inside must be over after so many seconds."""
+    """Computations inside must be over after `seconds`."""
     token = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -60,13 +60,13 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float:
-    """Until the deadline, at least 0; infinity where there is none."""
+    """The time until the deadline, at least 0; infinity without a deadline."""
     at = _deadline.get()
     return float("inf") if at is None else max(0.0, at - time.monotonic())
 
 
 def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future:
-    """Calls it in a thread that does not keep Python from ending."""
+    """Calls `function` in a thread that does not keep Python from ending."""
     future: concurrent.futures.Future = concurrent.futures.Future()
     context = contextvars.copy_context()
 
@@ -81,10 +81,10 @@ def in_thread(function: Callable[[], Any]) -> concurrent.futures.Future:
 
 
 def checked_addresses(workers: Sequence[str]) -> list[str]:
-    """The addresses, as gRPC takes them.
+    """Returns the addresses in the form of gRPC.
 
     Raises:
-      ValueError: if there are none, or one is malformed or there twice.
+      ValueError: if there are none, or an address is malformed or repeated.
     """
     example = 'workers=["10.0.0.1:10000", "10.0.0.2:10000"]'
     if isinstance(workers, (str, bytes)) or not isinstance(workers, Sequence):
@@ -113,10 +113,10 @@ def checked_addresses(workers: Sequence[str]) -> list[str]:
 
 
 class _TimedCalls:
-    """What a stub needs of a channel. Calls end by the deadline, answered or not.
+    """The channel interface that a stub needs; calls end at the deadline.
 
     Args:
-      channel: what the calls go through.
+      channel: the channel of the calls.
       ready_seconds: how long a call may wait for the connection.
     """
 
@@ -125,9 +125,9 @@ class _TimedCalls:
         self._ready_seconds = ready_seconds
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Callable:
-        """The call of a method."""
+        """Returns a function that calls a method."""
         call = self._channel.unary_unary(method, *args, **kwargs)
-        # The worker was there a moment ago; this connection may have to be made.
+        # The worker answered a moment ago; this connection may still have to be made.
         first = method.endswith("/GetExecutor")
         longest = self._ready_seconds if first else float("inf")
         if "/Dispose" in method:
@@ -144,18 +144,18 @@ class _TimedCalls:
         return timed
 
     def subscribe(self, callback: Callable, try_to_connect: bool) -> None:
-        """Not followed: gRPC's thread for it fails loudly when the channel ends."""
+        """Does nothing: gRPC's thread for a subscription logs an error at the end."""
 
 
 class Worker(_tff.AsyncContext):
-    """One worker, which computes in a thread of its own.
+    """One worker, with computations in a thread of its own.
 
-    TensorFlow Federated's calls block the event loop that they are made in, so that
-    several workers in one loop would take turns.
+    TensorFlow Federated's calls block their event loop, so that several workers in one
+    loop would take turns.
 
     Args:
       address: "host:port".
-      compiler: what computations are compiled by.
+      compiler: the compiler of computations.
       ready_seconds: how long to wait for a worker that does not answer.
     """
 
@@ -180,18 +180,18 @@ class Worker(_tff.AsyncContext):
         if seconds_left() <= 0:
             return RoundTooLongError()
         return TimeoutError(
-            f"workers: {self.address} does not answer, and was waited for "
-            f"ready_seconds={self._ready_seconds:g} s. Start it (again), at the "
-            "same address, or continue from the last state in a new "
+            f"workers: {self.address} did not answer for "
+            f"ready_seconds={self._ready_seconds:g} s. Start it (again), at the same "
+            "address, or continue from the last state in a new "
             "dpc.federated.remote_context with the workers that are left."
         )
 
     def try_out(self) -> None:
-        """Computes nothing on it.
+        """Runs an empty computation on the worker.
 
         Raises:
-          TimeoutError: if it does not answer.
-          ValueError: if what answers there is no worker.
+          TimeoutError: if the worker does not answer.
+          ValueError: if a different program answers at the address.
         """
         try:
             self._context.try_out()
@@ -199,14 +199,14 @@ class Worker(_tff.AsyncContext):
             if error.code() in (_LATE, grpc.StatusCode.UNAVAILABLE):
                 raise TimeoutError from error
             raise ValueError(
-                f"workers: what answers at {self.address} is not a worker of "
-                "TensorFlow Federated 0.87 as "
-                f"python -m tfdpclip.federated.worker starts it: {error.code().name}."
+                f"workers: the program at {self.address} is not a worker of TensorFlow "
+                "Federated 0.87 as started by python -m tfdpclip.federated.worker: "
+                f"{error.code().name}."
             ) from error
 
     async def invoke(self, comp: Any, arg: Any) -> Any:
-        """Runs a computation; the deadline is that of whoever calls."""
-        # Of several workers that fail, only the first one's error is looked at.
+        """Runs a computation, up to the caller's deadline."""
+        # If several workers fail, only the first error is read.
         task = asyncio.current_task()
         if task is not None:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -218,7 +218,7 @@ class Worker(_tff.AsyncContext):
         """Runs a computation in this thread's event loop, or raises in time."""
         left = seconds_left()
         try:
-            # Calls of the worker end by themselves; waits between attempts do not.
+            # Calls of the worker end by the deadline; waits between attempts do not.
             return await asyncio.wait_for(
                 self._context.invoke(comp, arg), None if left == float("inf") else left
             )
@@ -232,11 +232,11 @@ class Worker(_tff.AsyncContext):
             raise
 
     def answers(self, seconds: float = _PROBE_SECONDS) -> bool:
-        """Whether it does, within so many seconds, on a new connection.
+        """Whether the worker answers within `seconds`, on a new connection.
 
-        The kernel answers for a process that is frozen, but not in gRPC's words.
+        The kernel answers for a process that is frozen, but not in gRPC's protocol.
         """
-        # Not closed: gRPC's thread that follows it fails loudly if it is, and ends.
+        # Not closed: on closing, gRPC's thread for the channel logs an error.
         ready = grpc.channel_ready_future(
             grpc.insecure_channel(self.address, _CHANNEL_OPTIONS)
         )
@@ -248,14 +248,14 @@ class Worker(_tff.AsyncContext):
         return True
 
     def close(self) -> None:
-        """Has the worker forget what it was given, and ends the connection."""
+        """Has the worker forget all values from here, and ends the connection."""
         if self._context.has_given() and not self._silent and self.answers():
             self._context.forget()
         self._channel.close()
 
 
 def all_at_once(functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What they return, or the first error, when all of them have ended."""
+    """Returns all results, or raises the first error, after all have ended."""
     futures = [in_thread(function) for function in functions]
     concurrent.futures.wait(futures)
     return [future.result() for future in futures]

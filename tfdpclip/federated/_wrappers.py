@@ -1,11 +1,11 @@
-"""Refuses a `clipped_mean` inside of what would void its guarantee.
+"""Refuses a `clipped_mean` inside a factory that would void its guarantee.
 
-TensorFlow Federated's factories take other factories. An inner factory is told the type
-of its values and nothing of what is done with its result: `MeanFactory`, say, divides
-it by an exact sum of weights. While an inner factory makes its process, the methods
-that asked for it are on Python's stack, which is all that can be seen from within. What
-is written without such a method (a federated computation that calls `process.next` and
-divides) is not seen; docs/federated.md says so.
+TensorFlow Federated's factories take inner factories. An inner factory gets the type
+of its values, but no information on the use of its result: `MeanFactory`, for example,
+divides the result by an exact sum of weights. While an inner factory makes its process,
+the calling methods are on Python's stack, and the stack is the only information. Code
+without such a method (a federated computation that calls `process.next` and divides) is
+not seen; docs/federated.md says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from tfdpclip._docs import see
 from tfdpclip.federated import _callers
 
-# What each client's update goes through by itself, and the result by public steps.
+# Factories that transform each client's update alone, and the result by public steps.
 _HARMLESS = {
     "_UnweightedAsWeightedFactory",
     "HadamardTransformFactory",
@@ -30,10 +30,10 @@ _ROBUST = (
     "Leave it out: clipped_mean clips, and drops updates that are not finite.",
 )
 _TWICE = (
-    "adds noise to what has noise already, and divides a mean again",
+    "adds noise a second time, and divides a mean again",
     "Leave it out: clipped_mean clips, adds noise and divides by itself.",
 )
-# The name to show, what is wrong, what to write.
+# By factory: the name to show, the fault, and the remedy.
 _REFUSED = {
     "MeanFactory": (
         "tff.aggregators.MeanFactory",
@@ -73,10 +73,10 @@ _TWO_RELEASES = (
 
 
 def refuse_wrappers() -> None:
-    """Raises if the caller makes its process for a wrapper that would void it.
+    """Raises if the process is made for a wrapper that would void its guarantee.
 
     Raises:
-      ValueError: naming the wrapper, and what to write in its place.
+      ValueError: names the wrapper, and the remedy.
     """
     for maker in _callers.makers():
         found = _verdict(maker)
@@ -89,11 +89,11 @@ def refuse_wrappers() -> None:
 
 
 def _verdict(maker: _callers.Maker) -> tuple[str, str, str] | None:
-    """The name of a wrapper, what is wrong and what to write; None if it is sound."""
+    """The name of a wrapper, its fault and the remedy; None if the wrapper is sound."""
     if maker.module.startswith("tfdpclip."):
         return "clipped_mean", *_TWICE
     if not maker.module.startswith("tensorflow_federated."):
-        return None  # A factory of the caller's own.
+        return None  # A factory from outside TensorFlow Federated.
     if maker.factory is None:
         return _TWO_RELEASES if "_mime_lite" in maker.name else None
     if maker.variables.get("client_measurement_fn") is not None:
@@ -105,23 +105,24 @@ def _verdict(maker: _callers.Maker) -> tuple[str, str, str] | None:
         (
             f"tff's {maker.name}",
             "is not known to keep its guarantee",
-            "Give clipped_mean to the learning process itself. For another way to sum "
-            "clipped updates: inner=dpc.federated.InnerSum(factory).",
+            "Give clipped_mean to the learning process itself. To sum clipped updates "
+            "in a different way: inner=dpc.federated.InnerSum(factory).",
         ),
     )
 
 
 def refuse_other_kind(weighted: bool) -> None:
-    """Raises if TensorFlow Federated asks a factory for what it is not.
+    """Raises if TensorFlow Federated asks a factory for the wrong kind of weighting.
 
-    Its own error names two classes. It is raised in the check that a learning process
-    begins with, and nowhere else: wrappers ask too, and go by the answer.
+    TensorFlow Federated's own error names two classes. The error here is raised only in
+    the first check of a learning process: wrappers check the kind too, and use both
+    answers.
 
     Args:
       weighted: whether the factory takes weights.
 
     Raises:
-      TypeError: with the line to write.
+      TypeError: shows the line to write.
     """
     asked = _callers.kind_that_is_checked()
     if asked is None or asked[0] is weighted:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting.round_noise import note_made
+from tfdpclip.accounting.round_noise import record_made
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
 from tfdpclip.federated import _processes, _tff, _wrappers, distributed
 from tfdpclip.federated import secure as secure_lib
@@ -23,14 +23,15 @@ from tfdpclip.noise.runs import CorrelatedNoise, as_run
 class InnerSum:
     """Declares that an aggregation of clipped records is a sum, up to a factor.
 
-    `clipped_mean` accepts sums and unweighted means as they are. Of any other factory
-    it cannot know how far one client moves the result: a lossy compression, say, can
-    send a record that is longer than what it was given.
+    `clipped_mean` accepts sums and unweighted means directly. For all further factories
+    the library cannot know how far one client moves the result: a lossy compression,
+    for example, can send a record that is longer than its input.
 
     Args:
-      factory: an unweighted aggregation factory whose result is the sum of what the
-        clients sent.
+      factory: an unweighted aggregation factory whose result is the sum of the clients'
+        records.
       inflation: the largest norm that one client's contribution to the result can have,
+        in units of the clip norm of its record; the noise grows by it. 1 for a
         in units of the norm of its record's clip; the noise grows by it. 1 for a
         transformation that keeps norms, such as a rotation.
 
@@ -61,10 +62,11 @@ class ClippedMeanFactory(RoundCosts):
     Andrew et al. (2021), Algorithm 1: every client clips its update with the current
     clip norm C and sends it with one bit, whether it was within C. The server adds
     N(0, (z_g C)^2) to the sum of the updates and N(0, sigma_b^2) to the sum of the
-    bits, divides both by `clients_per_round`, and moves C. z_g is what
-    `dpc.accounting.split_noise_multiplier` leaves for the sum.
+    bits, divides both by `clients_per_round`, and moves C. z_g is the result of
+    `dpc.accounting.split_noise_multiplier`.
 
-    With `weight_cap`, for what gives every client a weight, its number of examples:
+    With `weight_cap`, for builders that give every client a weight, its number of
+    examples:
 
         aggregator = dpc.federated.clipped_mean(
             1.0, clients_per_round=100, weight_cap=50)
@@ -72,41 +74,47 @@ class ClippedMeanFactory(RoundCosts):
             model_fn, ..., model_aggregator=aggregator)
 
     McMahan et al. (2018), the estimator with a fixed denominator: a client's clipped
-    update counts min(weight / weight_cap, 1) times, and the sum is divided by what is
-    expected of these shares, whatever came.
+    update counts min(weight / weight_cap, 1) times, and the sum is divided by the
+    expected sum of these shares, a public number.
 
-    *Formal guarantees*, for adding or removing one client, whatever it sends:
+    *Formal guarantees*, for adding or removing one client with arbitrary updates:
 
     * The clipped updates change their sum by at most the rule's sensitivity, and the
       sums of bits by at most 1/2 each. An update with a NaN or an infinity contributes
-      zeros to both. So does a weight that is not finite; one below 0 is 0, and one
-      above `weight_cap` is `weight_cap`. Weights are summed nowhere.
+      zeros to both, and so does a weight that is not finite; a weight below 0 counts as
+      0, and a weight above `weight_cap` as `weight_cap`. Weights are summed nowhere.
     * Everything that leaves the aggregator (the result, the next clip norm in the
       state, the measurements) is a function of the noised sums and of public settings.
       One round is a Gaussian mechanism of noise multiplier `noise_multiplier`.
-    * Noise comes from fresh entropy of the operating system in every execution. It is
+    * Noise comes from fresh entropy of the operating system in every execution, and is
       in no state: a round that is run again, or resumed from a checkpoint, has new
       noise. (A round that is run twice has also released twice: keep a
       `dpc.accounting.RoundBudget`.)
-    * `secure`: whatever the server sees of the clients is secure sums, of updates in
+    * `secure`: the server sees only secure sums of the clients' messages, of updates in
       whole steps and of bits. The rounded update is still within the clip norm. The
-      server that unmasks the sums and adds the noise is trusted to add it.
+      server that unmasks the sums is trusted to add the noise.
     * `noise="distributed"`: the secure sum itself is private; see
       `dpc.federated.distributed`.
-    * `noise=CorrelatedNoise(...)`: the noise of round t is that of row t of a matrix,
-      and all rounds of one matrix are one Gaussian mechanism of `noise_multiplier`, if
-      clients come as its scheme says, and every round goes on from the state of the one
-      before. After its steps another matrix begins. What it keeps is in the server's
-      state (not at the clients): as secret as the data. `dpc.federated.split_noise`
-      takes it out, for checkpoints. A round that is run twice has fresh draws both
-      times, and costs another matrix: `dpc.accounting.RoundBudget` looks at the states.
-    * `inner`: the guarantee is that of `inner` being a sum in which one client's part
+    * `noise=CorrelatedNoise(...)`: the noise of round t is row t of a matrix, and all
+      rounds of a matrix are one Gaussian mechanism of `noise_multiplier`, if clients
+      take part as its scheme says, and every round continues from the state of the
+      round before. After its steps a new matrix begins. Its memory is in the server's
+      state (not at the clients), and is as secret as the data.
+      `dpc.federated.split_noise` takes the memory out, for checkpoints. A round that
+      is run twice has fresh draws both times, and costs a second matrix:
+      `dpc.accounting.RoundBudget` checks the states.
+    * `inner`: the guarantee relies on `inner` being a sum in which one client's part
       has at most the norm of its record, times `InnerSum.inflation`. The measurements
-      of `inner` are dropped. Its state may hold what is not private.
+      of `inner` are dropped. Its state may hold data that are not private.
 
     Not covered: floating-point effects on the lowest bits of noise (Mironov 2012), and
-    training metrics, which other parts of a learning process aggregate without noise.
+    training metrics, which learning processes aggregate without noise.
 
+    Args:
+      noise_multiplier: z, as given to the accountant. 0 runs the same code without
+        noise, and is not private.
+      clients_per_round: the expected number of clients in a round: the divisor (of sums
+        without weights, and of counts), for any actual number of clients.
     Args:
       noise_multiplier: z, what the accountant is given. 0 runs the same code without
         noise, and is not private.
@@ -117,30 +125,31 @@ class ClippedMeanFactory(RoundCosts):
       secure: True or `SecureSettings` to sum by secure aggregation.
       noise: "central", "distributed", or a `dpc.CorrelatedNoise` (or its `to_dict`),
         which is central.
-      inner: how records are summed after clipping: a `tff.aggregators.SumFactory` or
-        `UnweightedMeanFactory`, or an `InnerSum` for anything else.
-      minimum_clients: with distributed noise, how many clients' shares make the noise.
+      inner: the summation of clipped records: a `tff.aggregators.SumFactory` or
+        `UnweightedMeanFactory`, or an `InnerSum` of any factory.
+      minimum_clients: with distributed noise, the number of clients whose shares
+        suffice.
       variable_names: names of the tensors of an update, in order, for rules with
         groups, such as ``[v.name for v in model.trainable_variables]``. By default
         their places in the structure.
       seed: makes the noise reproducible, for experiments only. Not private.
       weight_cap: makes a weighted factory: the largest weight that counts in full.
-        Public, so not one that was looked up in clients' data.
-      weight_per_round: the sum of weights, each up to `weight_cap`, that is expected in
-        a round: the divisor, which is public, too. By default ``weight_cap *
-        clients_per_round``, which no round exceeds on average; a smaller one only makes
-        results larger, with their noise.
+        Public, so it must not come from clients' data.
+      weight_per_round: the expected sum of weights in a round, each up to `weight_cap`:
+        the divisor, also public. By default ``weight_cap * clients_per_round``, which
+        no round exceeds on average; a smaller value only scales results up, with their
+        noise.
 
     The arguments are attributes. Every round measures:
 
     * `round`, counted from 1;
-    * `clip_norm`, the one used, and `next_clip_norm`;
+    * `clip_norm`, of this round, and `next_clip_norm`;
     * `unclipped_fraction`, noised: the mean of the indicators plus 1/2, which for
-      `QuantileClip` is that fraction (NaN for a rule that counts nothing);
+      `QuantileClip` is that fraction (NaN for a rule without counts);
     * `sum_noise_stddev` and `count_noise_stddev`, of the noise on the sums (of updates
-      times their shares of `weight_cap`; with
-      distributed noise, of what `minimum_clients` add; with correlated noise, of what
-      is drawn in that round, for a matrix whose inverse has ones on its diagonal);
+      times their shares of `weight_cap`); with distributed noise, of the shares of
+      `minimum_clients`; with correlated noise, of the noise drawn in that round, for
+      a matrix whose inverse has ones on its diagonal;
     * `noise_multiplier` and `private`.
 
     Rules with groups give one number per group.
@@ -188,7 +197,7 @@ class ClippedMeanFactory(RoundCosts):
         )
         self.weight_cap = weight_cap
         self.weight_per_round = weight_per_round
-        #: What the sum of updates, each times its share of the cap, is divided by.
+        #: The divisor of the sum of updates, each times its share of the cap.
         self.divisor = self.clients_per_round
         if weight_cap is not None or weight_per_round is not None:
             self._take_weights(weight_cap, weight_per_round)
@@ -213,8 +222,8 @@ class ClippedMeanFactory(RoundCosts):
     def _take_weights(self, cap: Any, expected: Any) -> None:
         if cap is None:
             raise ValueError(
-                "weight_per_round is for weight_cap=..., the largest weight of a client"
-                " that counts in full; without, all clients count alike."
+                "weight_per_round needs weight_cap=..., the largest weight of a client "
+                "that counts in full; without a cap, all clients count alike."
             )
         self.weight_cap = _arguments.positive("weight_cap", cap)
         most = self.weight_cap * self.clients_per_round
@@ -224,8 +233,8 @@ class ClippedMeanFactory(RoundCosts):
         if self.weight_per_round > most:
             raise ValueError(
                 f"weight_per_round must be at most weight_cap * clients_per_round = "
-                f"{most:g}, which is what a round has if every client reaches the cap; "
-                f"got {self.weight_per_round:g}."
+                f"{most:g}, the sum if every client reaches the cap; got "
+                f"{self.weight_per_round:g}."
             )
         self.divisor = _arguments.positive(
             "weight_per_round / weight_cap", self.weight_per_round / self.weight_cap
@@ -260,7 +269,7 @@ class ClippedMeanFactory(RoundCosts):
         if self.secure is not None or self.noise == "distributed":
             raise ValueError(
                 "inner cannot be combined with secure or with noise='distributed', "
-                "which do the summing themselves."
+                "since both replace the summation."
             )
         if _tff.is_plain_sum(inner) or _tff.is_plain_mean(inner):
             return InnerSum(inner)
@@ -276,14 +285,14 @@ class ClippedMeanFactory(RoundCosts):
     def _check_combination(self, unclipped):
         if unclipped and self.noise_multiplier:
             raise ValueError(
-                "clip must not be None with noise: nothing would bound one client. Use "
-                "clip=dpc.QuantileClip(), or noise_multiplier=0 for a baseline."
-                + see("updates-without-a-bound")
+                "clip must not be None with noise: one client's update would have no "
+                "bound. Use clip=dpc.QuantileClip(), or noise_multiplier=0 for a "
+                "baseline." + see("updates-without-a-bound")
             )
         if unclipped and (self.secure is not None or self.noise == "distributed"):
             raise ValueError(
-                "clip must not be None with secure=True: it gives the range of the "
-                "numbers that are summed."
+                "clip must not be None with secure=True: the clip norm bounds the "
+                "numbers in the secure sum."
             )
         if self.noise == "distributed" and self.seed is not None:
             raise ValueError(
@@ -319,14 +328,14 @@ class ClippedMeanFactory(RoundCosts):
             return repr(self.noise)
         return f"<{self.correlated.matrix.describe()}>"
 
-    # What `isinstance` asks for, where a class is not one of its own.
+    # `isinstance` reads `__class__` if the class of an object is not a subclass.
     @property
     def __class__(self):
         _wrappers.refuse_other_kind(self.weight_cap is not None)
         return type(self)
 
     def create(self, value_type: Any, weight_type: Any = None) -> Any:
-        """The aggregation process for values of one type.
+        """Returns the aggregation process for values of one type.
 
         Args:
           value_type: the type of one client's value: a structure of floating-point
@@ -335,15 +344,15 @@ class ClippedMeanFactory(RoundCosts):
 
         Raises:
           ValueError: if a type or the clip rule's groups do not fit, or the process is
-            made for another factory around this one that would void the guarantee.
-          RuntimeError: if secure sums are wanted where they cannot run.
+            made for a wrapping factory that would void the guarantee.
+          RuntimeError: if the current context cannot run secure sums.
         """
         _wrappers.refuse_wrappers()
         weighting = Weighting.of(self.weight_cap, weight_type)
         clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
-        note_made(self.round_noise)
+        record_made(self.round_noise)
         return _processes.build(
             self._summation(clip), self.seed, self.correlated, weighting
         )
@@ -385,5 +394,5 @@ def _correlated(noise: Any) -> CorrelatedNoise:
     return as_run(noise, 1.0)
 
 
-#: How a factory is made, and shows itself.
+#: The constructor, in the form that users call.
 clipped_mean = ClippedMeanFactory

@@ -1,4 +1,4 @@
-"""Where federated computations run, and the end of what was started for them."""
+"""Execution contexts for federated computations, which end their own processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tfdpclip._arguments import boolean, count_of, positive
 from tfdpclip.federated import _tff, _workers
 
-# Clocks of the operating system and of gRPC overflow far above.
+# Far larger values overflow the clocks of the operating system and of gRPC.
 _LONGEST_SECONDS = 1e6
 
 
@@ -28,21 +28,21 @@ def local_context(
             state = process.initialize()
             ...
 
-    TensorFlow Federated runs computations in a worker, a process of its own that it
-    starts when the first one is called. The worker outlives the Python that started it
-    and keeps the output that it inherited open: ``python train.py | tee log`` never
-    ends. On the way out of this context, exceptions included, its worker is ended, by
-    its id, and no other process.
+    TensorFlow Federated runs computations in a worker, a separate process that starts
+    with the first computation. The worker outlives the Python process that started it
+    and keeps the inherited output open: ``python train.py | tee log`` never
+    ends. At the end of this context, also by an exception, the context's worker is
+    ended, by its id, and no other process.
 
-    It applies to the thread that enters it; what was computed in it stays. Everything
-    federated belongs inside: a computation that is called before or after runs in
+    The context applies to the thread that enters it; results stay available after it.
+    Call all federated computations inside: a call before or after the context runs in
     TensorFlow Federated's own default context, which has a worker too. A process that
     is killed ends nothing.
 
     Args:
       simulate_secure_sums: whether secure sums are computed as well, without the
         cryptography, as `secure=True` needs on one machine. Otherwise they fail.
-      asynchronous: whether computations return what is to be awaited, as
+      asynchronous: whether computations return awaitables, as
         `tff.learning.programs.train_model` needs.
 
     Yields:
@@ -71,9 +71,10 @@ def local_context(
 def _interruptible() -> Iterator[None]:
     """Makes sure that workers end when TensorFlow Federated interrupts them.
 
-    Where it replaces a worker it waits for the old one's end, for ever if that ignores
-    interrupts, as a shell's background jobs do and what they start. A handler, unlike
-    "ignore", is not inherited.
+    When TensorFlow Federated replaces a worker, it interrupts the old worker and waits
+    for its end, for ever if the worker ignores interrupts. A shell's background jobs
+    ignore interrupts, and their child processes inherit this. A signal handler,
+    unlike "ignore", is not inherited.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -96,7 +97,7 @@ def remote_context(
     round_seconds: float = 3600.0,
     subrounds: int | None = None,
 ) -> Iterator[Any]:
-    """Runs federated computations on workers of this and other machines.
+    """Runs federated computations on workers of this and further machines.
 
         workers = ["10.0.0.1:10000", "10.0.0.2:10000"]
         with dpc.federated.remote_context(workers):
@@ -104,50 +105,51 @@ def remote_context(
             state = process.initialize()
             ...
 
-    Workers are started by hand, one on each machine, by
-    ``python -m tfdpclip.federated.worker --port=10000``, and stay when the context
-    ends; what they were given is forgotten then. The clients of a round are divided
-    among them, their sums are merged, and what follows runs once, on one of them.
+    Start workers by hand, one on each machine, by
+    ``python -m tfdpclip.federated.worker --port=10000``. The workers keep running after
+    the context, but forget all values of the context. The clients of a round are
+    divided among the workers, their sums are merged, and later steps run once, on one
+    of the workers.
 
     *Formal guarantees*
 
-    * A round releases what it releases in `local_context`: the merged sum is that of
-      all clients, and noise is drawn once. (A sum of float32 has rounding errors of
-      another order, about 1e-8 of it; secure sums are equal to the bit.) Computations
-      whose result would draw noise for each part are refused.
+    * A round has the same release as in `local_context`: the merged sum is the sum over
+      all clients, and noise is drawn once. (A sum of float32 has rounding errors in a
+      different order, about 1e-8 of it; secure sums are equal to the bit.) Computations
+      with a result that would draw noise for each part are refused.
     * If a worker is lost, its part is computed again when it is back, for as long as
       `ready_seconds`; after that, or after `round_seconds`, the computation raises
       and releases nothing. With distributed noise a part that is computed again has
-      fresh shares of noise; none of the lost ones was merged.
+      fresh shares of noise; no lost share was merged.
 
-    Workers and this process are trusted: workers are given clients' *data*, see single
-    clients' updates, and the one that merges sees the sum without noise. gRPC is used
+    Workers and this process are trusted: workers get clients' *data*, see single
+    clients' updates, and the merging worker sees the sum without noise. gRPC is used
     without encryption or authentication; use a private network or tunnels. So
-    simulated secure sums hide nothing from a worker. docs/federated.md says who sees
-    what.
+    simulated secure sums hide nothing from a worker. docs/federated.md lists who sees
+    which data.
 
-    It applies to the thread that enters it.
+    The context applies to the thread that enters it.
 
     Args:
       workers: addresses, "host:port", each once.
       simulate_secure_sums: whether secure sums are computed as well, without the
         cryptography, as `secure=True` needs. Otherwise they fail.
-      asynchronous: whether computations return what is to be awaited, as
+      asynchronous: whether computations return awaitables, as
         `tff.learning.programs.train_model` needs.
-      ready_seconds: how long a worker that does not answer is waited for.
+      ready_seconds: how long to wait for a worker that does not answer.
       round_seconds: how long one call of a computation (such as `process.next`) may
-        take. A worker that is frozen keeps its connection: nothing else ends that.
-      subrounds: in how many parts the clients of a computation are divided; by default
-        the number of workers. More of them are computed one after the other, with
-        smaller messages and less memory, and less is repeated if a worker is lost.
+        take. A frozen worker keeps its connection, and only this limit ends the call.
+      subrounds: the number of parts that the clients of a computation are divided
+        into; by default the number of workers. More parts are computed in sequence,
+        with smaller messages and less memory, and less is repeated if a worker is lost.
 
     Yields:
       The execution context.
 
     Raises:
-      ValueError: if an argument is out of range, or an address is no worker's.
+      ValueError: if an argument is out of range, or an address has no worker.
       TimeoutError: if workers do not answer, or a computation takes too long; names
-        them. A computation that raised it can be called again.
+        the workers. The computation can be called again.
 
     >>> with remote_context(["10.0.0.1"]):
     ...     pass
@@ -188,7 +190,7 @@ def _seconds(name, value):
 
 
 def _try_out(connected, ready_seconds):
-    """Raises if any of them does not answer, or is no worker."""
+    """Raises if any worker does not answer, or is not a worker."""
 
     def failure(worker):
         try:
@@ -210,12 +212,12 @@ def _try_out(connected, ready_seconds):
 
 
 class RemoteContext(_tff.MergingContext):
-    """What `remote_context` installs.
+    """The context of `remote_context`.
 
     Args:
       connected: the workers.
       simulate_secure_sums: whether secure sums are computed without cryptography.
-      subrounds: in how many parts clients are divided.
+      subrounds: the number of parts that clients are divided into.
       round_seconds: how long a computation may take.
     """
 
@@ -262,7 +264,7 @@ class RemoteContext(_tff.MergingContext):
 
 
 class _Awaited(_tff.AsyncContext):
-    """The same computations, awaited."""
+    """The asynchronous form of a `RemoteContext`."""
 
     def __init__(self, context: RemoteContext):
         self._context = context

@@ -1,4 +1,4 @@
-"""What rounds of a clipped mean cost."""
+"""The privacy cost of rounds of a clipped mean."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfdpclip.sampling.available import AvailableClients
 
 
 class RoundCosts:
-    """What follows from the noise of an aggregator. Not for use on its own.
+    """Base of aggregators: the privacy cost that follows from their noise.
 
     Attributes:
       noise_multiplier: z.
       noise: `"central"`, `"distributed"`, or correlated noise.
       correlated: Correlated noise; None for independent noise.
       clip: The clip rule.
-      minimum_clients: Of distributed noise, how many shares make it.
-      seed: What makes noise reproducible, if anything does.
+      minimum_clients: For distributed noise: the number of shares that suffice.
+      seed: The seed of reproducible noise, or None.
     """
 
     noise_multiplier: float
@@ -46,13 +46,13 @@ class RoundCosts:
 
     @property
     def accountant(self) -> str | None:
-        """The one accountant that bounds the noise; None if several do."""
+        """The only accountant with a bound for the noise; None if there are several."""
         return "rdp" if self.noise == "distributed" else None
 
     def of_a_phase(self, cohorts: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """What a ledger's phase is told of rounds with such cohorts, and assumes.
+        """The settings of a ledger's phase for such cohorts, and its assumptions.
 
-        Correlated noise has an `of_a_phase` of its own.
+        Correlated noise has its own `of_a_phase`.
 
         Args:
           cohorts: `scheme.cohorts(client_ids)`, or `AvailableCohorts`.
@@ -75,20 +75,20 @@ class RoundCosts:
         return {**told, "sampling": scheme}, assumed
 
     def event(self, rounds: int = 1) -> dp_accounting.DpEvent:
-        """What rounds do to privacy, with no amplification by sampling of clients.
+        """The privacy event of rounds, without amplification by sampling of clients.
 
-        With correlated noise, that of its matrix and scheme. For the sampled event with
-        independent central noise, give `noise_multiplier` and the sampling scheme to
-        the functions of `dpc.accounting`, or the factory to `RoundBudget`. With
-        distributed noise, privacy is against a server that knows the sample;
-        `RoundBudget` counts it so.
+        With correlated noise, the event of its matrix and scheme. For the sampled event
+        with independent central noise, give `noise_multiplier` and the sampling scheme
+        to the functions of `dpc.accounting`, or the factory to `RoundBudget`. With
+        distributed noise, privacy is against a server that knows the sample, as in
+        the accounting of `RoundBudget`.
 
         Args:
           rounds: the number of rounds.
 
         Returns:
           A `DpEvent`: Gaussian for central noise, `ZeroConcentratedDpEvent` for
-          distributed noise; one that no budget covers if the factory is not private.
+          distributed noise; `NonPrivateDpEvent` if the factory is not private.
         """
         rounds = _arguments.integer("rounds", rounds)
         if not self.private:
@@ -113,10 +113,10 @@ class RoundCosts:
         return dp_accounting.GaussianDpEvent(self.noise_multiplier)
 
     def epsilon(self, delta: float, rounds: int = 1) -> float:
-        """What rounds cost, with no amplification by sampling of clients.
+        """The epsilon of rounds, without amplification by sampling of clients.
 
-        For adding or removing a client with central noise; for replacing what a client
-        contributes by zeros with distributed noise; for the neighbours of its scheme
+        For adding or removing a client with central noise; for replacing a client's
+        contribution by zeros with distributed noise; for the neighbours of its scheme
         with correlated noise.
 
         Args:

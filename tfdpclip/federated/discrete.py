@@ -16,19 +16,19 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from tfdpclip import _arguments
 
-# DDG, Proposition 14, asks for this much.
+# The smallest stddev for which DDG, Proposition 14, holds.
 _LEAST_STDDEV = 0.5
-# Terms of the sum below tend to the last one.
+# The terms of the sum below converge; later terms are bounded by the last term.
 _MOST_TERMS = 1000
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class ZeroConcentratedDpEvent(dp_accounting.DpEvent):
-    """A mechanism of which only its zero-concentrated privacy is known.
+    """A mechanism known only by its zero-concentrated privacy.
 
     The Renyi divergence of every order a >= 1 is at most a * rho (Bun and Steinke
     2016). A Gaussian of noise multiplier z has rho = 1 / (2 z^2); the converse does not
-    hold, so that an accountant for Gaussians must not be given this.
+    hold, so that an accountant for Gaussians must not be given this event.
 
     Attributes:
       rho: the constant.
@@ -47,7 +47,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     and Steinke 2020), at its orders.
 
     Args:
-      rho: 0 or above. Composed mechanisms add theirs up.
+      rho: 0 or above. For composed mechanisms, the rhos add up.
       delta: in (0, 1).
 
     Raises:
@@ -69,7 +69,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def tau(local_stddev: float, clients: int) -> float:
-    """Returns how far a sum of discrete Gaussians is from a discrete Gaussian.
+    """Returns the distance of a sum of discrete Gaussians from a discrete Gaussian.
 
     DDG, Theorem 1: the log-ratio of the probabilities of any integer
     under the sum of n independent N_Z(0, s^2) and under N_Z(0, n s^2) is at most tau =
@@ -82,7 +82,7 @@ def tau(local_stddev: float, clients: int) -> float:
     exponent = -2 * (math.pi * local_stddev) ** 2
     terms = min(clients - 1, _MOST_TERMS)
     total = math.fsum(math.exp(exponent * k / (k + 1)) for k in range(1, terms + 1))
-    # Every further term is smaller than the one before.
+    # Every further term is smaller than the term before.
     if clients - 1 > terms:
         total += (clients - 1 - terms) * math.exp(exponent * terms / (terms + 1))
     return 10 * total
@@ -108,7 +108,7 @@ def sum_multiplier(
 
     Args:
       local_stddev: s, at least 1/2.
-      clients: n, whose shares are in the sum.
+      clients: n, the number of clients whose shares are in the sum.
       sensitivity: D2, above 0.
       dimension: d.
 
@@ -119,7 +119,7 @@ def sum_multiplier(
     ratio = sensitivity / (math.sqrt(clients) * local_stddev)
     l1 = min(math.sqrt(dimension) * sensitivity, sensitivity**2)
     l1 /= math.sqrt(clients) * local_stddev
-    # Where t is large, the first of the three is the smallest, or none is any good.
+    # If t is large, the first bound is the smallest, or no bound is useful.
     squares = (
         ratio**2 + 2 * t * dimension,
         ratio**2 + 2 * t * l1 + t**2 * dimension,
@@ -181,7 +181,7 @@ def rounded_norm(norm: float, dimension: int, failure: float) -> int:
       failure: the probability, in (0, 1).
 
     Returns:
-      The smaller of the two, as an integer.
+      The smaller of the two bounds, as an integer.
     """
     spread = math.sqrt(2 * math.log(1 / failure))
     likely = norm**2 + dimension / 4 + spread * (norm + math.sqrt(dimension) / 2)

@@ -5,17 +5,17 @@ Federated Learning with Secure Aggregation", with the adaptive clip of Andrew et
 (2021) inside the same mechanism.
 
 *How*: a client clips its update and divides group h by the rule's noise scale, so that
-what is left has a norm of at most 1 whatever the clip is now. It appends its bits,
+the result has a norm of at most 1 for every current clip norm. It appends its bits,
 each times a constant, such that the whole vector has a norm of at most 1 again and
-noise of one stddev on all coordinates is just what Theorem 1 of Andrew et al. asks for
-each part. It rotates the vector at random (by signs and a Hadamard matrix, both
-public), multiplies it by a scale, rounds it at random to integers, adds discrete
+noise of one stddev on all coordinates is the noise that Theorem 1 of Andrew et al.
+requires for each part. It rotates the vector at random (by signs and a Hadamard matrix,
+both public), multiplies it by a scale, rounds it at random to integers, adds discrete
 Gaussian noise to every coordinate, and sends it into a sum modulo 2^bits. The server
 undoes the linear steps.
 
-*Formal guarantees*, against the server and whoever else sees the secure sum, for
-replacing all that one client contributes by zeros (the server knows who takes part, so
-that taking part is not what is hidden):
+*Formal guarantees*, against the server and everyone who sees the secure sum, for
+replacing a client's whole contribution by zeros (the server knows the participants, so
+that taking part is not hidden):
 
 * A client's integers have a norm of at most B, checked with nothing lost to rounding:
   if rounding at random exceeded it (probability 1e-6), the vector is rounded towards
@@ -24,10 +24,10 @@ that taking part is not what is hidden):
   1 / (2 z^2)-zero-concentrated private, z being `noise_multiplier`: by
   `discrete.sum_multiplier`, which accounts for the rounding and for sums of discrete
   Gaussians not being discrete Gaussians. Shares of further clients, the modulus, and
-  all that the server computes are processing. A round with fewer clients fails.
+  all computations of the server are processing. A round with fewer clients fails.
 * Updates, bits and noise are one mechanism: no count is noised by the server.
-* The server is trusted to follow the protocol and not to make up clients. Count
-  clients who might reveal their shares to it as not surviving.
+* The server is trusted to follow the protocol and not to make up clients. Clients who
+  might reveal their shares to the server must not be counted in `minimum_clients`.
 * Sampling of clients does not amplify privacy against a server that knows the sample.
 """
 
@@ -46,12 +46,12 @@ from tfdpclip.federated._records import RecordClip
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import philox
 
-# How often rounding at random may exceed its bound, and a round any of its modulus.
+# The probability that random rounding exceeds its bound, and that a round overflows.
 _ROUNDING_FAILURE = 1e-6
 _WRAP_FAILURE = 1e-6
-# By how much the float32 arithmetic before rounding may err towards longer vectors.
+# The largest relative error of the float32 arithmetic before rounding.
 _ARITHMETIC = 1e-5
-# Rounding may make a record this much longer, and the noise with it.
+# Rounding may make a record, and with it the noise, this much larger.
 _MOST_INFLATION = 1.5
 
 
@@ -64,12 +64,12 @@ class Plan:
       counts: K, the number of bits.
       dimension: size + counts, rounded up to a power of 2.
       bits: the modulus is 2^bits.
-      update_factor: what the update, of norm 1, is multiplied by.
-      count_factors: what each indicator is multiplied by.
-      scale: what the vector, of norm 1, is multiplied by before rounding.
-      squared_norm: B^2, of a client's integers.
-      local_stddev: of a client's share of noise; 0 without noise.
-      minimum_clients: how many shares are enough.
+      update_factor: the factor of the update, which has norm 1.
+      count_factors: the factor of each indicator.
+      scale: the factor of the vector, which has norm 1, before rounding.
+      squared_norm: B^2, the bound on a client's integers.
+      local_stddev: the stddev of a client's share of noise; 0 without noise.
+      minimum_clients: how many shares suffice.
     """
 
     size: int
@@ -85,10 +85,10 @@ class Plan:
 
     @property
     def dtype(self) -> tf.DType:
-        """Of clients' integers, and of their sum.
+        """The type of clients' integers, and of their sum.
 
-        Sums of integers wrap around in TensorFlow, and a modulus that is a power of 2
-        divides what they wrap at.
+        Sums of integers wrap around in TensorFlow, at a multiple of any modulus that is
+        a smaller power of 2.
         """
         return tf.int32 if self.bits <= 30 else tf.int64
 
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def sum_stddev(self) -> float:
-        """Of the noise that is certain, on the sum of vectors of norm 1."""
+        """The stddev of the guaranteed noise, on the sum of vectors of norm 1."""
         return math.sqrt(self.minimum_clients) * self.local_stddev / self.scale
 
     @property
@@ -118,22 +118,22 @@ def plan(
     clients: float,
     minimum_clients: int,
 ) -> Plan:
-    """Chooses the constants.
+    """Chooses the constants of the mechanism.
 
     The scale is the largest with which no coordinate of the sum leaves the modulus,
-    but once in 10^6 rounds. After the rotation, a coordinate of a vector v of D
+    except once in 10^6 rounds. After the rotation, a coordinate of a vector v of D
     coordinates is sub-Gaussian with variance |v|^2 / D. The sum of n vectors of norm 1
-    has a norm of at most n; noise and rounding errors come on top. For n, four standard
+    has a norm of at most n; noise and rounding errors are added. For n, four standard
     deviations of a Poisson cohort are added.
 
     Args:
       noise_multiplier: z.
-      sum_multiplier: z_g, of the update beside the counts.
-      count_stddevs: of each count.
+      sum_multiplier: z_g, of the update next to the counts.
+      count_stddevs: the noise stddev of each count.
       size: coordinates of an update.
-      bits: of the modulus.
-      clients: expected in a round.
-      minimum_clients: whose shares must be enough.
+      bits: the bits of the modulus.
+      clients: the expected number of clients in a round.
+      minimum_clients: the number of clients whose shares must suffice.
 
     Raises:
       ValueError: if there are too few bits.
@@ -159,7 +159,7 @@ def plan(
         deviations = math.sqrt(2 * math.log(2 * dimension / _WRAP_FAILURE))
         noise = noise_multiplier * math.sqrt(most / minimum_clients)
         scale = room / (deviations * math.sqrt(most**2 / dimension + noise**2))
-        # The noise grows with what rounding adds, and has to fit too.
+        # The noise grows with the rounding error, and has to fit too.
         return scale**2 / math.sqrt(bound(scale)) if scale > 0 else 0.0
 
     def share_for(scale):
@@ -175,7 +175,7 @@ def plan(
         longer = math.sqrt(bound(scale)) / scale
         if not noise_multiplier:
             return longer
-        # Coarse shares have to be larger still.
+        # Coarse integers require larger shares.
         noise = math.sqrt(minimum_clients) * share_for(scale) / scale
         return max(longer, noise / noise_multiplier)
 
@@ -236,7 +236,7 @@ def encode(
 
 
 def _chances(count, seed):
-    """Multiples of 2^-16, uniform on [0, 1); two of them from one random word."""
+    """Multiples of 2^-16, uniform on [0, 1); a random word gives two."""
     words = philox.full_integers([(count + 1) // 2], seed, tf.int32)
     halves = tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:count]
     return tf.cast(halves, tf.float32) * 2.0**-16
@@ -246,12 +246,12 @@ def round_within(vector: tf.Tensor, chance: tf.Tensor, squared_norm: int) -> tf.
     """Rounds to integers of a bounded norm.
 
     Args:
-      vector: what to round, float32.
+      vector: the vector to round, float32.
       chance: uniform on [0, 1), one for each coordinate: rounds each up with
-        probability equal to its fraction, as far as it and float32 have the bits.
+        probability equal to its fraction, up to the resolution of both numbers.
       squared_norm: the bound. If the integers exceed it, all coordinates are rounded
-        towards zero; if these do too, which takes a vector that was too long, they are
-        zeros.
+        towards zero; if these exceed it too, because the vector was too long, the
+        result is zeros.
 
     Returns:
       Whole numbers, float32, of squared norm at most `squared_norm`.
@@ -269,17 +269,16 @@ def round_within(vector: tf.Tensor, chance: tf.Tensor, squared_norm: int) -> tf.
     def looked_at_closely():
         return tf.cond(within(at_random), lambda: at_random, towards_zero)
 
-    # Integers are slow to square. A sum that is surely not too small is short enough
-    # nearly always.
+    # Integers are slow to square. The upper bound in floats suffices nearly always.
     short = _squares_at_most(at_random) <= float(squared_norm) * (1 - 2.0**-50)
     return tf.cond(short, lambda: at_random, looked_at_closely)
 
 
 def _squares_at_most(vector):
-    """The sum of squares of whole numbers in float32, or a little more; float64.
+    """An upper bound on the sum of squares of whole numbers in float32; float64.
 
-    Sums of 16 squares in float32 are too small by a relative 2^-20 at most, and their
-    sum in float64 by less than 2^-26 for up to 2^31 coordinates.
+    Float32 sums of 16 squares are too small by a relative 2^-20 at most, and the
+    float64 sum of these by less than 2^-26 for up to 2^31 coordinates.
     """
     rows = math.gcd(vector.shape[0], 16)
     squares = tf.reduce_sum(tf.square(tf.reshape(vector, [rows, -1])), 0)
@@ -308,15 +307,15 @@ def decode(
 
 
 class DistributedSum(Summation):
-    """The server sees a modular sum that holds its noise already.
+    """The server sees a modular sum that includes its noise.
 
-    *Formal guarantees*: those of this module.
+    *Formal guarantees*: see this module.
 
     Args:
       mechanism: z, its split and the number of clients.
       clip: clips one client's update.
       bits: the modulus is 2^bits.
-      minimum_clients: whose shares must be enough.
+      minimum_clients: the number of clients whose shares must suffice.
 
     Raises:
       ValueError: if there are too few bits.
@@ -347,7 +346,7 @@ class DistributedSum(Summation):
         clip, constants = self.clip, self._plan
         rule_state = clip.state(state["clip"])
         weights, _, indicators = clip.weigh(leaves, rule_state, share=share)
-        # Group by group of norm 1, whatever the clip is now.
+        # Each group has norm 1 at most, for every current clip norm.
         factors = weights / clip.noise_scales(rule_state) * constants.update_factor
         seed = _entropy.fresh_seed()
         whole = encode(
@@ -378,8 +377,8 @@ class DistributedSum(Summation):
         enough = tf.debugging.assert_greater_equal(
             clients,
             least,
-            f"fewer clients took part than minimum_clients={least}, for which the "
-            "shares of noise suffice",
+            f"fewer clients took part than minimum_clients={least}, so the shares of "
+            "noise do not suffice",
         )
         with tf.control_dependencies([enough]):
             total = tf.identity(total)
@@ -392,7 +391,7 @@ class DistributedSum(Summation):
         del noise  # Each client draws its own share.
         rule_state = self.clip.state(state["clip"])
         release = self.mechanism.finish(rule_state, *self.decode(summed, state))
-        # Of what the minimum of clients adds, at least what the mechanism asks for.
+        # The noise of `minimum_clients`, which is at least the mechanism's noise.
         stddev = self._plan.sum_stddev
         scales = self.clip.noise_scales(rule_state)
         release = release._replace(stddevs=scales * (stddev / self._plan.update_factor))

@@ -1,4 +1,4 @@
-"""A privacy plan for federated rounds: the budget and the public facts, said once."""
+"""A privacy plan for federated rounds, from the budget and the public facts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tfdpclip.sampling.separated import MinSeparation
 
 #: Ways to draw cohorts, by name.
 SAMPLING = ("poisson", "random_allocation", "fixed_size", "fixed_order", "available")
-# What the plan tells an aggregator.
+# The options of an aggregator that the plan sets.
 _PLANNED = ("noise_multiplier", "clients_per_round")
 
 
 class PrivacyPlan(BudgetPlan):
-    """A budget and the public facts of federated training; the noise follows.
+    """The noise of federated training, from a budget and the public facts.
 
         plan = dpc.federated.PrivacyPlan(
             epsilon=5, delta=1e-7, population=10**6, clients_per_round=1000, rounds=500)
@@ -49,16 +49,16 @@ class PrivacyPlan(BudgetPlan):
     *Formal guarantees*
 
     * The noise multiplier is the least with which all rounds stay within (epsilon,
-      delta) for adding or removing a client (`"poisson"`), replacing one
-      (`"fixed_size"`), or replacing all that one sends by nothing (`"fixed_order"`,
-      `"available"`), if cohorts are drawn as planned. What the clip rule counts is
-      within it.
-    * `budget` draws the cohorts so, and counts a round before it runs; all budgets of
-      one plan share its ledger. Rounds that run without it are not counted.
-    * With correlated noise the rounds are one matrix, and `budget.round(state)` sees to
-      it that each goes on from the state of the one before.
-    * Noise is the server's. With `noise="distributed"` the server knows the cohort and
-      nothing is gained by drawing: such an aggregator is refused.
+      delta) for adding or removing a client (`"poisson"`), replacing a client
+      (`"fixed_size"`), or replacing a client's contributions by zero (`"fixed_order"`,
+      `"available"`), if cohorts are drawn as planned. The clip rule's counts are
+      included.
+    * `budget` draws the cohorts as planned, and counts a round before it runs; all
+      budgets of a plan share its ledger. Rounds without the budget are not counted.
+    * With correlated noise the rounds are one matrix, and `budget.round(state)` makes
+      sure that each round continues from the state of the round before.
+    * Noise is the server's. With `noise="distributed"` the server knows the cohort, so
+      that sampling does not lower the cost: such an aggregator is refused.
 
     Args:
       epsilon: The budget.
@@ -67,28 +67,28 @@ class PrivacyPlan(BudgetPlan):
       clients_per_round: Expected clients per round: the divisor.
       rounds: Number of rounds.
       sampling: `"poisson"` by default. `"random_allocation"`: each client in one random
-        round of each epoch, of as many rounds as come nearest to `clients_per_round`
-        clients in each; less noise, most of all in few short epochs.
+        round of each epoch, with the number of rounds in an epoch that comes nearest to
+        `clients_per_round`; less noise, most of all in few short epochs.
         `"fixed_size"`: cohorts of one size, which are faster with TensorFlow Federated
         and need about twice the noise.
         `"fixed_order"`: clients take turns, the default with correlated noise.
-        `"available"`: of those that are there, with `separation` rounds between two of
-        a client. The last two have no amplification.
+        `"available"`: a cohort from the available clients, with `separation` rounds
+        from one round of a client to the next. The last two have no amplification.
       noise: `"independent"`, or correlated over the rounds, for the last two ways to
         draw: `"buffered"` (3 buffers), `"toeplitz"` (16 bands), `"tree"`, or a matrix
         of `dpc.correlated`.
-      momentum: Of the server's optimizer, for `"buffered"` and `"toeplitz"`, which are
-        made for it; 0 by default. It costs no privacy, and leaves less noise in the
-        models.
-      separation: For `"available"`: rounds from one time of a client to the next, at
-        the least.
+      momentum: The momentum of the server's optimizer, for `"buffered"` and
+        `"toeplitz"`, which are optimized for it; 0 by default. It costs no privacy, and
+        leaves less noise in the models.
+      separation: For `"available"`: the smallest number of rounds from one round of
+        a client to the next.
       participations: For `"available"`: how often a client takes part, at most. By
-        default as often as the separation lets it.
+        default as often as the separation allows.
       accountant: `"pld"` or `"rdp"`.
-      ledger: A `Ledger`, or the path of its file, which makes it outlive the process.
-      allow_change: Whether the plan may come after other phases of its ledger: of
-        another plan, another clip rule. Both are counted: `epsilon` is then for what
-        the ledger has spent already and for this run, and the noise is the least with
+      ledger: A `Ledger`, or the path of its file, so that it outlives the process.
+      allow_change: Whether the ledger may have earlier phases with different settings:
+        of an earlier plan, or a different clip rule. All phases are counted: `epsilon`
+        then covers the earlier phases and this run, and the noise is the least with
         which both stay within it.
 
     Attributes:
@@ -98,11 +98,11 @@ class PrivacyPlan(BudgetPlan):
       clients_per_round: As given.
       rounds: As given.
       noise_multiplier: z of every round.
-      scheme: What draws the cohorts.
-      ledger: What was spent.
+      scheme: The scheme that draws the cohorts.
+      ledger: The ledger of the rounds.
 
     Raises:
-      ValueError: If an argument is out of range, or they contradict each other.
+      ValueError: If an argument is out of range, or arguments contradict each other.
 
     >>> plan = PrivacyPlan(2, 1e-7, population=10**6, clients_per_round=500, rounds=100)
     >>> round(plan.noise_multiplier, 2)
@@ -165,10 +165,10 @@ class PrivacyPlan(BudgetPlan):
             )
         self.population, self.clients_per_round = population, clients
         self.rounds = rounds
-        # Of sums: that of the aggregator, once there is one.
+        # The divisor of sums follows from the aggregator, once there is one.
         self._aggregator: ClippedMeanFactory | None = None
         scheme = _scheme(sampling, clients, population, separation, participations)
-        # Of a whole number of rounds in an epoch, what comes nearest to the cohort.
+        # An epoch has an integer number of rounds, so the cohort size may differ a bit.
         self._expected: float = clients
         if isinstance(scheme, RandomAllocation):
             self._expected = scheme.expected_batch_size(population)
@@ -195,24 +195,24 @@ class PrivacyPlan(BudgetPlan):
         """A `dpc.federated.clipped_mean` with the noise of the plan.
 
         Args:
-          **options: As there: `clip`, `secure`, `variable_names`, `inner`;
-            `weight_cap` and `weight_per_round` for `build_weighted_fed_avg`.
+          **options: Arguments of `clipped_mean`: `clip`, `secure`, `variable_names`,
+            `inner`; `weight_cap` and `weight_per_round` for `build_weighted_fed_avg`.
 
         Raises:
-          ValueError: If an option says what the plan says, or voids what it promises.
+          ValueError: If an option contradicts the plan, or voids its guarantee.
         """
         for name in _PLANNED:
             if name in options:
                 raise ValueError(
-                    f"{name} follows from the plan: leave it out, or say something "
-                    "else to the plan."
+                    f"{name} follows from the plan: leave it out, or make a plan with "
+                    "different settings."
                 )
         asked = options.pop("noise", "central")
         if asked != "central":
             raise ValueError(
                 "noise follows from the plan: PrivacyPlan(..., noise=...). "
                 'noise="distributed" cannot be planned: the server knows the cohort, '
-                "so that drawing it hides nobody. Use clipped_mean(z, ..., "
+                "so that sampling does not lower the cost. Use clipped_mean(z, ..., "
                 'noise="distributed") with the z for which its epsilon(delta, rounds) '
                 "is the budget."
             )
@@ -223,8 +223,8 @@ class PrivacyPlan(BudgetPlan):
             )
         if "clip" in options and options["clip"] is None:
             raise ValueError(
-                "clip must not be None: nothing would bound one client. Leave it out, "
-                "or give a clip rule or a clip norm."
+                "clip must not be None: a client's update would have no bound. Leave "
+                "clip out, or give a clip rule or a clip norm."
             )
         with self._counting():
             made = clipped_mean(
@@ -245,24 +245,24 @@ class PrivacyPlan(BudgetPlan):
         continued: int | None = None,
         **options: Any,
     ) -> RoundBudget:
-        """What draws the cohorts of the rounds and stops them before the budget ends.
+        """Returns the budget: it draws the cohorts, and stops before epsilon is spent.
 
         Args:
-          client_ids: The clients, `population` of them. For `"available"`, a function:
-            of a round, the ids of the clients that are there.
-          continued: Of restored correlated noise, how many rounds it has made; see
-            `RoundBudget`.
+          client_ids: The clients, `population` of them. For `"available"`, a function
+            of the round that returns the ids of the available clients.
+          continued: For restored correlated noise: the number of rounds it has made;
+            see `RoundBudget`.
           **options: `seed` of the cohorts, for experiments only; for `"available"`,
             `state` of the cohorts of an earlier process.
 
         Raises:
           ValueError: If there are more or fewer clients than planned, or no
-            `aggregator` was made, whose noise is what is counted.
+            `aggregator` was made; the budget counts the aggregator's noise.
         """
         if self._aggregator is None:
             raise ValueError(
-                "The rounds that are counted are those of plan.aggregator(...), which "
-                "was not called yet: make it first, and give it to the process."
+                "The budget counts the rounds of plan.aggregator(...), which was not "
+                "called yet: make the aggregator first, and give it to the process."
             )
         if isinstance(self.scheme, AvailableClients):
             cohorts = AvailableCohorts(
@@ -292,7 +292,7 @@ class PrivacyPlan(BudgetPlan):
             )
 
     def _refuse_unseen(self) -> None:
-        """TFF's processes keep no count of rounds that `budget` could be held to."""
+        """Does nothing: TFF's processes keep no count of rounds to compare with."""
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = [
@@ -321,15 +321,15 @@ def _scheme(
     if sampling == "available":
         if separation is None:
             raise ValueError(
-                'separation must be given for sampling="available": how many rounds '
-                "are between two of one client, at the least, such as separation="
-                f"{max(1, population // (2 * clients))}."
+                'separation must be given for sampling="available": the smallest '
+                "number of rounds from one round of a client to the next, such as "
+                f"separation={max(1, population // (2 * clients))}."
             )
         return AvailableClients(clients, separation, participations)
     if separation is not None or participations is not None:
         raise ValueError(
             'separation and participations are for sampling="available"; '
-            f"sampling={sampling!r} says itself how often a client takes part."
+            f"sampling={sampling!r} determines how often a client takes part."
         )
     if sampling == "fixed_order":
         return MinSeparation(population, clients, relation="zero_out")

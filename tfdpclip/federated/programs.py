@@ -1,4 +1,4 @@
-"""For learning processes: cohorts from a privacy budget, and the server's optimizer."""
+"""Cohorts from a privacy budget, and the server's optimizer, for learning processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from tfdpclip import _arguments, accounting
 from tfdpclip.federated import _tff
 
-# Iterators are saved by the name of their source, which a program makes anew when it
-# restarts: a ledger is not to be restored from a checkpoint.
+# Iterators are saved by their source's name, and a restarted program makes its source
+# anew: a ledger must not be restored from a checkpoint.
 _SOURCES: weakref.WeakValueDictionary[str, CohortDataSource] = (
     weakref.WeakValueDictionary()
 )
@@ -28,21 +28,21 @@ class CohortDataSource(_tff.FederatedDataSource):
 
     *Formal guarantees*
 
-    * Every selection is one round of the budget: its cohort is drawn by the scheme that
-      is accounted, and it is in the ledger before the round runs. A round that is
+    * Every selection is one round of the budget: its cohort is drawn by the scheme of
+      the accounting, and it is in the ledger before the round runs. A round that is
       retried or run again after a restart is a further round, with a fresh cohort.
     * When the budget allows no further round, selecting raises.
 
     Args:
       budget: the `dpc.accounting.RoundBudget`.
-      data_of: gives a client's data set from its id.
-      federated_type: of what is selected: the type of the process's second argument.
-      name: under which iterators are saved and found again; other for every source of
+      data_of: returns a client's data set for its id.
+      federated_type: the type of a selection: the process's second argument.
+      name: the name under which iterators are saved; different for every source of
         a program.
 
     Raises:
-      ValueError: if `budget` is none, or for correlated noise: such programs save the
-        server's state, in which its secrets are, and go on from older ones.
+      ValueError: if `budget` is not a budget, or has correlated noise: such programs
+        save the server's state, with its secrets, and continue from older states.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class CohortDataSource(_tff.FederatedDataSource):
             )
         if budget.noise is not None:
             raise ValueError(
-                "budget must be for independent noise: a program saves the server's "
-                "state as it is, with what correlated noise keeps secret, and does not "
-                "say which state a round goes on from. Write the loop: with "
+                "budget must have independent noise: a program saves the server's "
+                "state, with the secrets of correlated noise, and does not report the "
+                "state that a round starts from. Write the loop: with "
                 "budget.round(state) as cohort: state = process.next(state, ...).state"
             )
         _arguments.function("data_of", data_of, 1)
@@ -80,7 +80,7 @@ class CohortDataSource(_tff.FederatedDataSource):
 
     @property
     def federated_type(self) -> Any:
-        """The type of what is selected."""
+        """The type of a selection."""
         return self._federated_type
 
     @property
@@ -89,23 +89,23 @@ class CohortDataSource(_tff.FederatedDataSource):
         return max(1, round(self._budget.cohorts.expected_cohort_size))
 
     def iterator(self) -> CohortIterator:
-        """An iterator. All of them share the budget."""
+        """Returns an iterator. All iterators share the budget."""
         return CohortIterator(self._name)
 
     def select(self, k: int | None = None) -> list[Any]:
         """The data of the next cohort.
 
         Args:
-          k: `clients`, or None: how many take part is for the scheme to say.
+          k: `clients`, or None: the scheme determines how many clients take part.
 
         Raises:
-          ValueError: if `k` is another number.
+          ValueError: if `k` is a different number.
           BudgetExceededError: if the budget allows no further round.
         """
         if k is not None and k != self.clients:
             raise ValueError(
-                f"k must be {self.clients}, the expected size of the cohorts that are "
-                f"accounted for, got {k!r}. Pass "
+                f"k must be {self.clients}, the expected size of the cohorts in the "
+                f"accounting, got {k!r}. Pass "
                 "train_per_round_clients=source.clients."
             )
         with self._budget.round() as cohort:
@@ -113,7 +113,7 @@ class CohortDataSource(_tff.FederatedDataSource):
 
 
 class CohortIterator(_tff.FederatedDataSourceIterator):
-    """What `CohortDataSource.iterator` returns. It holds no position of its own."""
+    """An iterator of a `CohortDataSource`. It holds no position of its own."""
 
     def __init__(self, name: str):
         self._name = name
@@ -129,7 +129,7 @@ class CohortIterator(_tff.FederatedDataSourceIterator):
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> CohortIterator:
-        """The iterator of the source of that name."""
+        """The iterator of the source with that name."""
         return cls(buffer.decode())
 
     def to_bytes(self) -> bytes:
@@ -138,7 +138,7 @@ class CohortIterator(_tff.FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> Any:
-        """The type of what is selected."""
+        """The type of a selection."""
         return self._source.federated_type
 
     def select(self, k: int | None = None) -> list[Any]:
@@ -153,18 +153,17 @@ def server_momentum(
 
     Two conventions differ by a factor 1 / (1 - momentum), 10 at 0.9:
 
-    * undamped, as TensorFlow Federated and the code behind Andrew et al. (2021) have
-      it: ``v = momentum * v + update``;
-    * damped, as Algorithm 1 prints it: ``v = momentum * v + (1 - momentum) * update``.
+    * undamped, as in TensorFlow Federated and the code behind Andrew et al. (2021):
+      ``v = momentum * v + update``;
+    * damped, as printed in Algorithm 1: ``v = momentum * v + (1 - momentum) * update``.
 
-    Both step by ``learning_rate * v``. The rates of Table 1 there belong, it seems, to
-    the undamped one. Momentum accumulates what has been noised already, so it costs no
-    privacy.
+    Both step by ``learning_rate * v``. The rates of Table 1 there seem to belong to the
+    undamped convention. Momentum accumulates noised results, so it costs no privacy.
 
     Args:
       learning_rate: the step, above 0.
       momentum: from 0 to below 1.
-      damped: which convention.
+      damped: whether to use the damped convention.
 
     Returns:
       A `tff.learning.optimizers.Optimizer`. Its state is the undamped accumulator
@@ -179,6 +178,6 @@ def server_momentum(
         raise ValueError(f"momentum must be below 1, got {momentum!r}.")
     _arguments.boolean("damped", damped)
     if damped:
-        # The damped accumulator is 1 - momentum times the undamped one.
+        # The damped accumulator is 1 - momentum times the undamped accumulator.
         learning_rate *= 1 - momentum
     return _tff.build_sgdm(learning_rate, momentum)

@@ -21,7 +21,7 @@ _SLACK = 2.0**-40
 
 @dataclasses.dataclass(frozen=True)
 class SecureSettings:
-    """How updates are prepared for secure sums.
+    """The preparation of updates for secure sums.
 
     Every coordinate of group h becomes a whole number of steps of
     S_h / (2^(bits - 1) - 1), where S_h is the current sensitivity (the clip norm, or 1
@@ -57,10 +57,10 @@ class SecureSettings:
 
 
 def as_settings(secure: bool | SecureSettings) -> SecureSettings | None:
-    """The settings meant by `secure`; None for plain sums.
+    """Returns the settings for an argument `secure`; None for plain sums.
 
     Raises:
-      ValueError: if it is neither True, False nor settings.
+      ValueError: if `secure` is neither True, False nor settings.
     """
     if secure is False:
         return None
@@ -82,11 +82,11 @@ class SecureEncoding:
     * With Q = 2^(bits - 1) - 1 and step_h = S_h / Q, a record whose group h has norm at
       most S_h - a_h, a_h = sqrt(d_h) step_h / 2, has norm at most S_h once its
       coordinates are rounded to the nearest multiples of step_h: rounding moves it by
-      at most a_h. `shrink` scales each group down to that.
-    * It also keeps the groups together: their norms, each divided by its noise scale
-      s_h, and sqrt(sum_h (a_h / s_h)^2) add up to at most the joint bound 1 of the
-      rule, so that the rounded record is within that bound too.
-    * All of this is computed in float64 with a margin of 2^-40.
+      at most a_h. `shrink` scales each group down to that norm.
+    * `shrink` also keeps the groups together: their norms, each divided by its noise
+      scale s_h, and sqrt(sum_h (a_h / s_h)^2) add up to at most the joint bound 1 of
+      the rule, so that the rounded record is within that bound too.
+    * All norms are computed in float64 with a margin of 2^-40.
 
     Args:
       clip: the rule and the layout.
@@ -113,7 +113,7 @@ class SecureEncoding:
             )
 
     def encode(self, leaves, weights, norms, state) -> tf.Tensor:
-        """The weighted record as int64 in [0, 2 Q], a vector."""
+        """The weighted record as a vector of int64 in [0, 2 Q]."""
         sensitivity = self._clip.sensitivity(state)
         relative = self._shrink(norms / sensitivity, state) * self.levels / sensitivity
         # In float64 from here: 32 bits do not fit the mantissa of float32.
@@ -148,8 +148,8 @@ class CountEncoding:
     """Turns indicators into integers for a secure sum, and the sums back.
 
     An indicator is sent as two numbers, its positive and its negative part: for a bit,
-    one bit each, of which at most one is set. Neither is set for an update that was not
-    finite. A further 1 says that the client took part.
+    two bits, of which at most one is set. Neither is set for a non-finite update.
+    A further 1 counts the client.
 
     Args:
       count: K, the number of indicators.
@@ -216,11 +216,11 @@ class SecureSum(Summation):
 def check_context() -> None:
     """Raises if the current execution context cannot run secure sums.
 
-    It is tried out on two clients, whatever it is: what does not add them up is taken
-    to fail in the first round.
+    The context runs a secure sum of two clients; if the sum is wrong, or fails, the
+    context is taken to be unable.
 
     Raises:
-      RuntimeError: if it cannot.
+      RuntimeError: if the context cannot run secure sums.
     """
     context = _tff.current_context()
     # Contexts are few and live long.

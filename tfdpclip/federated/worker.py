@@ -2,10 +2,10 @@
 
     python -m tfdpclip.federated.worker --port=10000
 
-Becomes the worker that TensorFlow Federated's wheel has in it: signals reach that, and
+Becomes the worker binary of TensorFlow Federated's wheel: signals reach the worker, and
 it ends with this program. It listens on ALL interfaces, without encryption or
-authentication, and runs whatever it is sent: only a private network, a firewall or a
-tunnel may be in front of it.
+authentication, and runs every computation that it gets: keep it behind a private
+network, a firewall or a tunnel.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def _parser():
 
 
 def port_in_use(port: int) -> bool:
-    """Whether another process listens there, on any interface.
+    """Whether another process listens on a port, on any interface.
 
-    gRPC would share the port, and calls would reach one or the other.
+    gRPC would share the port, and a call could reach either process.
 
     Args:
       port: the number.
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Becomes the worker.
 
     Args:
-      arguments: without the program's name; those of the process by default.
+      arguments: without the program's name; the process's arguments by default.
 
     Raises:
       SystemExit: if an argument is wrong or the port is in use.
@@ -92,20 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     if port_in_use(given.port):
         raise SystemExit(
-            f"--port={given.port}: the port is in use. End what listens there, or use "
-            f"another one, for example --port={given.port % 65535 + 1}."
+            f"--port={given.port}: the port is in use. End the program there, or use "
+            f"a different port, for example --port={given.port % 65535 + 1}."
         )
     command = [_tff.worker_binary(), f"--port={given.port}"]
     if given.concurrent_clients is not None:
         command.append(f"--max_concurrent_computation_calls={given.concurrent_clients}")
     print(
         f"A worker of TensorFlow Federated, on port {given.port} of ALL interfaces, "
-        "without encryption or authentication: whoever reaches the port can run code "
-        "here and read what clients send. Keep it in a private network or behind a "
+        "without encryption or authentication: anyone who reaches the port can run "
+        "code here and read clients' data. Keep it in a private network or behind a "
         "tunnel. Ctrl-C ends it.",
         flush=True,
     )
-    # What runs in a shell's background ignores interrupts, and so would the worker.
+    # A shell's background jobs ignore interrupts, and the worker would inherit this.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.execv(command[0], command)

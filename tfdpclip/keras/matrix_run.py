@@ -258,7 +258,7 @@ class MatrixRun:
                 if here:
                     raise ValueError("a step was cut short after its noise was drawn.")
                 self._source.go_on(found["secret"], steps)
-            drawer.go_on(found["order"], steps)
+            drawer.continue_order(found["order"], steps)
         except (KeyError, TypeError, ValueError) as error:
             raise file.refuse(error) from error
         self._draws.continue_after(steps)

@@ -268,7 +268,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         # Correlated noise fits a run that begins anywhere.
         within = self._draws.in_an_epoch and "noise" not in self._phase
         if within:
-            self._ledger.phases[-1].begin_within()
+            self._ledger.phases[-1].begin_partial_epoch()
         self._remaining = RemainingSteps(
             self._ledger,
             self._noise,
@@ -281,7 +281,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._plan()
         except BaseException:
             if within:
-                self._ledger.phases[-1].not_begun()
+                self._ledger.phases[-1].undo_partial_epoch()
             raise
         self._place = self._ledger.place
 

@@ -38,7 +38,6 @@ from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
-from tfdpclip.sampling.capacity import room_for
 
 _LINES = (
     "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"
@@ -251,7 +250,7 @@ class PrivacyPlan(BudgetPlan):
         self.accumulation_steps = -(-capacity // rows)
         # As many rows as a step needs, spread evenly over its batches.
         rows = -(-capacity // self.accumulation_steps)
-        drawn, self.physical_batch_size = room_for(
+        drawn, self.physical_batch_size = fit_capacity(
             asked, examples, rows, self.accumulation_steps, False
         )
         # Random allocation has a whole number of steps in an epoch, and so the nearest

@@ -1,9 +1,9 @@
-"""Sampling schemes that draw the records and state what that does to privacy.
+"""Sampling schemes: how records are drawn, and the privacy event of the draws.
 
-`Poisson(rate)` and the others are frozen dataclasses of public settings.
+Schemes such as `Poisson(rate)` are frozen dataclasses of public settings.
 `scheme.batches(data)` draws training batches for `model.fit`, `scheme.cohorts(ids)`
-draws the clients of federated rounds, and `scheme.event(noise_multiplier, steps)` is
-what `tfdpclip.accounting` measures.
+draws the clients of federated rounds, and `tfdpclip.accounting` measures the event
+`scheme.event(noise_multiplier, steps)`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _batches(self: SamplingScheme, data: Any, *others: Any, **options: Any) -> B
     """
     if others:
         raise TypeError(
-            "batches takes inputs and labels as one argument: batches((x, y)). All "
-            "others have names, as in batches((x, y), seed=1)."
+            "batches takes inputs and labels as one argument: batches((x, y)). Name "
+            "all further arguments, as in batches((x, y), seed=1)."
         )
     return __getattr__("Batches")(self, data, **options)
 
@@ -58,8 +58,8 @@ def _cohorts(
     return Cohorts(self, client_ids, seed=seed)
 
 
-# Batches and cohorts know the schemes that they draw by, and schemes know neither.
-# Whoever imports a scheme has been here.
+# `Batches` and `Cohorts` import the schemes; schemes import neither. The methods are
+# attached here because every import of a scheme runs this module first.
 SamplingScheme.batches = _batches
 SamplingScheme.cohorts = _cohorts
 

@@ -13,39 +13,38 @@ from tfdpclip.sampling import events
 from tfdpclip.sampling.base import DrawKey
 from tfdpclip.sampling.poisson import FullBatch, IndependentRecords
 
-# Beside that of the order of an epoch.
+# The purpose of the random stream of sizes, next to the stream of the order.
 _SIZES = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(IndependentRecords):
-    """At the start of an epoch each record is put, by itself, into one of its steps.
+    """At the start of an epoch, each record is put into a random step of the epoch.
 
     Balls in bins (Chua et al. 2024, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv
-    2502.08202): as in an epoch of a shuffle, every record comes once; as in Poisson
-    sampling, no record's place tells of another's, and chance is counted. For the same
-    noise it spends less than `Poisson(1 / steps)`: much less where epochs are few and
-    short, and hardly less where they are many.
+    2502.08202): as in a shuffled epoch, every record comes once; as in Poisson
+    sampling, the places of records are independent, which the accounting uses. For the
+    same noise, this spends less than `Poisson(1 / steps)`: much less for few short
+    epochs, and hardly less for many epochs.
 
     *Formal guarantees*
 
     * Neighbours: add or remove one record.
-    * An epoch is what `tfdpclip.accounting.RandomAllocationDpEvent` says, which has
-      the bound, and its proof. Of an epoch that ended early, the steps that ran are
-      counted.
-    * A run (a call of `fit`, `ledger.begin`) begins an epoch, with draws of its own:
-      what is left of an epoch that an earlier run began is not drawn from any more.
-      The noise is the same in all steps of an epoch.
+    * The event of an epoch is `tfdpclip.accounting.RandomAllocationDpEvent`, which has
+      the bound, and its proof. If an epoch ends early, the steps that ran are counted.
+    * A run (a call of `fit`, `ledger.begin`) begins an epoch, with a new draw: the rest
+      of an epoch that an earlier run began is not used any more. The noise is the
+      same in all steps of an epoch.
     * With `capacity`, a step with more records is cut to a uniformly random subset,
       which is accounted for. Batches always have a capacity; by default, it is
       exceeded less than once in 10^10 epochs.
 
-    One epoch's order is kept in memory, 8 bytes a record; after it is made, a step
-    costs as much as the records that are in it.
+    One epoch's order is kept in memory, 8 bytes a record; after the order is made,
+    a step's cost grows only with the records in the step.
 
     Attributes:
       steps: t, the steps of an epoch.
-      capacity: Most records a step can hold; None for no limit.
+      capacity: Largest number of records in a step; None for no limit.
       population: Number of records, or an upper bound. Needed with `capacity`.
 
     >>> scheme = RandomAllocation(100)
@@ -62,7 +61,7 @@ class RandomAllocation(IndependentRecords):
     capacity: int | None = None
     population: int | None = None
 
-    # A step of an epoch has none of the records of another.
+    # The steps of an epoch have disjoint records.
     independent_steps: ClassVar[bool] = False
     begins_epochs: ClassVar[bool] = True
     _overflows_in: ClassVar[str] = "epoch"
@@ -91,13 +90,13 @@ class RandomAllocation(IndependentRecords):
         unit: str = "example",
         sensitivity: float | None = None,
     ) -> dp_accounting.DpEvent:
-        """Returns what `steps` steps do to privacy, the first of which begins an epoch.
+        """Returns the event of `steps` steps; the first of them begins an epoch.
 
         Args:
           noise_multiplier: z: noise standard deviation over clip norm.
           steps: Number of steps (noise draws).
-          unit: What is clipped.
-          sensitivity: Overrides the sensitivity that follows from it, in clip norms.
+          unit: The object that is clipped.
+          sensitivity: Replaces the sensitivity of the unit, in clip norms.
 
         Raises:
           ValueError: If an argument is out of range.
@@ -122,10 +121,10 @@ class RandomAllocation(IndependentRecords):
 
     def participation(self, steps: int) -> Any:
         raise ValueError(
-            f"{self.describe()}: nothing is known that bounds correlated noise by that "
-            "chance. Draw by MinSeparation(population, batch_size), or by "
-            "CyclicPoisson(population, rate, separation) with at most that many bands; "
-            "or use independent noise."
+            f"{self.describe()}: no proof bounds correlated noise under random "
+            "allocation. Draw by MinSeparation(population, batch_size), or by "
+            "CyclicPoisson(population, rate, separation) with at most `separation` "
+            "bands; or use independent noise."
         )
 
     def describe(self) -> str:
@@ -143,8 +142,8 @@ class RandomAllocation(IndependentRecords):
 
     def _draw(self, key, population, step):
         epoch, place = divmod(step, self.steps)
-        # Given how many records each step has, every way to deal them is equally
-        # likely: that of a random order. A cut of it is uniformly random, too.
+        # Given the number of records of each step, every allocation is equally likely;
+        # a random order gives this distribution. A cut keeps a uniform subset.
         first, last = self._ends(key, epoch, population)[place : place + 2]
         if self.capacity is not None:
             last = min(last, first + self.capacity)
@@ -154,20 +153,19 @@ class RandomAllocation(IndependentRecords):
         """Where in an epoch's order the records of each step begin, `[steps + 1]`."""
 
         def make() -> np.ndarray:
-            sizes = dealt(population, self.steps, key.rng(epoch, _SIZES))
+            sizes = allocate(population, self.steps, key.rng(epoch, _SIZES))
             return np.concatenate([[0], np.cumsum(sizes)])
 
         return key.kept("ends", (epoch, population, self.steps), make)
 
 
-def dealt(records: int, steps: int, rng: np.random.Generator) -> np.ndarray:
-    """How many records each step has, where each is in one at random, `[steps]`.
+def allocate(records: int, steps: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws the number of records of each step, `[steps]`, by random allocation.
 
-    A group of steps is divided in two halves, and its records binomially, until each
-    is alone: probabilities are ratios of whole numbers, and none is what rounding has
-    left over.
+    A group of steps is split into two halves, and its records binomially, until each
+    step is alone: probabilities are ratios of integers, without accumulated rounding.
 
-    >>> int(dealt(1000, 7, np.random.default_rng(1)).sum())
+    >>> int(allocate(1000, 7, np.random.default_rng(1)).sum())
     1000
     """
     sizes, counts = np.array([steps]), np.array([records], np.int64)

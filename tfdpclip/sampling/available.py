@@ -1,4 +1,4 @@
-"""Cohorts of whoever is there, with rounds between two of one client."""
+"""Cohorts of the clients that are available, with a minimum time between rounds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tfdpclip.sampling.base import DrawKey, NeighboringRelation, SamplingScheme
 
 @dataclasses.dataclass(frozen=True)
 class AvailableClients(SamplingScheme):
-    """Clients come when they are idle; each takes part with rounds between.
+    """Clients come when they are idle, with a minimum number of rounds between.
 
-    Nobody can draw from all clients of a deployment, so nothing is amplified. What a
-    server can keep is how often a client takes part, and how far apart.
+    A server cannot draw from all clients of a deployment, so there is no
+    amplification. A server can enforce how often a client takes part, and the number
+    of rounds between.
 
     *Formal guarantees*
 
     * A client takes part at most `participations` times, with at least `separation`
-      rounds from one time to the next (`AvailableCohorts` sees to it).
-    * Neighbours: what one client sends is replaced by nothing. That the client was
-      there, and in which rounds, is not protected, and must not depend on its data.
+      rounds from one time to the next (enforced by `AvailableCohorts`).
+    * Neighbours: the contribution of one client is replaced by zero. That the client
+      was available, and when, is not protected, and must not depend on its data.
 
     Attributes:
       cohort_size: Clients per round, at most; the public divisor.
       separation: b, 1 or more.
-      participations: k; None for as often as the separation lets it.
+      participations: k; None for as often as the separation allows.
 
     >>> AvailableClients(10, separation=100, participations=4).participation(1000)
     MinSeparation(separation=100, participations=4)
@@ -69,7 +70,7 @@ class AvailableClients(SamplingScheme):
         found = correlated.MinSeparation(self.separation, self.participations)
         return (
             f"no amplification by sampling: {found.describe()}",
-            "who is available in a round does not depend on clients' data",
+            "the availability of clients in a round does not depend on their data",
         )
 
     def at_worst(self) -> AvailableClients:
@@ -86,8 +87,8 @@ class AvailableClients(SamplingScheme):
 
     def _for_data(self, population: int, capacity: int) -> AvailableClients:
         raise ValueError(
-            "scheme: who is available has to be asked for. Draw cohorts by "
-            "AvailableCohorts(scheme, available)."
+            "scheme: AvailableClients needs the list of available clients of each "
+            "round. Draw cohorts by AvailableCohorts(scheme, available)."
         )
 
     def _draw(self, key, population, step):
@@ -95,9 +96,9 @@ class AvailableClients(SamplingScheme):
 
 
 class AvailableCohorts:
-    """The clients of each round, out of those that are there then.
+    """The clients of each round, out of the available clients.
 
-    Goes to `dpc.accounting.RoundBudget` as other cohorts do.
+    Give it to `dpc.accounting.RoundBudget` like all cohorts.
 
     *Formal guarantees*
 
@@ -105,14 +106,14 @@ class AvailableCohorts:
       `participations`: counted before a cohort is handed out, and for as long as
       `state` is kept.
     * Of the clients that may take part, every subset is equally likely; with fewer than
-      `cohort_size` of them, all are taken. No data enter the choice.
+      `cohort_size` eligible clients, all are taken. No data enter the choice.
 
     Args:
       scheme: `AvailableClients`.
-      available: Of a round, the ids of the clients that are there: text or whole
-        numbers.
-      state: What `state` was in an earlier process. It says who took part when: it is
-        for the server alone.
+      available: A function of the round that returns the ids of the available clients:
+        texts or integers.
+      state: The `state` of an earlier process. It records who took part when: keep
+        the state on the server.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -154,12 +155,12 @@ class AvailableCohorts:
 
     @property
     def order(self) -> str:
-        """A public name, the same of cohorts that were given the `state` of these."""
+        """A public name, which cohorts restored from this `state` share."""
         return self._name
 
     @property
     def state(self) -> dict[str, Any]:
-        """Who took part, how often and when last, as JSON-ready values."""
+        """How often, and when last, each client took part; JSON-ready."""
         return {
             "name": self._name,
             "next": self._next,
@@ -170,16 +171,16 @@ class AvailableCohorts:
         """Returns the clients of a round.
 
         Args:
-          round_num: The round, later than all before.
+          round_num: The round, later than all earlier rounds.
 
         Raises:
-          ValueError: If it is not, or what is available are not distinct ids.
+          ValueError: If `round_num` is not later, or ids are invalid or repeated.
         """
         round_num = _arguments.integer("round_num", round_num)
         if round_num < self._next:
             raise ValueError(
-                f"round_num must be at least {self._next}, got {round_num}: who takes "
-                "part depends on the rounds before, which cannot be drawn again."
+                f"round_num must be at least {self._next}, got {round_num}: a cohort "
+                "depends on the rounds before, which cannot be drawn again."
             )
         there = _arguments.items("available", self._available(round_num))
         for client in there:
@@ -219,12 +220,12 @@ class AvailableCohorts:
                 self._times[client] = _arguments.integer("state", times, 1)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"state must be what AvailableCohorts.state was: {error}."
+                f"state must be the value of AvailableCohorts.state: {error}."
             ) from error
 
 
 def _check_id(client: Any) -> None:
-    # What JSON keeps: an id that comes back as another would be a new client.
+    # Types that JSON preserves: an id that changes its type would be a new client.
     if isinstance(client, bool) or not isinstance(client, (str, int)):
         raise ValueError(
             "available must give ids that are text or whole numbers, got "

@@ -1,4 +1,4 @@
-"""What every sampling scheme states about itself, and how it is asked for a draw."""
+"""The interface of sampling schemes, and the key from which draws are derived."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NeighboringRelation: TypeAlias = dp_accounting.NeighboringRelation
 
 @dataclasses.dataclass(frozen=True)
 class DrawKey:
-    """Where randomness comes from: one entropy, one independent stream per step.
+    """The root of a scheme's randomness, with one independent stream for each step.
 
     Attributes:
-      entropy: A seed, or as many random bits as `words` of 32 hold.
-      words: How many words of entropy a stream is made from. NumPy mixes whatever it
-        is given into 4 of them unless told otherwise; with the 8 that the generator
-        takes, no two entropies of 256 bits are taken for one.
-      shard: Which part of the records is drawn from, where several machines draw from
-        a part each; None for all records.
+      entropy: A seed, or random bits that fill `words` words of 32 bits.
+      words: Words of entropy in a stream. By default NumPy mixes all entropy into 4
+        words; with 8 words, the size that the generator takes, two different
+        entropies of 256 bits never share a stream.
+      shard: The part of the records to draw from, where each of several machines
+        draws from its own part; None for all records.
     """
 
     entropy: int
     words: int = 4
     shard: int | None = None
-    # By name, the last that was asked for: of which epoch and what else, and it.
+    # By name: the last arguments, and the array that was computed for them.
     _kept: dict = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -44,7 +44,7 @@ class DrawKey:
         return cls(secrets.randbits(256), 8)
 
     def sequence(self, step: int, purpose: int | None = None) -> np.random.SeedSequence:
-        """Returns what that generator is made of."""
+        """Returns the seed sequence of a step's generator."""
         place = (step,) if purpose is None else (step, purpose)
         if self.shard is not None:
             place = (step, purpose or 0, self.shard)
@@ -59,7 +59,8 @@ class DrawKey:
     def order(self, epoch: int, population: int) -> np.ndarray:
         """All records in an epoch's random order, `[population]`.
 
-        The last one is kept, 8 bytes a record: every step of an epoch takes its part.
+        The last order is cached, 8 bytes for each record, since every step of an
+        epoch reads its own part of the order.
         """
         return self.kept(
             "order",
@@ -70,7 +71,7 @@ class DrawKey:
     def kept(
         self, name: str, asked: tuple, make: Callable[[], np.ndarray]
     ) -> np.ndarray:
-        """What `make` returns, made once for all calls on end that ask the same."""
+        """Returns `make()`, cached until a call with other arguments, `asked`."""
         found = self._kept.get(name)
         if found is None or found[0] != asked:
             found = self._kept[name] = asked, make()
@@ -78,7 +79,7 @@ class DrawKey:
 
 
 class SamplingScheme(abc.ABC):
-    """What every sampling scheme states about itself.
+    """A rule for drawing the records of each step, with its privacy event.
 
     *Formal guarantees*
 
@@ -89,23 +90,23 @@ class SamplingScheme(abc.ABC):
       where a scheme says otherwise.
     """
 
-    #: Whether steps that miss a record are counted in its favour.
+    #: Whether a step that misses a record lowers the privacy cost of that record.
     amplified: ClassVar[bool] = True
     #: Whether draws of different steps are independent and identically distributed.
     independent_steps: ClassVar[bool] = True
-    #: Whether a run is accounted for from the beginning of an epoch on, so that it must
-    #: begin one, with draws of its own.
+    #: Whether the accounting covers whole epochs from their beginning, so that a run
+    #: must begin a new epoch, with a new draw.
     begins_epochs: ClassVar[bool] = False
 
-    # `tfdpclip.sampling` gives them to every scheme: a scheme knows nothing of what
-    # draws by it, not even by name.
+    # `tfdpclip.sampling` attaches both methods: the modules of schemes import neither
+    # batches nor cohorts.
     batches: ClassVar[Callable[..., Any]]
     cohorts: ClassVar[Callable[..., Any]]
 
     @property
     @abc.abstractmethod
     def neighboring_relation(self) -> NeighboringRelation:
-        """The relation under which `event` is meant."""
+        """The neighbouring relation under which `event` holds."""
 
     def event(
         self,
@@ -115,14 +116,14 @@ class SamplingScheme(abc.ABC):
         unit: str = "example",
         sensitivity: float | None = None,
     ) -> dp_accounting.DpEvent:
-        """Returns what `steps` steps do to privacy.
+        """Returns the privacy event of `steps` steps.
 
         Args:
           noise_multiplier: z: noise standard deviation over clip norm.
           steps: Number of steps (noise draws).
-          unit: What is clipped; with the relation it sets the sensitivity, see
-            `tfdpclip.accounting.sensitivity_factor`.
-          sensitivity: Overrides that sensitivity, in clip norms.
+          unit: The object that is clipped; with the relation, the unit determines the
+            sensitivity, see `tfdpclip.accounting.sensitivity_factor`.
+          sensitivity: Replaces that sensitivity; in clip norms.
 
         Returns:
           A `dp_accounting` event. Its Gaussian has noise multiplier
@@ -140,9 +141,9 @@ class SamplingScheme(abc.ABC):
     def participation(
         self, steps: int
     ) -> correlated.MinSeparation | correlated.CyclicPoisson:
-        """Returns how often, and how far apart, a record is in any steps on end.
+        """Returns how often, and how far apart, a record enters consecutive steps.
 
-        What correlated noise costs depends on it (`tfdpclip.correlated`).
+        The privacy cost of correlated noise depends on it (`tfdpclip.correlated`).
 
         Raises:
           ValueError: If the scheme keeps no record's steps apart.
@@ -152,10 +153,10 @@ class SamplingScheme(abc.ABC):
         MinSeparation(separation=1, participations=4)
         """
         raise ValueError(
-            f"{self.describe()}: a record may be in every step, and nothing is known "
-            "that amplifies correlated noise then. Draw by MinSeparation(population, "
+            f"{self.describe()}: a record may be in every step, and no proof covers "
+            "amplification of correlated noise then. Draw by MinSeparation(population, "
             "batch_size), or by CyclicPoisson(population, rate, separation) with at "
-            "most that many bands; or use independent noise."
+            "most `separation` bands; or use independent noise."
         )
 
     @abc.abstractmethod
@@ -164,26 +165,25 @@ class SamplingScheme(abc.ABC):
 
     @abc.abstractmethod
     def steps_per_epoch(self, population: int) -> int:
-        """Returns how many steps touch as many records as there are, on average."""
+        """Returns the number of steps that draw `population` records on average."""
 
     @abc.abstractmethod
     def describe(self) -> str:
         """Returns the scheme in words, for privacy statements."""
 
     def assumptions(self) -> tuple[str, ...]:
-        """Returns what a privacy statement must say beside `describe`."""
+        """Returns further conditions that a privacy statement must list."""
         return ()
 
     def accounts_for(self, drawn: SamplingScheme) -> bool:
-        """Returns whether accounting for this scheme is about what `drawn` draws."""
+        """Returns whether accounting for this scheme covers the draws of `drawn`."""
         return self == drawn
 
     @abc.abstractmethod
     def at_worst(self) -> SamplingScheme:
-        """Returns the scheme to account for steps that used whatever records.
+        """Returns the scheme to account for steps with arbitrary records.
 
-        Under the same neighbours, every step may have used every record, once.
-
+        Under the same neighbours, every step may have used every record once.
         >>> from tfdpclip import sampling
         >>> sampling.Poisson(0.01).at_worst()
         FullBatch()
@@ -194,17 +194,17 @@ class SamplingScheme(abc.ABC):
         return {"scheme": type(self).__name__, **dataclasses.asdict(cast(Any, self))}
 
     def _keep(self, name: str, value: Any) -> None:
-        """Sets a field: whatever type a number came in, it is kept as a plain one."""
+        """Sets a field of the frozen dataclass; numbers become plain Python numbers."""
         object.__setattr__(self, name, value)
 
     def _keep_counts(self, *names: str) -> None:
-        """Keeps fields that count something; raises ValueError for what is no count."""
+        """Checks fields that are counts, and sets them as plain integers."""
         for name in names:
             self._keep(name, _arguments.count_of(name, getattr(self, name)))
 
     @abc.abstractmethod
     def _capacity(self, population: int) -> int:
-        """Returns how many records a step must have room for."""
+        """Returns the number of records that a step must have room for."""
 
     def _for_data(self, population: int, capacity: int) -> SamplingScheme:
         """Returns the scheme that describes draws from data of this size."""
@@ -216,11 +216,11 @@ class SamplingScheme(abc.ABC):
         """Returns the indices of the records in one step."""
 
     def _drawn(self, key: DrawKey, population: int, step: int) -> np.ndarray:
-        """Returns the indices of the records in one step, if they can be that.
+        """Returns the indices of the records in one step, after a check.
 
         Raises:
-          ValueError: If a scheme that is not of the library draws what is no record,
-            or one twice.
+          ValueError: If a scheme from outside the library draws an index without a
+            record, or the same record twice.
         """
         indices = self._draw(key, population, step)
         if not _arguments.foreign(self, SamplingScheme):
@@ -237,21 +237,22 @@ class SamplingScheme(abc.ABC):
         ):
             fault = (
                 "has a record twice, which moves the step twice as far; if the event "
-                "says so, set replacement = True"
+                "allows for repeated records, set replacement = True"
             )
         if fault is not None:
-            raise ValueError(f"What {self!r} draws in step {step} {fault}.")
+            raise ValueError(f"The draw of {self!r} in step {step} {fault}.")
         return indices
 
     def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Returns the event of one step whose noise is `gaussian`.
+        """Returns the event of one step with the noise `gaussian`.
 
-        By default that of a step that every record was in: nothing is amplified.
+        By default the step is accounted for as if it used every record, without
+        amplification.
         """
         return gaussian
 
     def _releases(self, steps: int) -> int:
-        """Returns how many of those events the steps are."""
+        """Returns how many events of `_sampled` make up the given number of steps."""
         return steps
 
     def _gaussian(self, noise_multiplier, unit, sensitivity):
@@ -267,10 +268,10 @@ class SamplingScheme(abc.ABC):
 
 
 class EqualSteps(SamplingScheme):
-    """What schemes have in common whose steps are of one size.
+    """A scheme with steps of equal size.
 
-    Dataclasses with the fields `batch_size` and `population`, which is public, and
-    perhaps `relation`.
+    Subclasses are dataclasses with the fields `batch_size`, `population` (public) and,
+    optionally, `relation`.
     """
 
     batch_size: int
@@ -299,7 +300,7 @@ class EqualSteps(SamplingScheme):
 
 
 def check_population(planned: int, found: int) -> None:
-    """Raises ValueError if there are other records than a scheme is for."""
+    """Raises ValueError if the number of records differs from the planned number."""
     if planned != found:
         raise ValueError(
             f"population = {planned} but there are {found} records: the accounting "

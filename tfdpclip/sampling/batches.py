@@ -11,19 +11,19 @@ from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import distributed, handed_out, record_map, sources
 from tfdpclip.sampling.base import DrawKey, SamplingScheme
-from tfdpclip.sampling.capacity import MOST_ROWS, room_for
+from tfdpclip.sampling.capacity import MOST_ROWS, fit_capacity
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import REFUSED as _REFUSED
 from tfdpclip.sampling.elements import drawn_elements
-from tfdpclip.sampling.people import FewOfEach, People
+from tfdpclip.sampling.people import CappedExamples, People
 from tfdpclip.sampling.poisson import CappedPoisson
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
 
-# More threads of Python than this only wait for each other.
+# More Python threads than this only wait for each other.
 MOST_WORKERS = 1024
 
 _PEOPLE = (
-    "a record is a person, with all examples of the same id; ids that were given with "
+    "a record is a person, with all examples of the same id; the ids that came with "
     "the data tell people apart; a step has at most {} examples of a person"
 )
 
@@ -31,36 +31,36 @@ _PEOPLE = (
 class Batches(tf.data.Dataset):
     """A `tf.data.Dataset` of (x, y, sample_weight), drawn by a sampling scheme.
 
-    Made by the `batches` method of a scheme; goes to `model.fit` as it is.
+    Made by the `batches` method of a scheme; give it to `model.fit` directly.
 
     *Formal guarantees*
 
     * Step t's records are drawn by `scheme`, whatever the physical batch size, the
       number of steps asked for, or how often the data set is iterated: every new
       iterator goes on with draws not yet handed out, and never repeats one.
-    * Randomness is fresh from the operating system, unless `seed` is given. Then
-      draws are a function of the seed and the step, anyone who knows the seed knows
-      who was drawn, and amplification by sampling is void: `seed` is for experiments,
+    * Randomness is fresh from the operating system, unless `seed` is given. A seed
+      makes draws a function of the seed and the step: anyone who knows the seed knows
+      who was drawn, and amplification by sampling is void. `seed` is for experiments,
       and privacy statements say so.
     * All elements have one static shape. Rows beyond the drawn records are zeros with
-      sample weight 0. An empty draw is an element like any other. In a call of `fit`
-      that `PrivacyBudget` (or a plan) watches, elements of a scheme that draws more
-      and fewer records have as many rows as were drawn, one of weight 0 for none:
-      how many those are is seen by who runs the training, as its time is, and by
-      nobody who gets the model. Compiled by XLA, in eager steps and in training
-      functions of one's own they stay filled.
+      sample weight 0. An empty draw is an ordinary element. In a call of `fit`
+      that `PrivacyBudget` (or a plan) watches, elements of a scheme with varying draws
+      have as many rows as were drawn, or a single row of weight 0 for an empty draw:
+      the trainer sees the number of rows, as the trainer sees the time of a step;
+      a recipient of the model does not. For XLA, eager steps and custom training
+      functions, elements stay filled.
     * A logical step is exactly `accumulation_steps` consecutive elements.
-    * Whatever a method returns is `Batches` of the same draws, or is refused: `map`
-      works record by record, and cannot mix, repeat, keep or replace records.
-      `map_batches` can, and says so in `assumptions`.
+    * Every method returns `Batches` of the same draws, or refuses: `map` works record
+      by record, and cannot mix, repeat, keep or replace records. `map_batches` can, and
+      says so in `assumptions`.
 
     | situation | what happens |
     | --- | --- |
-    | nobody drawn | a step of zero-weight rows: pure noise |
+    | an empty draw | a step of zero-weight rows: pure noise |
     | more drawn than fit | a random subset stays; `scheme` accounts for it |
-    | a record has another shape | an error before any is drawn, or weight 0 |
+    | a record of a deviating shape | an error before the first draw, or weight 0 |
     | data are x only | elements are (x, None, sample_weight) |
-    | labels for each token | weights `[B, 1]`, or those that were given, `[B, T]` |
+    | labels for each token | weights `[B, 1]`, or the given weights, `[B, T]` |
     | `fit(..., steps_per_epoch=n)` | use `batches.repeat()`, as for any `tf.data` |
 
     Args:
@@ -70,29 +70,28 @@ class Batches(tf.data.Dataset):
       physical_batch_size: Records per element. By default, enough for the scheme.
       accumulation_steps: Elements per logical step; the optimizer needs the same.
       independent_groups: For clipping per group (``unit="batch"`` with accumulation)
-        where records are added or removed: every drawn record goes to a uniformly
-        random one of the elements of its step, whoever else was drawn, so that a
-        record more changes one group only. By default elements are filled one after
-        the other.
+        if records are added or removed: every drawn record goes to a uniformly random
+        element of its step, independently of the rest of the draw, so that adding a
+        record changes one group only. By default elements are filled in turn.
       steps: Logical steps per iteration; `scheme.steps_per_epoch` by default.
-      initial_step: Number of the first logical step, to go on after a restart.
+      initial_step: Number of the first logical step, to continue after a restart.
       seed: Fixes the draws. For experiments only.
-      prefetch: Elements to gather ahead. By default 1 where that cannot misalign
-        anything, else 0.
-      workers: Of data with `__getitem__`: how many threads may call it at a time. 1 by
-        default, since not every such object can be called by several: two that seek
-        in one file get each other's records.
-      views: Augmented views of each record (De et al. 2022): its row is there so often,
-        one after the other, and `map` changes each with randomness of its own. Their
-        losses are averaged, and the record is clipped once, by an optimizer with
-        ``rows_per_record=batches.rows_per_record``, which a plan gives it.
-      people: Whose each example is, an id for each: then records are people, and the
-        scheme draws people; `CappedPoisson` draws examples, of which at most
-        `scheme.per_person` of each person are kept, chosen at random when the batches
-        are made. The optimizer needs ``unit="person"`` besides.
-      per_person: How many of a person's examples are in a step, drawn anew each time;
-        all of those who have fewer. Their losses are averaged. `CappedPoisson` says it
-        itself.
+      prefetch: Elements to gather ahead. By default 1 if gathering ahead cannot
+        misalign steps, else 0.
+      workers: For data with `__getitem__`: how many threads may call it at a time. 1
+        by default, since not every object allows concurrent calls: if two threads
+        seek in one file, each may read the wrong record.
+      views: Augmented views of each record (De et al. 2022): the row is repeated
+        `views` times, and `map` changes each copy with independent randomness. The
+        losses of the views are averaged, and the record is clipped once, by an
+        optimizer with ``rows_per_record=batches.rows_per_record``; a plan sets this.
+      people: An id of the person of each example: then records are people, and the
+        scheme draws people. `CappedPoisson` draws examples, after a random choice, made
+        once, of at most `scheme.per_person` examples of each person. The optimizer
+        needs ``unit="person"`` as well.
+      per_person: The number of a person's examples in a step, drawn anew each time, or
+        all if the person has fewer. Their losses are averaged. `CappedPoisson` has its
+        own `per_person`.
 
     Raises:
       ValueError: If an argument is out of range, the data do not fit the scheme, the
@@ -126,11 +125,7 @@ class Batches(tf.data.Dataset):
         people: Any = None,
         per_person: int | None = None,
     ):
-        if not isinstance(scheme, SamplingScheme):
-            raise ValueError(
-                "scheme must be a sampling scheme, such as Poisson(0.01), got "
-                f"{_arguments.shown(scheme)}."
-            )
+        _check_scheme(scheme)
         accumulation_steps = _arguments.integer(
             "accumulation_steps", accumulation_steps, 1, MOST_ROWS
         )
@@ -138,39 +133,19 @@ class Batches(tf.data.Dataset):
         initial_step = _arguments.integer("initial_step", initial_step)
         if seed is not None:
             seed = _arguments.integer("seed", seed)
-        if workers is not None:
-            workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
         views = _arguments.integer("views", views, 1, MOST_ROWS)
-        source = sources.open_source(data, workers)
-        if isinstance(scheme, CappedPoisson):
-            source = _few_of_each(source, people, per_person, scheme, seed)
-        elif (people is None) != (per_person is None):
-            raise ValueError(
-                "people and per_person go together: scheme.batches((x, y), "
-                "people=ids, per_person=8), with an id for each example, and how many "
-                "of a person's examples a step has." + see("records-of-several-rows")
-            )
-        elif people is not None:
-            source = People(source, people, cast(int, per_person))
+        source = _open_source(scheme, data, workers, people, per_person, seed)
         by_group = independent_groups and accumulation_steps > 1
-        drawn, rows = room_for(
+        drawn, rows = fit_capacity(
             scheme, source.size, physical_batch_size, accumulation_steps, by_group
         )
         if steps is None:
             steps = scheme.steps_per_epoch(source.size)
         steps = _arguments.integer("steps", steps, 1, MOST_ROWS)
-        if prefetch is None:
-            may_run_ahead = (
-                seed is None and accumulation_steps == 1 and drawn.independent_steps
-            )
-            prefetch = 1 if may_run_ahead else 0
-        prefetch = _arguments.integer("prefetch", prefetch, 0, MOST_ROWS)
-        if prefetch and (accumulation_steps > 1 or not drawn.independent_steps):
-            raise ValueError(NO_PREFETCH)
-
+        prefetch = _prefetch_for(drawn, prefetch, accumulation_steps, seed)
         if not drawn.independent_steps:
-            # Places stand for records over the steps: arrays that are shuffled in place
-            # would bring a record to one step after the other.
+            # An index must stand for the same record over the steps: shuffling the
+            # arrays in place would bring a record into consecutive steps.
             source = source.kept()
         self._drawer = Drawer(
             drawn,
@@ -188,20 +163,20 @@ class Batches(tf.data.Dataset):
         if per_person is not None:
             self._assumptions += (_PEOPLE.format(source.rows_each),)
         self._recipe: tuple[Callable, ...] = ()
-        # Of `take`: whether an iteration may end in the middle of a step.
+        # After `take`: whether an iteration may end in the middle of a step.
         self._cut: bool | None = None
-        # Of how many replicas' parts a draw is made.
+        # The number of replicas that contribute to a draw.
         self._replicas = 1
         self._ahead = steps, prefetch
-        # By their lengths, the data sets that stood for these batches before.
+        # Earlier data sets of the same draws, by the lengths of their elements.
         self._others: dict = {}
         self._by_class = False
         self._lengths: Sequence[int] | None = None
         self._wrap(self._elements(None))
-        self._drawer.lend(self)
+        self._drawer.register(self)
 
     def _elements(self, lengths: Sequence[int] | None) -> tf.data.Dataset:
-        """The draws, and all that was done to them since."""
+        """The data set of the draws, with all transformations so far."""
         steps, prefetch = self._ahead
         dataset = drawn_elements(self._drawer, steps, lengths)
         dataset = dataset.prefetch(prefetch) if prefetch else dataset
@@ -214,15 +189,15 @@ class Batches(tf.data.Dataset):
         super().__init__(_tf_private.variant_of(dataset))
 
     def take_as_drawn(self, as_drawn: bool, few: bool = False) -> None:
-        """Of the iterators to come: whether elements are as long as what was drawn.
+        """Sets whether later iterators give elements as long as the draw.
 
-        `PrivacyBudget` and the callbacks of a plan say so for each call of `fit`.
+        `PrivacyBudget` and the callbacks of a plan set this for each call of `fit`.
 
         Args:
-          as_drawn: if not, elements are filled up to `physical_batch_size`. Draws of
-            one size, or of several elements, always are.
-          few: whether elements have one of three lengths then, and rows of weight 0 to
-            fill them up: XLA compiles a step for each length.
+          as_drawn: if False, elements are filled up to `physical_batch_size`. Draws of
+            fixed size, or of several elements, are always filled.
+          few: whether elements have one of three lengths, filled up by rows of
+            weight 0: XLA compiles a step for each length.
         """
         lengths: Sequence[int] | None = None
         if as_drawn and self._drawer.varies:
@@ -235,7 +210,7 @@ class Batches(tf.data.Dataset):
     def _derived(
         self, change: Callable, *assumptions: str, steps: int | None = None
     ) -> Batches:
-        """The same draws in another form; `change` makes it of the data set."""
+        """The same draws, transformed by `change`, a function of data sets."""
         derived = object.__new__(Batches)
         derived.__dict__.update(vars(self))
         derived._steps = self._steps if steps is None else steps
@@ -243,11 +218,11 @@ class Batches(tf.data.Dataset):
         derived._recipe = (*self._recipe, change)
         derived._others = {}
         derived._wrap(change(self._wrapped))
-        derived._drawer.lend(derived)
+        derived._drawer.register(derived)
         return derived
 
     def distribute(self, strategy: tf.distribute.Strategy) -> Any:
-        """These draws for the replicas of a strategy, on one machine or several.
+        """Divides the draws among the replicas of a strategy, on one or more machines.
 
             with strategy.scope():
                 model.compile(dpc.keras.DPSGD(...), ...)
@@ -255,21 +230,22 @@ class Batches(tf.data.Dataset):
             model.fit(batches.distribute(strategy), steps_per_epoch=steps, ...)
 
         The rows of an element are dealt to the replicas of a machine in turn, with
-        rows of weight 0 added where they do not go round. It has no end: give
+        rows of weight 0 added to make equal parts. The data set has no end: give
         `steps_per_epoch`.
 
-        *Formal guarantees*: on one machine the draws are these batches', in their
-        order, which of a fixed one the last iterator that began has alone. Several
-        machines have a part of the records each (of W, the one of index w has records
-        w, w + W, ...) and draw from it independently, at the same rate: together that
-        is Poisson sampling of all records. Given what the others draw, a record is in
-        a step as by the scheme of its own part, which is what is accounted for.
+        *Formal guarantees*: on one machine the draws are the draws of these batches,
+        in order; a fixed order belongs to the last iterator that began. Each of W
+        machines has a part of the records (machine w has records w, w + W, ...) and
+        draws from this part independently, at the same rate: together the parts are a
+        Poisson sample of all records. Given the draws of all further machines,
+        a record is in a step as under the scheme of its own part, which is the scheme
+        of the accounting.
 
         Args:
           strategy: a `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
 
         Returns:
-          What `fit` takes, or `iter`. Several machines draw no more by these batches.
+          Data for `fit` or `iter`. On several machines, these batches draw no more.
 
         Raises:
           ValueError: for another strategy, or, on several machines, for a scheme whose
@@ -278,7 +254,7 @@ class Batches(tf.data.Dataset):
         return distributed.distribute(self, strategy)
 
     def _begin_run(self, step: int) -> None:
-        """Begins an epoch, where what is accounted for begins with one."""
+        """Begins an epoch, if the accounting covers whole epochs."""
         del step
         drawer = self._drawer.last
         if not drawer.scheme.begins_epochs or drawer.seed is not None:
@@ -286,7 +262,7 @@ class Batches(tf.data.Dataset):
         if drawer.runs_ahead and drawer.delivered:
             raise ValueError(
                 "These batches gathered steps ahead, of an epoch that was begun before "
-                "this run. Make other ones for it: scheme.batches(data)."
+                "this run. Make new batches for the run: scheme.batches(data)."
                 + see("several-replicas")
             )
         drawer.begin_epoch()
@@ -297,7 +273,7 @@ class Batches(tf.data.Dataset):
     def __iter__(self) -> Any:
         if self._lengths is not None:
             self._drawer.end_of_call()
-        return handed_out.noted(super().__iter__(), self._drawer)
+        return handed_out.remember_elements(super().__iter__(), self._drawer)
 
     @property
     def element_spec(self) -> Any:
@@ -307,7 +283,7 @@ class Batches(tf.data.Dataset):
 
     @property
     def scheme(self) -> SamplingScheme:
-        """Of these very draws, with the capacity that their shape imposes."""
+        """The scheme of these draws, with the capacity of their physical batches."""
         return self._drawer.last.scheme
 
     @property
@@ -322,17 +298,17 @@ class Batches(tf.data.Dataset):
 
     @property
     def physical_batch_size(self) -> int:
-        """Records that an element has room for, each of `rows_per_record` rows."""
+        """Room for records in an element; a record has `rows_per_record` rows."""
         return self._drawer.rows
 
     @property
     def rows_per_record(self) -> int:
-        """Rows of a record, one after the other: the optimizer needs the same."""
+        """Consecutive rows of one record; the optimizer needs the same number."""
         return self._drawer.rows_per_record
 
     @property
     def views(self) -> int:
-        """How often each row is there, for `map` to make another one of each."""
+        """How often each row is repeated, for `map` to augment each copy."""
         return self._drawer.views
 
     @property
@@ -342,7 +318,7 @@ class Batches(tf.data.Dataset):
 
     @property
     def independent_groups(self) -> bool:
-        """Whether a record more, or another one, changes one element of a step only."""
+        """Whether adding or replacing a record changes only one element of a step."""
         return self._drawer.independent_groups
 
     @property
@@ -368,16 +344,16 @@ class Batches(tf.data.Dataset):
 
     @property
     def weighted(self) -> bool:
-        """Whether weights say more than which rows are records."""
+        """Whether weights do more than mark the rows of records."""
         source = self._drawer.last.source
         return self._by_class or source.leaves_over or len(source.row_spec) > 2
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What must hold for these batches besides what the scheme assumes."""
+        """Conditions for the guarantee, beyond the assumptions of the scheme."""
         return self._assumptions
 
-    # What may be done with drawn batches. `refusals` has the rest.
+    # The methods that draws allow. `refusals` has the rest.
 
     def map(
         self,
@@ -390,33 +366,33 @@ class Batches(tf.data.Dataset):
     ) -> Batches:
         """Batches of the same draws, with a function applied to every single record.
 
-        This is what augmentation needs. The function gets (x, y) of one record (x, if
-        there are no labels) without a batch axis, and returns x or (x, y) of one
-        record, of one static shape. It does not see the sample weight, nor padding:
+        Use this for augmentation. The function gets (x, y) of one record (x, if there
+        are no labels) without a batch axis, and returns x or (x, y) of one record, of
+        one static shape. Sample weights and padding are hidden from the function:
         padded rows are zeros with weight 0 before and after.
 
         *Formal guarantees*
 
-        * What comes out for a record depends on this record, on constants and on new
-          randomness, which every record gets for itself. A function that reads or
-          writes variables, tables, data sets or another record, or calls Python, is
+        * The result for a record depends on this record, on constants and on new
+          randomness, independent for each record. A function that reads or writes
+          variables, tables, data sets or a second record, or calls Python, is
           refused.
         * Constants (of more than 16 elements) hold no more than about one record's
-          worth together, and not a row for each record, unless they are in `public`.
-          That they come from public data is for you to see to, as with any constant.
+          worth together, and not a row for each record, unless listed in `public`. You
+          must make sure that constants come from public data.
 
         Args:
-          map_func: Of x, y, or of x.
+          map_func: A function of x and y, or of x.
           num_parallel_calls: Records at a time. 1 by default, which is the fastest
-            for small ones.
-          deterministic: As for any data set; the order is kept anyway.
+            for small records.
+          deterministic: As for any data set; the order is kept in any case.
           name: Not used.
-          public: Large arrays and tensors, and variables and tables that it may read,
-            all without private data in them.
+          public: Large arrays and tensors, and variables and tables, that `map_func`
+            may read, all without private data in them.
 
         Raises:
-          ValueError: If the function cannot be shown to be one of single records, or
-            returns something else than one.
+          ValueError: If the function cannot be shown to map single records, or does
+            not return a single record.
 
         >>> import numpy as np
         >>> from tfdpclip import sampling
@@ -441,17 +417,17 @@ class Batches(tf.data.Dataset):
     def map_batches(self, function: Callable[..., Any]) -> Batches:
         """Batches of the same draws, with a function applied to whole batches.
 
-        It may mix records, and nothing can check that it does not. Therefore
-        `assumptions` and the privacy statement of a run say that it was believed to
-        keep them apart. `map` needs no belief, and is what augmentation wants.
+        The function may mix records, and no check can show that it keeps them apart.
+        Therefore `assumptions` and the privacy statement of a run list this as
+        an assumption. `map` needs no assumption; use `map` for augmentation.
 
         Args:
-          function: Of the batch's (x, y), or of x, with a batch axis. It returns x, or
-            (x, y), with as many rows; row i must come from row i alone. Weights stay
-            what they are.
+          function: A function of the batch's (x, y), or of x, with a batch axis,
+            returning x, or (x, y), with as many rows; row i must depend on row i
+            alone. Weights do not change.
 
         Raises:
-          ValueError: If it returns another number of rows, or of parts.
+          ValueError: If the number of rows or of parts changes.
         """
         if not callable(function):
             raise ValueError(
@@ -461,12 +437,12 @@ class Batches(tf.data.Dataset):
         name, on_element = record_map.name_of(function), record_map.on_batches(function)
         return self._derived(
             lambda data: tf.data.Dataset.map(data, on_element),
-            f"batches were transformed by {name}, which is believed to keep the "
-            "records of a batch apart and to hold none itself",
+            f"batches were transformed by {name}, which is assumed to keep the records "
+            "of a batch apart and to hold no record",
         )
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Batches:
-        """Goes on with new draws after the last; never the same ones again."""
+        """Continues with new draws after the last; never repeats a draw."""
         return self._derived(lambda data: tf.data.Dataset.repeat(data, count, name))
 
     def take(self, count: int, name: str | None = None) -> Batches:
@@ -491,7 +467,7 @@ class Batches(tf.data.Dataset):
     def with_options(
         self, options: tf.data.Options, name: str | None = None
     ) -> Batches:
-        """With other options; those that keep elements in their order stay."""
+        """Sets options of `tf.data`, if they keep elements in their order."""
         optimization = options.experimental_optimization
         if (
             optimization.inject_prefetch
@@ -501,13 +477,13 @@ class Batches(tf.data.Dataset):
             raise ValueError(
                 "options: deterministic=False, inject_prefetch=True and "
                 "map_parallelization=True reorder elements or run ahead, so that steps "
-                "would not be what was drawn. Leave them out."
+                "would differ from the draws. Leave these options out."
             )
         sharding = options.experimental_distribute.auto_shard_policy
         if sharding not in (tf.data.experimental.AutoShardPolicy.AUTO, _REFUSED):
             raise ValueError(
                 "options: auto_shard_policy would give every machine a part of each "
-                "draw, or another draw. Use batches.distribute(strategy)."
+                "draw, or a different draw. Use batches.distribute(strategy)."
             )
         options = tf.data.Options().merge(options)
         options.experimental_distribute.auto_shard_policy = _REFUSED
@@ -526,19 +502,67 @@ class Batches(tf.data.Dataset):
 refuse_the_rest(Batches)
 
 
-def _few_of_each(source, people, per_person, scheme, seed) -> FewOfEach:
-    """The examples that `CappedPoisson` draws from."""
+def _check_scheme(scheme: Any) -> None:
+    if not isinstance(scheme, SamplingScheme):
+        raise ValueError(
+            "scheme must be a sampling scheme, such as Poisson(0.01), got "
+            f"{_arguments.shown(scheme)}."
+        )
+
+
+def _open_source(
+    scheme: SamplingScheme,
+    data: Any,
+    workers: int | None,
+    people: Any,
+    per_person: int | None,
+    seed: int | None,
+) -> sources.Source:
+    """The source of the records that `scheme` draws: examples, or people."""
+    if workers is not None:
+        workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
+    source = sources.open_source(data, workers)
+    if isinstance(scheme, CappedPoisson):
+        return _cap_examples(source, people, per_person, scheme, seed)
+    if (people is None) != (per_person is None):
+        raise ValueError(
+            "people and per_person go together: scheme.batches((x, y), people=ids, "
+            "per_person=8), with an id for each example, and the number of a person's "
+            "examples in a step." + see("records-of-several-rows")
+        )
+    if people is None:
+        return source
+    return People(source, people, cast(int, per_person))
+
+
+def _cap_examples(source, people, per_person, scheme, seed) -> CappedExamples:
+    """The source that `CappedPoisson` draws from: few examples of each person."""
     if per_person is not None:
         raise ValueError(
-            f"per_person must be left out: {type(scheme).__name__}(rate, "
-            f"per_person={scheme.per_person}) says it already."
+            f"per_person must be left out, since {type(scheme).__name__}(rate, "
+            f"per_person={scheme.per_person}) sets the number."
         )
     if people is None:
         raise ValueError(
             f"people must be given with {type(scheme).__name__}: without an id for "
-            "each example, nothing keeps a person to "
-            f"per_person={scheme.per_person} of them. scheme.batches((x, y), "
-            "people=ids)." + see("records-of-several-rows")
+            f"each example, per_person={scheme.per_person} cannot be enforced. Write "
+            "scheme.batches((x, y), people=ids)." + see("records-of-several-rows")
         )
     key = DrawKey.fresh() if seed is None else DrawKey(seed)
-    return FewOfEach(source, people, scheme.per_person, key.rng(0, purpose=3))
+    return CappedExamples(source, people, scheme.per_person, key.rng(0, purpose=3))
+
+
+def _prefetch_for(
+    drawn: SamplingScheme,
+    prefetch: int | None,
+    accumulation_steps: int,
+    seed: int | None,
+) -> int:
+    """The number of elements to gather ahead; by default 1 where that is sound."""
+    may_run_ahead = accumulation_steps == 1 and drawn.independent_steps
+    if prefetch is None:
+        prefetch = 1 if may_run_ahead and seed is None else 0
+    prefetch = _arguments.integer("prefetch", prefetch, 0, MOST_ROWS)
+    if prefetch and not may_run_ahead:
+        raise ValueError(NO_PREFETCH)
+    return prefetch

@@ -1,4 +1,4 @@
-"""How many rows physical batches have, and whether what a scheme draws has room."""
+"""The number of rows of physical batches, and whether a scheme's draws fit."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from tfdpclip import _arguments
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 
-# What TensorFlow counts in 32 bits.
+# The largest size that TensorFlow counts in 32 bits.
 MOST_ROWS = 2**31 - 1
-# Of lengths from so many rows on, processors are fast with multiples of 8.
+# From 64 rows on, processors are faster with multiples of 8.
 _FROM, _MULTIPLE = 64, 8
-# Of draws further from the mean, in standard deviations, the largest length is enough.
+# Draws further from the mean than 6 standard deviations get the largest length.
 _FAR = 6.0
 
 
-def room_for(
+def fit_capacity(
     scheme: SamplingScheme,
     population: int,
     physical_batch_size: int | None,
     accumulation_steps: int,
     by_group: bool,
 ) -> tuple[SamplingScheme, int]:
-    """Returns the scheme that describes what the rows can hold, and rows per element.
+    """Returns the scheme with the capacity of the rows, and the rows per element.
 
     Args:
-      scheme: The scheme that was asked for.
+      scheme: The requested scheme.
       population: Number of records.
-      physical_batch_size: Rows per element; None for enough of them.
+      physical_batch_size: Rows per element; None for enough rows.
       accumulation_steps: Elements per logical step.
       by_group: Whether records go to random elements of their step.
 
     Raises:
-      ValueError: If the rows are too few for the scheme, or it has no such groups.
+      ValueError: If the rows are too few, or the scheme allows no random groups.
     """
     wanted = scheme._capacity(population)
     if by_group:
@@ -49,22 +49,22 @@ def room_for(
             "physical_batch_size", physical_batch_size, 1, MOST_ROWS
         )
     capacity = rows * accumulation_steps
-    # What a group cannot hold is the group's affair: it is clipped as one.
+    # With groups, overflow needs no accounting: a group is clipped as a whole.
     drawn = scheme if by_group else scheme._for_data(population, capacity)
     _check_capacity(drawn, population, capacity, wanted, rows)
     return drawn, rows
 
 
 def few_lengths(scheme: SamplingScheme, population: int, rows: int) -> tuple[int, ...]:
-    """Three lengths of batches (or fewer), of which the last has room for every draw.
+    """Returns up to three lengths of batches; the last has room for every draw.
 
-    The first two are those with the fewest expected rows, where a batch has the least
-    length with room for its draw. How many records are drawn is binomial.
+    A batch gets the smallest length with room for its draw. The first two lengths
+    minimize the expected number of rows. The number of drawn records is binomial.
 
     Args:
-      scheme: has a `rate`.
+      scheme: A scheme with a `rate`.
       population: Number of records.
-      rows: The most that are drawn.
+      rows: The largest number of drawn records.
 
     >>> from tfdpclip import sampling
     >>> few_lengths(sampling.Poisson(0.01), 6_400, 122)
@@ -77,13 +77,13 @@ def few_lengths(scheme: SamplingScheme, population: int, rows: int) -> tuple[int
     ends = sizes.mean() + sizes.std() * np.array([-_FAR, _FAR])
     first, last = np.clip(np.ceil(ends / unit) * unit, unit, rows - 1)
     lengths = np.arange(max(first, unit), last + 1, unit, dtype=np.int64)
-    # Of large batches a few hundred lengths are as good as all.
+    # For large batches, a few hundred candidate lengths suffice.
     lengths = lengths[:: 1 + len(lengths) // 500]
     within = sizes.cdf(lengths)
     best = float(rows)
     chosen: tuple[int, ...] = (rows,)
     for i in range(len(lengths)):
-        # What is saved by a second length below this one.
+        # The expected rows that a second, shorter length saves.
         saved = within[: i + 1] * (lengths[i] - lengths[: i + 1])
         least = int(np.argmax(saved))
         expected = rows - within[i] * (rows - lengths[i]) - saved[least]
@@ -97,8 +97,8 @@ def _group_capacity(scheme, population: int, groups: int) -> int:
     """Rows that a group exceeds less than once in 10^10 steps."""
     if isinstance(scheme, CappedPoisson):
         raise ValueError(
-            "independent_groups is for examples that are clipped with their group: "
-            f"{type(scheme).__name__} is for those that are clipped on their own."
+            "independent_groups is for examples that are clipped together, as a group: "
+            f"{type(scheme).__name__} clips each example separately."
         )
     rate = getattr(scheme, "rate", None)
     if getattr(scheme, "capacity", None) is not None or (
@@ -122,7 +122,7 @@ def _check_capacity(scheme, population, capacity, wanted, rows):
             f"A step expects {expected:.6g} records, but {rows} rows "
             f"times {capacity // rows} accumulation steps hold {capacity}. Use "
             f"accumulation_steps={-(-wanted // rows)} with this physical_batch_size, "
-            "there and in the optimizer."
+            "in the batches and in the optimizer."
         )
     overflow = getattr(scheme, "capacity", None) and scheme.event(1.0, 1)
     probability = getattr(getattr(overflow, "event", None), "overflow_probability", 0.0)

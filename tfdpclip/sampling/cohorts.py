@@ -1,4 +1,4 @@
-"""Which clients take part in a federated round."""
+"""Draws the clients that take part in a federated round."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Cohorts:
       scheme keeps them apart. Calling twice with the same round gives the same cohort.
     * Randomness is fresh from the operating system unless `seed` is given; after a
       restart, rounds not yet run are drawn afresh. With a seed, cohorts are the same
-      in every process, so a run can be resumed at any round; whoever knows the seed
+      in every process, so a run can be resumed at any round; anyone who knows the seed
       knows the cohorts, and privacy statements say that the run is not private.
 
-    With `FixedSize` and a seed, the cohorts are those that TensorFlow Federated's
-    `build_uniform_sampling_fn` has drawn for years, so published experiments can be
-    repeated client for client.
+    With `FixedSize` and a seed, the cohorts equal the cohorts of TensorFlow Federated's
+    `build_uniform_sampling_fn`, so that published experiments can be repeated client
+    for client.
 
     Args:
-      scheme: `FixedSize`, `Poisson`, `RandomAllocation`, or one that keeps a client's
-        rounds apart (`MinSeparation`, `CyclicPoisson`).
-      client_ids: The clients, in a fixed order; no set, which has none.
+      scheme: `FixedSize`, `Poisson`, `RandomAllocation`, or a scheme that keeps
+        a client's rounds apart (`MinSeparation`, `CyclicPoisson`).
+      client_ids: The clients, in a fixed order; not a set, which has no order.
       seed: Fixes the cohorts. For experiments only.
 
     Raises:
@@ -67,7 +67,7 @@ class Cohorts:
             raise ValueError(
                 "scheme must be FixedSize or Poisson (or RandomAllocation, "
                 "MinSeparation or CyclicPoisson) to draw cohorts, got "
-                f"{_arguments.shown(scheme)}. Of clients that come and go: "
+                f"{_arguments.shown(scheme)}. For clients that come and go, use "
                 "AvailableCohorts(AvailableClients(...), available)."
             )
         # Text is a sequence of one-letter ids.
@@ -91,7 +91,7 @@ class Cohorts:
         self._first = 0
 
     def _begin_run(self, step: int) -> None:
-        """Begins an epoch with a round, where what is accounted for begins with one."""
+        """Begins an epoch with a round, if the accounting covers whole epochs."""
         if self.scheme.begins_epochs and self.seed is None:
             self._key, self._first = DrawKey.fresh(), step
 
@@ -102,7 +102,7 @@ class Cohorts:
 
     @property
     def order(self) -> str | None:
-        """A digest of the clients in their order; None of ids that JSON has not."""
+        """A digest of the clients in their order; None for ids that JSON lacks."""
         plain = [c.item() if isinstance(c, np.generic) else c for c in self.client_ids]
         try:
             return _sealed.digest(plain)
@@ -115,16 +115,16 @@ class Cohorts:
         return self.scheme.expected_batch_size(self.population)
 
     def __call__(self, round_num: int) -> list[Any]:
-        """Returns the clients of a round; empty when Poisson sampling drew nobody.
+        """Returns the clients of a round; empty if Poisson sampling drew no client.
 
         Args:
           round_num: The round, 0 or above.
 
         Raises:
-          ValueError: If `round_num` is not such a number.
+          ValueError: If `round_num` is not an integer, or below 0.
         """
         round_num = _arguments.integer("round_num", round_num)
-        # TensorFlow Federated's own way, for the library's scheme.
+        # TensorFlow Federated's algorithm, for the library's scheme.
         if self.seed is not None and type(self.scheme) is FixedSize:
             indices = self._lehmer_draw(round_num)
         else:

@@ -1,4 +1,4 @@
-"""One array of numbers or of texts from each array that a caller gives, or an error.
+"""Turns each array of the caller into an array of numbers or of texts, or an error.
 
 Each error names the array by its place in the data, and shows the line to write.
 """
@@ -17,7 +17,7 @@ _TEXTS = (str, bytes)
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 _GAPS = ("NoneType", "NAType", "NaTType")
-# So many types, or fields, a message names.
+# The largest number of types, or fields, in a message.
 _SHOWN = 3
 
 
@@ -32,7 +32,7 @@ def as_column(value: Any, name: str) -> np.ndarray:
 
 
 def as_array(value: Any, name: str) -> np.ndarray:
-    """One array of numbers, or of texts as objects, of what the caller has.
+    """Returns the value as one array of numbers, or of texts as objects.
 
     Args:
       value: an array, a tensor, lists of numbers or texts, or a column or a frame of
@@ -40,7 +40,7 @@ def as_array(value: Any, name: str) -> np.ndarray:
       name: the place of the value in the data, such as "x['age']".
 
     Raises:
-      ValueError: if the value is no such array.
+      ValueError: if the value cannot be converted.
     """
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _of_frame(value, name)
@@ -48,20 +48,20 @@ def as_array(value: Any, name: str) -> np.ndarray:
         _refuse_gaps(value, name)
     if value is None:
         raise ValueError(
-            f"data: {name} is None, and must be there for all records, or be left out "
+            f"data: {name} is None. Give values for all records, or leave {name} out "
             "of scheme.batches((x, y, sample_weight))."
         )
     if isinstance(value, tf.RaggedTensor):
         raise ValueError(
             f"data: {name} is a RaggedTensor, and batches need records of one shape: "
-            f"{name}.to_tensor(shape=[None, 50]), for example, fills each up to 50. "
-            "What fills them has weight 0: scheme.batches((x, y, sample_weight))."
+            f"{name}.to_tensor(shape=[None, 50]), for example, pads each record to 50. "
+            "Give padding weight 0: scheme.batches((x, y, sample_weight))."
         )
     if isinstance(value, tf.SparseTensor):
         raise ValueError(
             f"data: {name} is a SparseTensor, and batches are dense: "
-            f"tf.sparse.to_dense({name}); or, to make drawn records dense and no "
-            "others, scheme.batches(tf.data.Dataset.from_tensor_slices((x, y)))."
+            f"tf.sparse.to_dense({name}); or, to convert only drawn records, "
+            "scheme.batches(tf.data.Dataset.from_tensor_slices((x, y)))."
         )
     if hasattr(value, "toarray") and not hasattr(value, "__array__"):
         raise ValueError(
@@ -78,24 +78,26 @@ def as_array(value: Any, name: str) -> np.ndarray:
 
 
 def blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Rows that are no record's: zeros, or empty texts."""
+    """Rows without a record: zeros, or empty texts."""
     if dtype.kind == "O":
         return np.full((rows, *shape), b"", dtype=object)
     return np.zeros((rows, *shape), dtype)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array already, and no list of which one is made."""
+    """Whether a value is an array already, rather than a list."""
     return hasattr(value, "shape") and hasattr(value, "dtype") or hasattr(value, "iloc")
 
 
 def split_lists(parts: tuple) -> tuple:
-    """The parts of data, with a tuple for each list of several inputs' arrays.
+    """Replaces each list of several inputs' arrays by a tuple.
 
-    A list of arrays is one array with a record in each row (a list of pictures), or
-    one array for each input, as Keras reads it: how many records the other arrays have
-    tells which. Where both fit, nothing does.
+    A list of arrays is either one array with a record in each row (a list of pictures),
+    or one array for each input, as Keras reads a list. The number of records in
+    the rest of the data decides; where both readings fit, the list is ambiguous.
 
+    Raises:
+      ValueError: if a list of arrays is ambiguous.
     Raises:
       ValueError: if a list of arrays may be either.
     """
@@ -144,9 +146,9 @@ def refuse_list_of_arrays(data: list) -> None:
     if _lists_arrays(data):
         raise ValueError(
             f"data is a list of {len(data)} arrays, each of which would be one record. "
-            "Inputs and labels are a tuple, scheme.batches((x, y)); several inputs as "
-            "well, scheme.batches(((x1, x2), y)); and np.stack(data) is one array of "
-            f"{len(data)} records."
+            "Give inputs and labels as a tuple, scheme.batches((x, y)); several inputs "
+            "as scheme.batches(((x1, x2), y)); and records as np.stack(data), one "
+            f"array of {len(data)} records."
         )
 
 
@@ -163,17 +165,17 @@ def _lists_arrays(leaf: Any) -> bool:
 
 
 def _is_one(arrays: list, size: int) -> bool:
-    """Whether a list of arrays can be one array of so many records."""
+    """Whether a list of arrays can be one array of `size` records."""
     return len(arrays) == size and len({tuple(array.shape) for array in arrays}) == 1
 
 
 def _is_several(arrays: list, size: int) -> bool:
-    """Whether each array of a list has so many records."""
+    """Whether each array of a list has `size` records."""
     return all(len(array) == size for array in arrays)
 
 
 def _canonical(array: np.ndarray, name: str) -> np.ndarray:
-    """Converts what Keras would convert when given an array."""
+    """Converts an array as Keras would."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype.kind in "US":
@@ -199,7 +201,7 @@ def _canonical(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
-    """An array of numbers or texts from one of Python's objects."""
+    """Converts an array of Python objects into an array of numbers or texts."""
     flat = array.ravel()
     kinds = set(map(type, flat))
     if all(issubclass(kind, _TEXTS) for kind in kinds):
@@ -246,7 +248,7 @@ def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _of_frame(frame: Any, name: str) -> np.ndarray:
-    """One array of the columns of a frame, which are all numbers or all texts."""
+    """One array of the columns of a frame, all of numbers or all of texts."""
     if all(getattr(dtype, "kind", "O") in "iuf" for dtype in frame.dtypes):
         found = np.asarray(frame)
         if found.dtype.kind != "O":
@@ -260,9 +262,9 @@ def _of_frame(frame: Any, name: str) -> np.ndarray:
     if any(texts) and not all(texts):
         label = labels[texts.index(True)]
         raise ValueError(
-            f"data: column {label!r} of {name} holds texts and others numbers, and one "
-            f"array has one type. Give dict({name}) for a model with an input for each "
-            f"column; or numbers, {name}[{label!r}] = "
+            f"data: column {label!r} of {name} holds texts and further columns hold "
+            f"numbers, and one array has one type. Give dict({name}) for a model with "
+            f"an input for each column; or numbers, {name}[{label!r}] = "
             f"{name}[{label!r}].astype('category').cat.codes."
         )
     wide = [column.ndim > 1 for column in columns]
@@ -277,7 +279,7 @@ def _of_frame(frame: Any, name: str) -> np.ndarray:
 
 
 def _refuse_gaps(series: Any, name: str) -> None:
-    """Refuses a column of pandas with gaps, unless they are floats, as NaN is."""
+    """Refuses a column of pandas with gaps, unless the type is float (gaps are NaN)."""
     kind = getattr(series.dtype, "kind", "O")
     if kind in "fc" or not series.isna().any():
         return
@@ -289,8 +291,8 @@ def _refuse_gaps(series: Any, name: str) -> None:
 
 def _gaps(name: str, line: str) -> str:
     return (
-        f"data: {name} has gaps (None, NA, NaN or masked values), and numbers or texts "
-        f"must be there for all records. Fill them, {line}, or leave those records out."
+        f"data: {name} has gaps (None, NA, NaN or masked values), and every record "
+        f"needs a value. Fill the gaps, {line}, or leave records with gaps out."
     )
 
 
@@ -304,8 +306,8 @@ def _dates(name: str) -> ValueError:
 
 def _several_lengths(name: str) -> ValueError:
     return ValueError(
-        f"data: {name} must be rectangular, and holds rows of several lengths. Fill "
-        f"them up, as tf.keras.utils.pad_sequences({name}, padding='post') does, and "
-        "give what fills them weight 0: scheme.batches((x, y, sample_weight)). A list "
-        "is read as one array: several inputs are a tuple or a dict."
+        f"data: {name} must be rectangular, and holds rows of several lengths. Pad "
+        f"the rows, as tf.keras.utils.pad_sequences({name}, padding='post') does, and "
+        "give padding weight 0: scheme.batches((x, y, sample_weight)). A list is read "
+        "as one array: give several inputs as a tuple or a dict."
     )

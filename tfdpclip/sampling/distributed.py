@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.sampling.allocation import RandomAllocation
-from tfdpclip.sampling.capacity import room_for
+from tfdpclip.sampling.capacity import fit_capacity
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.poisson import FullBatch, Poisson
@@ -23,12 +23,12 @@ _STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-# What depends on order, and of which one iterator may have all steps in a row.
+# Schemes with a fixed order, which one iterator must read in a row.
 _IN_A_ROW = (MinSeparation, CyclicPoisson, RandomAllocation)
 _PARTS = (
-    "each of {shards} machines drew from a part of the records that is its own, "
-    "independently of the others, all machines having been given the same records in "
-    "the same order; records per step are of one part"
+    "each of {shards} machines drew from its own part of the records, independently "
+    "of all further machines; every machine was given the same records in the same "
+    "order; records per step are of one part"
 )
 
 
@@ -44,16 +44,16 @@ class Part(Source):
         self.threads = whole.threads
 
     def fingerprint(self) -> int:
-        """A number that other records, or another order of them, hardly have.
+        """A number that identifies the records and their order.
 
-        Of how many there are, and of the first, the middle and the last: whoever was
-        given all of them in the same order has the same.
+        A hash of the number of records, and of the first, the middle and the last
+        record: machines with the same records in the same order agree on the number.
         """
         size = self._whole.size
         places = np.array([0, size // 2, size - 1])
         columns = tf.nest.flatten(self._whole.take(places, 3))
         text = repr([size, [np.asarray(column).tolist() for column in columns]])
-        # As many bits as a float64 holds.
+        # 48 bits, which a float64 holds exactly.
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     def take(self, indices, rows):
@@ -74,19 +74,20 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
     if ordered and not isinstance(batches.scheme, _IN_A_ROW):
         raise ValueError(
             f"{batches.scheme.describe()}: a strategy gathers elements ahead, and "
-            "those that nobody trains on would be missing from their epoch. Use "
-            "sampling.Poisson(rate), or MinSeparation(population, batch_size)."
-            + see("several-replicas")
+            "elements that are gathered but not used would be missing from their "
+            "epoch. Use sampling.Poisson(rate), or MinSeparation(population, "
+            "batch_size)." + see("several-replicas")
         )
     if ordered and batches._cut is not None:
         raise ValueError(
-            "take: what is not taken of a fixed order would be gathered all the same. "
-            "Give fit steps_per_epoch and epochs instead." + see("several-replicas")
+            "take: a strategy gathers elements ahead, even beyond the end of take(), "
+            "and a fixed order must not skip any. Give fit steps_per_epoch and epochs "
+            "instead." + see("several-replicas")
         )
     if batches._cut:
         raise ValueError(
             "take: an iteration of these batches ends in the middle of a step, and "
-            "the next one begins a new draw, so that a step would be made of two. "
+            "the next iteration begins a new draw: a step would mix two draws. "
             f"Take a multiple of accumulation_steps={batches.accumulation_steps}."
             + see("several-replicas")
         )
@@ -97,10 +98,10 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
         drawer = batches._drawer
         if shards > 1:
             drawer = _drawer_of_part(batches, context.input_pipeline_id, shards)
-        # TensorFlow fetches some elements ahead: every iterator begins a step.
+        # TensorFlow fetches elements ahead, so every iterator begins a new step.
         drawer.runs_ahead = True
         said = (_PARTS.format(shards=shards),) if shards > 1 else ()
-        # Of one row, nobody could tell a mean from a sum: the loss's scale is unknown.
+        # With one row, a mean loss equals a sum, and the scale would stay unknown.
         least = 2 if context.num_replicas_in_sync > 1 else 1
         dealt = _dealt(batches, drawer, replicas, least)
         derived = batches._derived(lambda data: dealt, *said)
@@ -115,8 +116,8 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
     if not isinstance(before.scheme, (Poisson, FullBatch, RandomAllocation)):
         raise ValueError(
             f"{before.scheme.describe()}: several machines would have to draw "
-            "together. Use sampling.Poisson(rate), or FullBatch(), whose draws of each "
-            "machine's part of the records are independent; or the devices of one "
+            "together. Use sampling.Poisson(rate) or FullBatch(), which draw from each "
+            "machine's part of the records independently; or the devices of one "
             "machine, MirroredStrategy." + see("several-replicas")
         )
     if before.by_group:
@@ -134,13 +135,13 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         )
     if before.successor is not None:
         raise ValueError(
-            "These batches were distributed before. Make new ones with "
-            "scheme.batches(data): each has draws of its own."
+            "These batches were distributed before. Make new batches with "
+            "scheme.batches(data), which have new draws."
         )
     source = Part(before.source, shard, shards)
     scheme, rows = batches._asked
-    # As for the largest part: rows are public, and the same on every machine.
-    scheme, rows = room_for(
+    # Room for the largest part, since rows are public and equal on every machine.
+    scheme, rows = fit_capacity(
         _of_part(scheme, shards),
         math.ceil(before.source.size / shards),
         None if rows is None else math.ceil(rows / shards),
@@ -157,7 +158,7 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         population=before.population,
         shard=shard,
     )
-    before.give_way(drawer)
+    before.hand_over(drawer)
     return drawer
 
 
@@ -169,8 +170,8 @@ def _of_part(scheme: Any, shards: int) -> Any:
 
 
 def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.Dataset:
-    """The elements for each replica of a machine, one after the other, without end."""
-    # In a fixed order, of one iterator: see `Drawer`.
+    """The elements for each replica of a machine, in turn, without end."""
+    # A fixed order is read by a single iterator: see `Drawer`.
     independent = drawer.scheme.independent_steps
     dataset = drawn_elements(drawer, batches._steps if independent else None)
     for change in batches._recipe:
@@ -181,7 +182,7 @@ def _dealt(batches: Any, drawer: Drawer, replicas: int, least: int) -> tf.data.D
         return tf.nest.map_structure(split, element)
 
     def split(tensor):
-        # Record i goes to replica i modulo their number: drawn ones come first.
+        # Record i goes to replica i modulo `replicas`: drawn records come first.
         missing = (rows * replicas - drawer.rows) * each
         padding = [[0, missing], *[[0, 0]] * (tensor.shape.rank - 1)]
         padded = tf.pad(tensor, padding) if missing else tensor

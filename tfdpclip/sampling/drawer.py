@@ -1,4 +1,4 @@
-"""What hands out the physical batches of a scheme's draws, and sees that they went."""
+"""The drawer of a scheme: hands out physical batches, and counts how many it did."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.base import DrawKey, NeighboringRelation
 from tfdpclip.sampling.capacity import few_lengths
-from tfdpclip.sampling.fetching import Ahead
+from tfdpclip.sampling.fetching import ElementFetcher
 
-# Every drawer alive, so that a callback can see which of them feeds a training run.
+# Every drawer alive, so that a callback can find the drawer of a training run.
 DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
 
 
-class Taker:
-    """Who iterates: the place of one iterator in the steps of a drawer.
+class IteratorState:
+    """The place of one iterator in the steps of a drawer.
 
     Attributes:
-      step: the step that it has begun, where it takes whole steps for itself.
-      piece: the next element of that.
-      after: where the drawer stood after its last element; None before the first.
+      step: the step that the iterator reads, if it reads whole steps on its own.
+      piece: the next element of that step.
+      after: the drawer's position after the iterator's last element; None before the
+        first element.
     """
 
     def __init__(self) -> None:
@@ -40,13 +41,13 @@ class Taker:
 
 
 class Drawer:
-    """Hands out physical batches one after the other, whoever asks.
+    """Hands out physical batches one after the other, to any iterator.
 
-    *Formal guarantees*: the elements that one iterator gets, of batches that it begins
-    to iterate at a step's beginning, are whole steps, whoever else iterates: others get
-    other steps, or one of them raises. No two elements are the same part of a step.
-    Of a fixed order that is gathered ahead, one iterator gets all steps in a row; when
-    another one begins, it gets none any more.
+    *Formal guarantees*: if an iterator starts at the beginning of a step, its elements
+    make up whole steps, even while further iterators run: each iterator gets different
+    steps, or one of the iterators raises. No two elements are the same part of a step.
+    If a fixed order is gathered ahead, one iterator gets all steps in a row; after
+    a second iterator begins, the first one gets no more elements.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Drawer:
         shard=None,
         views=1,
     ):
-        # How often each row is there, for every one to be changed in its own way.
+        # Copies of each row, so that `map` can augment each copy differently.
         self.views = views
-        # All records, of which `source` may have a part.
+        # The number of all records; `source` may hold a part of them.
         self.population = source.size if population is None else population
         self.successor: Drawer | None = None
-        # Whether who iterates gathers ahead, so that where it stopped is not known.
+        # Whether iterators gather ahead, which hides how far training has come.
         self.runs_ahead = False
         self.by_group = by_group
         self.scheme = scheme
@@ -85,32 +86,32 @@ class Drawer:
         self._consumer: weakref.ref | None = None
         # Iterators of one data set may gather in threads of their own.
         self._lock = threading.Lock()
-        self._own = Taker()
-        # Of the iterators since a consumer began: the first, and whether another one
-        # took the rest of a step.
-        self._first: Taker | None = None
+        self._own = IteratorState()
+        # Of the iterators since a consumer began: the first iterator, and whether
+        # a second iterator read the rest of a step.
+        self._first: IteratorState | None = None
         self._shared = False
-        self._ahead = Ahead(source, rows, pieces)
-        # Of a fixed order that is gathered ahead: who has its steps.
-        self._order_of: Taker | None = None
-        # Whether a run began, and another matrix of noise with it, since it has them.
+        self._fetcher = ElementFetcher(source, rows, pieces)
+        # For a fixed order that is gathered ahead: the iterator that owns the steps.
+        self._order_of: IteratorState | None = None
+        # Whether a run, with a new noise matrix, began since that iterator started.
         self._began = False
         self.has_labels = len(source.row_spec) > 1
         self._weights = self.signature(())[-1]
         self._shown: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
         self._during: types.FrameType | None = None
-        # A few records, as they were when ids were given, or when a step began.
+        # A hash of a few records, from when ids were given, or when a step began.
         self._marks = source.marks() if source.of_people else None
         DRAWERS.add(self)
 
-    def give_way(self, successor: Drawer) -> None:
-        """Leaves all further draws to another drawer, of a part of the records."""
+    def hand_over(self, successor: Drawer) -> None:
+        """Leaves all further draws to `successor`, which has a part of the records."""
         self.successor = successor
         DRAWERS.discard(self)
 
     @property
     def last(self) -> Drawer:
-        """The drawer that draws for this one: itself, or its successor."""
+        """The drawer that draws now: this drawer, or the end of its successors."""
         return self if self.successor is None else self.successor.last
 
     @property
@@ -121,26 +122,26 @@ class Drawer:
 
     @property
     def varies(self) -> bool:
-        """Whether steps have more and fewer records, so that rows are left over."""
+        """Whether the number of drawn records varies, so that rows are left over."""
         varies = self.pieces == 1 and hasattr(self.scheme, "rate")
         return varies and not self.runs_ahead
 
     @property
     def rows_per_record(self) -> int:
-        """Rows of a record in an element: examples of a person, views of each."""
+        """Rows of a record in an element: examples of a person, times views."""
         return self.source.rows_each * self.views
 
     @property
     def draws_people(self) -> bool:
         return self.source.of_people
 
-    def lend(self, batches: tf.data.Dataset) -> None:
-        """Keeps in mind who shows these draws; see `take_as_drawn`."""
+    def register(self, batches: tf.data.Dataset) -> None:
+        """Registers a data set that shows these draws; see `take_as_drawn`."""
         self._shown.add(batches)
 
     @property
     def specs(self) -> list[Any]:
-        """What the elements are of everybody who shows these draws."""
+        """The element specs of all data sets that show these draws."""
         return [batches.element_spec for batches in self._shown]
 
     def take_as_drawn(
@@ -149,20 +150,21 @@ class Drawer:
         during: types.FrameType | None = None,
         few: bool = False,
     ) -> None:
-        """Of the iterators to come: whether elements are as long as what was drawn.
+        """Sets whether later iterators give elements as long as the draw.
 
         Args:
-          as_drawn: whether they are.
-          few: whether they have one of a few lengths then, see `few_lengths`.
-          during: the call that they are for; iterators that begin elsewhere, after an
-            error ended it, get filled elements.
+          as_drawn: whether elements are as long as the draw.
+          few: whether such elements have one of a few lengths, see `few_lengths`.
+          during: the stack frame of the call of `fit` that this setting is for. An
+            iterator that begins elsewhere, after an error ended the call, gets filled
+            elements.
         """
         self._during = during if as_drawn else None
         for batches in self._shown:
             batches.take_as_drawn(as_drawn, few)
 
     def end_of_call(self) -> None:
-        """Fills elements again, if the call is over that they were not filled for."""
+        """Goes back to filled elements if the call of `take_as_drawn` is over."""
         if self._during is None:
             return
         frame: types.FrameType | None = inspect.currentframe()
@@ -173,11 +175,11 @@ class Drawer:
 
     @functools.cached_property
     def few_lengths(self) -> tuple[int, ...]:
-        """The lengths of elements for which XLA compiles steps, of records."""
+        """The lengths, in records, of elements for which XLA compiles steps."""
         return few_lengths(self.scheme, self.population, self.rows)
 
     def signature(self, lengths: Sequence[int] | None) -> tuple:
-        """What elements are: of all rows, or of some of the lengths."""
+        """The spec of elements: of all rows, or of any number of rows."""
         rows = None if lengths is not None else self.rows * self.source.rows_each
         parts = [
             sources._map(
@@ -192,11 +194,12 @@ class Drawer:
         return (*parts[:2], row_weights.fitted(weight, labels))
 
     def begin(self, consumer) -> int:
-        """Returns how much of a logical step `consumer` has had already.
+        """Returns how many elements of the current step `consumer` has had already.
 
-        It is 0 unless the last run of the same consumer stopped within a step: then the
-        rest of that draw is still to come. For anyone else, the rest is skipped, and
-        for batches that are gathered ahead, or that others have taken from.
+        The number is 0 unless the last run of the same consumer stopped within a step:
+        then the consumer gets the rest of that draw. The rest is skipped for a new
+        consumer, for batches that are gathered ahead, and after a second iterator read
+        from the step.
         """
         if self.scheme.begins_epochs and self.seed is None:
             self.begin_epoch()
@@ -211,23 +214,23 @@ class Drawer:
         return within
 
     def end_run(self) -> None:
-        """Lets another iterator begin: what it has is not of the run that ended.
+        """Lets a new iterator begin: its elements are not of the run that ended.
 
-        Keras 3 takes an element on several replicas before it says that `fit` begins.
+        Keras 3 takes an element on several replicas before `fit` reports its start.
         """
         self._began = True
 
     def begin_epoch(self) -> None:
-        """Leaves the rest of an epoch that was begun, whose records are placed."""
+        """Skips the rest of the current epoch, in which every record has its place."""
         length = self.scheme.steps_per_epoch(self.source.size) * self.pieces
         self.position += (self._first_step * self.pieces - self.position) % length
 
     @property
     def order(self) -> dict:
-        """Where in the order of its steps this is, and what the order is made of.
+        """The position in the order of steps, and the key of the order.
 
-        JSON-ready. A shuffle goes on with its key; who enters a step at random is
-        drawn with another, which is as good and keeps what was drawn to itself.
+        JSON-ready. A shuffled order continues with its own key. Independent draws
+        continue with a new key, which is as good and does not reveal earlier draws.
         """
         shuffled = not (self.scheme.independent_steps or self.scheme.amplified)
         return {
@@ -236,15 +239,15 @@ class Drawer:
             "seed": self.seed,
         }
 
-    def go_on(self, order: dict, steps: int) -> None:
-        """Goes on with another drawer's order.
+    def continue_order(self, order: dict, steps: int) -> None:
+        """Continues the order of an earlier drawer.
 
         Args:
-          order: what `order` was, of a drawer of this scheme and these records.
-          steps: how many steps ago.
+          order: the value of `order` of a drawer of the same scheme and records.
+          steps: how many steps ago `order` was read.
 
         Raises:
-          ValueError: if more was drawn since, or it has another seed.
+          ValueError: if more steps were drawn since, or the seeds differ.
         """
         if order["seed"] != self.seed:
             raise ValueError("the batches have another seed than before.")
@@ -252,11 +255,11 @@ class Drawer:
         first = self.position // self.pieces - place
         if first > self._first_step and self._key_of(order) == self._key:
             raise ValueError(
-                "the batches drew more steps than were trained on: draw what else you "
-                "need from batches of their own."
+                "the batches drew more steps than were trained on: make separate "
+                "batches for every use besides training."
             )
         self._key, self._first_step = self._key_of(order), first
-        self._ahead.forget()
+        self._fetcher.forget()
 
     def _key_of(self, order: dict) -> DrawKey:
         if order["key"] is None:
@@ -269,7 +272,7 @@ class Drawer:
         self.position += -self.position % self.pieces
 
     def _records_of(self, step: int) -> list[np.ndarray]:
-        """The records of each element of a step, the same whenever it is asked for."""
+        """The records of each element of a step; the same result for every call."""
         place = step - self._first_step
         indices = self.scheme._drawn(self._key, self.source.size, place)
         if not self.by_group:
@@ -286,67 +289,71 @@ class Drawer:
             parts = [self.source.rows_of(part, rng) for part in parts]
         return parts
 
-    def _place_for(self, taker: Taker) -> tuple[int, int]:
-        """The step and the part of it that an iterator gets next."""
-        fresh = taker.after is None
-        if not fresh and taker.after != self.position and taker.after % self.pieces:
+    def _place_for(self, iterator: IteratorState) -> tuple[int, int]:
+        """The step, and the part of the step, that an iterator gets next."""
+        fresh = iterator.after is None
+        if (
+            not fresh
+            and iterator.after != self.position
+            and iterator.after % self.pieces
+        ):
             raise ValueError(
                 "These batches were iterated elsewhere in the middle of a step, so "
-                "that it would be made of parts of two draws, with a record in it more "
-                "than once. Do not evaluate on them, or look at them, while a step of "
-                "several batches is under way: make other ones for that."
+                "the step would mix parts of two draws, with a record in it more than "
+                "once. While a step of several batches is under way, evaluate on "
+                "separate batches, and look at separate batches."
                 + see("batches-drawn-another-way")
             )
-        if not fresh and taker.after != self.position:
+        if not fresh and iterator.after != self.position:
             self.align()
         if self._first is None:
-            self._first = taker
-        elif taker is not self._first and self.position % self.pieces and fresh:
+            self._first = iterator
+        elif iterator is not self._first and self.position % self.pieces and fresh:
             self._shared = True
         step, piece = divmod(self.position, self.pieces)
         self.position += 1
-        taker.after = self.position
+        iterator.after = self.position
         return step, piece
 
-    def _whole_step_for(self, taker: Taker) -> tuple[int, int]:
-        """The same for iterators that gather ahead: steps are each one's own."""
-        if not taker.piece:
-            if taker.after is not None and taker.after % self.pieces:
-                return self._place_for(taker)
+    def _whole_step_for(self, iterator: IteratorState) -> tuple[int, int]:
+        """As `_place_for`, for iterators that gather ahead: each has its own steps."""
+        if not iterator.piece:
+            if iterator.after is not None and iterator.after % self.pieces:
+                return self._place_for(iterator)
             self.align()
-            taker.step = self.position // self.pieces
+            iterator.step = self.position // self.pieces
             self.position += self.pieces
-        step, piece = cast(int, taker.step), taker.piece
-        taker.piece = (piece + 1) % self.pieces
+        step, piece = cast(int, iterator.step), iterator.piece
+        iterator.piece = (piece + 1) % self.pieces
         return step, piece
 
-    def _hold_order(self, taker: Taker) -> None:
+    def _hold_order(self, iterator: IteratorState) -> None:
         """Gives a fixed order to one iterator, the last that began.
 
-        What it gets are then steps in a row, and so is what is trained on: what was
-        gathered and not used comes after that.
+        The iterator gets steps in a row, so training runs on steps in a row; elements
+        that were gathered and not used come after the end of training.
         """
-        if taker.step is None and taker.after is None:
+        if iterator.step is None and iterator.after is None:
             if self._order_of is not None and not self._began:
                 raise ValueError(
                     "A second iterator of batches in a fixed order would leave out "
-                    "what the first one gathered ahead, so that the steps of a record "
-                    "would come closer to each other than the scheme keeps them. Go "
-                    "on with the first; look at, or evaluate on, batches of their own; "
-                    "or train with PrivacyBudget, whose every run begins another "
-                    "matrix of noise." + see("batches-drawn-another-way")
+                    "steps that the first one gathered ahead, and bring the steps of "
+                    "a record closer together than the scheme keeps them. Continue "
+                    "with the first iterator; evaluate on separate batches; or train "
+                    "with PrivacyBudget, which begins a new noise matrix in each run."
+                    + see("batches-drawn-another-way")
                 )
-            self._order_of, self._began = taker, False
-        elif self._order_of is not taker:
+            self._order_of, self._began = iterator, False
+        elif self._order_of is not iterator:
             raise ValueError(
-                "Another iterator took steps of these batches, so that those of a "
-                "record would come closer to each other than the scheme keeps them. "
-                "Evaluate on, or look at, batches of their own, and train with one "
-                "call of fit at a time." + see("batches-drawn-another-way")
+                "A second iterator took steps of these batches, which would bring the "
+                "steps of a record closer together than the scheme keeps them. Use "
+                "separate batches to evaluate or to look at records, and train with "
+                "one call of fit at a time." + see("batches-drawn-another-way")
             )
 
     def _refuse_moved(self, piece: int) -> None:
-        """Raises if arrays were changed while their rows stood for what they were."""
+        """Raises if the arrays changed while their rows had to stay in place."""
         people = self.source.of_people
         if self.pieces == 1 and not people:
             return
@@ -357,52 +364,57 @@ class Drawer:
             since = "ids were given for their rows" if people else "the step began"
             raise ValueError(
                 f"The arrays of these batches were changed since {since}: a record may "
-                "be in two places of a step, or under another person's id. Leave them "
-                "as they are (batches are drawn at random anyway), or change them "
-                "between two steps, or give copies." + see("batches-drawn-another-way")
+                "be in two places of a step, or under the id of a wrong person. Do not "
+                "shuffle the arrays (batches are drawn at random anyway), or change "
+                "them between two steps, or give copies."
+                + see("batches-drawn-another-way")
             )
 
-    def _taken(
-        self, taker: Taker, lengths: Sequence[int] | None
+    def _next_records(
+        self, iterator: IteratorState, lengths: Sequence[int] | None
     ) -> tuple[np.ndarray, int, tuple]:
-        """The records that an iterator gets next: which, in how many rows, and what."""
+        """The iterator's next records: their indices, number of rows, and arrays."""
         if self.runs_ahead and not self.scheme.independent_steps:
-            self._hold_order(taker)
+            self._hold_order(iterator)
         place_for = self._whole_step_for if self.runs_ahead else self._place_for
-        step, piece = place_for(taker)
+        step, piece = place_for(iterator)
         self._refuse_moved(piece)
         place = step * self.pieces + piece
-        element = self._ahead.element(place, lengths, self._records_of)
+        element = self._fetcher.element(place, lengths, self._records_of)
         self.delivered += 1
         return element
 
     def next_element(
-        self, taker: Taker | None = None, lengths: Sequence[int] | None = None
+        self,
+        iterator: IteratorState | None = None,
+        lengths: Sequence[int] | None = None,
     ):
         """The next physical batch for an iterator.
 
         Args:
-          taker: whose it is; by default, whoever iterates the drawer itself.
-          lengths: that it may have, none if as many rows as were drawn; None for all.
+          iterator: the iterator's place; by default the drawer's own.
+          lengths: the lengths that the element may have; empty for the number of drawn
+            rows, None for all rows.
 
         Raises:
-          ValueError: if other drawers draw for this one, or the iterator's step cannot
-            be of one draw any more.
+          ValueError: if further drawers draw for this one, or the rest of the
+            iterator's step is gone.
         """
         if self.successor is not None:
             raise ValueError(
-                "These batches were distributed over several machines, each of which "
-                "draws from its part of the records: they draw no more themselves."
+                "These batches were distributed over several machines, and each "
+                "machine draws from its part of the records. Iterate the result of "
+                "batches.distribute(strategy)."
             )
-        taker = self._own if taker is None else taker
+        iterator = self._own if iterator is None else iterator
         with self._lock:
-            before = self.position, vars(taker).copy()
+            before = self.position, vars(iterator).copy()
             try:
-                indices, rows, parts = self._taken(taker, lengths)
+                indices, rows, parts = self._next_records(iterator, lengths)
             except BaseException:
-                # Whoever asks next gets what could not be read.
+                # The next call reads the element that could not be read.
                 self.position = before[0]
-                vars(taker).update(before[1])
+                vars(iterator).update(before[1])
                 raise
         given = self.source.weights(parts, indices, rows)
         given = sources._map(lambda w: np.asarray(w, np.float32), given)
@@ -410,10 +422,10 @@ class Drawer:
 
 
 class DrawObserver:
-    """Sees which batches were drawn since it was made.
+    """Sees which batches were drawn since the observer was made.
 
-    Keras callbacks do not see the data. The draws do pass through this module, so
-    counting them tells whether a run is fed by the scheme it is accounted for.
+    Keras callbacks do not see the data. All draws pass through this module, so
+    counting them shows whether a run is fed by the scheme of its accounting.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""The data set of what a drawer hands out, one physical batch after the other."""
+"""The data set of a drawer's physical batches, one element after the other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tfdpclip.sampling.drawer import Drawer, Taker
+from tfdpclip.sampling.drawer import Drawer, IteratorState
 
-# With this policy, TensorFlow itself cannot divide batches between machines: its own
-# ways would split a draw, or pair parts of different ones. (There are no files.)
+# With this policy, TensorFlow refuses to divide batches between machines: its own
+# policies would split a draw, or pair parts of different draws. (There are no files.)
 REFUSED = tf.data.experimental.AutoShardPolicy.FILE
 
 
@@ -22,18 +22,19 @@ def drawn_elements(
     """The elements of `steps` logical steps in each iteration, (x, y, weight).
 
     Args:
-      drawer: what draws them.
-      steps: how many; None for no end.
-      lengths: that elements may have; none if they have as many rows as were drawn,
-        None if all have the same.
+      drawer: the drawer of the elements.
+      steps: how many steps; None for no end.
+      lengths: the lengths that elements may have; empty for the number of drawn rows,
+        None for one length.
     """
     count = None if steps is None else steps * drawer.pieces
     size = tf.data.INFINITE_CARDINALITY if count is None else count
     dataset = tf.data.Dataset.from_generator(
-        Passes(drawer, count, lengths), output_signature=drawer.signature(lengths)
+        ElementGenerator(drawer, count, lengths),
+        output_signature=drawer.signature(lengths),
     ).apply(tf.data.experimental.assert_cardinality(size))
-    # Otherwise tf.data gathers ahead on its own, and an element gathered but not
-    # used shifts what follows.
+    # Without these options, tf.data gathers ahead, and an element that is gathered but
+    # not used shifts all later elements.
     dataset = dataset.with_options(_options())
     if drawer.views > 1:
         dataset = dataset.map(_repeated(drawer.views))
@@ -43,7 +44,7 @@ def drawn_elements(
 
 
 def _repeated(views: int):
-    """Each row several times, one after the other."""
+    """Repeats each row `views` times, one copy after the other."""
 
     def repeated(*element):
         return tf.nest.map_structure(lambda part: _each(part, views), element)
@@ -64,17 +65,18 @@ def _options() -> tf.data.Options:
     # A function without randomness would run on elements to come.
     options.experimental_optimization.map_parallelization = False
     options.experimental_distribute.auto_shard_policy = REFUSED
-    # There is nothing to tune, and whoever lets go of an iterator may wait for the
-    # thread that does: `fit` for half a second, garbage collection for up to 20.
+    # Autotuning has no use here, and its thread delays the end of an iterator: `fit`
+    # by half a second, garbage collection by up to 20.
     options.autotune.enabled = False
     return options
 
 
-class Passes:
-    """A callable, since `from_generator` calls it once per iterator.
+class ElementGenerator:
+    """A generator function: `from_generator` calls the object once for each iterator.
 
-    It must not keep the drawer alive: TensorFlow never lets go of a generator, and the
-    drawer holds the data. The data set, which every iterator keeps, does.
+    The object must not keep the drawer alive: TensorFlow never releases a generator,
+    and the drawer holds the data. The data set, which every iterator keeps, holds
+    the drawer.
     """
 
     def __init__(
@@ -85,13 +87,13 @@ class Passes:
         self._lengths = lengths
 
     def __call__(self) -> Iterator:
-        taker = Taker()
+        state = IteratorState()
 
         def element(_: Any) -> tuple:
             drawer = cast(Drawer, self._drawer())
-            return drawer.next_element(taker, self._lengths)
+            return drawer.next_element(state, self._lengths)
 
         if self._length is None:
-            # What raised raises again: who goes on does not get the end.
+            # With `map`, a second call after an error raises again and does not end.
             return map(element, itertools.repeat(None))
         return (element(i) for i in range(self._length))

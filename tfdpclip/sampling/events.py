@@ -1,8 +1,8 @@
-"""What a step does to privacy, as `dp_accounting` events.
+"""Privacy events of steps, as `dp_accounting` events.
 
-An event describes a mechanism without naming an accountant. The sampling schemes
-of `tfdpclip.sampling` build them, the functions of `tfdpclip.accounting` measure
-them, and `dp_accounting` understands all but those defined here.
+An event describes a mechanism independently of any accountant. The sampling schemes
+of `tfdpclip.sampling` build events, the functions of `tfdpclip.accounting` measure
+events, and `dp_accounting` understands all events but the classes defined here.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
       For add-or-remove neighbours, one step's privacy profile is at most
       `(1 - tau) * profile(q, z) + tau * profile(q, z / 2)`, where `profile(q, z)`
       belongs to untruncated Poisson sampling with noise multiplier z.
-    * Steps compose adaptively, because each draw is independent of all others.
+    * Steps compose adaptively, because each draw is independent of all other draws.
 
     *Why.* Let D' be D with x added, S the Poisson draw from D, and let priorities
     decide which records stay. Use the same S and priorities for both. If x does not
@@ -51,7 +51,7 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
     z / 2 in the second. S does not depend on x, so averaging over S (the hockey-stick
     divergence is jointly convex) gives the bound, with P[|S| >= capacity] <= tau
     since D is the smaller of the two sets and `source_dataset_size` is at least its
-    size. The case split may depend on S alone, so it can be taken as published, which
+    size. The case split depends on S alone, so it can be taken as published, which
     makes the averaged profile that of a mixture of the two privacy loss
     distributions; both directions (add, remove) follow the same argument.
 
@@ -59,7 +59,7 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
       source_dataset_size: Size of the data set (of either neighbour).
       sampling_probability: Probability with which each record enters.
       capacity: Largest number of records a step can hold.
-      event: What is done to the sampled records.
+      event: The mechanism that runs on the sampled records.
     """
 
     source_dataset_size: int
@@ -75,7 +75,7 @@ class TruncatedPoissonSampledDpEvent(dp_accounting.DpEvent):
 
     @property
     def overflow_probability(self) -> float:
-        """`tau`: the probability that a record more would not fit."""
+        """`tau`: the probability that an additional record would not fit."""
         return overflow_probability(
             self.source_dataset_size, self.sampling_probability, self.capacity
         )
@@ -95,35 +95,37 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
     * Neighbours: add or remove one person, with all of up to `per_person` = k examples.
     * Without `capacity`, one step's privacy profile is at most `profile(q, k, z)`, of
       the mixture of N(j/z, 1), j with probability Binomial(k, q)[j], against N(0, 1),
-      in both directions. It is attained where a person has k examples with one and the
-      same clipped gradient.
-    * With it, let `tau = P[Binomial(source_dataset_size, q) > capacity - k]`. Then it
-      is at most `(1 - tau) * profile(q, k, z) + tau * profile(q, k, z / 2)`.
-    * Steps compose adaptively, because each draw is independent of all others.
+      in both directions. The bound is attained if a person has k examples with equal
+      clipped gradients.
+    * With `capacity`, let `tau = P[Binomial(source_dataset_size, q) > capacity - k]`.
+      Then the profile is at most `(1 - tau) * profile(q, k, z) + tau * profile(q, k, z
+      / 2)`.
+    * Steps compose adaptively, because each draw is independent of all other draws.
 
     *Why.* Let D' be D with a person added, S the Poisson draw from D, T that of the
     person's examples, and let priorities decide which examples stay. Given S and the
     priorities, the step on D is N(a, z^2) in units of the clip norm, and the step on D'
     the mixture over T of N(a + v_T, z^2). If |S| + k <= capacity, nothing is displaced,
     and |v_T| is at most |T|, the number of examples that entered. Otherwise each of
-    them displaces at most one other: |v_T| is at most 2 |T|.
+    the person's examples displaces at most one example: |v_T| is at most 2 |T|.
 
-    That mixture is dominated by the one of real shifts c_T = |T|, or 2 |T|. Its density
-    against the step on D is L = sum_T P[T] exp(X_T - Var[X_T] / 2), with Gaussian
-    X_T = <v_T, Y> / z of standard Y, and the divergences of both directions are
-    expectations of convex functions of L. The covariances <v_T, v_T'> are at most
-    c_T c_T', those of the real shifts, and so no such expectation is larger than
-    theirs: on the way from one covariance to the other it only grows, by
+    That mixture is dominated by the mixture of real shifts c_T = |T|, or 2 |T|. Its
+    density against the step on D is L = sum_T P[T] exp(X_T - Var[X_T] / 2), with
+    Gaussian X_T = <v_T, Y> / z of standard Y, and the divergences of both directions
+    are expectations of convex functions of L. The covariances <v_T, v_T'> are at most
+    c_T c_T', the covariances of the real shifts, and so the real shifts give the
+    larger expectations: on the way from <v_T, v_T'> to c_T c_T', an expectation only
+    grows, by
     1/2 sum P[T] P[T'] (difference of covariances) E[convex''(L) exp(...) exp(...)]
-    (Kahane 1986; Ganesh 2024, arXiv 2401.10294, has mixtures of Gaussians). An example
-    that the person has not is one that moves nothing. S does not depend on the person,
-    so averaging over S gives the bound, as in `TruncatedPoissonSampledDpEvent`, which
-    is the same for k = 1.
+    (Kahane 1986; Ganesh 2024, arXiv 2401.10294, has mixtures of Gaussians). A person
+    with fewer than k examples is covered by examples that move nothing. S does not
+    depend on the person, so averaging over S gives the bound, as in
+    `TruncatedPoissonSampledDpEvent`, which is the case k = 1.
 
     Attributes:
       per_person: k: most examples of a person in the data.
       sampling_probability: q: probability with which each example enters.
-      event: What is done to the sampled examples.
+      event: The mechanism that runs on the sampled examples.
       source_dataset_size: Number of examples (of either neighbour); needed with
         `capacity`.
       capacity: Largest number of examples that a step can hold; None for no limit.
@@ -149,7 +151,7 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
 
     @property
     def overflow_probability(self) -> float:
-        """`tau`: the probability that a person more might not fit."""
+        """`tau`: the probability that an additional person might not fit."""
         if self.capacity is None or self.source_dataset_size is None:
             return 0.0
         return overflow_probability(
@@ -161,35 +163,36 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class RandomAllocationDpEvent(dp_accounting.DpEvent):
-    """An epoch, or the steps of it that ran, of random allocation (balls in bins).
+    """An epoch of random allocation (balls in bins), or the part of it that ran.
 
     Every record of the data is in one of `steps_per_epoch` steps, chosen uniformly and
-    independently of all others. `steps` of them run. If a step has more than
+    independently of all other records; `steps` steps run. If a step has more than
     `capacity` records, a uniformly random `capacity` of them stay. A step is `event`, a
     Gaussian whose noise multiplier is relative to the effect of *adding* one record.
 
     *Formal guarantees*
 
-    * Neighbours: add or remove one record; or replace it by one that contributes
-      nothing, which is in a step like any other and moves nothing.
+    * Neighbours: add or remove one record; or replace a record by a null record, which
+      is allocated to a step as usual and moves nothing.
     * Without `capacity`, the epoch is dominated by the mean over i of N(e_i, z^2 I)
       against N(0, z^2 I), of as many coordinates as there are steps, in both
       directions, with the coordinates of the steps that did not run left out. Steps
       may depend on what earlier ones released (`tfdpclip.accounting._allocation` has
       the proof; Chua et al. 2024, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv
       2502.08202).
-    * With it, let `tau` be the probability, at most, that one of the steps has
-      `capacity` records or more of the smaller of both sets. Then the epoch's profile
-      is at most `(1 - tau) * profile(z) + tau * profile(z / 2)`: where no step is full,
-      a record more displaces none; elsewhere it displaces at most one other, in its
-      own step. The places of all others do not depend on it, so averaging over them
-      gives the bound, as in `TruncatedPoissonSampledDpEvent`.
+    * With `capacity`, let `tau` be a bound on the probability that some step has
+      `capacity` records or more of the smaller data set. Then the epoch's profile
+      is at most `(1 - tau) * profile(z) + tau * profile(z / 2)`: if no step is full,
+      an additional record displaces no record; else it displaces at most one record, in
+      its own step. The places of the remaining records do not depend on the additional
+      record, so averaging over them gives the bound, as in
+      `TruncatedPoissonSampledDpEvent`.
     * Epochs compose adaptively, because each has an allocation of its own.
 
     Attributes:
-      steps_per_epoch: t: in one of how many steps a record is.
-      steps: How many of them ran.
-      event: What is done to the records of a step.
+      steps_per_epoch: t: the number of steps that a record is allocated to.
+      steps: How many of the steps ran.
+      event: The mechanism that runs on the records of a step.
       source_dataset_size: Number of records (of either neighbour); needed with
         `capacity`.
       capacity: Largest number of records that a step can hold; None for no limit.
@@ -220,7 +223,7 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
 
     @property
     def overflow_probability(self) -> float:
-        """`tau`: the probability, at most, that a step has no room for one more."""
+        """`tau`: a bound on the probability that a step cannot take another record."""
         if self.capacity is None or self.source_dataset_size is None:
             return 0.0
         return min(
@@ -234,10 +237,10 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class AdditiveDeltaDpEvent(dp_accounting.DpEvent):
-    """What adds a number to the delta of whatever it is composed with, and no more.
+    """A release that adds a number to the delta of its composition with any events.
 
-    *Formal guarantees*: of a release for which that is proven, as it is in
-    `tfdpclip.sampling.ThresholdedCounts`. A (0, delta) mechanism is one.
+    *Formal guarantees*: holds for releases with a proof of this property, such as
+    `tfdpclip.sampling.ThresholdedCounts`, and for (0, delta) mechanisms.
 
     Attributes:
       delta: The number, in (0, 1).
@@ -268,28 +271,29 @@ def sensitivity_factor(
 ) -> float:
     """Returns how many clip norms one record can move the clipped sum by.
 
-    The Gaussian an accountant sees has noise multiplier `z / sensitivity_factor`,
+    The noise multiplier of the Gaussian in the accounting is `z / sensitivity_factor`,
     where z is the noise standard deviation divided by the clip norm.
 
     *Formal guarantees*
 
-    * `unit="example"`, `"person"` or `"client"`: each record is clipped on its own.
-      Adding or removing it moves the sum by at most C (factor 1), and so does replacing
-      it by one that contributes nothing; replacing it by another, 2 C (factor 2).
-    * `unit="batch"` or `"group"`: what is clipped is a function of several records,
+    * `unit="example"`, `"person"` or `"client"`: each record is clipped separately.
+      Adding or removing a record moves the sum by at most C (factor 1), and so does
+      replacing it by a null record; replacing it by an arbitrary record moves the sum
+      by at most 2 C (factor 2).
+    * `unit="batch"` or `"group"`: the clipped vector is a function of several records,
       and one record moves it from anywhere in the ball to anywhere in the ball:
-      factor 2 under every relation. For groups this needs the other records to keep
-      their groups when one record comes or goes.
+      factor 2 under every relation. For groups this requires that adding or removing
+      a record does not change the groups of the remaining records.
 
     Args:
       relation: The neighbouring relation.
-      unit: What is clipped: one of `UNITS`.
+      unit: The object that is clipped, from `UNITS`.
 
     Returns:
       1.0 or 2.0.
 
     Raises:
-      ValueError: If `unit` is not one of these, or `relation` no relation.
+      ValueError: If `unit` is not in `UNITS`, or `relation` is not a relation.
 
     >>> sensitivity_factor()
     1.0
@@ -369,7 +373,7 @@ def _walk(
 
 
 def _uncapped(event: CappedPoissonSampledDpEvent) -> dp_accounting.DpEvent:
-    """The same mechanism by an event that says less, where there is one."""
+    """The same mechanism as a simpler event, if a simpler event exists."""
     q, k, inner = event.sampling_probability, event.per_person, event.event
     size, capacity = event.source_dataset_size, event.capacity
     never_cut = event.overflow_probability == 0
@@ -378,7 +382,7 @@ def _uncapped(event: CappedPoissonSampledDpEvent) -> dp_accounting.DpEvent:
     if k == 1 and size is not None and capacity is not None:
         return TruncatedPoissonSampledDpEvent(size, q, capacity, inner)
     if never_cut and q == 1 and isinstance(inner, dp_accounting.GaussianDpEvent):
-        # All of them enter.
+        # Every example of the person enters.
         return dp_accounting.GaussianDpEvent(inner.noise_multiplier / k)
     if never_cut:
         return CappedPoissonSampledDpEvent(k, q, inner)

@@ -1,4 +1,4 @@
-"""What fetches many records at once, and those of elements before anybody asks."""
+"""Fetching many records at once, and fetching elements ahead in threads."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 
-#: Most elements that are fetched ahead, and most bytes of them.
+#: Largest number of elements, and of bytes, that are fetched ahead.
 ELEMENTS = 2
 BYTES = 2**30
 
 
-class Ahead:
-    """Fetches elements in threads of their own, the one that is asked for first.
+class ElementFetcher:
+    """Fetches elements in threads, beginning with the requested element.
 
-    Nothing counts as drawn because of it: what a step has is the same whoever asks, and
-    when. What nobody asks for in the end is dropped.
+    An element that is fetched ahead does not count as drawn: the records of a step do
+    not depend on who requests the step, or when. Elements that are never requested are
+    dropped.
 
     Args:
-      source: has the records.
-      rows: the most that an element has.
+      source: the source of the records.
+      rows: the largest number of rows of an element.
       pieces: elements of a step.
 
     Attributes:
-      elements: how many are fetched ahead: as many as the source has threads for, if
-        they hold no more than `BYTES`.
+      elements: how many elements are fetched ahead: the number of the source's
+        threads, or fewer if the elements would hold more than `BYTES`.
     """
 
     def __init__(self, source: Any, rows: int, pieces: int):
@@ -38,9 +39,9 @@ class Ahead:
         self._pieces = pieces
         self.elements = min(source.threads, BYTES // max(1, rows * source.row_bytes))
         self._pool: ThreadPoolExecutor | None = None
-        # By step, of the one that is asked for and of some to come.
+        # By step: the draws of the current step and of some later steps.
         self._drawn: dict[int, list[np.ndarray]] = {}
-        # By place, and how many rows it has.
+        # By place and number of rows: the fetches under way.
         self._begun: dict[tuple[int, int], Future] = {}
 
     def element(
@@ -49,16 +50,16 @@ class Ahead:
         lengths: Sequence[int] | None,
         draw: Callable[[int], list[np.ndarray]],
     ) -> tuple[np.ndarray, int, Any]:
-        """The records of an element: which, in how many rows, and what.
+        """The records of an element: their indices, number of rows, and arrays.
 
         Args:
-          place: of the element, among those of all steps.
-          lengths: that it may have, ascending, none if as many as were drawn; None for
-            all rows.
-          draw: gives which records the elements of a step have.
+          place: the number of the element, counted over all steps.
+          lengths: the lengths that the element may have, ascending; empty for the
+            number of drawn rows, None for all rows.
+          draw: returns the indices of the records of each element of a step.
 
         Raises:
-          Exception: what the source raised. Whoever asks again, asks the source again.
+          Exception: the source's error. The next call asks the source again.
         """
         step, last = (p // self._pieces for p in (place, place + self.elements))
         self._drawn = {s: self._drawn[s] for s in self._drawn if step <= s <= last}
@@ -73,7 +74,7 @@ class Ahead:
                     raise
                 break
             indices = self._drawn[step][piece]
-            # One row, of weight 0, where nobody was drawn.
+            # An empty draw is one row of weight 0.
             rows = self._rows if lengths is None else max(1, len(indices))
             rows = next((n for n in lengths or () if n >= rows), rows)
             wanted[later, rows] = indices
@@ -81,7 +82,7 @@ class Ahead:
         return indices, rows, self._fetched(wanted)
 
     def _fetched(self, wanted: dict[tuple[int, int], np.ndarray]) -> Any:
-        """What the source has for the first of them; fetches the others."""
+        """Returns the records of the first element; begins to fetch the rest."""
         first = next(iter(wanted))
         if not self.elements:
             return self._source.take(wanted[first], first[1])
@@ -95,22 +96,22 @@ class Ahead:
         return self._begun.pop(first).result()
 
     def forget(self) -> None:
-        """Drops what was begun: steps have other records than they had."""
+        """Drops all fetches under way, after the order of the steps has changed."""
         self._drawn.clear()
         for key in list(self._begun):
             self._begun.pop(key).cancel()
 
 
 def fetch_many(dataset: tf.data.Dataset) -> Callable[[np.ndarray], Any] | None:
-    """What fetches records of a pipeline by their indices, stacked in that order.
+    """Returns a function that fetches records of a pipeline, stacked, by indices.
 
-    The pipeline's maps run on as many records at a time as TensorFlow has threads, by
-    one op, whose function is made ready once; a data set for every element would make
-    it ready for each.
+    One op runs the pipeline's maps on as many records at a time as TensorFlow has
+    threads. TensorFlow prepares the op's function once; with a new data set for every
+    element, TensorFlow would prepare the function for each element.
 
     Returns:
-      None if the pipeline has steps whose records are not known by their indices, or
-      maps that must not, or cannot, run on several records at a time.
+      None if the pipeline has steps whose records have no index, or maps that cannot
+      run on several records at a time.
     """
     known = _tf_private.has_records_by_index(dataset)
     if not (known and _tf_private.may_overlap(dataset)):
@@ -134,7 +135,7 @@ def fetch_many(dataset: tf.data.Dataset) -> Callable[[np.ndarray], Any] | None:
         )
         return tf.nest.pack_sequence_as(dataset.element_spec, found)
 
-    # A GPU would copy every record.
+    # On a GPU, every record would be copied.
     with tf.device("/cpu:0"):
         stacked = tf.function(
             records, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False

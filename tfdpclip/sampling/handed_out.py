@@ -1,8 +1,8 @@
-"""What eager code has taken of drawn batches: which rows of each element are records.
+"""Remembers the drawn elements that eager code took, and which rows are records.
 
-A loop of one's own takes elements one after the other and hands their tensors, or what
-it makes of them, to a step. The step's loss may leave the weights out, so that nothing
-in the step tells records from the rows that fill an element up. The draw does.
+A custom training loop takes elements in turn and hands their tensors, or tensors
+computed from them, to a step. The step's loss may ignore the weights, so that the step
+alone cannot tell records from the rows that fill an element up. The draw can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdpclip import _tf_private
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
-# Elements that are kept in mind: of those before, a step was made long ago.
+# How many elements to remember: the steps of earlier elements are long done.
 _KEPT = 64
 
 
@@ -28,15 +28,15 @@ class DrawnElement:
 
     Args:
       drawer: the drawer of the element.
-      element: (x, y, weights), eager tensors, which this does not keep alive.
+      element: (x, y, weights), eager tensors, held by weak references.
 
     Attributes:
-      records: of each record that there is room for, whether it was drawn.
-      rows_each: rows of a record, one after the other.
-      released: whether a private step was made of the element.
-      once: whether a second private step would cost more than is accounted for.
-      specs: of the element's tensors, one after the other.
-      weights: how many of those are weights, the last.
+      records: whether each place for a record was drawn, `[capacity]`, boolean.
+      rows_each: consecutive rows of a record.
+      released: whether a private step used the element.
+      once: whether a second private step would cost more than the accounting covers.
+      specs: the specs of the element's tensors, flat.
+      weights: the number of weight tensors; they are the last tensors.
     """
 
     def __init__(self, drawer: Drawer, element: tuple):
@@ -56,14 +56,14 @@ class DrawnElement:
 
     @property
     def held(self) -> bool:
-        """Whether one of the element's tensors is still held."""
+        """Whether any of the element's tensors is still alive."""
         return any(tensor() is not None for tensor in self._tensors)
 
     @property
     def waits(self) -> bool:
-        """Whether no private step was made of the element so far.
+        """Whether the element has not been used in a private step yet.
 
-        Of batches that are gone, no element waits.
+        False for elements of batches that no longer exist.
         """
         return not self.released and self._drawer() is not None
 
@@ -72,8 +72,8 @@ _LOCK = threading.Lock()
 _TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_KEPT)
 
 
-def noted(iterator: Iterator, drawer: Drawer) -> Iterator:
-    """The iterator, of which the elements that eager code takes are kept in mind."""
+def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
+    """Wraps the iterator, and remembers the elements that eager code takes."""
     # The data set that the iterator goes through keeps the drawer alive.
     known = weakref.ref(drawer)
 
@@ -95,12 +95,12 @@ def _tensors_of(element: tuple) -> list[tf.Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
-def at_hand() -> list[DrawnElement]:
-    """The elements of which the next step may be.
+def candidate_elements() -> list[DrawnElement]:
+    """The elements that the next step may use.
 
-    Those with tensors that are still held, or, if there are none (a step may be given
-    what was made of them), any. Of these, those of which no step was made; if there are
-    none, the others.
+    Elements with live tensors come first; if there are none (a step may get tensors
+    computed from an element), all unused elements. Among these, unused elements come
+    first; if all are used, all are returned.
     """
     with _LOCK:
         found = [e for e in _TAKEN if e.held] or [e for e in _TAKEN if e.waits]

@@ -1,4 +1,4 @@
-"""Examples of people: drawn with their people, or one by one of few of each."""
+"""Sources of people's examples: whole people, or a few examples of each person."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from tfdpclip.sampling.sources import Source
 
 
 class People(Source):
-    """People to draw from; whenever one is drawn, so are some of the examples.
+    """People to draw from; a step has a few examples of each drawn person.
 
     *Formal guarantees*
 
-    * The rows of a person are examples of that person, by the ids, and `per_person` of
-      them, whoever the others are: a person more, with all examples, adds these rows
-      and changes nobody else's.
-    * Which examples they are is drawn uniformly, anew in every step, without
-      repetition. Who has fewer has all of them in it; rows that are left over are the
-      first of these again, with weight 0.
+    * A drawn person has `per_person` rows, all with examples of that person according
+      to the ids. The rows do not depend on the rest of the data: adding a person with
+      all examples adds these rows and leaves the rows of all further people unchanged.
+    * The examples are drawn uniformly, anew in every step, without repetition. If a
+      person has fewer than `per_person` examples, all are used; the rows left over
+      repeat the first of these examples, with weight 0.
 
     Args:
       source: the examples.
-      ids: whose each of them is, `[n]`: integers or texts.
+      ids: the person of each example, `[n]`: integers or texts.
       per_person: rows of a person.
 
     Attributes:
-      ids: a copy of them.
-      leaves_over: whether anybody has fewer examples than that.
-
+      ids: a copy of the ids.
+      leaves_over: whether any person has fewer than `per_person` examples.
     Raises:
       ValueError: if ids are not integers or texts, one for each example.
     """
@@ -49,7 +48,7 @@ class People(Source):
             self.ids, return_inverse=True, return_counts=True
         )
         self.size = len(names)
-        # Everybody's examples, one person's after the other's.
+        # The examples sorted by person, `[n]`.
         self._places = np.argsort(np.reshape(owners, -1), kind="stable")
         self._starts, self._counts = np.cumsum(counts) - counts, counts
         self.leaves_over = bool(counts.min() < self.rows_each)
@@ -76,7 +75,7 @@ class People(Source):
 
         Args:
           indices: the people, `[N]`.
-          rng: what draws them.
+          rng: the generator of the draw.
 
         Returns:
           The numbers of the examples, `[N, per_person]`, for `take`.
@@ -85,7 +84,7 @@ class People(Source):
         own = np.arange(wide)
         chosen = np.where(own < counts[:, np.newaxis], own, 0)
         (many,) = np.nonzero(counts > wide)
-        # Floyd's algorithm, for all of them at once: each set is as likely.
+        # Floyd's algorithm, for all people at once: each set is equally likely.
         for i in range(wide):
             last = counts[many] - wide + i
             drawn = rng.integers(0, last + 1)
@@ -97,7 +96,7 @@ class People(Source):
         return self._examples.take(np.reshape(indices, -1), rows * self.rows_each)
 
     def weights(self, parts, indices, rows):
-        """Weights whose mean with the rows' losses is that of the person's examples."""
+        """Weights that make the mean loss of a person's rows that of the examples."""
         counts = indices != indices[:, :1]
         counts[:, 0] = True
         shares = self.rows_each / counts.sum(axis=1, keepdims=True)
@@ -111,18 +110,18 @@ class People(Source):
         )
 
 
-class FewOfEach(Source):
-    """Examples to draw from, of which there are at most so many of any person.
+class CappedExamples(Source):
+    """Examples to draw from, with at most `per_person` examples of any person.
 
-    *Formal guarantees*: which of a person's examples are kept is uniform, and whoever
-    the others are, it is as likely: a person more, with all examples, adds at most
-    `per_person` and changes nobody else's.
+    *Formal guarantees*: the kept examples of a person are a uniform choice that does
+    not depend on the rest of the data: adding a person with all examples adds at most
+    `per_person` examples, and keeps the examples of all further people.
 
     Args:
       source: all examples.
-      ids: whose each of them is, `[n]`: integers or texts.
-      per_person: most examples of a person that are kept.
-      rng: what chooses them, once.
+      ids: the person of each example, `[n]`: integers or texts.
+      per_person: the largest number of examples that a person keeps.
+      rng: the generator of the choice, which is made once.
 
     Raises:
       ValueError: if ids are not integers or texts, one for each example.
@@ -138,7 +137,7 @@ class FewOfEach(Source):
         _, owners, counts = np.unique(
             self._ids, return_inverse=True, return_counts=True
         )
-        # In a random order, the first of everybody's.
+        # The first `per_person` examples of each person in a random order.
         mixed = rng.permutation(source.size)
         mixed = mixed[np.argsort(np.reshape(owners, -1)[mixed], kind="stable")]
         starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -164,8 +163,8 @@ _MISSING = {*_UNKNOWN, *(name.encode() for name in _UNKNOWN)}
 
 
 def _checked(ids: Any, size: int) -> np.ndarray:
-    """The ids, one for each example, as the caller has them now."""
-    # Of a list, NumPy would make texts of all, a name that is missing among them.
+    """The ids, one for each example, copied from the caller's array."""
+    # From a list, NumPy would make texts of all ids, of a missing id as well.
     listed = isinstance(ids, (list, tuple))
     found = np.array(ids, dtype=object if listed else None)
     if listed and all(_arguments.whole(name) is not None for name in found.flat):
@@ -185,30 +184,30 @@ def _checked(ids: Any, size: int) -> np.ndarray:
         )
     kinds = {type(name) for name in found.tolist()}
     if kinds in ({str}, {bytes}):
-        # As objects: as arrays of texts, those that differ in zeros at the end are one.
+        # As objects: NumPy's text arrays ignore zeros at the end of a text.
         found = found.astype(object)
         missing = _MISSING.intersection(found)
         if missing:
             raise ValueError(
-                f"people must be known, and {missing.pop()!r} is what a missing id "
-                "becomes as a text: people who have none would be taken for one, and "
-                "each be in its gradient without being protected. Drop their examples, "
-                "or give each an id of its own." + see("records-of-several-rows")
+                f"people must be known, and a missing id becomes {missing.pop()!r} as "
+                "a text: all people without an id would count as one person, and none "
+                "of them would be protected. Drop their examples, or give each person "
+                "a separate id." + see("records-of-several-rows")
             )
         return found
     if found.dtype.kind not in "iu":
         raise ValueError(
-            "people must be integers or texts: an id that is missing, or not a number, "
-            "is nobody's, and equal ids must be equal. Got "
-            f"{found.dtype.name if found.dtype.kind != 'O' else 'objects'}; drop "
-            "examples of unknown people, or give each an id of its own, and then write "
+            "people must be integers or texts: a missing id, or one that is not a "
+            "number, belongs to no person, and equal ids must be equal. Got "
+            f"{found.dtype.name if found.dtype.kind != 'O' else 'objects'}; drop the "
+            "examples of unknown people, or give each a separate id, and then write "
             "ids.astype(str)." + see("records-of-several-rows")
         )
     if np.any(found == -1):
         raise ValueError(
-            "people must be known, and -1 is what a missing id becomes in the codes of "
-            "pandas: people who have none would be taken for one. Drop their examples, "
-            "or give each an id of its own; where -1 is a person, write "
+            "people must be known, and the codes of pandas have -1 for a missing id: "
+            "all people without an id would count as one person. Drop their examples, "
+            "or give each person a separate id; if -1 is a person's id, write "
             "ids.astype(str)." + see("records-of-several-rows")
         )
     return found

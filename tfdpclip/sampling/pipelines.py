@@ -1,4 +1,4 @@
-"""Records of a `tf.data` pipeline: single ones, each there once, by their numbers."""
+"""Checks that the elements of a `tf.data` pipeline are records, reachable by index."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 
-# Steps of a pipeline after which an element is still one record, and is there once.
+# Steps that keep every element a single record, which occurs once.
 _KEEPS_RECORDS = frozenset(
     """CacheDataset ConcatenateDataset MapDataset OptionsDataset ParallelMapDataset
     PrefetchDataset RangeDataset ShardDataset SkipDataset TakeDataset TensorDataset
     TensorSliceDataset ZipDataset""".split()
 )
-# Steps that regroup records, give them more than once, or in another order each time.
+# Steps that regroup, repeat or reorder records.
 _REGROUPS = frozenset(
     """BatchDataset DenseToRaggedDataset DirectedInterleaveDataset GroupByReducerDataset
     GroupByWindowDataset PaddedBatchDataset ParallelBatchDataset RaggedBatchDataset
@@ -26,21 +26,21 @@ _REGROUPS = frozenset(
 
 
 def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A pipeline whose elements are records, of dense tensors.
+    """Returns the pipeline with dense elements, after a check of its steps.
 
-    *Formal guarantees*: of a pipeline that passes, an element is one record as far as
-    the steps show it: no step groups records, and none that a slice or a range gave is
-    in two elements, through `zip`, `concatenate`, `skip`, `take` and `shard`. What a
-    function of `map` reads besides its element is not looked at.
+    *Formal guarantees*: in a pipeline that passes, an element is one record as far as
+    the steps show: no step groups records, and no row of a slice or a range is in two
+    elements, through `zip`, `concatenate`, `skip`, `take` and `shard`. Data that
+    a function of `map` reads besides its element are not checked.
 
     Args:
-      dataset: what the caller has.
+      dataset: the caller's pipeline.
 
     Returns:
       The data set, with sparse tensors made dense.
 
     Raises:
-      ValueError: if elements need not be records, or cannot be had by number.
+      ValueError: if elements may not be records, or have no index.
     """
     _refuse_steps(dataset, lambda kind: kind in _REGROUPS)
     _refuse_ragged(dataset)
@@ -48,8 +48,8 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if size < 0:
         raise ValueError(
             "data: the tf.data.Dataset must have a known, finite number of records. "
-            "One that reads files, filters or interleaves has none: give arrays of all "
-            "records (of a CSV file, by pandas.read_csv), or what docs/data.md has for "
+            "Reading files, filtering or interleaving hides the number: give arrays of "
+            "all records (of a CSV file, by pandas.read_csv), or see docs/data.md for "
             "your files."
         )
     if size < 1:
@@ -58,8 +58,8 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
         tf.data.experimental.at(dataset, 0)
     except (tf.errors.OpError, NotImplementedError) as error:
         raise ValueError(
-            "data: this tf.data.Dataset has no random access. Sampling needs it; "
-            "build it from tensor slices (and maps of those), or give arrays."
+            "data: this tf.data.Dataset has no random access, which sampling needs. "
+            "Build it from tensor slices (and maps of slices), or give arrays."
         ) from error
     _refuse_steps(dataset, lambda kind: kind not in _KEEPS_RECORDS)
     _refuse_shared_rows(dataset, size)
@@ -67,7 +67,7 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def has_one_shape(dataset: tf.data.Dataset) -> bool:
-    """Whether all records have the same shapes, by the specs of the pipeline."""
+    """Whether the pipeline's specs give all records the same shape."""
     return all(
         spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec)
     )
@@ -81,12 +81,11 @@ def _refuse_steps(dataset, refused) -> None:
         if refused(kind):
             step = kind.removesuffix("Dataset").lower()
             raise ValueError(
-                f"data: this tf.data.Dataset goes through {step!r}, so that an element "
-                "need not be one record: a batch would be drawn, clipped and accounted "
-                "for as if it were one, and a record that is repeated as if it were "
-                "several. Take batch, shuffle and repeat out, which the scheme does; "
-                "tf.keras.utils.*_dataset_from_directory take batch_size=None and "
-                "shuffle=False." + see("rows-that-are-not-records")
+                f"data: this tf.data.Dataset goes through {step!r}, so an element may "
+                "hold several records, or a record may repeat, and clipping and "
+                "accounting would be wrong. Leave batch, shuffle and repeat to the "
+                "scheme; give tf.keras.utils.*_dataset_from_directory "
+                "batch_size=None and shuffle=False." + see("rows-that-are-not-records")
             )
         pending.extend(_tf_private.inputs_of(current))
 
@@ -98,14 +97,14 @@ def _refuse_ragged(dataset) -> None:
         if isinstance(spec, tf.RaggedTensorSpec):
             raise ValueError(
                 f"data: {place} of this tf.data.Dataset is ragged, and batches need "
-                "records of one shape. Fill the tensor up before it is sliced, "
-                "ragged.to_tensor(shape=[None, 50]), for example; what fills it has "
-                "weight 0: (x, y, sample_weight)." + see("records-of-several-shapes")
+                "records of one shape. Pad the tensor before slicing, for example by "
+                "ragged.to_tensor(shape=[None, 50]), and give padding weight 0: "
+                "(x, y, sample_weight)." + see("records-of-several-shapes")
             )
         raise ValueError(
             f"data: {place} of this tf.data.Dataset is a {type(spec).__name__}, and "
-            "batches hold dense tensors: dataset.map(function) with a function that "
-            "returns tensors." + see("records-of-several-shapes")
+            "batches hold dense tensors: use dataset.map(function) with a function "
+            "that returns tensors." + see("records-of-several-shapes")
         )
 
 
@@ -126,13 +125,13 @@ def _specs(node: Any, place: str | None = None):
 
 
 def _refuse_shared_rows(dataset, size: int) -> None:
-    """Refuses a pipeline in two records of which a row of the data is."""
+    """Refuses a pipeline that has the same row of the data in two records."""
     found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     for start, records, rows in _tf_private.rows_behind(dataset, np.arange(size)):
         found.setdefault(id(start), []).append((records, rows))
     for uses in found.values():
         if len(uses) == 1:
-            continue  # Each step gives other rows to other records.
+            continue  # Each step of the pipeline gives different rows.
         first = uses[0]
         if all(np.array_equal(first, other) for other in uses[1:]):
             continue
@@ -140,9 +139,9 @@ def _refuse_shared_rows(dataset, size: int) -> None:
         rows, counts = np.unique(pairs[:, 1], return_counts=True)
         if counts.max() > 1:
             raise ValueError(
-                f"data: row {rows[counts.argmax()]} of what this tf.data.Dataset "
-                f"slices is in {counts.max()} of its records, by zip or concatenate "
-                "with itself: whom it is about would be drawn and clipped as several. "
+                f"data: row {rows[counts.argmax()]} of the slices of this "
+                f"tf.data.Dataset is in {counts.max()} records, by zip or concatenate "
+                "with itself: one person's row would be clipped as several records. "
                 "Give each row once; views=2 draws several views of a record."
                 + see("rows-that-are-not-records")
             )

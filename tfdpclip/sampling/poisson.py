@@ -1,4 +1,4 @@
-"""Schemes by which every record enters on its own, and the room that they need."""
+"""Schemes that draw every record independently, and the capacity that they need."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tfdpclip import _arguments, correlated
 from tfdpclip.sampling import events
 from tfdpclip.sampling.base import NeighboringRelation, SamplingScheme
 
-# Probability per step that a default capacity is exceeded. What an overflow costs is
-# accounted for; this makes it too small to see.
+# Probability per step that a draw exceeds a default capacity. The accounting covers
+# overflows; with this probability, their cost is negligible.
 _DEFAULT_OVERFLOW = 1e-10
 
 
 class IndependentRecords(SamplingScheme):
-    """What schemes have in common that place every record on its own.
+    """Base of schemes that place every record independently.
 
-    How many are in a step is left to chance, so that a step needs room. Dataclasses
-    with the fields `capacity` and `population`, and an attribute `rate`.
+    The number of records in a step is random, so that a step needs a capacity.
+    Subclasses are dataclasses with the fields `capacity` and `population`, and an
+    attribute `rate`.
     """
 
     capacity: int | None
@@ -35,8 +36,8 @@ class IndependentRecords(SamplingScheme):
             self._keep_counts("capacity")
             if self.population is None:
                 raise ValueError(
-                    "population must be given with capacity: how often a draw "
-                    "overflows depends on it."
+                    "population must be given with capacity: the probability that a "
+                    "draw overflows depends on it."
                 )
         if self.population is not None:
             self._keep_counts("population")
@@ -47,7 +48,7 @@ class IndependentRecords(SamplingScheme):
 
     @abc.abstractmethod
     def _overflow(self, population: int, capacity: int) -> float:
-        """The probability that a neighbour's more would not fit."""
+        """The probability that the extra record of a neighbour would not fit."""
 
     def assumptions(self) -> tuple[str, ...]:
         if self.capacity is None:
@@ -58,7 +59,7 @@ class IndependentRecords(SamplingScheme):
             f"{overflow:.1g} per {self._overflows_in}, which is accounted for)",
         )
 
-    #: Of what `_overflow` is the probability.
+    #: The period that the probability `_overflow` is for.
     _overflows_in: ClassVar[str] = "step"
 
     def accounts_for(self, drawn: SamplingScheme) -> bool:
@@ -97,15 +98,15 @@ class IndependentRecords(SamplingScheme):
         )
 
     def _with_room(self, capacity: int | None, population: int | None) -> Any:
-        """The same scheme with another capacity, of another population."""
+        """The same scheme with the given capacity and population."""
         own = cast(Any, self)
         return dataclasses.replace(own, capacity=capacity, population=population)
 
 
 class PoissonDraws(IndependentRecords):
-    """What schemes have in common that let every record enter with one probability.
+    """Base of schemes that let every record enter with the same probability.
 
-    Dataclasses with the fields `rate`, `capacity` and `population`.
+    Subclasses are dataclasses with the fields `rate`, `capacity` and `population`.
     """
 
     rate: float
@@ -122,8 +123,8 @@ class PoissonDraws(IndependentRecords):
         return math.ceil(1 / self.rate - 1e-9)
 
     def _draw(self, key, population, step):
-        # Given how many enter, every subset of that size is equally likely; so is
-        # what is left of it by a uniformly random cut.
+        # Given the number of drawn records, every subset of that size is equally
+        # likely; a uniformly random cut keeps this true.
         rng = key.rng(step)
         size = int(rng.binomial(population, self.rate))
         if self.capacity is not None:
@@ -177,13 +178,13 @@ class FullBatch(SamplingScheme):
 class Poisson(PoissonDraws):
     """Every record enters every step independently with probability `rate`.
 
-    The default scheme: the one that privacy accounting is sharpest for.
+    The default scheme: privacy accounting is sharpest for Poisson sampling.
 
     *Formal guarantees*
 
     * Neighbours: add or remove one record.
     * Without `capacity`, steps are the Poisson-sampled Gaussian of the literature.
-    * With it, a draw larger than `capacity` is cut to a uniformly random subset, and
+    * With `capacity`, a larger draw is cut to a uniformly random subset, and
       `event` accounts for the cut
       (`tfdpclip.accounting.TruncatedPoissonSampledDpEvent` has the bound and its
       proof). Batches always have a capacity; the default one is exceeded less than
@@ -191,7 +192,7 @@ class Poisson(PoissonDraws):
 
     Attributes:
       rate: Probability with which a record enters a step, in (0, 1].
-      capacity: Most records a step can hold; None for no limit.
+      capacity: Largest number of records in a step; None for no limit.
       population: Number of records, or an upper bound. Needed with `capacity`.
 
     >>> scheme = Poisson(0.01)
@@ -225,29 +226,29 @@ class Poisson(PoissonDraws):
 
 @dataclasses.dataclass(frozen=True)
 class CappedPoisson(PoissonDraws):
-    """Every example enters on its own; people have at most `per_person` of them.
+    """Draws examples independently; people have at most `per_person` examples.
 
     User-level privacy by example-level sampling (Charles et al. 2024, arXiv 2407.07737;
-    Chua et al. 2024, arXiv 2406.14322): the data are cut once to so many examples of
-    each person, then drawn as by `Poisson`, and each example is clipped on its own. The
-    other way draws people, `Poisson(rate).batches(data, people=ids, per_person=k)`, and
-    clips what a person has in a step as one.
+    Chua et al. 2024, arXiv 2406.14322): the data are cut once to `per_person` examples
+    of each person, then drawn as by `Poisson`, and each example is clipped separately.
+    The alternative, `Poisson(rate).batches(data, people=ids, per_person=k)`, draws
+    people, and clips all of a person's examples in a step together.
 
     *Formal guarantees*
 
     * Neighbours: add or remove one person, with all of up to `per_person` examples.
-    * Without `capacity`, a step moves the sum by j clip norms with the probability that
-      j of `per_person` enter: the mixture of Gaussians that is the worst case (Ganesh
-      2024, arXiv 2401.10294). `tfdpclip.accounting.CappedPoissonSampledDpEvent` has the
-      bound and its proof, with `capacity`, too.
-    * With `per_person=1` it costs what `Poisson` costs.
-    * `batches(data, people=ids)` cuts the data, so that the guarantee is for whoever
+    * Without `capacity`, the worst case of a step is a mixture of Gaussians: the sum
+      moves by j clip norms with the probability that j of `per_person` examples enter
+      (Ganesh 2024, arXiv 2401.10294). `tfdpclip.accounting.CappedPoissonSampledDpEvent`
+      has the bound and its proof, with `capacity`, too.
+    * With `per_person=1` the cost equals the cost of `Poisson`.
+    * `batches(data, people=ids)` cuts the data; the guarantee is for the people that
       `ids` tell apart.
 
     Attributes:
       rate: Probability with which an example enters a step, in (0, 1].
-      per_person: Most examples of a person in the data, and so in a step.
-      capacity: Most examples that a step can hold; None for no limit.
+      per_person: Largest number of examples of a person in the data, and in a step.
+      capacity: Largest number of examples in a step; None for no limit.
       population: Number of examples after the cut, or an upper bound. Needed with
         `capacity`.
 
@@ -273,7 +274,7 @@ class CappedPoisson(PoissonDraws):
         unit: str = "person",
         sensitivity: float | None = None,
     ) -> dp_accounting.DpEvent:
-        """Returns what `steps` steps do to privacy.
+        """Returns the privacy event of `steps` steps.
 
         Args:
           noise_multiplier: z: noise standard deviation over the clip norm of an
@@ -283,7 +284,7 @@ class CappedPoisson(PoissonDraws):
           sensitivity: By how many clip norms one example moves the sum, instead of 1.
 
         Raises:
-          ValueError: If an argument is out of range, or the unit is another one.
+          ValueError: If an argument is out of range, or the unit is not `"person"`.
         """
         _arguments.choice("unit", unit, events.UNITS)
         if unit != "person":
@@ -304,8 +305,8 @@ class CappedPoisson(PoissonDraws):
 
     def assumptions(self) -> tuple[str, ...]:
         return (
-            "a record that neighbours differ in is a person, with all of at most "
-            f"{self.per_person} examples, by the ids that were given with the data",
+            "neighbours differ in a person, with all of at most "
+            f"{self.per_person} examples, by the ids that came with the data",
             *super().assumptions(),
         )
 

@@ -1,4 +1,4 @@
-"""Which batches, and whose draws, stand behind a data set that somebody iterates."""
+"""Finds the batches, and the drawers, behind a data set that is iterated."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tfdpclip import _tf_private
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.drawer import DRAWERS, Drawer
 
-# What iterators and Keras put around a data set; they change no element.
+# Wrappers that iterators and Keras put around a data set; they change no element.
 _WRAPPERS = frozenset(("_OptionsDataset",))
 
 
 def origin(dataset: Any) -> Batches | None:
-    """The batches that a data set is, whatever other data sets it was derived from.
+    """The batches behind a data set, if it shows them unchanged.
 
     Returns:
-      None if elements may be other than those batches': if anything but their own
-      methods stands between them.
+      None if elements may differ from those of the batches, because anything but the
+      methods of `Batches` stands between.
     """
     while isinstance(dataset, tf.data.Dataset):
         if type(dataset) is Batches:
@@ -37,10 +37,10 @@ def origin(dataset: Any) -> Batches | None:
 
 
 def rows_per_record_of(sources: Iterable[tf.Tensor]) -> set[int]:
-    """How many rows the records have of batches that tensors may be elements of.
+    """The possible numbers of rows per record, for tensors of drawn elements.
 
     Args:
-      sources: what a step was given. Its number of rows is all that tells.
+      sources: the inputs of a step; only their numbers of rows are compared.
     """
     lengths = {source.shape[0] for source in sources if source.shape.rank} - {None}
     return {
@@ -51,7 +51,7 @@ def rows_per_record_of(sources: Iterable[tf.Tensor]) -> set[int]:
 
 
 def drawers_of(dataset: Any) -> list[Drawer]:
-    """The drawers behind a data set, through whatever transformations can be seen."""
+    """The drawers behind a data set, through all transformations that can be seen."""
     found: list[Drawer] = []
     pending = [dataset]
     while pending:

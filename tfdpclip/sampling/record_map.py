@@ -1,4 +1,4 @@
-"""Functions of one record, applied to every record of a batch, and of whole batches."""
+"""Applies functions of single records, or of whole batches, to drawn elements."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class RecordFunction:
 
     *Formal guarantees*
 
-    * What comes out for a record depends on this record, on constants and on new
-      randomness: the trace holds no variable, no state, no Python and no other input.
+    * The result for a record depends on this record, on constants and on new
+      randomness: the trace holds no variable, no state, no Python and no further input.
     * Constants are no more than about one record's worth, unless declared public.
 
     Args:
-      function: of a record's parts: (x, y), or (x,).
-      specs: what those parts are.
-      population: the number of records, which constants must not come one for each.
+      function: a function of a record's parts: (x, y), or (x,).
+      specs: the specs of these parts.
+      population: the number of records; constants must not have a row for each.
       public: arrays, tensors, variables and tables that hold no private data.
 
     Raises:
-      ValueError: if the function cannot be shown to be one.
+      ValueError: if the function cannot be shown to map single records.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RecordFunction:
     ):
         self.name = name_of(function)
         self._check_arguments(function, specs)
-        # What else it could be given keeps its default, in the trace's calls as well.
+        # Further arguments keep their defaults, in the trace's calls as well.
         self._traced = tf.function(lambda *record: function(*record))
         self._concrete = self._traced.get_concrete_function(*specs)
         size = sum(_bytes_of(spec) for spec in tf.nest.flatten(list(specs)))
@@ -55,7 +55,7 @@ class RecordFunction:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether every record comes out as it went in: the trace shows it."""
+        """Whether the trace shows that every record comes out unchanged."""
         parts = tuple(self._parts[: len(self._given)])
         try:
             tf.nest.assert_same_structure(parts, self._given)
@@ -70,17 +70,17 @@ class RecordFunction:
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
-        """What comes out, flat and without the missing parts."""
+        """The specs of the result, flat and without missing parts."""
         found = [part for part in tf.nest.flatten(self._parts) if part is not None]
         return [tf.TensorSpec(part.shape, part.dtype) for part in found]
 
     def __call__(self, *record: Any) -> list[tf.Tensor]:
-        """The parts for one record, flat and without the missing ones."""
+        """The parts for one record, flat and without missing parts."""
         parts = as_parts("map", self.name, self._concrete(*record))
         return [part for part in tf.nest.flatten(parts) if part is not None]
 
     def pack(self, flat: Sequence[tf.Tensor]) -> tuple[Any, Any]:
-        """Returns (x, y) from what calls gave."""
+        """Returns (x, y) from the flat result of a call."""
         rest = iter(flat)
         leaves = tf.nest.flatten(self._parts)
         full = [None if leaf is None else next(rest) for leaf in leaves]
@@ -99,7 +99,7 @@ class RecordFunction:
                 "to map_batches()." + see("batches-that-are-transformed")
             ) from None
         except ValueError:
-            return  # No signature to be had: tracing will tell.
+            return  # Python knows no signature; tracing reports a mismatch.
 
     def _check_output(self, part) -> None:
         if part is None:
@@ -131,11 +131,11 @@ def on_elements(
     num_parallel_calls: int | None,
     public: Sequence[Any],
 ) -> Callable:
-    """The function of elements that applies `map_func` to each of their records.
+    """Returns a function of elements that applies `map_func` to each record.
 
     Args:
-      map_func: of one record.
-      spec: what the elements are.
+      map_func: a function of one record.
+      spec: the spec of the elements.
       population: see `RecordFunction`.
       num_parallel_calls: records at a time.
       public: see `RecordFunction`.
@@ -168,7 +168,7 @@ def apply_to_records(
     rows = tf.shape(is_record)[0] if static is None else static
     places = tf.range(1, rows + 1)
     present = tf.reduce_max(tf.where(is_record, places, 0))
-    # Padding is nobody's record: an image that is an empty string cannot be decoded.
+    # Padding is left out: a decoder of images fails on an empty string.
     records = tf.nest.map_structure(lambda part: part[:present], parts)
     flat = tf.map_fn(
         lambda record: function(*record),
@@ -188,30 +188,30 @@ def apply_to_records(
 
 
 def name_of(function: Callable) -> str:
-    """What to call a function in messages."""
+    """The name of a function in messages."""
     name = getattr(function, "__name__", type(function).__name__)
     return "the function" if name == "<lambda>" else name
 
 
 def is_class_weights(function: Callable) -> bool:
-    """Whether this is Keras's own multiplication by `class_weight`."""
+    """Whether `function` is Keras's own multiplication by `class_weight`."""
     named = getattr(function, "__qualname__", "") in _keras_marks.CLASS_WEIGHTS
     module = getattr(function, "__module__", "")
     return named and module.startswith(_keras_marks.MODULES)
 
 
 def _refuse_labels_of_entries(function: Callable, labels: Any) -> None:
-    """Raises where Keras would take the place of the largest label for the class.
+    """Raises where Keras would use the index of the largest label as the class.
 
-    It does of all labels with a last axis longer than 1, which must be one-hot then. A
-    class for each token has such an axis, too; and Keras does not know the loss.
+    Keras treats all labels with a last axis longer than 1 as one-hot. Labels with
+    a class for each token have a long last axis too, and Keras does not know the loss.
 
     Args:
       function: Keras's multiplication by `class_weight`.
       labels: the spec of the labels.
     """
     if not isinstance(labels, tf.TensorSpec) or labels.shape.rank in (None, 0, 1):
-        return  # Keras itself refuses several.
+        return  # Keras refuses several labels.
     long = labels.shape[-1]
     if long == 1:
         return
@@ -224,9 +224,9 @@ def _refuse_labels_of_entries(function: Callable, labels: Any) -> None:
     shown = ", ".join(["n", *("?" if d is None else str(d) for d in labels.shape[1:])])
     raise ValueError(
         f"class_weight is for labels of one class each, and y are [{shown}] of type "
-        f"{labels.dtype.name}, which Keras reads as one-hot. With a class for each "
-        "token, give the weights with the data, (x, y, np.take(weights, y)), and no "
-        "class_weight; one-hot labels, of all its classes, are y.astype('float32')."
+        f"{labels.dtype.name}, which Keras reads as one-hot. For a class for each "
+        "token, give the weights with the data, (x, y, np.take(weights, y)), without "
+        "class_weight. For one-hot labels of all classes, give y.astype('float32')."
         + see("labels-for-each-token")
     )
 
@@ -251,12 +251,12 @@ def _check_one_hot(labels: Any, weight: Any) -> None:
 
 
 def weighted_by_class(function: Callable) -> Callable:
-    """Keras's own multiplication by `class_weight`, of batches that have weights."""
+    """Keras's own multiplication by `class_weight`, for batches with weights."""
 
     @tf.autograph.experimental.do_not_convert
     def on_element(x, y, weight):
         _check_one_hot(y, weight)
-        # Keras 3 takes no weights besides.
+        # Keras 3's function takes no sample weights.
         x, y, by_class = function(x, y)
         rank = max(weight.shape.rank, by_class.shape.rank)
         weight, by_class = (
@@ -269,10 +269,10 @@ def weighted_by_class(function: Callable) -> Callable:
 
 
 def as_parts(method: str, name: str, result: Any) -> tuple[Any, Any]:
-    """(x, y) of what a function returned.
+    """Returns (x, y) from the result of a function.
 
     Raises:
-      ValueError: if it is neither x nor (x, y).
+      ValueError: if the result is neither x nor (x, y).
     """
     if result is None:
         raise ValueError(f"{method}: {name} returns nothing; return x, or (x, y).")
@@ -290,7 +290,7 @@ def as_parts(method: str, name: str, result: Any) -> tuple[Any, Any]:
 
 
 def on_batches(function: Callable[..., Any]) -> Callable:
-    """The function of elements that applies `function` to their batches."""
+    """Returns a function of elements that applies `function` to each batch."""
 
     def on_element(*element):
         parts, weight = parts_of(element), element[-1]
@@ -306,12 +306,12 @@ def apply_to_batch(
     """Calls `function` with the batch of an element, and returns (x, y).
 
     Args:
-      function: of x and y, or of x.
-      parts: those.
-      weight: a row for each of theirs.
+      function: a function of x and y, or of x.
+      parts: x and y, or x.
+      weight: the weights, with a row for each row of the parts.
 
     Raises:
-      ValueError: if it returns another number of rows, or of parts.
+      ValueError: if the number of rows, or of parts, changes.
     """
     name = name_of(function)
     weight = tf.nest.flatten(weight)[0]

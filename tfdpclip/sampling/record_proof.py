@@ -1,4 +1,4 @@
-"""The proof that a traced function of one record is no more than that."""
+"""The proof that a traced function computes from a single record only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfdpclip._docs import see
 
 # Constants of no more elements than this are settings: axes, paddings, a mean color.
 _SETTING = 16
-# How many entries all settings together may have, before they count as the larger ones
-# do: records can be cut into small constants.
+# How many entries all settings may have in total, before further settings count as
+# large constants: records can be cut into small constants.
 _SETTINGS = {"floats": 256, "others": 2048}
-# What all larger constants together may hold, beyond one record's worth.
+# The size of all large constants in total, beyond one record's worth.
 _SLACK = 256
 _MOST_BYTES = 2**14
 
-# Stateful in TensorFlow's sense, and still only the record and new randomness.
+# Stateful in TensorFlow's sense, but depending only on the record and new randomness.
 _RANDOM = frozenset(
     (
         "Multinomial",
@@ -41,7 +41,7 @@ _RANDOM = frozenset(
         "TruncatedNormal",
     )
 )
-# They move a generator on, whatever the record.
+# Ops that advance a generator independently of the record.
 _GENERATORS = frozenset(("RngReadAndSkip", "RngSkip"))
 _CALLS = frozenset(
     (
@@ -70,7 +70,7 @@ _FILES = frozenset(("MatchingFiles", "ReadFile"))
 
 
 class RecordProof:
-    """Looks through a trace, nested functions included."""
+    """Checks the nodes of a trace, nested functions included."""
 
     def __init__(self, name, graph, record_bytes, population, public):
         self._name = name
@@ -81,7 +81,7 @@ class RecordProof:
         self._definition = graph.as_graph_def()
 
     def run(self) -> None:
-        """Raises ValueError if the trace is more than a function of a record."""
+        """Raises ValueError if the trace may depend on more than a single record."""
         declared_resources = self._check_captures()
         for function, node in self._nodes():
             self._check_node(function, node, declared_resources)
@@ -116,7 +116,7 @@ class RecordProof:
             elif outside.dtype == tf.variant:
                 self._refuse(
                     "uses a data set",
-                    "Put what belongs to a record into the data, before sampling.",
+                    "Put a record's data into the record, before sampling.",
                 )
         return known and not unknown
 
@@ -133,21 +133,21 @@ class RecordProof:
         if op in _PYTHON:
             self._refuse(
                 "calls Python in every step (tf.py_function or tf.numpy_function)",
-                "Write it with TensorFlow's operations, or transform the data before "
-                "sampling; or use map_batches(), and take the assumption that the "
-                "statement then makes.",
+                "Use TensorFlow's operations, or transform the data before sampling; "
+                "or use map_batches(), and accept the assumption that the privacy "
+                "statement then lists.",
             )
         if "Dataset" in op or "Iterator" in op:
             self._refuse(
-                f"reads another data set ({op})",
-                "Put what belongs to a record into the data, before sampling.",
+                f"reads a second data set ({op})",
+                "Put a record's data into the record, before sampling.",
             )
         if _touches_resource(definition, node) and op not in _CALLS | _GENERATORS:
             if not (declared and op in _READS):
                 self._refuse(
                     f"reads or writes a variable or a table ({op})",
-                    "Use constants; or, if it holds nothing of the private data and "
-                    "is only read, map(..., public=[variable]). (Those of Keras 3 "
+                    "Use constants; or, if the variable holds no private data and is "
+                    "only read, map(..., public=[variable]). (Random layers of Keras 3 "
                     "write to variables: put random layers into the model.)",
                 )
             return
@@ -155,12 +155,12 @@ class RecordProof:
             _RANDOM | _GENERATORS | _CALLS | _HARMLESS | _FILES | _READS
         ):
             self._refuse(
-                f"has state or effects outside of it ({op})",
-                "Use TensorFlow's operations without state; random ones may stay.",
+                f"has state or effects outside of the function ({op})",
+                "Use TensorFlow's stateless operations; random operations may stay.",
             )
 
     def _check_files(self) -> None:
-        """A file must be the record's: named by it."""
+        """Refuses reads of files that the record does not name."""
         for function, node in self._nodes():
             if node.op in _FILES and function:
                 self._refuse(
@@ -171,7 +171,7 @@ class RecordProof:
             if op.type in _FILES and not _depends_on_record(op, self._graph):
                 self._refuse(
                     f"reads a file that is the same for all records ({op.name})",
-                    "Read it before, and give it as map(..., public=[content]).",
+                    "Read the file before, and give map(..., public=[content]).",
                 )
 
     def _check_constants(self) -> None:
@@ -193,9 +193,9 @@ class RecordProof:
                     what = f"one row for each of the {self._population} records"
                 self._refuse(
                     f"holds constants of {what} (one of shape {list(value.shape)})",
-                    "If they hold nothing of the private data, say so: "
-                    "map(..., public=[array]). What belongs to a record goes into the "
-                    "data, before sampling.",
+                    "If the constants hold no private data, declare them: "
+                    "map(..., public=[array]). Put data that belong to a record into "
+                    "the record, before sampling.",
                 )
 
     def _constants(self) -> Iterator[np.ndarray]:

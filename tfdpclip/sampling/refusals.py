@@ -1,4 +1,4 @@
-"""What any other data set can do and drawn batches cannot, and why."""
+"""The methods of `tf.data.Dataset` that drawn batches refuse, and the reason."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tfdpclip._docs import see
 
 REFUSAL = (
     "This would change which records meet in a step, and the accounting would no "
-    "longer be about what is drawn. Transform the data before sampling, or use map() "
-    "on single records. Several devices take batches.distribute(strategy)."
+    "longer describe the draws. Transform the data before sampling, or use map() on "
+    "single records. For several devices, use batches.distribute(strategy)."
     + see("batches-that-are-transformed")
 )
 NO_PREFETCH = (
     "prefetch must be 0 with accumulation or shuffled epochs: an element gathered but "
     "not used would shift the steps that follow."
 )
-# Methods of tf.data.Dataset that make no other data set of this one.
+# Methods of tf.data.Dataset that do not derive a new data set.
 READING = frozenset(
     (
         "as_numpy_iterator",
@@ -39,14 +39,14 @@ def _refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def refuse_the_rest(batches: type[tf.data.Dataset]) -> None:
-    """Refuses what regroups, selects or repeats records, and what is not known here.
+    """Replaces methods that regroup, select or repeat records, or that are unknown.
 
     Args:
-      batches: the class whose own methods stay.
+      batches: the class of batches; methods that it defines are kept.
     """
     for name in dir(tf.data.Dataset):
         kept = name.startswith("_") or name in READING or name in vars(batches)
         attribute = inspect.getattr_static(tf.data.Dataset, name)
-        # Static ones do not begin with these batches.
+        # Static and class methods do not start from the batches.
         if not kept and not isinstance(attribute, (staticmethod, classmethod)):
             setattr(batches, name, _refused)

@@ -12,7 +12,7 @@ from tfdpclip._docs import see
 
 
 def names(node: Any, name: str = "") -> dict[str, Any]:
-    """The leaves of dicts and tuples, by what they are called."""
+    """The leaves of dicts and tuples, by their names in messages."""
     if isinstance(node, (dict, tuple)):
         keys = sorted(node) if isinstance(node, dict) else range(len(node))
         found = [names(node[key], f"{name}[{key!r}]") for key in keys]
@@ -21,22 +21,23 @@ def names(node: Any, name: str = "") -> dict[str, Any]:
 
 
 def fitted(weights: Any, labels: Any) -> Any:
-    """What weights must be for Keras to multiply them with the losses of labels.
+    """The spec of weights that Keras can multiply with the losses of labels.
 
-    Keras 3 spreads weights over losses from the last axis on, and Keras 2 adds one axis
-    at most. So weights get as many axes as the labels have, of length 1 where none were
-    given. Labels of one axis are a class for each entry if they are integers, with a
-    loss for each; otherwise one loss is made of all of them.
+    Keras 3 broadcasts weights over losses from the last axis, and Keras 2 adds at most
+    one axis. So weights get as many axes as the labels have, with missing axes of
+    length 1. Integer labels with one axis are a class for each entry, with a loss for
+    each entry; labels that are floats have a single loss for the last axis.
 
     Args:
-      weights: a spec of weights, or several in the structure of the labels.
+      weights: a spec of weights, or several specs in the structure of the labels.
       labels: specs of the labels.
 
     Returns:
-      A spec, or several in the structure of the labels.
+      A spec, or several specs in the structure of the labels.
 
     Raises:
-      ValueError: if the weights are of another structure or shape, or no numbers.
+      ValueError: if weights do not fit the labels in structure or shape, or are not
+        numbers.
     """
     if tf.nest.is_nested(weights):
         given, wanted = names(weights, "sample_weight"), names(labels)
@@ -57,7 +58,7 @@ def fitted(weights: Any, labels: Any) -> Any:
 
 
 def reshaped(weights: Any, specs: Any, reshape: Callable = np.reshape) -> Any:
-    """Weights in the shapes that `fitted` found."""
+    """Reshapes weights to the specs that `fitted` returned."""
 
     def as_spec(weight, spec):
         return reshape(weight, [-1 if d is None else d for d in spec.shape])
@@ -68,7 +69,7 @@ def reshaped(weights: Any, specs: Any, reshape: Callable = np.reshape) -> Any:
 
 
 def refitted(weights: Any, labels: Any) -> Any:
-    """Weights for labels that a function made of others; tensors."""
+    """Fits the weights (tensors) to the labels that a function returned."""
     if labels is None:
         return weights
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, (weights, labels))
@@ -76,7 +77,7 @@ def refitted(weights: Any, labels: Any) -> Any:
 
 
 def present(weights: Any) -> tf.Tensor:
-    """Of each row, whether something in it has a weight other than 0."""
+    """Whether each row, `[rows]`, has an entry with nonzero weight."""
     found = [
         tf.reduce_any(tf.reshape(weight, [tf.shape(weight)[0], -1]) != 0, axis=1)
         for weight in tf.nest.flatten(weights)
@@ -85,15 +86,15 @@ def present(weights: Any) -> tf.Tensor:
 
 
 def check_values(weights: Any) -> None:
-    """Raises ValueError if arrays of weights hold no weights."""
+    """Raises ValueError if arrays of weights hold negative or non-finite values."""
     for place, values in names(weights, "sample_weight").items():
         if values.dtype.kind not in "biuf":
-            continue  # `fitted` refuses that.
+            continue  # `fitted` refuses weights that are not numbers.
         if np.any(wrong := ~(np.isfinite(values) & (values >= 0))):
             raise ValueError(
                 f"data: {place} holds {np.asarray(values)[wrong][0]}: a weight is a "
-                "finite number of 0 or more, by which a loss is multiplied. Give "
-                "weight 0 to what must not count: "
+                "finite factor, 0 or more, of a loss. Give weight 0 to entries that "
+                "must not count: "
                 "np.where(np.isfinite(sample_weight), sample_weight, 0).clip(0)."
             )
 
@@ -140,6 +141,6 @@ def _refuse(given: list, labels: list) -> None:
     raise ValueError(
         f"data: sample_weight of shape {shape(given)} meets labels y of shape "
         f"{shape(labels)}, and fits {' or '.join(dict.fromkeys(works))}: {mended} with "
-        "one weight for each of the n records, or for each of their labels, 0 for "
-        "those that must not count." + see("labels-for-each-token")
+        "one weight for each of the n records, or for each of their labels; weight 0 "
+        "for entries that must not count." + see("labels-for-each-token")
     )

@@ -1,7 +1,7 @@
-"""Sampling schemes: how a step's records are chosen, and what that does to privacy.
+"""Sampling schemes: how a step's records are chosen, with the privacy event.
 
 A scheme is a frozen dataclass of public settings; private data is an argument of
-`batches` and `cohorts`. The object that draws is the object that is accounted.
+`batches` and `cohorts`. The same object draws and is accounted for.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ class FixedSize(EqualSteps):
 class ShuffledEpochs(EqualSteps):
     """Every epoch goes through all records once, in a fresh random order.
 
-    What `fit` does with arrays. Its randomness is *not* counted: bounds for
-    shuffling are much weaker than those for Poisson sampling, and using the latter
+    The order in which `fit` reads arrays. Its randomness is *not* counted: bounds for
+    shuffling are much weaker than bounds for Poisson sampling, and using the latter
     for shuffled batches understates epsilon.
 
     *Formal guarantees*
 
     * Neighbours: replace one record. The order does not depend on the data, so the
       record sits in one step of each epoch, at the same place for both neighbours;
-      all other steps are the same function of what came before. T steps compose like
+      all remaining steps are the same function of earlier steps. T steps compose like
       as many unsampled Gaussians as epochs were begun (a record's epochs are
-      adaptive, the other steps post-processing).
-    * `relation="zero_out"` compares with a record that contributes nothing instead:
-      sensitivity C instead of 2 C. Adding or removing a record for real would shift
-      the places of the others, which this scheme does not cover.
+      adaptive, the remaining steps post-processing).
+    * `relation="zero_out"` compares with a null record instead: sensitivity C instead
+      of 2 C. Adding or removing a record would shift the places of later records, which
+      this scheme does not cover.
 
     Attributes:
       batch_size: Records per step; the last step of an epoch may have fewer.
@@ -130,8 +130,8 @@ class ShuffledEpochs(EqualSteps):
         return ShuffledEpochs(self.population, self.population, self.relation)
 
     def participation(self, steps: int) -> correlated.MinSeparation:
-        # The last of an epoch may be the first of the next, and a matrix may begin in
-        # the middle of one.
+        # A record may be last in an epoch and first in the next, and a noise matrix may
+        # begin in the middle of an epoch.
         epoch = self.steps_per_epoch(self.population)
         steps = _arguments.integer("steps", steps, 1)
         return correlated.MinSeparation(1, 1 + (steps + epoch - 2) // epoch)

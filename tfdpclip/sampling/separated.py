@@ -1,4 +1,4 @@
-"""Schemes that keep a record's steps apart, as correlated noise needs it."""
+"""Schemes that keep a record's steps apart, for correlated noise."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tfdpclip.sampling.base import (
     check_population,
 )
 
-# Probability per step that a default capacity is exceeded, and the most that is let
-# pass: a step that has no room for its draw has no record at all.
+# Probability per step that a draw exceeds a default capacity, and the largest
+# probability allowed: a step without room for its draw has no record at all.
 _DEFAULT_OVERFLOW = 1e-10
 _MOST_OVERFLOW = 1e-3
 
 
 @functools.lru_cache(maxsize=8)
 def _fixed_order(population: int, order: int) -> np.ndarray:
-    """A permutation of the records that is the same in every process: it is public."""
+    """A permutation of the records that is public, and the same in every process."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(order)))
     permutation = rng.permutation(population)
     permutation.flags.writeable = False
@@ -40,30 +40,28 @@ def _fixed_order(population: int, order: int) -> np.ndarray:
 class MinSeparation(EqualSteps):
     """Batches of `batch_size` in one fixed order, over and over.
 
-    Every record comes again after floor(population / batch_size) steps at the earliest:
-    what correlated noise is cheapest for without sampling. The order is a function of
-    the settings, so that a run that goes on in another process keeps it.
+    Every record comes again after floor(population / batch_size) steps at the earliest,
+    which makes correlated noise cheapest without sampling. The order is a function of
+    the settings, so that a run that continues in a new process keeps the order.
 
     *Formal guarantees*
 
     * Two steps of one record are at least `separation` apart, and m consecutive steps
-      have it at most ceil(m batch_size / population) times. (A record is at the places
+      contain it at most ceil(m batch_size / population) times. (A record has the places
       i, i + N, i + 2N, ... of the sequence of all draws, N the population, and step t
       has the places t B to (t + 1) B - 1.)
-    * Neighbours: replace one record, or, with `relation="zero_out"`, by one that
-      contributes nothing. The order does not depend on the data and is not accounted
-      for: nothing is amplified.
-    * With `participations`, a step in which a record would come once too often is
-      refused.
+    * Neighbours: replace one record, or, with `relation="zero_out"`, replace it by
+      a null record. The order does not depend on the data; there is no amplification.
+    * With `participations`, a step that would exceed a record's limit is refused.
 
     Attributes:
       population: Number of records (or clients), public.
       batch_size: Records per step.
-      min_separation: Steps that must be between two of one record, 1 or more; a batch
-        size that does not leave as many is refused.
-      participations: Most times that a record may come; None for no limit.
+      min_separation: Smallest number of steps from one step of a record to the next, 1
+        or more; larger batch sizes are refused.
+      participations: Largest number of steps of a record; None for no limit.
       relation: `"replace_one"` or `"zero_out"`.
-      order: Which of the fixed orders: any whole number, public.
+      order: The number of the fixed order: any integer, public.
 
     >>> scheme = MinSeparation(1000, 50)
     >>> scheme.separation
@@ -73,7 +71,7 @@ class MinSeparation(EqualSteps):
     """
 
     amplified: ClassVar[bool] = False
-    # What was drawn and not run moves a run along its order.
+    # A draw that is not used advances the order.
     independent_steps: ClassVar[bool] = False
 
     population: int
@@ -99,7 +97,7 @@ class MinSeparation(EqualSteps):
 
     @property
     def separation(self) -> int:
-        """Steps from one time of a record to the next, at the least."""
+        """Smallest number of steps from one step of a record to the next."""
         return self.population // self.batch_size
 
     def participation(self, steps: int) -> correlated.MinSeparation:
@@ -139,31 +137,32 @@ class MinSeparation(EqualSteps):
 
 @dataclasses.dataclass(frozen=True)
 class CyclicPoisson(SamplingScheme):
-    """Groups take turns; each record of the group whose turn it is enters at random.
+    """Groups take turns; in each step, the records of one group enter at random.
 
-    What banded matrices are amplified by (Choquette-Choo et al. 2023, arXiv
+    Banded matrices are amplified by this sampling (Choquette-Choo et al. 2023, arXiv
     2306.08153): a record belongs to one of `separation` groups, and enters step t with
     probability `rate * separation` if it is its group's turn, t modulo `separation`.
-    With independent noise it is no better than `Poisson`, which chooses among all.
+    With independent noise it is no better than `Poisson`, which draws from all records.
 
     *Formal guarantees*
 
-    * Neighbours: replace one record by one that contributes nothing. Groups are a
-      function of the settings, and may be known; who of a group enters must not be.
+    * Neighbours: replace one record by a null record. Groups are a function of the
+      settings, and may be public; the draw within a group must be secret.
     * n steps are ceil(n / b) steps of the Poisson-sampled Gaussian at rate b q, for
       independent noise and for every matrix of at most b bands (docs/guarantees.md).
     * A draw larger than `capacity` is dropped as a whole, and the step is noise alone.
-      That costs no privacy: a record that contributes nothing is drawn, and counted,
-      all the same. Given who else was drawn: if fewer than the capacity, the record
+      Dropping costs no privacy, since a null record is drawn, and counted, as usual.
+      Given the rest of the draw: if it has fewer records than the capacity, the record
       enters with probability b q and nothing else changes; if exactly as many, the step
-      is dropped if the record enters, and if more, in any case, for either neighbour.
+      is dropped if the record enters; if more, the step is dropped in any case. All
+      three hold for both neighbours.
 
     Attributes:
       population: Number of records (or clients), public.
       rate: q, the share of all records in a step on average; at most 1 / `separation`.
       separation: b, the number of groups.
-      capacity: Most records that a step can hold; None for no limit.
-      order: Which of the fixed orders deals records to groups; any whole number.
+      capacity: Largest number of records in a step; None for no limit.
+      order: The number of the fixed order that deals records to groups; any integer.
 
     >>> scheme = CyclicPoisson(1000, rate=0.02, separation=4)
     >>> scheme.event(1.0, 10).count, scheme.event(1.0, 10).event.sampling_probability
@@ -206,12 +205,12 @@ class CyclicPoisson(SamplingScheme):
 
     @property
     def turn_rate(self) -> float:
-        """The probability with which a record enters when it is its turn."""
+        """The probability that a record enters in its group's turn."""
         return min(1.0, self.rate * self.separation)
 
     @property
     def overflow_probability(self) -> float:
-        """The probability, at most, that a step is dropped for want of room."""
+        """A bound on the probability that a step is dropped for lack of room."""
         if self.capacity is None:
             return 0.0
         return events.overflow_probability(

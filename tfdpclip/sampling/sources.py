@@ -1,4 +1,4 @@
-"""Random access to whatever holds the records."""
+"""Random access to the records of every kind of data that `batches` takes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tfdpclip.sampling.row_weights import check_values, names
 
 Structure = Any
 
-#: What the parts of data are called in messages.
+#: The names of the parts of data in messages.
 PARTS = ("x", "y", "sample_weight")
 
-#: Of records that are fetched one by one, so many tell whether they are the same.
+#: How many records a digest covers if records are fetched one by one.
 LOOKED_AT = 100
-#: So many records in arrays, and numbers of each, tell whether somebody moved them.
+#: How many records, and numbers of each record, are hashed to notice moved arrays.
 MARKS = 16
-#: So many seconds, and so many records, those that are fetched one by one are looked
-#: at, before the first is drawn, for whether they have one shape.
+#: How many seconds, and how many records, the check for one shape may take before the
+#: first draw, if records are fetched one by one.
 LOOK_SECONDS = 2.0
 LOOK_RECORDS = 100_000
 
@@ -40,43 +40,44 @@ class Source(abc.ABC):
     size: int
     #: One `(row_shape, dtype)` per part, in the structure (x,), (x, y) or (x, y, w).
     row_spec: tuple[Structure, ...]
-    #: How many calls of `take` at a time are worth a thread each, before anybody asks
-    #: for them; 0 where records are there at once, or must be asked for in turn.
+    #: How many concurrent calls of `take`, ahead of their use, are worth threads;
+    #: 0 if records are in memory, or must be fetched in turn.
     threads = 0
     #: How many rows a record has.
     rows_each = 1
-    #: Whether those are drawn anew in every step, by `rows_of`.
+    #: Whether the rows of a record are drawn anew in every step, by `rows_of`.
     draws_rows = False
-    #: Whether some of them have weight 0.
+    #: Whether some rows of a record have weight 0.
     leaves_over = False
-    #: Whether it was told whose the examples are, so that neighbours differ in people.
+    #: Whether the caller gave each example's person, so that neighbours differ in
+    #: people.
     of_people = False
-    #: What a privacy statement must say of these records.
+    #: Conditions on these records that a privacy statement must list.
     assumptions: tuple[str, ...] = ()
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes a record has, of a text those of where it is."""
+        """How many bytes a record has; a text counts as its pointer."""
         specs = [spec for part in self.row_spec for spec in _specs(part)]
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
     def kept(self) -> Source:
-        """The same records, in their order, whatever the caller does to the arrays.
+        """The same records in their order, unaffected by changes of the arrays.
 
-        What the caller fetches one by one cannot be kept.
+        Records that are fetched one by one cannot be copied.
         """
         return self
 
     def digest(self) -> str:
-        """A hash of the records in their order: of all, or of `LOOKED_AT`."""
+        """A hash of the records in their order: of all, or of `LOOKED_AT` records."""
         count = min(self.size, LOOKED_AT)
         places = np.linspace(0, self.size - 1, count).astype(np.int64)
         return _digest(self.size, self.take(places, count))
 
     def marks(self) -> str | None:
-        """A hash of a few records at once, by which to see that they have moved.
+        """A quick hash of a few records, by which to notice moved records.
 
-        None where to look at them takes a fetch.
+        None if a look at the records takes a fetch.
         """
         return None
 
@@ -85,30 +86,30 @@ class Source(abc.ABC):
         """Returns the given records, followed by zero rows up to `rows`."""
 
     def rows_of(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """What `take` gets for some records, where that is drawn."""
+        """Draws the indices that `take` gets for some records, if rows are drawn."""
         raise NotImplementedError
 
     def weights(
         self, parts: tuple[Structure, ...], indices: np.ndarray, rows: int
     ) -> Structure:
-        """The weights of what `take` gave: 0 for rows that are no record's."""
+        """The weights of the rows from `take`: 0 for rows without a record."""
         given = np.arange(rows) < len(indices)
         return [*parts[2:], given & ~left_out(parts, rows)][0]
 
 
 class Fetched(tuple):
-    """What `take` gives, with the rows of records that have another shape.
+    """The result of `take`, with a mark on records of a deviating shape.
 
     Attributes:
-      left_out: which rows those are, `[rows]`: they are copies of another row, and must
-        have weight 0.
+      left_out: marks the rows of such records, `[rows]`: the rows hold copies of
+        a good row, and must have weight 0.
     """
 
     left_out: np.ndarray
 
 
 def left_out(parts: tuple[Structure, ...], rows: int) -> np.ndarray:
-    """Which rows of what `take` gave are of records that have another shape."""
+    """Which rows from `take`, `[rows]`, belong to records of a deviating shape."""
     return getattr(parts, "left_out", np.zeros(rows, bool))
 
 
@@ -121,22 +122,23 @@ def open_source(data: Any, workers: int | None = None) -> Source:
         tuples, dicts, numbers or texts; a random-access `tf.data.Dataset` of unbatched
         records; or any object with `__len__` and `__getitem__` whose items are records
         (with `__getitems__`, several).
-      workers: how many threads may call that object at a time. 1 by default: a file
-        that two threads seek in gives one the record of the other, and no error.
+      workers: how many threads may call that object at a time. 1 by default: if two
+        threads seek in one file, each may read the wrong record without an error.
 
     Returns:
       The source.
 
     Raises:
-      ValueError: If the data are empty, of unequal lengths, no numbers or texts, of
-        several shapes, or not random access, or workers are for something else.
+      ValueError: If the data are empty, of unequal lengths, neither numbers nor texts,
+        of several shapes, or not random access, or workers are given for data that
+        cannot use them.
     """
     source = _opened(data, 1 if workers is None else workers)
     called = type(source) is Records and not hasattr(data, "element_spec")
     if workers is not None and not called:
         raise ValueError(
-            "workers is for objects with __getitem__: arrays need none, and a tf.data "
-            "pipeline says it itself, map(..., num_parallel_calls=tf.data.AUTOTUNE)."
+            "workers is for objects with __getitem__. Arrays need no workers; for a "
+            "tf.data pipeline, write map(..., num_parallel_calls=tf.data.AUTOTUNE)."
         )
     return source
 
@@ -176,7 +178,7 @@ def _opened(data: Any, workers: int) -> Source:
 
 
 class Columns(Source):
-    """Arrays whose first axis runs over records; a view of what the caller has."""
+    """Arrays with records along the first axis; views of the caller's arrays."""
 
     def __init__(self, parts: tuple[Structure, ...]):
         self._hold(_map_named(as_column, parts))
@@ -229,20 +231,20 @@ class Columns(Source):
 
 
 class Records(Source):
-    """Records fetched one by one, or by whoever can fetch several.
+    """Records that are fetched one by one, or several at a time.
 
-    *Formal guarantees*: records of another shape than the first are an error before
-    any is drawn, of all that can be looked at in `look` seconds. One that was not
-    looked at counts for nothing when it is drawn, as a record of weight 0 does, and no
-    message tells of it: it would tell who was drawn.
+    *Formal guarantees*: a record with a shape unlike the first record's is an error
+    before the first draw, if the check reaches the record within `look` seconds. If
+    the check does not reach the record, a draw gives it weight 0, and no message
+    reports the record: the message would reveal who was drawn.
 
     Args:
       size: how many records there are.
-      fetch: gives one of them.
-      fetch_many: gives several, if something can.
+      fetch: returns the record of an index.
+      fetch_many: returns the records of several indices; optional.
       workers: how many threads may fetch at a time.
-      look: how many seconds records are looked at here; 0 if their shapes are known.
-      reading: the line that reads all records, for errors.
+      look: how many seconds the check may take; 0 if all shapes are known.
+      reading: the line of code that reads all records, for errors.
     """
 
     def __init__(
@@ -275,7 +277,9 @@ class Records(Source):
         )
         found = [column for part in out for column in _flatten(part)]
         odd = np.zeros(rows, bool)
-        for place, record in enumerate(self._all([int(index) for index in indices])):
+        for place, record in enumerate(
+            self._read_all([int(index) for index in indices])
+        ):
             try:
                 values = self._values_of(record)
             except ValueError:
@@ -284,7 +288,7 @@ class Records(Source):
             for column, value in zip(found, values, strict=True):
                 column[place] = value[()]
         if not odd[: len(indices)].all():
-            # A row that functions of records can take, as they could not an empty one.
+            # Functions of records get a good row, since they may fail on an empty row.
             for column in (column for part in out[:2] for column in _flatten(part)):
                 column[odd] = column[np.argmin(odd)]
         if not odd.any():
@@ -294,7 +298,7 @@ class Records(Source):
         return fetched
 
     def _look_at(self, seconds: float) -> None:
-        """Raises for records that are unlike the first, of some or of all."""
+        """Raises for records unlike the first; checks all records, or a sample."""
         if seconds <= 0:
             return
         places = np.arange(self.size)
@@ -307,7 +311,9 @@ class Records(Source):
         end = time.monotonic() + seconds
         while begun < len(places) and time.monotonic() < end:
             some = [int(place) for place in sorted(places[begun : begun + count])]
-            for index, record in zip(some, self._all(some, told=True), strict=True):
+            for index, record in zip(
+                some, self._read_all(some, name_index=True), strict=True
+            ):
                 try:
                     self._values_of(record)
                 except ValueError as error:
@@ -320,14 +326,14 @@ class Records(Source):
             self.assumptions = (_SOME_LOOKED_AT,)
 
     def _values_of(self, record: Structure) -> list[np.ndarray]:
-        """The arrays of a record, or ValueError if it is unlike the first."""
+        """The arrays of a record, or ValueError if it is unlike the first record."""
         row = _row_of(record)
         values: dict[str, np.ndarray] = {}
         for part, name in zip(row, PARTS, strict=False):
             values |= names(part, name)
         if list(values) != list(self._specs):
             raise ValueError(
-                f"it has {', '.join(values)}, and not {', '.join(self._specs)}."
+                f"the record has {', '.join(values)}, not {', '.join(self._specs)}."
             )
         for name, value in values.items():
             shape, dtype = self._specs[name]
@@ -341,12 +347,14 @@ class Records(Source):
             check_values(weights)
         return list(values.values())
 
-    def _all(self, indices: list[int], told: bool = False) -> Iterable[Structure]:
-        read = self._told if told else self._read
+    def _read_all(
+        self, indices: list[int], name_index: bool = False
+    ) -> Iterable[Structure]:
+        read = self._read_naming_index if name_index else self._read
         if self._fetch_many is not None and indices:
             try:
                 found = list(self._fetch_many(indices))
-            except Exception:  # One by one, some of them can be read.
+            except Exception:  # Some records can still be read one by one.
                 return map(read, indices)
             if len(found) != len(indices):
                 raise ValueError(
@@ -358,8 +366,8 @@ class Records(Source):
             return map(read, indices)
         return self._pool.map(read, indices)
 
-    def _told(self, index):
-        """A record that is read before any is drawn, so that errors may name it."""
+    def _read_naming_index(self, index):
+        """Reads a record before the first draw, so that errors may name the index."""
         try:
             return self._fetch(index)
         except Exception as error:
@@ -372,21 +380,21 @@ class Records(Source):
         try:
             return self._fetch(index)
         except Exception as error:
-            # Whoever reads of it, in a log, must not learn who was drawn.
+            # A reader of the log must not learn which record was drawn.
             raise RuntimeError(
-                f"data: a record could not be read ({type(error).__name__}). Which one "
-                "is not said, since it was perhaps drawn; apart from training, see it "
-                f"by reading all: {self._reading}"
+                f"data: a record could not be read ({type(error).__name__}). The "
+                "message hides the index, because the index would tell who was drawn. "
+                f"To find the record apart from training, read all: {self._reading}"
             ) from None
 
 
 _ONE_SHAPE = (
-    "Batches need records of one shape: fill them up, or cut them, where they are "
-    "made, and give what fills them weight 0."
+    "Batches need records of one shape: pad or cut the records when you make them, and "
+    "give padding weight 0."
 )
 _SOME_LOOKED_AT = (
-    "of the records, which are fetched one by one, as many as time allowed were looked "
-    "at before the first draw; any other of another shape counts for nothing"
+    "records are fetched one by one, and as many as time allowed were checked before "
+    "the first draw; any further record of a deviating shape counts for nothing"
 )
 
 
@@ -401,7 +409,7 @@ def _row_of(record: Structure) -> tuple[Structure, ...]:
 
 
 def _may_become(given: np.dtype, wanted: np.dtype) -> bool:
-    """Whether numbers of one type may stand in an array of another, as they are."""
+    """Whether numbers of type `given` can be stored as `wanted` without a loss."""
     if "O" in (given.kind, wanted.kind):
         return False
     return np.can_cast(given, wanted, "same_kind")
@@ -412,14 +420,14 @@ def _type_name(dtype: np.dtype) -> str:
 
 
 def _stacked(records: Records) -> Columns:
-    """Arrays of the records of a list, all of which were looked at."""
+    """Arrays of the records of a list, after a check of every record."""
     stacked = Columns.__new__(Columns)
     stacked._hold(tuple(records.take(np.arange(records.size), records.size)))
     return stacked
 
 
 class StackedRecords(Records):
-    """Records that are fetched together, each array with all of them."""
+    """Records that are fetched together, as stacked arrays."""
 
     def __init__(
         self,
@@ -438,14 +446,14 @@ class StackedRecords(Records):
             return super().take(indices, rows)
         try:
             found = self._fetch_all(indices)
-        except Exception:  # One by one, some of them can be read.
+        except Exception:  # Some records can still be read one by one.
             return super().take(indices, rows)
         parts = found if isinstance(found, tuple) else (found,)
         try:
             parts = _map_named(as_column, parts)
             for weights in parts[2:]:
                 check_values(weights)
-        except ValueError:  # One by one, the others count.
+        except ValueError:  # One by one, the good records count.
             return super().take(indices, rows)
         lengths = {len(column) for part in parts for column in _flatten(part)}
         if _row_spec(parts) != self.row_spec or lengths != {len(indices)}:
@@ -520,7 +528,7 @@ def _map(function, node, is_leaf=lambda _: False):
 
 
 def _map_named(function, parts: tuple) -> tuple:
-    """Applies a function of an array and its name to all arrays of some parts."""
+    """Applies `function(array, name)` to all arrays of the parts of data."""
 
     def mapped(node, name):
         if isinstance(node, dict):
@@ -535,7 +543,7 @@ def _map_named(function, parts: tuple) -> tuple:
 def _named_specs(row_spec: tuple[Structure, ...]) -> Iterator[tuple[str, Any]]:
     """The specs of a record's arrays by name, in the order of `names`."""
     for part, name in zip(row_spec, PARTS, strict=False):
-        # A spec is a tuple, which `names` would take apart.
+        # `names` would take a spec apart, since a spec is a tuple.
         yield from names(_map(list, part, is_leaf=_is_spec), name).items()
 
 

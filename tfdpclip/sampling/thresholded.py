@@ -1,4 +1,4 @@
-"""Counts of all records of which small ones are left out, as an event."""
+"""The event of releasing the counts of all values, without small counts."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from tfdpclip.sampling.poisson import FullBatch
 
 @dataclasses.dataclass(frozen=True)
 class ThresholdedCounts(FullBatch):
-    """Every record is counted, and a value whose noised count is small is left out.
+    """Every record is counted; values with a small noised count are left out.
 
     The release of `tfdpclip.keras.PrivateStatistics.vocabulary`, for ledgers.
 
     *Formal guarantees*
 
-    * Neighbours: add or remove one record. Let D' be D and one record more, which has
-      at most k different values. The counts of all values move by at most sqrt(k) in
-      the Euclidean norm, and z sqrt(k) is the stddev of the noise of each count: the
+    * Neighbours: add or remove one record. Let D' be D with an additional record, which
+      has at most k different values. The counts of all values move by at most sqrt(k)
+      in the Euclidean norm, and z sqrt(k) is the stddev of the noise of each count: the
       noised counts of the values of D are one Gaussian of noise multiplier z.
-    * Values that D' has and D has not are at most k, each with a count of 1, and p is
-      the probability that such a count passes the threshold by its noise.
+    * At most k values are in D' but not in D, each with a count of 1, and p is the
+      probability that the noise lifts a count of 1 over the threshold.
       t = 1 - (1 - p)^k bounds the probability that any of them is released.
-    * Let delta = -log(1 - t) = -k log(1 - p). Then the release costs at most what the
-      Gaussian and a (0, delta) mechanism cost together: in every composition,
+    * Let delta = -log(1 - t) = -k log(1 - p). Then the release costs at most as much as
+      the Gaussian and a (0, delta) mechanism together: in every composition,
       delta(epsilon) of the rest, plus delta.
 
     *Why.* Noise of different counts is independent. So the release M(D') is the mixture
-    (1 - t') G' + t' B, t' <= t, where G' is the release of the values of D alone, whose
-    noised counts a Gaussian hides from those of M(D). With g(epsilon) the profile of
-    that Gaussian composed with everything else, and with the mixture in that
-    composition, too (the noise of this release is drawn once):
-    of M(D') over M(D) it is at most (1 - t) g(epsilon) + t <= g(epsilon) + delta.
-    Of M(D) over M(D'), P[G' in S] <= P[M(D') in S] / (1 - t) for every S, and so it
-    is at most g(epsilon + log(1 - t)) = g(epsilon - delta). A profile rises, to the
-    left, by at most 1 - g(epsilon) for each unit, as
-    -g'(u) = P[loss > u] - g(u): g(epsilon - delta) <= g(epsilon) + delta. Several of
-    them: the sums of their deltas. (Wilkins et al. 2024, "Exact privacy analysis of the
+    (1 - t') G' + t' B, t' <= t, where G' is the release of the values of D alone. Its
+    noised counts and the noised counts of M(D) are the two sides of a Gaussian
+    mechanism. Let g(epsilon) be the profile of that Gaussian composed with everything
+    else, and compose the mixture in the same way (the noise is drawn once).
+    The profile of M(D') over M(D) is at most (1 - t) g(epsilon) + t <= g(epsilon) +
+    delta. For M(D) over M(D'), P[G' in S] <= P[M(D') in S] / (1 - t) for every S, so
+    the profile is at most g(epsilon + log(1 - t)) = g(epsilon - delta). To the left,
+    a profile rises by at most 1 - g(epsilon) for each unit, as
+    -g'(u) = P[loss > u] - g(u): g(epsilon - delta) <= g(epsilon) + delta. For several
+    releases, the deltas add. (Wilkins et al. 2024, "Exact privacy analysis of the
     Gaussian sparse histogram mechanism", has the smallest delta of one release alone.)
 
     Attributes:
@@ -68,5 +68,5 @@ class ThresholdedCounts(FullBatch):
         return dp_accounting.ComposedDpEvent([gaussian, threshold])
 
     def participation(self, steps: int) -> Any:
-        # Of noise that is shared with other steps, nothing is proven.
+        # No proof covers noise that is shared with further steps.
         return SamplingScheme.participation(self, steps)

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from attacks, to be compared with what was claimed."""
+"""Lower bounds on epsilon from attacks, for comparison with the claimed epsilon."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AuditReport:
-    """What an audit proved.
+    """The result of an audit.
 
     Attributes:
-      lower_bound: with the confidence stated, epsilon is at least this.
-      claimed: the epsilon that was claimed; None if none was.
-      delta: at this delta.
+      lower_bound: with the given confidence, epsilon is at least this.
+      claimed: the epsilon of the claim; None without a claim.
+      delta: the delta of the claim.
       confidence: the probability that a sound claim passes.
-      canaries: how many records could be in or out.
-      correct: guesses that were right.
-      guesses: guesses that were made.
-      scores: of the canaries; the higher, the surer that one was included.
-      included: whether each was. Both are in no text, and None where nobody kept them.
+      canaries: the number of records that could be in or out.
+      correct: the number of right guesses.
+      guesses: the number of guesses.
+      scores: the canaries' scores; the higher, the likelier the canary was included.
+      included: whether each canary was. Texts show neither; both are None if unknown.
     """
 
     lower_bound: float
@@ -57,7 +57,7 @@ class AuditReport:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is wrong, with the confidence stated."""
+        """Whether the claim is wrong, with the given confidence."""
         return self.claimed is not None and self.lower_bound > self.claimed
 
     def __str__(self) -> str:
@@ -69,20 +69,20 @@ class AuditReport:
         )
 
     def plot(self, path: Any = None) -> Figure:
-        """Draws the scores of canaries that were in, and of those that were not.
+        """Draws the scores of canaries that were in, and of canaries that were not.
 
         Needs matplotlib (the extra "plots"), and returns the figure.
 
         Args:
-          path: where to save the picture; None for not saving it.
+          path: the file for the picture; None for not saving it.
 
         Raises:
           ValueError: if the report has no scores.
         """
         if self.scores is None or self.included is None:
             raise ValueError(
-                "The report has no scores to draw: take the one that "
-                "dpc.testing.audit, audit_keras or audit_aggregator returns."
+                "The report has no scores to draw: use a report of "
+                "dpc.testing.audit, audit_keras or audit_aggregator."
             )
         figure, axes = pictures.new(6.0, 3.2, grid="y")
         ax = axes[0, 0]
@@ -120,17 +120,17 @@ def audit(
     """Audits any training procedure, federated or not, in one run.
 
     Args:
-      train: a function that is given which canaries to include, `[m]` booleans, trains
-        with those among the data, and returns a score for each, `[m]`, the higher the
-        surer that it was included.
+      train: a function of the inclusion of canaries, `[m]` booleans: it trains with
+        the included canaries among the data, and returns a score for each canary,
+        `[m]`, the higher the likelier the canary was included.
       canaries: m.
-      delta: of the claim.
+      delta: the delta of the claim.
       claimed: the epsilon to compare with.
       guesses: the shares of the canaries to guess about (half of them "in", for the
         highest scores, and half "out", for the lowest). The best is reported, at a
         confidence divided by their number.
       confidence: 1 minus the probability that a true claim is refuted.
-      seed: of the choice of canaries, for tests.
+      seed: the seed of the choice of canaries, for tests.
 
     Returns:
       The report; nothing is raised for a refuted claim, see `AuditReport.refuted`.
@@ -184,8 +184,8 @@ def audit_keras(
     """Audits a Keras training run with canaries among its examples.
 
     The auditor sees every gradient that the optimizer releases, as the accountant
-    assumes, and scores a canary by how much of its own (normalised) gradient is in
-    them. Canaries work best if their gradients are large and nearly orthogonal, for
+    assumes, and scores a canary by the share of its own (normalised) gradient in the
+    releases. Canaries work best if their gradients are large and nearly orthogonal, for
     instance random inputs with random labels, and if there are fewer of them than
     parameters.
 
@@ -193,13 +193,13 @@ def audit_keras(
       model: a built model compiled with a private optimizer; it is trained.
       data: (x, y), the ordinary examples; may have no rows.
       canaries: (x, y), m records.
-      fit: a function that trains `model` on the (x, y) it is given and returns
-        anything; it must call ``model.fit(..., callbacks=[...])`` with the callback
-        that is its second argument.
-      delta: of the claim.
+      fit: a function of two arguments: it trains `model` on the first, (x, y), by
+        ``model.fit(..., callbacks=[...])`` with the second as a callback; its result is
+        ignored.
+      delta: the delta of the claim.
       claimed: the epsilon to compare with.
       confidence: see `audit`.
-      seed: of the choice of canaries, for tests.
+      seed: the seed of the choice of canaries, for tests.
 
     Returns:
       The report.
@@ -207,7 +207,7 @@ def audit_keras(
     if check_model(model).rows_per_record > 1:
         raise ValueError(
             "The optimizer has rows_per_record above 1, and a canary is one row: audit "
-            "a copy of the model whose optimizer has rows_per_record=1."
+            "a copy of the model with rows_per_record=1 in the optimizer."
         )
     _arguments.function("fit", fit, 2)
     x, y = (np.asarray(part) for part in data)
@@ -238,7 +238,7 @@ def audit_keras(
 
 
 class _CanaryWatch(tf.keras.callbacks.Callback):
-    """Adds up how much of each canary's gradient the releases contain."""
+    """Adds up the share of each canary's gradient in the releases."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray):
         super().__init__()
@@ -259,7 +259,7 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
                 self._released[places[id(unwrapped(variable))]].assign_add(gradient)
 
         _compat.watch_updates(optimizer, watched)
-        # A train function that was traced before would not be watched.
+        # A train function that was traced before would bypass the watch.
         self.model.train_function = None
         self.model.make_train_function()
         self._directions = tf.function(self._directions_graph)

@@ -1,4 +1,4 @@
-"""Does a clip rule keep what every clip rule promises?"""
+"""Tests that a clip rule keeps the contract of clip rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tfdpclip.testing import rule_graphs
 
 _NAMES = ("one/kernel", "one/bias", "two/kernel", "three/kernel")
 _RECORDS = 100.0
-# Steps of one course of fractions: in eager code, in the middle, and at the end.
+# Steps of one sequence of fractions: in eager code, in the middle, and at the end.
 _EAGER, _MIDDLE, _STEPS = 2, 30, 1000
 # Norms drawn from all magnitudes for each state and type.
 _DRAWN = 500
@@ -42,11 +42,11 @@ _DRAWN = 500
 
 @dataclasses.dataclass(frozen=True)
 class ClipRuleReport:
-    """What was tried on a clip rule that kept its promises.
+    """The inputs that were tried on a clip rule that passed.
 
     Attributes:
-      ratio: the largest norm of a weighted record, as a share of what is allowed. Far
-        below 1, the noise is larger than it need be.
+      ratio: the largest norm of a weighted record, as a share of the allowed norm. Far
+        below 1, the noise is larger than necessary.
       norm: the norm of that record.
       states: the number of states tried.
       records: the number of records tried, over all states and types.
@@ -76,34 +76,34 @@ def assert_clip_rule(
       all magnitudes. A norm that is not finite has weight 0, not NaN.
     * **Counted**: indicators are within -1/2 to 1/2, and 0 for padding and for norms
       that are not finite; there is a `count_stddevs` for each.
-    * **Isolated**: a record's weight and indicators are the same whatever the other
-      records are.
+    * **Isolated**: a record's weight and indicators do not depend on the remaining
+      records.
     * **Steady**: `next_state` gives a finite state of the same structure, types and
-      shapes for any fractions in [0, 1], for a thousand steps; in the states on the
-      way, all of the above.
-    * **Pure**: the same in, the same out; no variables, nothing remembered, no op that
-      draws or keeps anything.
+      shapes for any fractions in [0, 1], for a thousand steps; the states on the way
+      pass all of the above checks.
+    * **Pure**: the same result for the same arguments; no variables, no memory, no op
+      that draws random numbers or keeps state.
     * **Portable**: the same in a `tf.function` for any batch size, under XLA, and as a
-      graph that is serialised and run elsewhere, as federated computations are.
+      graph that is serialised and run elsewhere, as in federated computations.
     * **Saved**: registered, and the same rule after its configuration went through
       JSON.
-    * **In groups**: a rule without groups keeps all this inside `LayerwiseClip` and
-      `ScaledClip`, and `PublicNormClip` if it says that it is `elementwise`.
+    * **In groups**: a rule without groups keeps the contract inside `LayerwiseClip` and
+      `ScaledClip`, and `PublicNormClip` if it declares to be `elementwise`.
 
-    What it cannot find: a rule that breaks its promise on the norms and states that
-    were not tried, on purpose.
+    The test cannot find a rule that deliberately breaks the contract on norms and
+    states that are not tried.
 
     Args:
       rule: a clip rule.
-      names: variables' names to bind it to, if its groups are particular about them.
-      seed: of the norms that are drawn.
+      names: variables' names to bind it to, if its groups require certain names.
+      seed: the seed of the drawn norms.
 
     Returns:
-      How close a record came to what is allowed.
+      How close a record came to the allowed norm.
 
     Raises:
-      AssertionError: if the rule breaks a promise; it says for which norm and state,
-        what came out, and what was allowed.
+      AssertionError: if the rule breaks its contract; names the norm, the state, the
+        result, and the allowed result.
       ValueError: if an argument is out of range, or the names do not fit the groups.
 
     >>> import tfdpclip as dpc
@@ -134,23 +134,23 @@ def assert_clip_rule(
             _check_saved(bound)
         except AssertionError as error:
             raise AssertionError(f"{bound}: {error}.") from error
-        except Exception as error:  # Whatever a rule does with what it is given.
+        except Exception as error:  # A foreign rule may raise any error.
             raise AssertionError(
                 f"{bound} raises {type(error).__name__}: {shown(str(error))}."
             ) from error
     if _remembered(bound) != kept:
         raise AssertionError(
             f"{bound}: it is not the same object after its methods were called: "
-            f"{shown(kept)} became {shown(_remembered(bound))}. Rules keep nothing; "
-            "what changes belongs to the state."
+            f"{shown(kept)} became {shown(_remembered(bound))}. Rules must not keep "
+            "data; put changing values into the state."
         )
     return report
 
 
 def _no_variables(*args: Any, **kwargs: Any) -> None:
     raise AssertionError(
-        "it makes a variable; what changes belongs to the state, which is given and "
-        "returned"
+        "it makes a variable; put changing values into the state, which methods take "
+        "and return"
     )
 
 
@@ -169,8 +169,8 @@ def _check_saved(rule: ClipRule) -> None:
         )
     if registered_rules().get(kind.__name__) is not kind:
         raise AssertionError(
-            f"{kind.__name__} is not registered, so that what is saved with it could "
-            "not be loaded: put @dpc.clipping.register_rule above the class"
+            f"{kind.__name__} is not registered, so saved settings could not be "
+            "loaded: put @dpc.clipping.register_rule above the class"
         )
     saved = serialize_rule(rule)
     loaded = as_rule(json.loads(json.dumps(saved)))
@@ -183,7 +183,7 @@ def _check_saved(rule: ClipRule) -> None:
 
 
 def _states(rule: ClipRule, draw: np.random.Generator) -> Iterator[Any]:
-    """First states, and those to which fractions from 0 to 1 lead."""
+    """First states, and states after sequences of fractions from 0 to 1."""
     counts = len(rule.count_stddevs(_RECORDS))
     specs = tf.nest.map_structure(
         tf.TensorSpec.from_tensor, next(iter(first_states(rule)))
@@ -216,7 +216,7 @@ def _states(rule: ClipRule, draw: np.random.Generator) -> Iterator[Any]:
 
 
 def _many_steps(rule: ClipRule, state: Any, fractions: tf.Tensor) -> tuple[Any, Any]:
-    """Where these fractions lead, and whether every state on the way is finite."""
+    """The state after these fractions, and whether all states were finite."""
 
     def step(i, state, good):
         state = rule.next_state(state, fractions[i])
@@ -231,7 +231,7 @@ def _many_steps(rule: ClipRule, state: Any, fractions: tf.Tensor) -> tuple[Any, 
 
 
 def _courses(counts: int, draw: np.random.Generator) -> Iterator[np.ndarray]:
-    """Fractions in [0, 1] of many steps, `[steps, K]`."""
+    """Sequences of fractions in [0, 1], `[steps, K]`."""
     shape = (_STEPS, counts)
     yield np.zeros(shape)
     if counts:
@@ -246,7 +246,7 @@ def _check_state(first: Any, state: Any, fractions: tf.Tensor) -> None:
         tf.nest.assert_same_structure(first, state)
     except (TypeError, ValueError):
         raise AssertionError(
-            f"the state is {in_words(state)} {where}, of another structure than "
+            f"the state is {in_words(state)} {where}, with a different structure than "
             f"{in_words(first)}"
         ) from None
     for old, new in zip(tf.nest.flatten(first), tf.nest.flatten(state), strict=True):
@@ -270,7 +270,7 @@ def _check_bounded(
     for i, state in enumerate(states):
         for dtype in kinds:
             trial = Trial(rule, state, dtype, _drawn(rule, dtype, draw))
-            # Coupling shows in any state; looking for it takes a while.
+            # Coupling shows in every state, and is slow to test, so one state suffices.
             fault = trial.fault() or (trial.coupling() if not i else None)
             if fault is not None:
                 raise AssertionError(fault)
@@ -287,7 +287,7 @@ def _drawn(rule: ClipRule, dtype: Any, draw: np.random.Generator) -> np.ndarray:
     groups = groups_of(rule)
     size = (_DRAWN, groups) if groups else (_DRAWN,)
     norms = 10.0 ** draw.uniform(low, high, size)
-    # Half of them where training is.
+    # Half of the norms are in the usual range of training.
     norms[::2] = 10.0 ** draw.uniform(-4, 4, norms[::2].shape)
     if groups:
         norms[1::4] *= draw.integers(0, 2, norms[1::4].shape)
@@ -295,7 +295,7 @@ def _drawn(rule: ClipRule, dtype: Any, draw: np.random.Generator) -> np.ndarray:
 
 
 def _check_reports(rule: ClipRule, states: list[Any]) -> None:
-    """What the rule says about itself, beside what bounds its records."""
+    """Checks the rule's reports about itself, apart from the bounds."""
     for private in (True, False):
         stddevs = rule.count_stddevs(_RECORDS, private)
         good = isinstance(stddevs, tuple) and all(
@@ -322,15 +322,15 @@ def _check_reports(rule: ClipRule, states: list[Any]) -> None:
             raise AssertionError(
                 f'threshold is "record", but records of norms {shown(below.tolist())}, '
                 f"below clip_norm(state), get weights {shown(weights.tolist())} and "
-                "not all the same; where no norm parts what is clipped from the rest, "
-                "say threshold = None"
+                "not all the same; if no norm separates clipped records from the rest, "
+                "set threshold = None"
             )
 
 
 def _check_groups(
     rule: ClipRule, names: Sequence[str], draw: np.random.Generator
 ) -> None:
-    """A rule without groups in every rule that takes one."""
+    """Checks a rule without groups inside every rule that takes an inner rule."""
     places: list[ClipRule] = [LayerwiseClip(rule, groups="variable")]
     places.append(LayerwiseClip(rule, groups="variable", allocation="joint"))
     numbers = np.geomspace(1e-2, 1e2, len(names)).tolist()
@@ -352,7 +352,7 @@ def _check_groups(
 
 
 def _check_elementwise(rule: ClipRule, groups: int, draw: np.random.Generator) -> None:
-    """`[B, L]` with one clip norm per column is as every column alone."""
+    """Checks that `[B, L]`, with a clip norm per column, equals separate columns."""
     counts = len(rule.count_stddevs(_RECORDS))
     if counts > 1:
         raise AssertionError(
@@ -387,7 +387,7 @@ def _check_elementwise(rule: ClipRule, groups: int, draw: np.random.Generator) -
             ):
                 raise AssertionError(
                     f"it says that it is elementwise, but {method} of {groups} groups "
-                    "together are not those of each alone, in state "
+                    "together differs from separate groups, in state "
                     f"{in_words(spread)}"
                 )
         for method in ("sensitivity", "clip_norm"):
@@ -396,6 +396,6 @@ def _check_elementwise(rule: ClipRule, groups: int, draw: np.random.Generator) -
             if not np.allclose(found, wanted, rtol=ROUNDING, atol=0):
                 raise AssertionError(
                     f"it says that it is elementwise, but {method} of {groups} groups "
-                    f"together is {shown(found.tolist())}, and {shown(wanted)} of each "
-                    f"alone"
+                    f"together is {shown(found.tolist())}, and {shown(wanted)} for "
+                    "separate groups"
                 )

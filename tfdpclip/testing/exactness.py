@@ -1,4 +1,4 @@
-"""Are gradients those of ordinary backward passes, and of one example each?"""
+"""Tests that gradients equal ordinary backward passes, and are of one example each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfdpclip.testing.probe import as_batches, check_model, restored
 
 @dataclasses.dataclass(frozen=True)
 class ExactnessReport:
-    """The engine beside ordinary backward passes, the worst over all examples.
+    """The engine compared with ordinary backward passes: the worst of all examples.
 
     Attributes:
-      sums: how far each variable's weighted sum is off, by name, relative to the
+      sums: the error of each variable's weighted sum, by name, relative to the
         examples' norms.
-      norms: how far an example's norm is below that of its gradient, by name.
+      norms: how far an example's norm is below its gradient's norm, by name.
       decisive: the same for the norms that decide about the clip.
-      excess: how far a norm is above that of the gradient. That is no leak: such an
-        example is clipped more than it need be.
-      examples: how many were compared.
+      excess: how far a norm is above the gradient's norm. This is safe: the example is
+        clipped more than necessary.
+      examples: how many examples were compared.
     """
 
     sums: dict[str, float]
@@ -55,23 +55,23 @@ def assert_exact(
 ) -> ExactnessReport:
     """Checks the gradients of every example against ordinary backward passes.
 
-    The model's own training step runs on the batch, up to where gradients are clipped.
+    The model's own training step runs on the batch, up to the clipping of gradients.
     For every example alone, and for all of them under random weights, the engine's sum
-    must be what one ordinary backward pass gives, variable by variable, and no norm may
-    be smaller than that of the gradient it stands for. The first step of training does
-    the same for one example; this does it on demand.
+    must equal one ordinary backward pass, variable by variable, and no norm may be
+    smaller than the norm of its gradient. The first step of training does the same
+    for one example; this function does it on demand.
 
     Args:
       model: a built model compiled with a private optimizer; not changed.
       batch: (x, y) or (x, y, sample_weight), arrays.
-      tolerance: the largest error, relative to the norms, to put down to rounding.
+      tolerance: the largest error, relative to the norms, that counts as rounding.
 
     Returns:
-      What was found.
+      The errors.
 
     Raises:
-      AssertionError: if a sum or norm is off by more.
-      ValueError: if the step is not one that clips examples in a graph.
+      AssertionError: if a sum or norm has a larger error.
+      ValueError: if the step does not clip examples in a graph.
 
     >>> import numpy as np
     >>> import tfdpclip as dpc
@@ -118,10 +118,10 @@ def assert_exact(
 def assert_isolated(
     model: tf.keras.Model, x: Any, y: Any = None, **options: Any
 ) -> None:
-    """Checks that neither an example's loss nor its gradient depends on the others.
+    """Checks that an example's loss and gradient do not depend on other examples.
 
-    Some examples are replaced in turn, and the others' losses and gradients are
-    compared (`tfdpclip.keras.check_isolation`).
+    Some examples are replaced in turn, and the losses and gradients of the remaining
+    examples are compared (`tfdpclip.keras.check_isolation`).
 
     Args:
       model: a compiled Keras model.
@@ -130,8 +130,8 @@ def assert_isolated(
       **options: see `tfdpclip.keras.check_isolation`.
 
     Raises:
-      AssertionError: if the loss or the gradient of one example changes when another
-        is replaced.
+      AssertionError: if the loss or the gradient of an example changes when a second
+        example is replaced.
     """
     try:
         check_isolation(model, x, y, **options)
@@ -147,7 +147,7 @@ class _Found:
 
 
 def _every_difference(check: RuleCheck, records: Any) -> Differences:
-    """The worst differences over the examples, and of the sum of all of them."""
+    """The worst differences over the examples, and of the sum of all examples."""
     weights = check.weights(chance.shuffled(tf.range(records.parts.batch_size)))
     sums, whole = check.sums(weights, check.gradient(weights))
 

@@ -1,7 +1,7 @@
 """Tests of aggregators for federated learning: sensitivity, noise, and an audit.
 
-They need TensorFlow Federated, which is imported when they are called, and an execution
-context on this machine.
+The tests need TensorFlow Federated, which is imported when a test is called, and an
+execution context on this machine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tfdpclip.testing.federated_probe import Rounds
 from tfdpclip.testing.noise import NoiseReport
 from tfdpclip.testing.sensitivity import SensitivityReport
 
-# One round is run for each.
+# The test runs one round for each coordinate.
 _MOST_COORDINATES = 256
-# Clients beside which the noise is compared.
+# The clients for which the noise is compared.
 _COMPARED = ("within its clip", "beyond its clip", "one NaN")
 
 
@@ -40,38 +40,38 @@ def assert_aggregator_sensitivity(
     records: Iterable[Any] = (),
     extremes: bool = True,
 ) -> SensitivityReport:
-    """Checks whole rounds on neighbouring cohorts, with the noise in hand.
+    """Checks whole rounds on neighbouring cohorts, with controlled noise.
 
-    The aggregation process is made with a vector of standard normals w, which this
-    function chooses, in the place of its noise. Its rounds then run on a cohort, and
-    on that cohort with one more client. For the round with the client, and w = 0, the
-    vector w is searched with which the round without the client releases the same: the
-    same result, the same measurements and the same next state. A round is one Gaussian
-    mechanism of noise multiplier z if, and only if, there always is such a w, of norm
-    at most 1 / z, that does not depend on the noise drawn otherwise. This is checked as
+    The aggregation process is made with a vector w of standard normals, which the test
+    chooses, in the place of its noise. Its rounds then run on a cohort, and on that
+    cohort with one more client. For the round with the client, and w = 0, the test
+    searches the vector w with which the round without the client has the same release:
+    the same result, the same measurements and the same next state. A round is one
+    Gaussian mechanism of noise multiplier z if, and only if, there always is such a w,
+    of norm at most 1 / z, that does not depend on further noise. This is checked as
     well: with further noise in both rounds, they must agree again.
 
-    What this finds: updates that are not clipped, or longer than the clip norm once
-    quantised; noise that is missing, too small, scaled by another clip norm or spread
-    wrongly over updates and counts; anything exact among the measurements or in the
-    clip norm; division by the number of clients that came; an update that is not
-    finite and counts; shares of distributed noise that need more than
-    `minimum_clients`; noise that does not come from the aggregator's own source.
+    The test finds: updates that are not clipped, or longer than the clip norm once
+    quantised; noise that is missing, too small, scaled by a wrong clip norm or spread
+    wrongly over updates and counts; any exact number among the measurements or in the
+    clip norm; division by the actual number of clients; a non-finite update that
+    counts; shares of distributed noise that need more than `minimum_clients`; noise
+    that does not come from the aggregator's own source.
 
-    What it cannot find: noise that is not random (`assert_aggregator_noise`), clients
-    drawn otherwise than accounted, and what an inner factory keeps in its state.
+    The test cannot find: noise that is not random (`assert_aggregator_noise`), clients
+    that are drawn differently than accounted for, and the state of an inner factory.
 
-    It is run from the first state and from one in which the clip has moved. With
-    distributed noise the cohort has `minimum_clients` (give few); the further client is
-    compared without its share of noise, in what the server makes of the modular sum.
+    The test runs from the first state and from a state after the clip norm has moved.
+    With distributed noise the cohort has `minimum_clients` (give few); the further
+    client is compared without its share of noise, after the server's decoding of the
+    modular sum.
 
     Args:
-      factory: what `dpc.federated.clipped_mean` returned, private.
-      value_type: the type of one client's update, or an example of one, float32 or
-        float64. At most 256 coordinates and counts: the same tensors, made small, will
-        do.
+      factory: the result of `dpc.federated.clipped_mean`, private.
+      value_type: the type of one client's update, or an example, float32 or float64. At
+        most 256 coordinates and counts: small tensors of the same structure suffice.
       records: further updates to try, of that type.
-      extremes: whether to try, besides usual ones, updates that are huge, tiny, not
+      extremes: whether to try, besides usual updates, updates that are huge, tiny, not
         finite, at the clip norm, opposite to all others, in one coordinate or one
         group, and at the steps of quantisation.
 
@@ -79,8 +79,8 @@ def assert_aggregator_sensitivity(
       The worst client. Its `ratio` is at most 1, up to a tolerance of 0.2%.
 
     Raises:
-      AssertionError: if a client moves the release by more than 1 / z, or moves what
-        has no noise, or changes the noise.
+      AssertionError: if a client moves the release by more than 1 / z, or moves
+        an entry without noise, or changes the noise.
       ImportError: without TensorFlow Federated.
       ValueError: if an argument is out of range or the factory is not private.
     """
@@ -92,8 +92,8 @@ def assert_aggregator_sensitivity(
     layout = Rounds.layout_of(factory, value_type)
     if not all(dtype in ("float32", "float64") for dtype in layout.dtypes):
         raise ValueError(
-            "value_type holds numbers of half precision, to which results are rounded "
-            "too coarsely to be judged. Make them float32, in which the aggregator "
+            "value_type holds numbers of half precision, which round results too "
+            "coarsely for this test. Make them float32, in which the aggregator "
             "computes in any case."
         )
     with federated_probe.dialled(factory, value_type, clients) as rounds:
@@ -101,8 +101,8 @@ def assert_aggregator_sensitivity(
             raise ValueError(
                 f"value_type has {rounds.layout.size} coordinates, and the noise "
                 f"{rounds.dial.size}; this takes at most {_MOST_COORDINATES}. The "
-                "aggregator does the same whatever their number: make the tensors "
-                "smaller, not fewer."
+                "aggregator works the same for any number of coordinates: make the "
+                "tensors smaller, not fewer."
             )
         given = [rounds.vector(record) for record in records]
         for start in starts(rounds, clients):
@@ -131,7 +131,7 @@ def assert_aggregator_sensitivity(
 def _cohort_size(factory: Any) -> int:
     if factory.noise == "distributed":
         return factory.minimum_clients
-    # Few, so that fractions of the expected number are away from 0 and 1.
+    # Few clients, so that fractions are away from 0 and 1.
     return int(min(8, max(2, factory.clients_per_round // 2)))
 
 
@@ -142,16 +142,15 @@ def assert_aggregator_noise(
     rounds: int = 16,
     false_alarm: float = 1e-6,
 ) -> NoiseReport:
-    """Checks the noise in what rounds release.
+    """Checks the noise in the releases of rounds.
 
-    The process runs with nobody in the cohort (with distributed noise: with
+    The process runs with an empty cohort (with distributed noise: with
     `minimum_clients` whose updates are not finite, so that only their shares of noise
-    are summed). Half of the rounds are run from the first state again and again, as
-    after restoring it, the others one after the other, and one in a process made anew.
-    Tested is
+    are summed). Half of the rounds start from the first state, as after restoring it,
+    the rest run in sequence, and one runs in a new process. The test checks
 
-    * the stddev of every tensor of the result and of every count against what the clip
-      rule and `noise_multiplier` ask for, and the measurements that state it;
+    * the stddev of every tensor of the result and of every count against the stddev
+      that the clip rule and `noise_multiplier` require, and the measurements of it;
     * the shape, to the tails beyond 4 stddevs;
     * independence between rounds, repeated rounds, processes and tensors;
     * that no number is drawn twice (which finds replayed or tied noise).
@@ -160,14 +159,14 @@ def assert_aggregator_noise(
     rule with many groups: 16 rounds of one count tell apart a factor of 2.5.
 
     Args:
-      factory: what `dpc.federated.clipped_mean` returned, private.
-      value_type: the type of one client's update, or an example of one: 100 coordinates
+      factory: the result of `dpc.federated.clipped_mean`, private.
+      value_type: the type of one client's update, or an example: 100 coordinates
         at least, 1000 or more to see a few percent.
       rounds: how many rounds, 4 or more.
       false_alarm: the probability that sound noise fails, all tests together.
 
     Returns:
-      What was measured.
+      The measurements.
 
     Raises:
       AssertionError: if a test fails.
@@ -216,7 +215,7 @@ def assert_aggregator_noise(
 
 
 def _standardised(rounds: Rounds, state, output, counts) -> np.ndarray:
-    """The noise of a round in units of the stddev that is asked for."""
+    """The noise of a round in units of the required stddev."""
     factory, clip = rounds.factory, rounds.clip
     z_g = accounting.split_noise_multiplier(factory.noise_multiplier, counts)
     inflation = 1.0 if factory.inner is None else factory.inner.inflation
@@ -241,7 +240,7 @@ def _check_claim(name, claimed, wanted, noise) -> None:
     if not np.all((low <= claimed) & (claimed <= high)):
         raise AssertionError(
             f"The measurement {name} is {claimed}, where the clip rule and "
-            f"noise_multiplier ask for {wanted}."
+            f"noise_multiplier require {wanted}."
         )
 
 
@@ -258,30 +257,30 @@ def audit_aggregator(
 ) -> AuditReport:
     """Audits an aggregator with canary clients; a refuted claim is an error.
 
-    Every canary is a client whose update is huge and in one coordinate of its own,
-    which no clip rule makes harmless to privacy: its clipped update has the largest
-    norm there is. Each is in all rounds or in none, with probability 1/2. The attacker
+    Every canary is a client with a huge update in a coordinate of its own, the worst
+    case for every clip rule: its clipped update has the largest possible norm. Each
+    canary is in all rounds or in none, with probability 1/2. The attacker
     sees the results and looks at the coordinate of each canary.
 
     Args:
-      factory: what `dpc.federated.clipped_mean` returned, private.
+      factory: the result of `dpc.federated.clipped_mean`, private.
       value_type: the type of one client's update, or an example; by default a vector
         with one coordinate per canary. Give it for rules with groups.
-      canaries: how many; at most the number of coordinates. With distributed noise,
-        from `minimum_clients` to `clients_per_round`.
-      rounds: how many.
-      delta: of the claim.
-      claimed: the epsilon to compare with; by default what the factory says that these
-        rounds cost, without amplification by sampling (canaries are not sampled). To
+      canaries: the number of canaries; at most the number of coordinates. With
+        distributed noise, from `minimum_clients` to `clients_per_round`.
+      rounds: the number of rounds.
+      delta: the delta of the claim.
+      claimed: the epsilon to compare with; by default the factory's epsilon for these
+        rounds, without amplification by sampling (canaries are not sampled). To
         check a ledger, give its epsilon for so many rounds with full participation.
       confidence: 1 minus the probability that a true claim is refuted.
-      seed: of the choice of canaries, for tests.
+      seed: the seed of the choice of canaries, for tests.
 
     Returns:
       The report.
 
     Raises:
-      AssertionError: if the claim is refuted, or what is released is not a number.
+      AssertionError: if the claim is refuted, or a release is not finite.
       ImportError: without TensorFlow Federated.
       ValueError: if an argument is out of range or the factory is not private.
     """
@@ -323,7 +322,7 @@ def audit_aggregator(
         absent = process.value(np.full(size, math.nan))
         cohort = [update(p) for p, there in zip(places, included, strict=True) if there]
         if distributed:
-            # Who takes part is known; what is hidden is what they contribute.
+            # The participants are known; their contributions are hidden.
             cohort += [absent] * int(np.sum(~included))
         state, scores = process.process.initialize(), np.zeros(canaries)
         for _ in _progress.bar(range(times), title="audit", unit="round"):
@@ -333,7 +332,7 @@ def audit_aggregator(
             scores += result[places]
             state = output.state
         if not np.isfinite(scores).all():
-            raise AssertionError("What the rounds release is not finite.")
+            raise AssertionError("The release of a round is not finite.")
         return scores
 
     report = auditing.audit(

@@ -1,4 +1,4 @@
-"""Cohorts that differ in one client, and the noise that would do the same."""
+"""Cohorts that differ in one client, and the equivalent noise."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from tfdpclip.testing.federated_probe import Rounds
 
-# Of the distance, relative; and of what is released, in stddevs of its noise.
+# Relative to the limit of the distance; and for releases, in stddevs of the noise.
 TOLERANCE = 2e-3
 # Rounding of float32, relative.
 _ROUNDING = 2e-6
-# Rounds after which the second state is looked at.
+# The number of rounds before the second state.
 _LATER = 4
 
 
@@ -29,12 +29,12 @@ def starts(rounds: Rounds, clients: int) -> Iterator[Start]:
 
 
 def _cohort(rounds: Rounds, state: Any, clients: int, within: float) -> list:
-    """Clients of whom a share is within its clip norm, and the others beyond it.
+    """Clients, of whom a share `within` is within the clip norm, the rest beyond it.
 
-    Never all are within, so that a fraction of 1 is not clamped.
+    At least one client is beyond it, so that a fraction of 1 is not clamped.
     """
     if clients == 1:
-        # One who does not count: either bit could be all there is.
+        # A client who does not count, since either bit would give a clamped fraction.
         return [rounds.value(np.full(rounds.layout.size, math.nan))]
     rng = np.random.default_rng(0)
     norms = _norms(rounds, state)
@@ -49,11 +49,12 @@ def _cohort(rounds: Rounds, state: Any, clients: int, within: float) -> list:
 
 
 class Start:
-    """A state and a cohort, and what the noise does to what their round releases.
+    """A state and a cohort, and the effect of the noise on their round's release.
 
     Attributes:
-      number: of the round that is run, from 1.
-      coarseness: how precise the dial is with discrete noise, in stddevs; 0 for other.
+      number: the number of the round, from 1.
+      coarseness: for discrete noise: the precision of the controlled noise, in stddevs;
+        0 otherwise.
     """
 
     def __init__(self, rounds: Rounds, state: Any, clients: int, within: float):
@@ -62,14 +63,14 @@ class Start:
         self.number = int(rounds.clip_round(state)) + 1
         self.cohort = _cohort(rounds, state, clients, within)
         dial = rounds.dial
-        # Discrete noise is in whole steps, so that the dial is only that precise.
+        # Discrete noise is in whole steps, which limits the precision of the control.
         self.coarseness = 0.0
         if dial.share is not None:
             self.coarseness = 4 * math.sqrt(clients) / max(dial.share, 1e-9)
             if not self.coarseness < 0.02:
                 raise ValueError(
-                    "factory rounds the shares of noise too coarsely to be judged "
-                    f"here: their stddev is {dial.share:.3g} steps. Use "
+                    "factory rounds the shares of noise too coarsely for this test: "
+                    f"their stddev is {dial.share:.3g} steps. Use "
                     "SecureSettings(bits=24) or more."
                 )
         # Small enough that no fraction is clamped.
@@ -81,8 +82,8 @@ class Start:
         self.base = rounds.released(first)
         if not np.array_equal(self._release(self.cohort), self.base, equal_nan=True):
             raise AssertionError(
-                "Two rounds with the same noise differ: something is drawn that does "
-                "not come from the aggregator's source of noise."
+                "Two rounds with the same noise differ: some random numbers do not "
+                "come from the aggregator's source of noise."
             )
         columns = [
             (self._release(self.cohort, step * unit) - self.base) / step
@@ -102,16 +103,16 @@ class Start:
         return rounds.released(rounds.run(self.state, cohort, noise))
 
     def distance(self, value: Any, name: str, absent: bool, noisy: bool) -> float:
-        """The norm of the noise that does what one more client with `value` does.
+        """The norm of the noise with the same effect as a further client with `value`.
 
         Args:
           value: the client's update.
-          name: for errors.
+          name: the client's name in errors.
           absent: whether the client must change nothing.
           noisy: whether to compare the rounds with further noise as well.
 
         Raises:
-          AssertionError: if there is no such noise.
+          AssertionError: if no noise has this effect.
         """
         more = [*self.cohort, value]
         target = self._release(more)
@@ -125,7 +126,7 @@ class Start:
                 f"{self.base[bare][0]:.6g} to {target[bare][0]:.6g}."
             )
         if absent:
-            # Nothing at all, not only little beside the noise.
+            # No change is allowed, not even a change that is small next to the noise.
             rounding = self._rounding(target)
             self._check(move, rounding, f"{name} is not finite and yet counts")
             noise = np.zeros(self.rounds.dial.size)
@@ -143,10 +144,10 @@ class Start:
         return float(np.linalg.norm(noise))
 
     def _compare_noise(self, more, noise, name) -> None:
-        """With further noise, the rounds with and without a client agree again."""
+        """Checks that with further noise, both rounds agree again."""
         further = self._further
         if self.rounds.dial.share is not None:
-            # One share more, which the round without the client does not have.
+            # The round with the client has one more share of noise.
             further = further * len(self.cohort) / len(more)
         with_noise = self._release(more, further)
         self._check_finite(with_noise, name)
@@ -155,7 +156,7 @@ class Start:
         self._check(move, self._tolerance(again), f"{name} changes the noise")
 
     def _difference(self, first, second) -> np.ndarray:
-        """In stddevs of the noise, where there is some."""
+        """The difference in stddevs of the noise; 0 for entries without noise."""
         return np.where(self.noisy, np.nan_to_num(first - second) / self.stddevs, 0.0)
 
     def _tolerance(self, released) -> np.ndarray:
@@ -197,7 +198,7 @@ def _groups(rounds: Rounds) -> np.ndarray:
 
 
 def per_coordinate(rounds: Rounds, per_group: np.ndarray) -> np.ndarray:
-    """A number for each coordinate from one for each group."""
+    """A number for each coordinate, from a number for each group."""
     return per_group[_groups(rounds)]
 
 
@@ -211,7 +212,7 @@ def _direction(rounds: Rounds, vector: np.ndarray) -> np.ndarray:
 def updates(
     rounds: Rounds, start: Start, extremes: bool
 ) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """Updates to try: what they are, their coordinates, whether they do not count."""
+    """Updates to try: their names, coordinates, and whether they must not count."""
     size = rounds.layout.size
     rng = np.random.default_rng(2)
     clips = per_coordinate(rounds, _norms(rounds, start.state))
@@ -231,7 +232,7 @@ def updates(
     yield "huge", huge * np.sign(usual), False
     yield "one NaN", np.where(one[size // 2] > 0, nan, usual * clips), True
     if start.number > 1:
-        # What the rest finds does not depend on the clip norm.
+        # The remaining updates test properties that do not depend on the clip norm.
         return
     others = np.sum([rounds.vector(value) for value in start.cohort], 0)
     yield "at its clip", usual * clips, False
@@ -258,7 +259,7 @@ def updates(
 def _half_steps(rounds: Rounds, bits: int) -> np.ndarray:
     """Coordinates just above half of a step, and a norm of nearly 1 in each group.
 
-    Rounding to the nearest step makes all of them longer.
+    Rounding to the nearest step makes all coordinates longer.
     """
     levels = 2 ** (bits - 1) - 1
     groups = _groups(rounds)
@@ -267,7 +268,7 @@ def _half_steps(rounds: Rounds, bits: int) -> np.ndarray:
         where = np.flatnonzero(groups == group)
         low = max(math.floor(levels / math.sqrt(len(where)) - 0.501), 0) + 0.501
         steps = np.full(len(where), low)
-        # As many coordinates one step further as there is room for.
+        # As many coordinates as fit are moved one step further.
         room = levels**2 - float(np.sum(steps**2))
         steps[: max(0, int(room // (2 * low + 1)))] += 1
         found[where] = steps / levels

@@ -1,4 +1,4 @@
-"""Rounds of an aggregator with its noise in the tester's hands."""
+"""Rounds of an aggregator with noise that the test controls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdpclip import accounting
 
 
 def modules() -> Any:
-    """The modules of `tfdpclip.federated` that are needed here.
+    """Returns the modules of `tfdpclip.federated` that the tests need.
 
     Raises:
       ImportError: without TensorFlow Federated, naming the extra to install.
@@ -40,39 +40,39 @@ def modules() -> Any:
 
 
 def check_factory(factory: Any) -> None:
-    """Raises unless `factory` is one of ours, and private in every round by itself.
+    """Raises unless `factory` is a private `clipped_mean` with independent rounds.
 
     Raises:
       ValueError: if it is not.
     """
     if not isinstance(factory, modules().aggregators.ClippedMeanFactory):
         raise ValueError(
-            "factory must be what dpc.federated.clipped_mean(...) returns, got "
+            "factory must be the result of dpc.federated.clipped_mean(...), got "
             f"{type(factory).__name__}."
         )
     if not factory.noise_multiplier > 0:
         raise ValueError(
             "factory has noise_multiplier 0, so there is no guarantee to test. Use the "
-            "noise that it is meant to have."
+            "noise of the real run."
         )
     if factory.seed is not None:
         raise ValueError(
-            f"factory has seed {factory.seed}, so that its noise is no secret and "
+            f"factory has seed {factory.seed}, so that its noise is not secret and "
             "there is no guarantee to test. Leave seed out."
         )
     if factory.correlated is not None:
         raise ValueError(
-            "factory has correlated noise, and what is tested here is that rounds are "
-            'independent. Test it with noise="central": clipping, sums, counts and the '
+            "factory has correlated noise, and this test is for independent rounds. "
+            'Test it with noise="central": clipping, sums, counts and the '
             "division are the same."
         )
 
 
 def as_type(value_type: Any) -> Any:
-    """The type meant by a TFF type, what makes one, or an example of a value.
+    """Returns the type for a TFF type, a description of a type, or an example value.
 
     Raises:
-      ValueError: if it is none of these.
+      ValueError: if `value_type` is none of these.
     """
     tff = modules().tff.tff
     if isinstance(value_type, tff.Type):
@@ -108,47 +108,48 @@ def _holds_arrays(value: Any) -> bool:
 
 
 class Dial:
-    """Stands in for the noise: a vector of standard normals that the tester chooses.
+    """Replaces the noise by a vector of standard normals that the test chooses.
 
-    Computations of TensorFlow Federated are serialised, so that no Python object is in
-    them. They read the vector from a file, whenever they run, on this machine.
+    Computations of TensorFlow Federated are serialised, so that they cannot contain
+    Python objects. They read the vector from a file, whenever they run, on this
+    machine.
 
     Attributes:
-      size: how many numbers the graphs that were made under `frozen` ask for.
-      share: the smallest stddev of a client's discrete noise; None if there is none.
+      size: how many numbers the graphs that were made under `frozen` read.
+      share: the smallest stddev of a client's discrete noise; None without it.
     """
 
     def __init__(self, folder: str):
         self._path = pathlib.Path(folder) / "noise"
         self.size = 0
         self.share: float | None = None
-        # By how much one unit moves what one of several clients adds.
+        # The number of clients whose shares of discrete noise are summed.
         self.clients = 1.0
 
     def set(self, values: np.ndarray) -> None:
-        """What the next rounds draw, `[size]`."""
+        """Sets the numbers of the next rounds, `[size]`."""
         raw = np.asarray(values, np.float64).tobytes()
         self._path.write_bytes(base64.urlsafe_b64encode(raw) + b"\n")
 
     def _read(self, count: int) -> tf.Tensor:
         place, self.size = self.size, self.size + count
-        # A data set, because an operation without state may be run just once.
+        # A data set, because an op without state may run only once.
         line = tf.data.TextLineDataset([str(self._path)]).batch(1).get_single_element()
         numbers = tf.io.decode_raw(tf.io.decode_base64(line[0]), tf.float64)
         return tf.reshape(numbers[place : place + count], [count])
 
     def standard_normal(self, count: int, seed: tf.Tensor) -> tf.Tensor:
-        """In place of `_entropy.standard_normal`."""
+        """Replaces `_entropy.standard_normal`."""
         del seed
         return tf.cast(self._read(count), tf.float32)
 
     def discrete(
         self, count: int, stddev: float, seed: tf.Tensor, dtype: tf.DType
     ) -> tf.Tensor:
-        """In place of `_discrete_noise.sample`: all clients draw the same.
+        """Replaces `_discrete_noise.sample`: all clients draw the same share.
 
         Shares of n clients are independent, so that their sum has sqrt(n) times the
-        stddev of one; the same share n times would have n times as much.
+        stddev of a share; the same share n times would have n times the stddev.
         """
         del seed
         self.share = stddev if self.share is None else min(self.share, stddev)
@@ -157,7 +158,7 @@ class Dial:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Aggregation processes made in this context draw from the dial."""
+        """Aggregation processes made in this context read the controlled noise."""
         found = modules()
         seed = np.random.default_rng().integers(0, 2**62, 2)
         stand_ins = [
@@ -176,12 +177,12 @@ class Dial:
 
 
 class Rounds:
-    """Rounds of a process, with everything they release as one vector.
+    """Rounds of a process, with the whole release as one vector.
 
     Args:
       factory: the aggregation factory.
-      value_type: of one client's update.
-      dial: makes the noise; None for the factory's own.
+      value_type: the type of one client's update.
+      dial: controls the noise; None for the factory's own noise.
     """
 
     def __init__(self, factory: Any, value_type: Any, dial: Dial | None = None):
@@ -191,7 +192,7 @@ class Rounds:
         self.layout = self.layout_of(factory, value_type)
         self.clip = found.records.RecordClip(factory.clip, self.layout)
         self.dial = dial
-        # Far beyond the cap, so that a weight that is not cut is seen.
+        # Far beyond the cap, so that a weight without a cap shows.
         self._weight = factory.weight_cap
         given = [value_type]
         if self._weight is not None:
@@ -205,7 +206,7 @@ class Rounds:
         }
         self._has_inner = factory.inner is not None
         if self._has_inner:
-            # What an inner process keeps to itself is not part of the guarantee.
+            # The inner process's own state is not part of the guarantee.
             self._types["state"] = self._types["state"].own
         self.names = [
             name if path == "0" and len(named) == 1 else f"{name}/{path}"
@@ -216,7 +217,7 @@ class Rounds:
 
     @property
     def count_stddevs(self) -> tuple[float, ...]:
-        """The noise that the counts should have, by the settings alone."""
+        """The required noise on the counts, from the settings alone."""
         factory = self.factory
         return accounting.count_stddevs(
             self.clip.rule, factory.clients_per_round, factory.noise_multiplier
@@ -224,7 +225,7 @@ class Rounds:
 
     @staticmethod
     def layout_of(factory: Any, value_type: Any) -> Any:
-        """How an update lies in a vector."""
+        """The layout of an update in a vector."""
         return modules().records.Layout(value_type, factory.variable_names)
 
     def _named(self, part: Any) -> list:
@@ -255,7 +256,7 @@ class Rounds:
         return [np.asarray(leaf, np.float64) for leaf in value]
 
     def run(self, state: Any, cohort: Sequence[Any], noise: Any = 0.0) -> Any:
-        """One round; `noise` is what the dial shows."""
+        """Runs one round; `noise` is the controlled noise."""
         if self.dial:
             self.dial.set(np.broadcast_to(noise, [self.dial.size]))
         cohort = list(cohort)
@@ -284,7 +285,7 @@ class Rounds:
         ]  # fmt: skip
 
     def clip_round(self, state: Any) -> int:
-        """How many rounds led to this state."""
+        """The number of rounds before this state."""
         return int((state["own"] if self._has_inner else state)["round"])
 
     def clip_state(self, state: Any) -> Any:
@@ -301,7 +302,7 @@ class Rounds:
 
 @contextlib.contextmanager
 def counted_shares() -> Iterator[list[float]]:
-    """Notes the stddev of every share of discrete noise for which a graph is made."""
+    """Records the stddev of every share of discrete noise in the graphs made inside."""
     module, stddevs = modules().discrete_noise, []
     own = module.sample
 
@@ -318,7 +319,7 @@ def counted_shares() -> Iterator[list[float]]:
 
 @contextlib.contextmanager
 def dialled(factory: Any, value_type: Any, clients: int) -> Iterator[Rounds]:
-    """`Rounds` whose noise is on a dial, for cohorts of that many clients."""
+    """`Rounds` with controlled noise, for cohorts of `clients` clients."""
     with tempfile.TemporaryDirectory() as folder:
         dial = Dial(folder)
         dial.clients = float(clients)

@@ -1,4 +1,4 @@
-"""What the guesses of an auditor prove of epsilon."""
+"""Lower bounds on epsilon from the guesses of an auditor."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from scipy import optimize, stats
 from tfdpclip import _arguments
 
 _MOST = 100.0
-#: More are not audited.
+#: The largest number of canaries of an audit.
 MOST_CANARIES = 10**7
 
 
 def one_run_lower_bound(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The epsilon that guesses about one run refute everything below.
+    """The largest epsilon that guesses about one run refute.
 
     Steinke, Nasr and Jagielski (2023), "Privacy auditing with one (1) training run",
     Theorem 5.2: m canaries were included independently with probability 1/2 each, and
-    of r guesses about which, v were right. If the run were (epsilon, delta)-private for
-    adding or removing a record, then
+    of r guesses about their inclusion, v were right. If the run were
+    (epsilon, delta)-private for adding or removing a record, then
 
         P[v or more right] <= P[X >= v] + 2 m delta max_i P[v - i <= X < v] / i
 
@@ -31,13 +31,13 @@ def one_run_lower_bound(
 
     Args:
       correct: v.
-      guesses: r, fixed before looking.
+      guesses: r, fixed before the scores are seen.
       canaries: m.
-      delta: of the claim, in [0, 1).
+      delta: the delta of the claim, in [0, 1).
       confidence: 1 minus the probability that a true claim is refuted.
 
     Returns:
-      The largest epsilon refuted; 0 if none is.
+      The largest epsilon refuted; 0 if no epsilon is.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -52,7 +52,7 @@ def one_run_lower_bound(
     correct = _arguments.integer("correct", correct)
     if not correct <= guesses <= canaries:
         raise ValueError(
-            f"correct ({correct}) must be at most guesses ({guesses}), and those at "
+            f"correct ({correct}) must be at most guesses ({guesses}), and guesses at "
             f"most canaries ({canaries})."
         )
     delta, confidence = check_level(delta, confidence)
@@ -77,21 +77,22 @@ def many_runs_lower_bound(
 ) -> float:
     """The epsilon that many runs with and without one record refute.
 
-    Thresholds the scores where a first half of the runs tells the two apart best, and
-    bounds the error rates on the second half (Clopper-Pearson): a private mechanism has
-    ``1 - fnr <= e^epsilon fpr + delta`` and the same with the two exchanged.
+    Chooses the threshold of the scores that best separates the two kinds in a first
+    half of the runs, and bounds the error rates on the second half (Clopper-Pearson):
+    a private mechanism has ``1 - fnr <= e^epsilon fpr + delta``, and the same with the
+    two exchanged.
 
     Args:
       with_record: a score for each run with the record; higher should mean "with".
       without: a score for each run without it.
-      delta: of the claim.
+      delta: the delta of the claim.
       confidence: 1 minus the probability that a true claim is refuted.
 
     Returns:
-      The largest epsilon refuted; 0 if none is.
+      The largest epsilon refuted; 0 if no epsilon is.
 
     Raises:
-      ValueError: if there are fewer than 20 runs of a kind.
+      ValueError: if there are fewer than 20 runs of either kind.
 
     >>> rng = np.random.default_rng(0)
     >>> many_runs_lower_bound(rng.normal(size=200), rng.normal(size=200), 1e-5)
@@ -131,7 +132,7 @@ def many_runs_lower_bound(
 
 
 def check_level(delta: float, confidence: float) -> tuple[float, float]:
-    """Both as numbers. Raises ValueError if one is out of range."""
+    """Returns both as numbers. Raises ValueError if either is out of range."""
     delta = _arguments.finite("delta", delta)
     confidence = _arguments.finite("confidence", confidence)
     if not 0 <= delta < 1:
@@ -142,7 +143,7 @@ def check_level(delta: float, confidence: float) -> tuple[float, float]:
 
 
 def _largest_refuted(chance: Callable[[float], float], level: float) -> float:
-    """The largest epsilon at which what was seen has a chance below `level`."""
+    """The largest epsilon for which the observation has a chance below `level`."""
     if chance(0.0) > level:
         return 0.0
     if chance(_MOST) <= level:

@@ -1,4 +1,4 @@
-"""Is what a step adds Gaussian noise of the stddev that it claims, and fresh?"""
+"""Tests that a step's noise is Gaussian, fresh, and of the claimed stddev."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfdpclip.testing.probe import (
 
 @dataclasses.dataclass(frozen=True)
 class NoiseReport:
-    """What the noise of a step looked like.
+    """Measurements of a step's noise.
 
     Attributes:
       stddevs: measured over claimed, for each variable.
@@ -57,7 +57,7 @@ def assert_noise(
     """Checks the noise that arrives at the optimizer's update.
 
     Runs the model's own training step several times from one state on a batch whose
-    records all have weight 0, so that what is released is noise alone, and tests
+    records all have weight 0, so that the release is noise alone, and tests
 
     * the stddev of each variable against the claim (chi-squared);
     * the shape: Kolmogorov-Smirnov over all draws, and the counts beyond 3 and 4
@@ -75,12 +75,12 @@ def assert_noise(
       false_alarm: the probability that sound noise fails, all tests together.
 
     Returns:
-      What was measured.
+      The measurements.
 
     Raises:
       AssertionError: if a test fails.
       ValueError: if an argument is out of range, or the model has fewer than 100
-        trainable scalars, too few to tell.
+        trainable scalars.
     """
     optimizer = check_model(model)
     refuse_correlated(optimizer)
@@ -101,9 +101,9 @@ def assert_noise(
     ]
     if sum(g.size for g in drawn[0]) < 100:
         raise ValueError("The model has too few trainable scalars to test noise on.")
-    # A copy with a source of its own, as a new process would have.
+    # A copy with a new noise source, as in a new process.
     restarted = Probe(model, fresh_noise())(batches).gradients
-    # Regularisers release the same in every step, without noise.
+    # Regularisers add the same vector in every step, without noise.
     mean = [np.mean([g[i] for g in drawn], 0) for i in range(len(drawn[0]))]
     constant = [
         m if _is_constant(m, s, steps) else np.zeros_like(m)
@@ -134,7 +134,7 @@ def _claimed(optimizer, variables, z_g) -> list[float]:
 
 
 def _is_constant(mean, stddev, steps) -> bool:
-    """Whether a mean is far more than noise: a term that carries none."""
+    """Whether a mean is far more than noise: a term without noise."""
     spread = np.sqrt(np.mean(np.square(mean.astype(np.float64))))
     return spread > 10 * stddev / math.sqrt(steps)
 
@@ -149,8 +149,8 @@ def judge(
     """Tests whether draws are independent standard normals.
 
     Args:
-      names: of the variables that a draw consists of.
-      sizes: of the variables.
+      names: the names of the variables of a draw.
+      sizes: the sizes of the variables.
       scaled: the draws, divided by their stddevs; the last is from a restarted run.
       false_alarm: the probability that sound noise fails, all tests together.
       whole_steps: for discrete noise, its stddev in steps, 10 or more.
@@ -178,10 +178,10 @@ def judge(
                 "the stddev it should have."
             )
     rounded = everything.astype(np.float32)
-    # 32 bits each: a few coincidences are to be expected.
+    # Values of 32 bits: a few coincidences are expected.
     repeats = rounded.size - np.unique(rounded).size
-    # Two draws of discrete noise are the same with probability 1 / (2 sqrt(pi) s); a
-    # rotation leaves them whole numbers of one parity, of a larger stddev.
+    # Two draws of discrete noise are equal with probability 1 / (2 sqrt(pi) s); after
+    # a rotation, draws are still integers, of equal parity and with a larger stddev.
     expected = rounded.size**2 * (2.0**-25 + 1 / (2 * math.sqrt(math.pi) * whole_steps))
     if repeats > stats.poisson.ppf(1 - level, max(expected, 1e-3)) + 3:
         raise AssertionError(f"{repeats} of {rounded.size} noise values occur twice.")
@@ -207,7 +207,7 @@ def judge(
 
 
 def _pairs(steps, restarted, bounds):
-    """What must not be correlated: (words, first, second)."""
+    """Pairs that must not be correlated: (words, first, second)."""
     pairs = [
         (f"steps {i} and {i + 1}", a, b)
         for i, (a, b) in enumerate(zip(steps, steps[1:], strict=False))

@@ -1,4 +1,4 @@
-"""Does an op keep the rows of its inputs apart, forward and backward?"""
+"""Tests that an op keeps the rows of its inputs apart, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tfdpclip._arguments import positive
 def assert_op_flow(
     function: Callable[..., Any], *inputs: Any, tolerance: float = 1e-5
 ) -> None:
-    """Checks that row i of an op's outputs, and gradients, is of row i of its inputs.
+    """Checks that row i of an op's outputs, and gradients, depends on row i only.
 
-    What `tfdpclip.gradients.op_flow` states of an op is tried on data of your choice:
-    each row of the inputs is replaced in turn, by the row before it, by zeros and by a
-    hundred times the row, and no other row of the outputs may change, nor any other row
-    of the gradient at an input.
+    The test tries the claim of `tfdpclip.gradients.op_flow` about an op on your data:
+    each row of the inputs is replaced in turn, by the row before, by zeros and by a
+    hundred times the row, and no further row of the outputs may change, nor any further
+    row of the gradient at an input.
 
     Args:
       function: applies the op to tensors.
       *inputs: arrays with the examples on axis 0, `[B, ...]` with one B of 2 or more;
         rows of floating-point arrays and of integer arrays are replaced alike.
-      tolerance: the largest change, relative to the largest entry, to put down to
+      tolerance: the largest change, relative to the largest entry, that counts as
         rounding.
 
     Raises:
-      AssertionError: naming the row that another row changed.
+      AssertionError: names the row that changed, and the row that was replaced.
       ValueError: if there are no inputs, or they have no rows in common.
 
     >>> import numpy as np
@@ -60,7 +60,7 @@ def assert_op_flow(
             changed = [array.copy() for array in arrays]
             for array in changed:
                 if array.dtype.kind in "iu" and "hundred" in how:
-                    continue  # Numbers of a table, say, which end somewhere.
+                    continue  # Indices into a table must stay in range.
                 array[i] = change(array, i)
             for (label, old), (_, new) in zip(
                 before, _results(function, changed), strict=True
@@ -94,7 +94,7 @@ def _results(function, arrays) -> list[tuple[str, np.ndarray]]:
 
 
 def _alike(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
-    """Whether two rows are alike but for rounding; what is no number must stay so."""
+    """Whether two rows are equal up to rounding; NaN must stay NaN."""
     if old.dtype.kind not in "fc":
         return np.array_equal(old, new)
     before, after = (np.asarray(np.real(rows), np.float64) for rows in (old, new))

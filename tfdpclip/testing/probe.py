@@ -1,4 +1,4 @@
-"""Runs the real training step of a compiled model and catches what it releases."""
+"""Runs the training step of a compiled model and captures its release."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfdpclip.noise import GaussianNoise
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """What one logical step released.
+    """The release of one logical step.
 
     Attributes:
-      gradients: what was handed to the optimizer's update, an array per variable.
+      gradients: the gradients given to the optimizer's update, an array per variable.
       clip_state: the clip rule's state after the step, one flat array.
-      iterations: logical steps that were taken.
+      iterations: the number of logical steps that were taken.
     """
 
     gradients: tuple[np.ndarray, ...]
@@ -37,10 +37,10 @@ class Release:
 
 
 class DialledNoise:
-    """Stands in for a noise source: `level` times the stddev that was asked for.
+    """Replaces a noise source: returns `level` times the requested stddev.
 
-    At level 0 a step releases its un-noised sums; what it releases more at level 1 is
-    the stddev of the noise as it arrives, whatever is done to it on the way.
+    At level 0 a step releases its sums without noise; the difference between levels 1
+    and 0 is the stddev of the noise in the release, after all later operations.
     """
 
     def __init__(self):
@@ -65,14 +65,14 @@ class DialledNoise:
 
 
 class Probe:
-    """One logical step of a compiled model, as often as wanted, from one state.
+    """Runs one logical step of a compiled model, repeatedly, from the same state.
 
     The model's own `train_step` runs, compiled as `fit` would compile it. Its weights
-    are not updated: what would update them is caught instead.
+    do not change: the gradients for the update are captured instead.
 
     Args:
       model: a built, compiled model with an optimizer of `dpc.keras`.
-      noise: a noise source to use instead of the optimizer's own; None keeps that.
+      noise: a noise source that replaces the optimizer's; None keeps the optimizer's.
 
     Raises:
       ValueError: if the model is not compiled with a private optimizer.
@@ -101,7 +101,7 @@ class Probe:
             )
 
     def __call__(self, batches: Sequence[Any]) -> Release:
-        """One logical step on its physical batches, from the model's present state."""
+        """Runs one logical step on its physical batches, from the model's state."""
         optimizer = self._optimizer
         for caught in self._caught:
             caught.assign(tf.zeros_like(caught))
@@ -133,19 +133,19 @@ class Probe:
 
 
 def refuse_correlated(optimizer: Any) -> None:
-    """Raises for noise of which a step alone tells nothing."""
+    """Raises for correlated noise, which a single step cannot test."""
     if optimizer.noise is not None:
         raise ValueError(
-            "model has correlated noise, and what is tested here is that steps are "
-            "independent. Test it with noise=None: clipping, sums, counts and the "
-            "division are the same; what steps of correlated noise add up to is held "
-            "to the matrix by the library's own tests."
+            "model has correlated noise, and this test is for independent steps. Test "
+            "the model with noise=None: clipping, sums, counts and the division are "
+            "the same; the library's own tests compare correlated noise with its "
+            "matrix."
         )
 
 
 @contextlib.contextmanager
 def restored(model: tf.keras.Model, optimizer: Any) -> Iterator[None]:
-    """Puts all variables of a model, its metrics and its optimizer back afterwards."""
+    """Restores all variables of a model, its metrics and its optimizer afterwards."""
     kept = [*model.variables, *optimizer.variables]
     kept += [v for metric in model.metrics for v in metric.variables]
     before = [v.numpy() for v in kept]
@@ -157,10 +157,10 @@ def restored(model: tf.keras.Model, optimizer: Any) -> Iterator[None]:
 
 
 def check_model(model: tf.keras.Model) -> Any:
-    """The model's private optimizer.
+    """Returns the model's private optimizer.
 
     Raises:
-      ValueError: if it has none.
+      ValueError: if the model has none.
     """
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
@@ -182,10 +182,10 @@ def fresh_noise() -> GaussianNoise:
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
-    """(x, y, sample_weight) of a batch, None for what it lacks.
+    """Returns (x, y, sample_weight) of a batch, None for missing parts.
 
     Raises:
-      ValueError: if it is no batch.
+      ValueError: if `batch` is not a batch.
     """
     if not isinstance(batch, (tuple, list)) or not 1 <= len(batch) <= 3:
         raise ValueError(
@@ -203,7 +203,7 @@ def as_batches(batch: Any, pieces: int) -> list[tuple[Any, Any, np.ndarray]]:
     """Arrays as `pieces` physical batches (x, y, weight).
 
     Raises:
-      ValueError: if the number of examples is no multiple of `pieces`, or 0.
+      ValueError: if the number of examples is not a multiple of `pieces`, or 0.
     """
     x, y, weight = unpack(batch)
     x = tf.nest.map_structure(np.asarray, x)

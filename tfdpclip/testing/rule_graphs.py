@@ -1,4 +1,4 @@
-"""Is a clip rule a pure function, wherever its graph is run?"""
+"""Tests that a clip rule is a pure function, in every kind of graph."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, groups_of, in_words
 from tfdpclip.gradients.graph import ops
 
-# Marked as stateful for what their bodies may hold, which is looked at on its own; and
+# Ops that are stateful because of their bodies, which are checked separately; and
 # `Assert`, by which Keras's piecewise schedules check the step.
 _HARMLESS = ops.FIRST_ARGUMENT.keys() | {"Assert"}
-# Bodies say what their ops are called, and no more.
+# Bodies list only the names of their ops.
 _OUTSIDE = ops.RANDOM | ops.READS | ops.ITERATORS
 _PARTS = ("VarHandle", "VariableOp", "PyFunc", "Rng", "Stateful", "Print")
-# XLA takes smaller numbers for 0.
+# XLA rounds smaller numbers to 0.
 _ORDINARY = (1e-30, 1e30)
 _RECORDS = 100.0
 _SIZES = (0, 1)
 
 
 def _everything(rule: ClipRule) -> Callable[..., tuple[Any, ...]]:
-    """All that a step asks of a rule, as one function."""
+    """Everything that a step computes by a rule, as one function."""
     counts = len(rule.count_stddevs(_RECORDS))
 
     def compute(norms, present, state):
@@ -61,12 +61,12 @@ def _specs(rule: ClipRule, state: Any, dtype: Any) -> tuple[Any, Any, Any]:
 
 
 def check_pure(rule: ClipRule, states: list[Any]) -> None:
-    """Raises AssertionError if what a rule gives depends on what it gave before."""
+    """Raises AssertionError if a rule's results depend on earlier calls."""
     compute = _everything(rule)
     state, other = states[0], states[-1]
     norms, present = _inputs(rule, state, np.float32)
     before = _flat(compute(norms, present, state))
-    # Others, twice, of another size, type and state.
+    # Calls with a different size, type and state, twice.
     for _ in range(2):
         compute(norms[:7] * 3, present[:7], other)
         compute(tf.cast(norms, tf.float64), present, other)
@@ -85,17 +85,17 @@ def check_pure(rule: ClipRule, states: list[Any]) -> None:
         raise AssertionError(
             "its graph reads tensors or variables from outside, "
             f"{shown([t.name for t in concrete.graph.internal_captures])}, which a "
-            "federated computation cannot take along; make constants in the methods"
+            "federated computation cannot contain; make constants in the methods"
         )
     for name, kind in _impure(concrete.graph):
         raise AssertionError(
-            f"its graph has the op {name!r}, a {kind}, which draws, keeps or reads "
-            "something else than its inputs"
+            f"its graph has the op {name!r}, a {kind}, which draws random numbers, "
+            "keeps state or reads more than its inputs"
         )
 
 
 def _impure(graph: tf.Graph) -> Iterator[tuple[str, str]]:
-    """Names and kinds of ops that are no functions of their inputs."""
+    """Names and kinds of ops that are not functions of their inputs."""
     for op in graph.get_operations():
         if op.op_def.is_stateful and op.type not in _HARMLESS:
             yield op.name, op.type
@@ -154,7 +154,7 @@ def _check_bound(found: list[np.ndarray], norms: np.ndarray, state: Any) -> None
 
 def _compare(wanted: list, found: list, where: str, state: Any) -> None:
     for one, two in zip(wanted, found, strict=True):
-        # Numbers that are not normal are 0 to some kernels.
+        # Some kernels round subnormal numbers to 0.
         close = one.shape == two.shape and np.allclose(
             one, two, rtol=UNALIGNED, atol=2e-38, equal_nan=True
         )
@@ -170,7 +170,7 @@ def _flat(structure: Any) -> list[np.ndarray]:
 
 
 class _Imported:
-    """A function as one serialised graph, imported into another and run there."""
+    """A function as one serialised graph, imported into a new graph and run there."""
 
     def __init__(self, compute: Callable[..., Any], specs: Any):
         built = tf.Graph()

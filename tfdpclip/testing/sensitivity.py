@@ -1,4 +1,4 @@
-"""Does one record move a step by more than its noise hides?"""
+"""Tests that one record moves a step by no more than its noise hides."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tfdpclip.testing.probe import (
 
 # Rounding of a float32 step, and of the linearised clip update.
 _TOLERANCE = 0.02
-# Where the noise is set. The clip rule's update is not linear in its noise (fractions
-# are clamped), so it is looked at from both sides, close to 0.
+# The levels of the noise. The clip rule's update is not linear in its noise (fractions
+# are clamped), so it is measured on both sides, close to 0.
 _NEAR = 0.01
 _LEVELS = (0.0, 1.0, _NEAR, -_NEAR)
 
 
 @dataclasses.dataclass(frozen=True)
 class SensitivityReport:
-    """The worst neighbour that was found.
+    """The worst neighbour.
 
     Attributes:
       distance: how far it moved the release, in standard deviations of the noise.
-      limit: how far the claimed noise multiplier allows.
-      record: its index in the batch, and what was done to it.
+      limit: the largest distance that the claimed noise multiplier allows.
+      record: its index in the batch, and its modification.
       tried: the number of neighbours.
     """
 
@@ -69,34 +69,34 @@ def assert_sensitivity(
     """Checks a whole training step on neighbouring batches, with the noise frozen.
 
     The model's own training step runs on a batch, and on the same batch without one
-    record: of weight 0, and with another one of weight 0 in its place. What is compared
-    is what the step hands to the optimizer's update and the clip rule's next state, in
-    units of the noise that really arrives there: that is measured, by turning the
-    frozen noise up. A step is one Gaussian mechanism of noise multiplier z if, and only
-    if, no record moves that by more than 1 / z.
+    record: with weight 0, and also replaced by a different record of weight 0. The test
+    compares the gradients for the optimizer's update and the clip rule's next state,
+    in units of the noise in them, which is measured by raising the level of the frozen
+    noise. A step is one Gaussian mechanism of noise multiplier z if, and only if, no
+    record moves these by more than 1 / z.
 
-    What this finds: sums that were not clipped, or clipped to something else than the
-    noise is scaled by; noise that is missing, too small, or added after the update;
-    division by the number of records that happened to be there; padding that counts;
-    counts without noise; a NaN that gets through; a different course for a record more;
-    examples that scale the gradients of others, where clipping does not hide it.
+    The test finds: sums that are not clipped, or clipped to a norm that differs from
+    the scale of the noise; noise that is missing, too small, or added after the update;
+    division by the actual number of records; padding that counts; counts without noise;
+    a NaN in the release; a number of steps that depends on a record; examples that
+    scale other examples' gradients, if clipping does not hide it.
 
-    What it cannot find: noise that is not random (`assert_noise`), and records that
-    are drawn otherwise than accounted.
+    The test cannot find: noise that is not random (`assert_noise`), and records that
+    are drawn differently than accounted for.
 
     Args:
       model: a built model compiled with a private optimizer; not changed.
       batch: (x, y) or (x, y, sample_weight), arrays, of one logical step.
       records: the indices of records to remove; by default up to 8, evenly spread.
-      extremes: whether to try each record also scaled by 1000, and not a number
+      extremes: whether to try each record also scaled by 1000, and as NaN
         (floating-point inputs only).
 
     Returns:
       The worst neighbour.
 
     Raises:
-      AssertionError: if a record moves the release by more than 1 / z (2 / z where
-        batches or groups are clipped), or changes which noise is drawn.
+      AssertionError: if a record moves the release by more than 1 / z (2 / z if
+        batches or groups are clipped), or changes the noise.
       ValueError: if an argument is out of range or the step is not private.
 
     >>> import tfdpclip as dpc
@@ -113,7 +113,7 @@ def assert_sensitivity(
     if not z > 0:
         raise ValueError(
             "noise_multiplier is 0, so there is no guarantee to test. Use a copy of "
-            "the model with the noise that it is meant to have."
+            "the model with the noise of the real run."
         )
     factor = accounting.sensitivity_factor(unit=optimizer.unit)
     pieces = optimizer.accumulation_steps
@@ -169,7 +169,7 @@ def assert_sensitivity(
 
 
 def _gone(nest: Any, own: slice) -> Any:
-    """Arrays without a record: the next, which weighs nothing, is in its place."""
+    """Arrays without a record: the next record, with weight 0, is in its place."""
 
     def other(array):
         array = np.array(array)
@@ -200,7 +200,7 @@ def _flat(x: Any) -> list:
 
 
 def _distance(first: list[Release], second: list[Release], name: str) -> float:
-    """Between two steps, each at all `_LEVELS`, in stddevs of the noise."""
+    """The distance of two steps, each at all `_LEVELS`, in stddevs of the noise."""
     steps = {release.iterations for release in (*first, *second)}
     if len(steps) != 1:
         raise AssertionError(f"{name} changes the number of steps taken: {steps}.")

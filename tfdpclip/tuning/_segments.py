@@ -15,9 +15,9 @@ import numpy as np
 
 from tfdpclip import _arguments
 
-# How many numbers a block of cumulative sums holds.
+# The number of entries in a block of cumulative sums.
 _BLOCK = 2**22
-# What rounding may do to a bound, relative to the numbers it was made from.
+# The largest effect of rounding on a bound, relative to the terms of the bound.
 _ROUNDING = 1e-9
 
 
@@ -31,7 +31,7 @@ class Best:
     stationary: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     def offer(self, clip_norms, values, kind: str) -> None:
-        """Keeps the best of some candidates; of equal ones the smallest."""
+        """Keeps the best of some candidates; the smallest among equal candidates."""
         if np.size(values) == 0:
             return
         values = np.maximum(values, 0.0)
@@ -96,7 +96,7 @@ class _Gradients:
 
 
 class _Gram:
-    """Gradients of which only the inner products are known."""
+    """Gradients known only by their inner products."""
 
     whole = None
     dimension = 0
@@ -222,8 +222,8 @@ class Problem:
         else:
             self._descend(best, memory)
         if self.noise == 0 and self.sampling == 0 and self.values.size:
-            # Without noise the largest norm clips nothing: error 0, whatever rounding
-            # made of it. A smaller one is better only if the sums cancel.
+            # Without noise the largest norm clips nothing: error 0, up to rounding.
+            # A smaller clip norm is better only if the sums cancel.
             largest = float(self.values[-1])
             if best.mse > 1e-24 * float(self.norms.sum()) ** 2 or (
                 best.clip_norm > largest * (1 - 1e-12)
@@ -299,11 +299,11 @@ class Problem:
         return pieces
 
     def _descend(self, best: Best, memory: int) -> None:
-        """Branch and bound: each pass over the data splits what may hold the minimum.
+        """Branch and bound: each pass over the data splits the candidate intervals.
 
         An interval of norms [v_a, v_b] is described by the sums over the records above
-        it. Within it, the residual differs from that of the records above by at most
-        w = sum over its own records of (norm - v_{a-1}).
+        it. Within it, the residual differs from the residual of the records above by at
+        most w = sum over the interval's records of (norm - v_{a-1}).
         """
         size = self.source.dimension
         at_once = int(np.clip(memory // (64 * max(1, size)), 4, 4096))
@@ -339,7 +339,7 @@ class Problem:
 
     def _binned(self, parts) -> tuple[np.ndarray, np.ndarray]:
         """N and G of the records of each interval of values."""
-        label = np.full(len(self.values) + 1, -1)  # the last is for norm 0
+        label = np.full(len(self.values) + 1, -1)  # The last entry is for norm 0.
         for k, (a, b) in enumerate(parts):
             label[a : b + 1] = k
         units = np.zeros([len(parts), self.source.dimension])
@@ -379,7 +379,7 @@ class Problem:
         best.offer(c, (a * c - 2 * b) * c + d, "kink")
 
     def _bound(self, a, b, n, g) -> float:
-        """No clip norm in [v_{a-1}, v_b] has a smaller error; n, g: above v_b."""
+        """A lower bound on the error in [v_{a-1}, v_b]; n, g are sums above v_b."""
         low, high = float(self._low(a)[0]), float(self.values[b])
         inside = slice(a, b + 1)
         spread = float(self._counts[inside] @ (self.values[inside] - low))

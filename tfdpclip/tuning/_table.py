@@ -12,7 +12,7 @@ from tfdpclip import files
 
 
 def key(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    """The settings as they are written: what tells runs apart."""
+    """The settings as written in the file, by which runs are told apart."""
     return [_text(row[name]) for name in columns]
 
 

@@ -19,6 +19,7 @@ from tfdpclip.tuning import _table
 from tfdpclip.tuning.grid_result import GridResult
 from tfdpclip.tuning.search_privacy import (
     RandomStopping,
+    SearchStatement,
     TrainingPlan,
     check_search,
     check_spent,
@@ -32,10 +33,10 @@ class GridPoint:
     """The settings of one run.
 
     Attributes:
-      clip_norm: a clip norm, or the name of a rule ("automatic", say).
+      clip_norm: a clip norm, or the name of a rule (such as "automatic").
       batch_size: expected batch size, or "full".
       learning_rate: learning rate.
-      seed: what repeats differ in. For a private run it must not seed the noise.
+      seed: the seed of the repeat. For a private run it must not seed the noise.
       others: further settings, by name.
     """
 
@@ -58,7 +59,7 @@ class GridPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Which settings to try: every combination of the values.
+    """The settings to try: every combination of the values.
 
     Args:
       clip_norms: clip norms above 0, or names of rules.
@@ -152,39 +153,39 @@ def run_grid(
     progress: Callable[[str], None] | None = None,
     spent: Ledger | None = None,
 ) -> GridResult:
-    """Runs a grid, or what is left of it.
+    """Runs a grid, or the missing part of a grid.
 
-    With `path`, the row of a run is written when it ends, and runs whose row is in the
-    file already are skipped: call it again after an interruption.
+    With `path`, the row of a run is written when it ends, and runs with a row in the
+    file are skipped: call the function again after an interruption.
 
-    *Formal guarantees*: those of `search_privacy`, if `plan` tells the truth about each
-    run and runs draw fresh noise. Without `plan` the result states that the search was
-    not private. The file holds the results of all runs: with `search` it must not be
-    released, nor anything else but the best run.
+    *Formal guarantees*: see `search_privacy`, if `plan` is true for each run and runs
+    draw fresh noise. Without `plan` the result states that the search was not private.
+    The file holds the results of all runs: with `search` it must not be released, and
+    only the best run may be.
 
     Args:
-      grid: what to try.
+      grid: the settings to try.
       run: ``run(point)`` trains and returns the score, or several by name. Runs that
         diverge may return NaN, which counts as the worst.
-      path: a CSV file to write and to go on from.
-      metric: the name of the score that a single number is, and the one to compare by.
+      path: a CSV file to write and to continue from.
+      metric: the name of a score that is a single number, and the score to compare by.
       maximize: whether more is better.
-      plan: ``plan(point)`` -> how the run at that point is private: its sampling, noise
-        multiplier and steps. None if the search is not private, or needs not be.
+      plan: ``plan(point)`` returns the privacy of the run at that point: its sampling,
+        noise multiplier and steps. None if the search need not be private.
       delta: for the privacy statement; required with `plan`.
       search: draws the runs at random, with replacement, and their number, too; needs
-        `plan`. The draws are kept next to `path`, so that an interrupted search goes on
-        with the same ones. Each draw must train anew, whatever the point's seed.
+        `plan`. The draws are kept next to `path`, so that an interrupted search
+        continues with the same draws. Each draw must train anew, also for equal seeds.
       max_runs: stop after this many new runs.
       progress: called with a line of text after every run, in place of a bar.
-      spent: what was spent on the same records before, if anything was: on a network
-        whose features the runs train on, for example. Needs `plan`.
+      spent: the ledger of earlier training on the same records, if any: of a network
+        with features that the runs train on, for example. Needs `plan`.
 
     Returns:
       The results so far, with the statement.
 
     Raises:
-      ValueError: if the file belongs to another grid, or arguments do not fit.
+      ValueError: if the file belongs to a different grid, or arguments do not fit.
 
     >>> result = run_grid(Grid([0.1, 1.0], [64], [0.5], seeds=(0, 1)),
     ...                   lambda point: point.clip_norm + 0.1 * point.seed)
@@ -192,6 +193,37 @@ def run_grid(
     >>> best["clip_norm"], round(best["mean"], 3), round(best["max"], 3)
     (1.0, 1.05, 1.1)
     """
+    max_runs = _check_run_arguments(
+        grid, run, metric, maximize, plan, delta, search, max_runs, progress, spent
+    )
+    points = list(grid)
+    draws = None
+    if search is not None:
+        if len(grid.seeds) != 1:
+            raise ValueError(
+                "seeds: with search every run is drawn at random; give one seed."
+            )
+        draws = _draws(points, search, path)
+        points = [points[i] for i in draws]
+    table = _table.Table(path, _columns(grid, draws), metric)
+    settings = [_settings_of(point, draws, k) for k, point in enumerate(points)]
+    _run_missing(points, settings, table, run, metric, max_runs, progress)
+    rows = table.matching(settings)
+    return GridResult(
+        rows=tuple(rows),
+        settings=tuple(_columns(grid, None)[:-1]),
+        metric=metric,
+        maximize=maximize,
+        planned=len(points),
+        only_best=search is not None,
+        statement=_state_privacy(grid, points, rows, table, plan, delta, search, spent),
+    )
+
+
+def _check_run_arguments(
+    grid, run, metric, maximize, plan, delta, search, max_runs, progress, spent
+) -> int | None:
+    """Raises ValueError unless the arguments of `run_grid` fit; returns `max_runs`."""
     if not isinstance(grid, Grid):
         raise ValueError(
             f"grid must be a dpc.tuning.Grid, got {_arguments.shown(grid)}."
@@ -217,27 +249,26 @@ def run_grid(
         raise ValueError(
             "plan is required with search: without it there is nothing to bound."
         )
-    if max_runs is not None:
-        max_runs = _arguments.integer("max_runs", max_runs)
-    points = list(grid)
-    draws = None
-    if search is not None:
-        if len(grid.seeds) != 1:
-            raise ValueError(
-                "seeds: with search every run is drawn at random; give one seed."
-            )
-        draws = _draws(points, search, path)
-        points = [points[i] for i in draws]
-    table = _table.Table(path, _columns(grid, draws), metric)
+    if max_runs is None:
+        return None
+    return _arguments.integer("max_runs", max_runs)
+
+
+def _settings_of(point: GridPoint, draws, number: int) -> dict[str, Any]:
+    """The settings of a run, with the number of its draw in a random search."""
+    settings = point.settings()
+    return settings if draws is None else {**settings, "draw": number}
+
+
+def _run_missing(points, all_settings, table, run, metric, max_runs, progress) -> None:
+    """Runs the points without a row in the table, and adds their rows."""
     new = 0
     numbered = enumerate(points)
     if progress is None:
         count = len(points)
         numbered = _progress.bar(numbered, title="search", unit="run", total=count)
     for number, point in numbered:
-        settings = point.settings()
-        if draws is not None:
-            settings["draw"] = number
+        settings = all_settings[number]
         if table.has(settings):
             continue
         if max_runs is not None and new >= max_runs:
@@ -256,38 +287,25 @@ def run_grid(
         if progress is not None:
             shown = ", ".join(f"{k}={v}" for k, v in settings.items())
             progress(f"{number + 1} of {len(points)}: {shown}: {scores[metric]:.6g}")
-    rows = table.matching(
-        [
-            {**p.settings(), **({} if draws is None else {"draw": k})}
-            for k, p in enumerate(points)
-        ]
-    )
+
+
+def _state_privacy(
+    grid, points, rows, table, plan, delta, search, spent
+) -> SearchStatement:
+    """The privacy statement of the rows so far."""
     if plan is None or delta is None:
-        statement = not_accounted()
-    elif search is not None:
+        return not_accounted()
+    if search is not None:
         statement = search_privacy([plan(p) for p in grid], delta, search, spent)
         if len(rows) < len(points):
             missing = "runs that were drawn are missing: finish the search first"
             statement = dataclasses.replace(
                 statement, not_private=(*statement.not_private, missing)
             )
-    else:
-        ran = {tuple(_table.key(row, table.columns)) for row in rows}
-        done = [
-            p for p in points if tuple(_table.key(p.settings(), table.columns)) in ran
-        ]
-        statement = search_privacy(
-            [plan(p) for p in done or points], delta, spent=spent
-        )
-    return GridResult(
-        rows=tuple(rows),
-        settings=tuple(_columns(grid, None)[:-1]),
-        metric=metric,
-        maximize=maximize,
-        planned=len(points),
-        only_best=search is not None,
-        statement=statement,
-    )
+        return statement
+    ran = {tuple(_table.key(row, table.columns)) for row in rows}
+    done = [p for p in points if tuple(_table.key(p.settings(), table.columns)) in ran]
+    return search_privacy([plan(p) for p in done or points], delta, spent=spent)
 
 
 def _columns(grid: Grid, draws) -> list[str]:
@@ -296,7 +314,7 @@ def _columns(grid: Grid, draws) -> list[str]:
 
 
 def _draws(points, search, path) -> list[int]:
-    """Which points to run: kept in a file, since they must not be drawn again."""
+    """Draws the runs' points, or reads them from a file: they must not change."""
     kept = None if path is None else pathlib.Path(f"{path}.draws.json")
     about = {
         "mean": search.mean,
@@ -308,15 +326,15 @@ def _draws(points, search, path) -> list[int]:
         found = files.read_json(kept)
         if isinstance(found, dict) and found.get("search", about) != about:
             raise ValueError(
-                f"search: {str(kept)!r} holds the draws of another search. Give "
-                "another path."
+                f"search: {str(kept)!r} holds the draws of a different search. Give "
+                "a new path."
             )
         _check_draws(found, kept, len(points))
         return found["draws"]
     if path is not None and pathlib.Path(path).exists():
         raise ValueError(
             f"path: {str(path)!r} has results of runs that were not drawn at random. "
-            "Give another path."
+            "Give a new path."
         )
     rng = np.random.default_rng()  # entropy of the operating system
     draws = [int(i) for i in rng.integers(len(points), size=search.draw(rng))]
@@ -327,15 +345,15 @@ def _draws(points, search, path) -> list[int]:
 
 
 def _check_draws(found, kept: pathlib.Path, points: int) -> None:
-    """Raises unless a file of draws has them."""
+    """Raises ValueError unless the content of the file is a list of draws."""
     whole = isinstance(found, dict) and "search" in found
     draws = found.get("draws") if whole else None
     if not isinstance(draws, list) or not all(
         type(i) is int and 0 <= i < points for i in draws
     ):
         raise ValueError(
-            f"path: {str(kept)!r} is damaged. Restore it: to draw again would not be "
-            "the search that is accounted for. Or give another path."
+            f"path: {str(kept)!r} is damaged. Restore it, since new draws would not be "
+            "the search of the accounting. Or give a new path."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a grid gave: the best settings, tables and pictures."""
+"""The results of a grid: the best settings, tables and pictures."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class GridResult:
       settings: names of the settings that are not repeats.
       metric: the score to compare by.
       maximize: whether more is better.
-      planned: how many runs there are when all are done.
-      only_best: whether nothing but the best run may be released.
-      statement: what the search cost.
+      planned: the number of runs of the complete grid.
+      only_best: whether only the best run may be released.
+      statement: the privacy cost of the search.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -48,11 +48,11 @@ class GridResult:
         """Mean, minimum and maximum over the repeats of each setting.
 
         Args:
-          metric: which score; that of the grid by default.
+          metric: the score; the grid's metric by default.
 
         Returns:
-          One dictionary for each setting, with it, "mean", "min", "max" and "runs".
-          A repeat that is NaN makes all three NaN.
+          One dictionary for each setting, with "mean", "min", "max" and "runs". If
+          a repeat is NaN, all three scores are NaN.
 
         Raises:
           ValueError: if there is no such score.
@@ -76,11 +76,11 @@ class GridResult:
     def tuned(
         self, over: str = "learning_rate", metric: str | None = None
     ) -> list[dict[str, Any]]:
-        """The summary with the best value of one setting for each of the others.
+        """The summary with one setting tuned, for each combination of the rest.
 
         Args:
-          over: the setting to choose the best value of, by the mean.
-          metric: which score; that of the grid by default.
+          over: the setting to tune: to choose the best value of, by the mean.
+          metric: the score; the grid's metric by default.
 
         Returns:
           Rows of `summary`.
@@ -96,9 +96,9 @@ class GridResult:
         return self.best_at(others, metric)
 
     def best(self, metric: str | None = None) -> dict[str, Any]:
-        """The row of `summary` with the best mean; of equal ones the first.
+        """The row of `summary` with the best mean; the first row among equal rows.
 
-        Where only the best run may be released, it is the single best run.
+        If only the best run may be released, it is the single best run.
 
         Raises:
           ValueError: if no run has ended, or there is no such score.
@@ -115,7 +115,7 @@ class GridResult:
                 for row in self.rows
             ]
         if not rows:
-            raise ValueError("No run has ended yet, so there is no best one.")
+            raise ValueError("No run has ended yet, so there is no best run.")
         return max(rows, key=self._value)
 
     def heatmap(
@@ -128,13 +128,13 @@ class GridResult:
     ) -> Figure:
         """Draws the score over clip norm and batch size, at the best learning rate.
 
-        As Figure 1 of Rehn et al. (2025). Other settings must have one value each.
+        As Figure 1 of Rehn et al. (2025). All further settings must have one value.
         Needs matplotlib (the extra "plots").
 
         Args:
-          path: where to save the picture; None for not saving it.
-          metric: which score; that of the grid by default.
-          label: what to call it in the picture, with its unit.
+          path: the file for the picture; None for not saving it.
+          metric: the score; the grid's metric by default.
+          label: the name of the score in the picture, with its unit.
           title: a title.
 
         Returns:
@@ -154,8 +154,8 @@ class GridResult:
         ]
         if extra:
             raise ValueError(
-                f"heatmap: {extra[0]!r} has several values; draw a grid with one of "
-                f"them, or curves(by={extra[0]!r})."
+                f"heatmap: {extra[0]!r} has several values; draw a grid with a single "
+                f"value, or curves(by={extra[0]!r})."
             )
         clips = _ordered({row["clip_norm"] for row in rows})
         sizes = _ordered({row["batch_size"] for row in rows})
@@ -214,12 +214,12 @@ class GridResult:
         best value of each is taken at every place. Needs matplotlib.
 
         Args:
-          path: where to save the picture; None for not saving it.
+          path: the file for the picture; None for not saving it.
           x: the setting on the horizontal axis.
-          by: the setting that makes one curve for each of its values.
-          metric: which score; that of the grid by default.
+          by: the setting with one curve for each of its values.
+          metric: the score; the grid's metric by default.
           difference_to_best: draw the distance to the best mean of each curve.
-          label: what to call the score in the picture, with its unit.
+          label: the name of the score in the picture, with its unit.
           title: a title.
 
         Returns:
@@ -329,7 +329,7 @@ class GridResult:
         return metric
 
     def _value(self, row) -> float:
-        """What `max` compares: NaN is the worst."""
+        """The key for `max`: NaN is the worst."""
         mean = row["mean"] if self.maximize else -row["mean"]
         return -math.inf if math.isnan(mean) else mean
 
@@ -344,7 +344,7 @@ def _shown(value) -> str:
 
 
 def _digits(values) -> int:
-    """As many digits as tell the scores apart, three at most for scores near 1."""
+    """The number of digits that tells scores apart, three at most for scores near 1."""
     if not len(values):
         return 3
     size = float(np.max(np.abs(values)))

@@ -1,4 +1,4 @@
-"""What a search over hyperparameters on private data costs."""
+"""The privacy cost of a search over hyperparameters on private data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_RUNS = 10**6
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """One private training run, as an accountant sees it.
+    """One private training run, as in the accounting.
 
     Args:
       sampling: a scheme of `tfdpclip.sampling`.
@@ -66,9 +66,9 @@ class RandomStopping:
 
     Args:
       mean: the expected number of runs, 1 or above.
-      shape: the distribution of their number: 0 logarithmic, 1 geometric, other finite
-        values truncated negative binomial, infinity Poisson (which may be no run at
-        all).
+      shape: the distribution of the number of runs: 0 logarithmic, 1 geometric, further
+        finite values truncated negative binomial, infinity Poisson (which may be no run
+        at all).
 
     Raises:
       ValueError: if an argument is out of range.
@@ -101,7 +101,7 @@ class RandomStopping:
         return math.exp(optimize.brentq(difference, -60.0, -1e-9, xtol=1e-14))
 
     def draw(self, rng: np.random.Generator | None = None) -> int:
-        """A number of runs, from fresh entropy of the operating system by default."""
+        """Draws a number of runs, by default from the operating system's entropy."""
         rng = np.random.default_rng() if rng is None else rng
         if not isinstance(rng, np.random.Generator):
             raise ValueError(
@@ -125,7 +125,7 @@ class RandomStopping:
         return (1 - gamma) * self.shape / math.expm1(-self.shape * math.log(gamma))
 
     def rdp(self, curve: np.ndarray) -> np.ndarray:
-        """Bounds for the search at the orders of the accountant, from one run's.
+        """Bounds of the search at the accountant's orders, from the curve of one run.
 
         Papernot and Steinke (2022), Theorems 2 (truncated negative binomial) and 6
         (Poisson).
@@ -140,7 +140,7 @@ class RandomStopping:
             return grown + self.mean * np.asarray(lost)
         price = np.min((1 - 1 / orders) * curve - math.log(self.gamma) / orders)
         bound = grown + (1 + self.shape) * price
-        # A divergence does not fall with its order.
+        # A Renyi divergence never decreases with its order.
         return np.minimum.accumulate(bound[::-1])[::-1]
 
 
@@ -149,13 +149,13 @@ class SearchStatement:
     """An epsilon for a whole search. `str()` gives the text to print.
 
     Attributes:
-      epsilon: what the search spends, all runs together.
-      delta: at this delta.
+      epsilon: the epsilon of the search, all runs together.
+      delta: the delta of the claim.
       relation: the neighbouring relation, in words.
-      method: how the bound was found, in words.
-      single_epsilon: the largest epsilon of a single run, which the choice exceeds.
-      assumptions: what must hold for the claim.
-      not_private: why the search is not private, if so.
+      method: the method of the bound, in words.
+      single_epsilon: the largest epsilon of a single run; the search costs more.
+      assumptions: the conditions of the claim.
+      not_private: the reasons if the search is not private.
     """
 
     epsilon: float
@@ -185,7 +185,7 @@ class SearchStatement:
 def not_accounted(
     reason: str = "its runs were not accounted for together",
 ) -> SearchStatement:
-    """The statement for a search whose cost nobody computed."""
+    """The statement for a search with unknown cost."""
     return SearchStatement(
         epsilon=math.inf,
         delta=0.0,
@@ -205,36 +205,35 @@ def search_privacy(
     search: RandomStopping | None = None,
     spent: Ledger | None = None,
 ) -> SearchStatement:
-    """States what a search on private data costs.
+    """States the privacy cost of a search on private data.
 
     *Formal guarantees*
 
     * Without `search`, everything about all runs may be released: their composition
       (privacy loss distributions).
     * With `search`, the settings of each run were drawn uniformly and independently
-      from those of `plans`, the number of runs was drawn from the distribution that
-      `search` states, and only the best run and its settings are released (Papernot and
-      Steinke 2022). One draw and run together have at most the largest Renyi divergence
-      of any of the plans, at every order.
-    * What `spent` records was spent once, before the search, on the same records: it
-      composes with all the runs, event by event. The runs may depend on what it
-      released, as on features of a network that was trained so.
+      from `plans`, the number of runs was drawn from the distribution of `search`, and
+      only the best run and its settings are released (Papernot and Steinke 2022). One
+      draw with its run has at most the largest Renyi divergence of any of the plans, at
+      every order.
+    * `spent` was spent once, before the search, on the same records: it composes with
+      all the runs, event by event. The runs may depend on its releases, such as
+      features of a network that was trained then.
 
     Args:
-      plans: without `search`, one for each run that was made, which may also be its
-        ledger (`plan.ledger`): what was really spent, whatever the noise and however
-        it ended. With it, one for each setting that could have been drawn.
+      plans: without `search`, one for each run that was made, or the run's ledger
+        (`plan.ledger`), which has the actual cost, also of a run that ended early.
+        With `search`, one for each setting that could have been drawn.
       delta: in (0, 1).
-      search: how the runs were chosen, if at random.
-      spent: what was spent on the same records before the search, if anything was.
+      search: the random choice of the runs, if any.
+      spent: the ledger of earlier training on the same records, if any.
 
     Returns:
       The statement.
 
     Raises:
-      ValueError: if there are no plans, they are meant under different neighbouring
-        relations, a ledger is empty or stands for a random run, or `delta` is out of
-        range.
+      ValueError: if there are no plans, or they have different neighbouring relations,
+        a ledger is empty or stands for a random run, or `delta` is out of range.
 
     >>> from tfdpclip.sampling import Poisson
     >>> plan = TrainingPlan(Poisson(0.01), 2.0, 1000)
@@ -256,7 +255,7 @@ def search_privacy(
         raise ValueError("plans: a ledger is empty, so its run is not known.")
     if ledgers and search is not None:
         raise ValueError(
-            "plans: a ledger is of a run that was made. With search=, say every "
+            "plans: a ledger records a run that was made. With search=, give every "
             "setting that could have been drawn, as TrainingPlan(sampling, z, steps)."
         )
     delta = _arguments.delta(delta)
@@ -266,53 +265,14 @@ def search_privacy(
     check_spent(spent)
     before = spent.phases if spent is not None else []
     phases = [phase for ledger in ledgers for phase in ledger.phases]
-    schemes = [part.sampling for part in (*runs, *phases, *before)]
-    relations = {scheme.neighboring_relation for scheme in schemes}
-    if len(relations) > 1:
-        raise ValueError(
-            "plans: the runs, and what was spent before, are meant under different "
-            "neighbouring relations, which cannot be put together. Draw all batches by "
-            "one kind of scheme."
-        )
+    relation = _common_relation(runs, phases, before)
     distinct = list(dict.fromkeys(run.event for run in runs))
     made = [ledger.event() for ledger in ledgers]
-    statements = [ledger.statement() for ledger in ledgers]
-    assumptions = [
-        "the runs are compared on public data, or on data outside of the claim",
-        "the settings that were tried were chosen without looking at the data",
-        *dict.fromkeys(a for run in runs for a in run.sampling.assumptions()),
-        *dict.fromkeys(a for told in statements for a in told.assumptions),
-    ]
-    if ledgers:
-        assumptions.remove(CHOICE)
-    past = []
-    reasons = tuple(
-        dict.fromkeys(
-            f"in a run, {why}" for told in statements for why in told.not_private
-        )
-    )
-    if spent is not None and before:
-        past = [spent.event()]
-        told = spent.statement()
-        reasons += tuple(f"before the search, {why}" for why in told.not_private)
-        assumptions += [f"before the search, {a}" for a in told.assumptions]
+    past = [spent.event()] if spent is not None and before else []
+    assumptions, reasons = _conditions(runs, ledgers, spent if past else None)
     if search is None:
         method = f"composition of {len(plans)} runs (pld)"
-        counted: dict = {}
-        for run in runs:
-            counted[run.event] = counted.get(run.event, 0) + 1
-        total = dp_accounting.ComposedDpEvent(
-            [
-                *past,
-                *made,
-                *(dp_accounting.SelfComposedDpEvent(e, n) for e, n in counted.items()),
-            ]
-        )
-        epsilon = event_epsilon(total, delta)
-        single = max(
-            event_epsilon(dp_accounting.ComposedDpEvent([*past, event]), delta)
-            for event in (*distinct, *made)
-        )
+        epsilon, single = _cost_of_all(runs, distinct, made, past, delta)
     else:
         kind = {0: "logarithmic", 1: "geometric", math.inf: "Poisson"}.get(
             search.shape, f"truncated negative binomial of shape {search.shape:g}"
@@ -326,13 +286,7 @@ def search_privacy(
             "nothing but the best run and its settings is released: no other result, "
             "no plot of all of them, not their number",
         )
-        curves = [_rdp.curve(events.leaves(event)) for event in distinct]
-        worst = np.max(curves, axis=0)
-        paid = sum((_rdp.curve(events.leaves(event)) for event in past), 0.0)
-        epsilon, single = (
-            float(rdp_lib.compute_epsilon(_rdp.ORDERS, curve + paid, delta)[0])
-            for curve in (search.rdp(worst), worst)
-        )
+        epsilon, single = _cost_of_best(distinct, past, search, delta)
     if past:
         method += ", after what was spent on the same records before"
     if not math.isfinite(epsilon) and not reasons:
@@ -340,12 +294,83 @@ def search_privacy(
     return SearchStatement(
         epsilon=epsilon,
         delta=delta,
-        relation=events.RELATION_NAMES[relations.pop()],
+        relation=events.RELATION_NAMES[relation],
         method=method,
         single_epsilon=single,
         assumptions=tuple(assumptions),
         not_private=reasons,
     )
+
+
+def _common_relation(runs, phases, before) -> events.NeighboringRelation:
+    """The neighbouring relation of all runs; raises ValueError if there are several."""
+    schemes = [part.sampling for part in (*runs, *phases, *before)]
+    relations = {scheme.neighboring_relation for scheme in schemes}
+    if len(relations) > 1:
+        raise ValueError(
+            "plans: the runs, and earlier training in spent, have different "
+            "neighbouring relations, which cannot be put together. Draw all batches by "
+            "one kind of scheme."
+        )
+    return relations.pop()
+
+
+def _conditions(
+    runs: list[TrainingPlan], ledgers: list[Ledger], spent: Ledger | None
+) -> tuple[list[str], tuple[str, ...]]:
+    """The assumptions of the statement, and the reasons that it is not private."""
+    statements = [ledger.statement() for ledger in ledgers]
+    assumptions = [
+        "the runs are compared on public data, or on data outside of the claim",
+        "the settings that were tried were chosen without looking at the data",
+        *dict.fromkeys(a for run in runs for a in run.sampling.assumptions()),
+        *dict.fromkeys(a for told in statements for a in told.assumptions),
+    ]
+    if ledgers:
+        assumptions.remove(CHOICE)
+    reasons = tuple(
+        dict.fromkeys(
+            f"in a run, {why}" for told in statements for why in told.not_private
+        )
+    )
+    if spent is not None:
+        told = spent.statement()
+        reasons += tuple(f"before the search, {why}" for why in told.not_private)
+        assumptions += [f"before the search, {a}" for a in told.assumptions]
+    return assumptions, reasons
+
+
+def _cost_of_all(runs, distinct, made, past, delta: float) -> tuple[float, float]:
+    """Epsilon of all runs, and the largest of a single run, with all released."""
+    counted: dict = {}
+    for run in runs:
+        counted[run.event] = counted.get(run.event, 0) + 1
+    total = dp_accounting.ComposedDpEvent(
+        [
+            *past,
+            *made,
+            *(dp_accounting.SelfComposedDpEvent(e, n) for e, n in counted.items()),
+        ]
+    )
+    single = max(
+        event_epsilon(dp_accounting.ComposedDpEvent([*past, event]), delta)
+        for event in (*distinct, *made)
+    )
+    return event_epsilon(total, delta), single
+
+
+def _cost_of_best(
+    distinct, past, search: RandomStopping, delta: float
+) -> tuple[float, float]:
+    """Epsilon of the search, and of its worst run, with only the best run released."""
+    curves = [_rdp.curve(events.leaves(event)) for event in distinct]
+    worst = np.max(curves, axis=0)
+    paid = sum((_rdp.curve(events.leaves(event)) for event in past), 0.0)
+    epsilon, single = (
+        float(rdp_lib.compute_epsilon(_rdp.ORDERS, curve + paid, delta)[0])
+        for curve in (search.rdp(worst), worst)
+    )
+    return epsilon, single
 
 
 def check_search(search: RandomStopping | None) -> None:

@@ -473,10 +473,10 @@ def _static_length(
 ) -> int | None:
     """The static number of rows of the data, or None.
 
-    Of a loss with a batch axis, the number of rows is the size of that axis, times `rows`
-    if the data have as many rows for each entry. Of a scalar loss, it is the size of
-    axis 0 of all data passed in; if these sizes differ, or no data were passed in, the
-    size of axis 0 before the last `Sum` or `Mean`.
+    Of a loss with a batch axis, the number of rows is the size of that axis, times
+    `rows` if the data have as many rows for each entry. Of a scalar loss, it is the
+    size of axis 0 of all data passed in; if these sizes differ, or no data were passed
+    in, the size of axis 0 before the last `Sum` or `Mean`.
     """
     passed = [
         op

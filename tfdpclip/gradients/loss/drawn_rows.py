@@ -363,7 +363,7 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         place = tf.distribute.get_replica_context().replica_id_in_sync_group
         given = given[int(tf.get_static_value(place)) :: _replicas()]
     places = range(len(given) + 1)
-    taken = handed_out.at_hand()
+    taken = handed_out.candidate_elements()
     for part in (given[start:end] for start in places for end in places[start + 2 :]):
         if found := _weights_among(part):
             return found[0]
@@ -402,7 +402,7 @@ def _masks(
         if records not in (None, len(given)):
             raise LossStructureError(_OTHER_ROWS)
         return given[np.newaxis]
-    found = [e for e in handed_out.at_hand() if e.rows_each == rows_each]
+    found = [e for e in handed_out.candidate_elements() if e.rows_each == rows_each]
     if records is not None:
         _refuse_repeated_rows(found, records)
         found = [e for e in found if len(e.records) == records]

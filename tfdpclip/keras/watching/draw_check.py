@@ -265,7 +265,7 @@ class DrawCheck:
             if drawer.runs_ahead:
                 continue  # The drawer keeps the steps in a row.
             more = self._before + count // self._pieces - current.runs[-1]
-            current.pass_over(max(0, more))
+            current.add_idle_steps(max(0, more))
             if more > 0 and current.noise is not None:
                 ledger.save()
                 raise PrivacyMismatchError(_MORE_DRAWN.format(more))

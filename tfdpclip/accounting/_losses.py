@@ -17,6 +17,8 @@ from scipy import fft, signal
 _TAIL = 1e-15
 # The orders of Chernoff's bound, over how many losses there are.
 _ORDERS = 20
+# Losses are counted together for it, in about so many rows.
+_ROWS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,13 +177,17 @@ def _range_of(masses: np.ndarray, count: int) -> tuple[int, int]:
     """Outside of which numbers the sum of `count` ones has a mass of `_TAIL` at most.
 
     By Chernoff's bound: of X, the number of one, P[S >= k] <= E[e^(tX)]^count e^(-tk).
+    Of several numbers in a row, all are taken for the last one, or for the first.
     """
     size = len(masses)
     lower, upper = 0, (size - 1) * count
-    once = np.exp(np.arange(size) / size)
+    row = max(1, size // _ROWS)
+    masses = np.add.reduceat(masses, np.arange(0, size, row))
+    starts = np.arange(len(masses)) * row
+    once_up, once_down = (np.exp(ends / size) for ends in (starts + row - 1, starts))
     up, down = masses, masses
     for order in range(1, _ORDERS + 1):
-        up, down = up * once, down / once
+        up, down = up * once_up, down / once_down
         with np.errstate(divide="ignore"):
             logs = np.log([np.sum(up), np.sum(down)])
         ends = (count * logs + math.log(2 / _TAIL)) * (size / order)

@@ -6,6 +6,7 @@ import re
 import types
 import warnings
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -185,6 +186,28 @@ def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
     assert again.statement().epsilon == again.planned_epsilon
     with pytest.raises(ValueError, match="epsilon = 1 is spent: the steps that ran"):
         plan_of(epsilon=1, batch_size=200, ledger=path, allow_change=True)
+
+
+@pytest.mark.slow
+def test_a_replaced_plan_goes_on_with_the_ledger_that_it_is_given():
+    first = plan_of(epsilon=1.6, epochs=2)
+    trained(first, clip=1.0)
+    assert first.replace(batch_size=200).ledger.steps == 0
+    second = first.replace(
+        epsilon=3, batch_size=200, epochs=3, ledger=first.ledger, allow_change=True
+    )
+    trained(second, clip=0.5)
+    # What both phases spend is said by their events alone.
+    parts = [
+        plan.scheme.event(plan.noise_multiplier, plan.steps) for plan in (first, second)
+    ]
+    together = accounting.event_epsilon(dp_accounting.ComposedDpEvent(parts), 1e-4)
+    stated = second.statement()
+    assert stated.epsilon == pytest.approx(together, rel=1e-9)
+    assert 2.99 < together <= 3 and stated.steps == 8 + 6
+    assert first.noise_multiplier != second.noise_multiplier
+    alone = [accounting.event_epsilon(part, 1e-4) for part in parts]
+    assert max(alone) < together < sum(alone)
 
 
 @pytest.mark.slow

@@ -21,13 +21,19 @@ compose: each has draws of its own. Of an epoch of which m of t steps ran, the v
 all others are 0: L = (X_1 + ... + X_m + t - m) / t.
 
 *The bound.* Sums of convex functions' arguments keep the convex order: whatever
-spreads some X_i, or a sum of them, with the same mean, makes both divergences larger.
+spreads some X_i, or a sum of X_i, with the same mean, makes both divergences larger.
 So X is moved to the points of a grid, each value to the two points around it with the
 mean that it had; so is, as often as terms are added, the sum. A value above the last
 point is moved to that point and, with what is left of its mean, to infinity. What
 remains is a distribution on a grid whose divergences are sums, and an upper bound in
 both directions. Its error is of second order in the width of the grid. All masses are
 positive, and none is a difference of others that are much larger.
+
+*The grid.* A grid is evenly spaced in stretches, and the spacing of each stretch is a
+power of two that is no less than the spacing of the stretch before. A sum of two
+values of such a grid is rounded, as above, to the coarser of both spacings. So the
+distribution of a sum is one short convolution for each spacing, of masses with masses:
+by products of positive numbers, not by Fourier transforms, which would round.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from scipy import special
@@ -42,25 +49,42 @@ from scipy import special
 from tfdpclip.accounting import _profiles
 from tfdpclip.accounting._profiles import Profile
 
-#: Distance of two points of a grid, in standard deviations of a normal variable with as
-#: much mass to the left of it; and by what it is multiplied far to the left, where
-#: nothing decides about an epsilon, and to the right, where deltas are.
-SPACING = 0.02
+#: Most distance of two points of a grid, in standard deviations of a normal variable
+#: with as much mass to the left of it; and by what it is multiplied far to the left,
+#: where nothing decides about an epsilon, and to the right, where deltas are.
+SPACING = 0.04
 _LEFT, _RIGHT = 1.5, 0.6
 # Ends of the grid, in the same: beyond them is a mass of 7e-15.
 _END = 7.7
 _TAIL = 1e-14
+# A grid's spacing is chosen for stretches of this length, in the same.
+_STRETCH = 0.25
+# For more sums than so many, one after another, grids are finer.
+_SUMS = 12
 # Largest deviation of a logarithm: beyond, epsilons are in the tens, small ratios round
 # to 0, and an epoch is taken for a Gaussian that is not sampled.
 _MOST_SPREAD = 6.0
 # Least: with more noise than that, differences of masses would round.
 _LEAST_SPREAD = 1e-6
-# Rows of pairs that are added up at a time: as many as stay in a processor's cache.
-_ROWS = 48
-# A table finds the place of a sum in the grid by the leading bits of its distance from
-# the grid's first point: 11 of the exponent, and as many of the fraction as here.
-_BITS = 11
-_SHIFT = np.int64(52 - _BITS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Masses at consecutive multiples of a spacing.
+
+    Attributes:
+      spacing: a power of two.
+      first: the number of the first multiple.
+      masses: `[n]`.
+    """
+
+    spacing: float
+    first: int
+    masses: np.ndarray
+
+    def distances(self) -> np.ndarray:
+        """The multiples, `[n]`."""
+        return (self.first + np.arange(len(self.masses))) * self.spacing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +92,27 @@ class Ratios:
     """A sum of independent likelihood ratios, each less its mean of 1, on a grid.
 
     Attributes:
-      places: `[n]`, ascending; from minus the number of ratios on.
-      masses: `[n]`, with sum 1.
+      least: minus the number of ratios, which no sum is below.
+      least_mass: the mass there.
+      base: where the grid begins.
+      stretches: of the grid, from the base on, ascending.
       infinite: what is missing of the mean, 0: it is where the sum is infinite.
     """
 
-    places: np.ndarray
-    masses: np.ndarray
+    least: float
+    least_mass: float
+    base: float
+    stretches: tuple[Stretch, ...]
     infinite: float
 
-    def scores(self) -> np.ndarray:
-        """Where a standard normal variable has as much mass on the left, `[n]`."""
-        half = self.masses / 2
-        left = np.cumsum(self.masses) - half
-        right = np.cumsum(self.masses[::-1])[::-1] - half
-        left, right = np.maximum(left, 1e-300), np.maximum(right, 1e-300)
-        return np.where(left < right, special.ndtri(left), -special.ndtri(right))
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
+        """All places with a mass, ascending, and the masses."""
+        distances, masses = _joined(self.stretches)
+        places = np.concatenate([[self.least], self.base + distances])
+        masses = np.concatenate([[self.least_mass], masses])
+        # The smallest of a large deviation are the base, rounded.
+        places, starts = np.unique(places, return_index=True)
+        return places, np.add.reduceat(masses, starts)
 
 
 def profiles(
@@ -105,8 +134,14 @@ def profiles(
         # The mean of some is below each of them in the convex order.
         unsampled = functools.partial(_profiles.gaussian, mu)
         return unsampled, unsampled, mu * mu / 2 + 10 * mu
-    found = _ratios(steps, max(mu, _LEAST_SPREAD), spacing)
-    places, masses = found.places, found.masses
+    # Each sum is moved to a grid once: of more sums, each has less to err by.
+    sums = steps.bit_length() + steps.bit_count()
+    found = _ratios(
+        steps,
+        max(mu, _LEAST_SPREAD),
+        spacing * min(1.0, math.sqrt(_SUMS / sums)),
+    )
+    places, masses = found.points()
     gaps = np.diff(places)
     right = np.cumsum(masses[::-1])[::-1][1:]
     above = np.cumsum((right * gaps)[::-1])[::-1]
@@ -137,41 +172,57 @@ def spread(noise_multiplier: float, steps: int, of: int) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=64)
-def _ratios(count: int, deviation: float, spacing: float) -> Ratios:
-    """The sum of so many, doubled, and added to, by the bits of the number."""
+def _ratios(
+    count: int, deviation: float, spacing: float, of: int | None = None
+) -> Ratios:
+    """The sum of so many, doubled, and added to, by the bits of the number.
+
+    Args:
+      count: how many.
+      deviation: of the logarithm of each.
+      spacing: of the grid.
+      of: how many the sum will be a part of; by default, of no more.
+    """
+    of = of or count
     if count == 1:
-        return _one(deviation, spacing)
-    half = _ratios(count // 2, deviation, spacing)
-    whole = _added(half, half, spacing)
+        return _one(deviation, spacing, of)
+    half = _ratios(count // 2, deviation, spacing, of)
+    whole = _added(half, half, spacing, _deepest(count, of))
     if count % 2 == 0:
         return whole
-    # What one more adds to a sum of many needs no finer a grid than the sum.
-    coarse = spacing * 2 ** min(4, int(math.log2(count)) // 2)
-    return _added(whole, _one(deviation, coarse), spacing)
+    return _added(whole, _one(deviation, spacing, of), spacing, _deepest(count, of))
 
 
-def _one(deviation: float, spacing: float) -> Ratios:
+def _deepest(count: int, of: int) -> float:
+    """The score below which a grid needs not be finer.
+
+    Where a sum of many ratios is small, its parts are that much less so.
+    """
+    return -1 - _END * math.sqrt(count / of)
+
+
+@functools.lru_cache(maxsize=8)
+def _one(deviation: float, spacing: float, of: int) -> Ratios:
     """One lognormal ratio."""
-    scores = _scores(_END + deviation, spacing)
-    places = np.expm1(deviation * scores - deviation**2 / 2)
-    # The smallest of a large deviation round to 0.
-    places, apart = np.unique(places, return_index=True)
-    scores, places = scores[apart][places > -1], places[places > -1]
-    places = np.concatenate([[-1.0], places])
-    ends = np.concatenate([[-np.inf], scores, [np.inf]])
-    masses = _normal_masses(ends)
-    moments = _normal_masses(ends - deviation) - masses
-    return _split(places, masses, moments, 0.0)
+    scores = _scores(_END + deviation)
+    quantiles = np.exp(deviation * scores - deviation**2 / 2)
+    start = quantiles[0]
+    grid = _grid(quantiles - start, scores, spacing, _deepest(1, of))
+    distances = np.concatenate([nodes for _, nodes in grid])
+    ends = np.log(start + distances) / deviation + deviation / 2
+    ends = np.concatenate([[-np.inf], ends, [np.inf]])
+    masses, means = _normal_masses(ends), _normal_masses(ends - deviation)
+    # What is below the base is moved to it and to the least.
+    share = min(float(means[0] / start), float(masses[0]))
+    least_mass, masses, means = float(masses[0]) - share, masses[1:], means[1:]
+    moments = means - (start + distances) * masses
+    masses[0] += share
+    return _split(grid, masses, moments, start - 1.0, least_mass, -1.0, 0.0)
 
 
-def _scores(last: float, spacing: float) -> np.ndarray:
-    """Scores from one end to the last, as far from each other as a grid needs it."""
-    ends = np.array([-_END, -1.0, 1.0, max(last, 1.0 + spacing)])
-    widths = spacing * np.array([_LEFT, 1.0, _RIGHT])
-    counts = np.concatenate([[0.0], np.cumsum(np.diff(ends) / widths)])
-    return np.interp(
-        np.linspace(0, counts[-1], math.ceil(counts[-1]) + 1), counts, ends
-    )
+def _scores(last: float) -> np.ndarray:
+    """Ends of stretches, in scores, from one end of the grid to the last."""
+    return np.linspace(-_END, last, math.ceil((last + _END) / _STRETCH) + 1)
 
 
 def _normal_masses(ends: np.ndarray) -> np.ndarray:
@@ -183,87 +234,189 @@ def _normal_masses(ends: np.ndarray) -> np.ndarray:
     )
 
 
-def _split(places, masses, moments, infinite: float) -> Ratios:
+def _grid(
+    distances: np.ndarray, scores: np.ndarray, spacing: float, deepest: float
+) -> list[tuple[float, np.ndarray]]:
+    """The spacings of a grid from 0 to the last distance, and the points of each.
+
+    Any points give a bound; these, as close together as the scores ask, a close one.
+
+    Args:
+      distances: `[n]`, ascending and not negative: the quantiles of `scores`.
+      scores: `[n]`, ascending.
+      spacing: of the grid, in scores.
+      deepest: the score below which the grid needs not be finer.
+    """
+    middles = (scores[1:] + scores[:-1]) / 2
+    factors = np.where(middles < -1, _LEFT, np.where(middles > 1, _RIGHT, 1.0))
+    widths = np.diff(distances) / np.diff(scores) * (spacing * factors)
+    widths[middles < deepest] = np.inf
+    known = widths > 0
+    widths, ends = widths[known], distances[1:][known]
+    # No stretch is finer than the stretches on its left. By powers of four, there are
+    # few of them.
+    widths = np.minimum.accumulate(widths[::-1])[::-1]
+    powers = 2 * np.floor(np.log2(widths) / 2)
+    grid, end = [], 0.0
+    for power in np.unique(powers):
+        width = 2.0**power
+        first = math.ceil(end / width)
+        last = max(first + 1, math.ceil(float(ends[powers == power][-1]) / width))
+        grid.append((width, np.arange(first, last) * width))
+        end = last * width
+    # The grid ends where the last stretch does.
+    width, nodes = grid[-1]
+    grid[-1] = (width, np.concatenate([nodes, [end]]))
+    return grid
+
+
+def _split(grid, masses, moments, base, least_mass, least, infinite) -> Ratios:
     """Moves what is between two points to both, with the mean that it had.
 
     Args:
-      places: `[n]`.
+      grid: of `_grid`, n points in all.
       masses: `[n]`: from each point to the next, and from the last one on.
-      moments: `[n]`: of these, the sums of masses times values.
+      moments: `[n]`: of these, the sums of masses times distances from that point.
+      base: where the grid begins.
+      least_mass: the mass at `least`.
+      least: what no value is below.
       infinite: what is missing of the mean.
     """
-    shares = (moments[:-1] - places[:-1] * masses[:-1]) / np.diff(places)
-    shares = np.clip(shares, 0.0, masses[:-1])
+    distances = np.concatenate([nodes for _, nodes in grid])
+    shares = np.clip(moments[:-1] / np.diff(distances), 0.0, masses[:-1])
     found = masses.copy()
     found[:-1] -= shares
     found[1:] += shares
-    infinite += max(0.0, float(moments[-1] - places[-1] * masses[-1]))
+    infinite += max(0.0, float(moments[-1]))
     # What is so far out that hardly anything is there is at infinity, too.
-    tail = np.cumsum((found * (places - places[0]))[::-1])[::-1]
-    kept = max(2, int(np.searchsorted(-tail, _TAIL * places[0])))
-    infinite += float(found[kept:] @ (places[kept:] - places[kept - 1]))
+    tail = np.cumsum((found * distances)[::-1])[::-1]
+    kept = max(2, int(np.searchsorted(-tail, _TAIL * least)))
+    infinite += float(found[kept:] @ (distances[kept:] - distances[kept - 1]))
     found[kept - 1] += found[kept:].sum()
-    return Ratios(places[:kept], found[:kept] / found[:kept].sum(), infinite)
+    found = found[:kept]
+    total = least_mass + found.sum()
+    stretches, start = [], 0
+    for width, nodes in grid:
+        own = found[start : start + len(nodes)] / total
+        start += len(nodes)
+        if len(own):
+            stretches.append(Stretch(width, round(nodes[0] / width), own))
+    return Ratios(least, least_mass / total, base, tuple(stretches), infinite)
 
 
-def _added(one: Ratios, other: Ratios, spacing: float) -> Ratios:
+def _added(one: Ratios, other: Ratios, spacing: float, deepest: float) -> Ratios:
     """The sum of both, independent of each other."""
-    places = _grid(one, other, spacing)
-    first, last = places[1], one.places[-1] + other.places[-1]
-    nearest = np.float64(np.diff(places[1:]).min() / 2)
-    base = nearest.view(np.int64) >> _SHIFT
-    top = (np.float64(last - first).view(np.int64) >> _SHIFT) - base + 1
-    # The points are where the leading bits change.
-    bits = np.maximum(places[1:] - first, nearest).view(np.int64) >> _SHIFT
-    bits = np.unique(bits)[1:]
-    # From the first of the grid on, where what is near is told apart.
-    places = np.concatenate(
-        [[places[0] - first, nearest], (bits << _SHIFT).view(np.float64)]
-    )
-    table = np.zeros(top + 1, np.int32)
-    table[bits - base] = 1
-    table = np.cumsum(table, dtype=np.int32) + 1
-    size = len(places)
-    masses, moments = np.zeros(size), np.zeros(size)
-    shifted = one.places - first
-    for start in range(0, len(other.places), _ROWS):
-        rows = slice(start, start + _ROWS)
-        # Of a sum of two alike, each pair is there twice.
-        columns = slice(start, None) if one is other else slice(None)
-        sums = np.add.outer(other.places[rows], shifted[columns])
-        weights = np.multiply.outer(other.masses[rows], one.masses[columns])
-        if one is other:
-            weights[:, sums.shape[0] :] *= 2
-        near = sums < nearest
-        found = np.maximum(sums, nearest).view(np.int64) >> _SHIFT
-        found = table[found - base]
-        found[near] = 0
-        found, weights = found.ravel(), weights.ravel()
-        masses += np.bincount(found, weights, size)
-        moments += np.bincount(found, weights * sums.ravel(), size)
+    base, least = one.base + other.base, one.least + other.least
+    sums = _joined(tuple(_sums(one.stretches, other.stretches)))
+    parts = [sums]
+    for lone, rest in ((one, other), (other, one)):
+        if lone.least_mass:
+            distances, masses = _joined(rest.stretches)
+            # Where one is at its least.
+            moved = distances + (lone.least - lone.base)
+            parts.append((moved, masses * lone.least_mass))
+    distances = np.concatenate([part for part, _ in parts])
+    masses = np.concatenate([part for _, part in parts])
+    order = np.argsort(distances, kind="stable")
+    distances, masses = distances[order], masses[order]
+    least_mass = one.least_mass * other.least_mass
+
+    left = least_mass + np.cumsum(masses)
+    right = np.cumsum(masses[::-1])[::-1]
+    # Of what is farther out, `_split` leaves nothing on the grid.
+    tail = np.cumsum((masses * distances)[::-1])[::-1]
+    end = int(np.searchsorted(-tail, _TAIL * least)) - 1
+    scores = _scores(max(1.0, -float(special.ndtri(right[end]))))
+    low = np.searchsorted(left, special.ndtr(scores[scores <= 0]))
+    high = np.searchsorted(-right, -special.ndtr(-scores[scores > 0]), "right") - 1
+    quantiles = np.concatenate([low, np.maximum(high, low[-1])])
+    quantiles = distances[np.minimum(quantiles, len(distances) - 1)]
+    quantiles[-1] = distances[end]
+    start = quantiles[0]
+    grid = _grid(quantiles - start, scores, spacing, deepest)
+
+    nodes = np.concatenate([points for _, points in grid])
+    distances = distances - start
+    below = int(np.searchsorted(distances, 0.0))
+    # Between the least and the base.
+    gap = base + start - least
+    if below:
+        shares = np.minimum(-distances[:below] / max(gap, 1e-300), 1.0)
+        least_mass += float(shares @ masses[:below])
+    cells = np.searchsorted(nodes, distances[below:], "right") - 1
+    own = masses[below:]
+    offsets = own * (distances[below:] - nodes[cells])
+    found = np.bincount(cells, own, len(nodes))
+    if below:
+        found[0] += float((1 - shares) @ masses[:below])
+    moments = np.bincount(cells, offsets, len(nodes))
     infinite = one.infinite + other.infinite
-    total = _split(places, masses, moments, infinite)
-    return dataclasses.replace(total, places=total.places + first)
+    return _split(grid, found, moments, base + start, least_mass, least, infinite)
 
 
-def _grid(one: Ratios, other: Ratios, spacing: float) -> np.ndarray:
-    """Points for the sum of both, near the quantiles of evenly spaced scores.
+def _joined(stretches) -> tuple[np.ndarray, np.ndarray]:
+    """The distances of all stretches, and the masses."""
+    distances = [stretch.distances() for stretch in stretches]
+    return np.concatenate(distances), np.concatenate([s.masses for s in stretches])
 
-    Any points give a bound; these, which are right for normal variables, and where one
-    of them has a tail in which a single ratio is larger than all others, a close one.
-    """
-    parts = [(part.scores(), part.places) for part in (one, other)]
-    variances = [float(part.masses @ part.places**2) for part in (one, other)]
-    last = max(scores[-1] for scores, _ in parts)
-    wanted = _scores(last, spacing)
-    shares = np.sqrt(np.array(variances) / sum(variances))
-    found = np.zeros(len(wanted))
-    for share, part in zip(shares, parts, strict=True):
-        found += np.interp(share * wanted, *part)
-    # Far to the right one of them is larger than the other ever is.
-    middles = [np.interp(0.0, *part) for part in parts]
-    for part, middle in zip(parts, middles[::-1], strict=True):
-        alone = np.interp(wanted, *part) + middle
-        found = np.where(wanted > 0, np.maximum(found, alone), found)
-    least = one.places[0] + other.places[0]
-    return np.concatenate([[least], np.unique(found[found > least])])
+
+def _sums(one: tuple[Stretch, ...], other: tuple[Stretch, ...]) -> Iterator[Stretch]:
+    """The distances of sums, stretch by stretch, of which some overlap."""
+    spacings = sorted({stretch.spacing for stretch in one + other})
+    alike = one is other
+    low, high = _Finer(one), _Finer(other)
+    for spacing in spacings:
+        finer, stretch = low.up_to(spacing)
+        others, same = (finer, stretch) if alike else high.up_to(spacing)
+        if stretch is not None:
+            # Of a sum of two alike, each pair is there twice.
+            weights = 2 * others if alike else others
+            partner = _overlaid(weights, same)
+            yield Stretch(spacing, stretch.first, np.convolve(stretch.masses, partner))
+        if not alike and same is not None and len(finer):
+            yield Stretch(spacing, same.first, np.convolve(same.masses, finer))
+
+
+class _Finer:
+    """All that is on finer stretches, moved to coarser and coarser spacings."""
+
+    def __init__(self, stretches: tuple[Stretch, ...]):
+        self._stretches = {stretch.spacing: stretch for stretch in stretches}
+        self._masses = np.zeros(0)
+        self._spacing = 0.0
+        self._own: Stretch | None = None
+
+    def up_to(self, spacing: float) -> tuple[np.ndarray, Stretch | None]:
+        """The masses of all finer stretches at multiples of it, and its own stretch."""
+        masses = _overlaid(self._masses, self._own)
+        if len(masses):
+            masses = _coarser(masses, round(spacing / self._spacing))
+        self._own = self._stretches.get(spacing)
+        self._masses, self._spacing = masses, spacing
+        return masses, self._own
+
+
+def _overlaid(masses: np.ndarray, stretch: Stretch | None) -> np.ndarray:
+    """Masses at the multiples of a spacing from 0 on, and a stretch's among them."""
+    if stretch is None:
+        return masses
+    end = stretch.first + len(stretch.masses)
+    found = np.zeros(max(len(masses), end))
+    found[: len(masses)] = masses
+    found[stretch.first : end] += stretch.masses
+    return found
+
+
+def _coarser(masses: np.ndarray, times: int) -> np.ndarray:
+    """Moves masses at multiples of a spacing to those of a larger one, means kept."""
+    if times == 1:
+        return masses
+    rows = -(-len(masses) // times)
+    found = np.zeros(rows * times)
+    found[: len(masses)] = masses
+    found = found.reshape(rows, times)
+    shares = np.arange(times) / times
+    moved = np.zeros(rows + 1)
+    moved[:-1] = found @ (1 - shares)
+    moved[1:] += found @ shares
+    return moved

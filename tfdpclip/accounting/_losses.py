@@ -17,6 +17,8 @@ from scipy import fft, signal
 _TAIL = 1e-15
 # The number of orders tried in Chernoff's bound, in units of the number of losses.
 _ORDERS = 20
+# The number of rows, roughly, into which Chernoff's bound gathers the losses.
+_ROWS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,14 +177,17 @@ def _range_of(masses: np.ndarray, count: int) -> tuple[int, int]:
     """Bounds outside of which the sum of `count` losses has mass at most `_TAIL`.
 
     By Chernoff's bound, with X the index of one loss: P[S >= k] <= E[e^(tX)]^count
-    e^(-tk).
+    e^(-tk). Several indices in a row count as the last of them, or as the first.
     """
     size = len(masses)
     lower, upper = 0, (size - 1) * count
-    once = np.exp(np.arange(size) / size)
+    row = max(1, size // _ROWS)
+    masses = np.add.reduceat(masses, np.arange(0, size, row))
+    starts = np.arange(len(masses)) * row
+    once_up, once_down = (np.exp(ends / size) for ends in (starts + row - 1, starts))
     up, down = masses, masses
     for order in range(1, _ORDERS + 1):
-        up, down = up * once, down / once
+        up, down = up * once_up, down / once_down
         with np.errstate(divide="ignore"):
             logs = np.log([np.sum(up), np.sum(down)])
         ends = (count * logs + math.log(2 / _TAIL)) * (size / order)

@@ -26,6 +26,8 @@ from tfdpclip.sampling import events
 _WIDEST_CELL = 1e-4
 _CELLS_PER_DEVIATION = 25
 _MOST_CELLS_PER_DEVIATION = 2500
+# An epoch is composed so seldom that the widths of its cells hardly add up.
+_MOST_CELLS_PER_EPOCH = 400
 _NARROWEST_CELL = 1e-8
 # No distribution gets more cells than this. Wider cells remain an upper bound.
 _MAX_STEP_CELLS = 200_000
@@ -200,10 +202,12 @@ def _cell_width(leaves, most: int = _MAX_CELLS) -> float:
     width, total_spread, widest_step = math.inf, 0.0, 0.0
     for event, count in leaves.items():
         deviation, step = _spread(event)
+        epoch = isinstance(event, events.RandomAllocationDpEvent)
+        most_cells = _MOST_CELLS_PER_EPOCH if epoch else _MOST_CELLS_PER_DEVIATION
         width = min(
             width,
             deviation / _CELLS_PER_DEVIATION,
-            max(_WIDEST_CELL, deviation / _MOST_CELLS_PER_DEVIATION),
+            max(_WIDEST_CELL, deviation / most_cells),
         )
         mu = deviation * math.sqrt(count)
         total_spread += mu * mu / 2 + 12 * mu + step

@@ -38,6 +38,7 @@ from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
+from tfdpclip.sampling.capacity import fit_capacity
 
 _LINES = (
     "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"

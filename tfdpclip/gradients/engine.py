@@ -26,7 +26,7 @@ from tfdpclip.gradients.forms.records import RecordGradients, column_of
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.loss import loss_checks, state
-from tfdpclip.gradients.loss.drawn_rows import Room, present_in_graph
+from tfdpclip.gradients.loss.drawn_rows import ExpectedRecords, present_in_graph
 from tfdpclip.gradients.loss.label_checks import convert_each_label
 from tfdpclip.gradients.loss.loss_parts import LossParts, take_apart
 from tfdpclip.gradients.loss.public_terms import check_public_gradients
@@ -135,8 +135,8 @@ class PerExampleGradients(RecordGradients):
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
-        room = Room(self.parts.batch_size, flows.batch_size, rows_per_record)
-        self.parts.note_present(present_in_graph(graph, flows.sources, room))
+        expected = ExpectedRecords(self.parts.batch_size, flows.batch_size, rows_per_record)  # noqa: E501
+        self.parts.note_present(present_in_graph(graph, flows.sources, expected))
         self.loss = self.parts.per_example
         self.flows = Dataflow(
             [self.loss], handles, flows.batch_size, public, rows_per_record

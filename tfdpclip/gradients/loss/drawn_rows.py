@@ -92,8 +92,8 @@ def released() -> Iterator[None]:
         _HERE.releases = False
 
 
-class Room(NamedTuple):
-    """How many records a loss has room for.
+class ExpectedRecords(NamedTuple):
+    """How many records a batch of a loss should have.
 
     Attributes:
       records: how many, a scalar.
@@ -107,14 +107,14 @@ class Room(NamedTuple):
 
 
 def present_in_graph(
-    graph: tf.Graph, sources: Sequence[tf.Tensor], room: Room
+    graph: tf.Graph, sources: Sequence[tf.Tensor], expected: ExpectedRecords
 ) -> tf.Tensor | None:
     """Which records of a batch are there.
 
     Args:
       graph: of the loss.
       sources: the data behind the loss.
-      room: for how many.
+      expected: how many records the loss is of.
 
     Returns:
       `[records]`; None if the data are of no drawn batch that is known of.
@@ -130,7 +130,7 @@ def present_in_graph(
         if _are_of_other_iterators(sources, _HERE.weights[-1]):
             # Of undrawn data, which the callback reports.
             return None
-        return _of_weights(graph, _HERE.weights[-1], room)
+        return _of_weights(graph, _HERE.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
@@ -142,8 +142,8 @@ def present_in_graph(
         weights, drawer = found
         if _HERE.releases and not isinstance(drawer.scheme, FullBatch):
             _refuse_second(graph, weights)
-        return _of_weights(graph, weights, room)
-    return _of_taken(graph, room)
+        return _of_weights(graph, weights, expected)
+    return _of_taken(graph, expected)
 
 
 def present_in_eager(records: int) -> tf.Tensor | None:
@@ -254,17 +254,17 @@ def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
     before.add(weights[0].ref())
 
 
-def _of_weights(graph: Any, weights: Any, room: Room) -> tf.Tensor:
+def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tensor:
     """The mask of weights that are known, checked to be of as many rows."""
     inner = [
         w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
     ]
-    found = _by_record(inner, room.rows_each)
-    static = room.static, found.shape[0]
+    found = _by_record(inner, expected.rows_each)
+    static = expected.static, found.shape[0]
     if None not in static and static[0] != static[1]:
         raise LossStructureError(_OTHER_ROWS)
     if None in static and not in_xla():
-        same = tf.debugging.assert_equal(tf.shape(found)[0], room.records, _OTHER_ROWS)
+        same = tf.debugging.assert_equal(tf.shape(found)[0], expected.records, _OTHER_ROWS)
         with tf.control_dependencies([] if same is None else [same]):
             found = tf.identity(found)
     return found
@@ -283,7 +283,7 @@ def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
 # Eager code has taken the element.
 
 
-def _of_taken(graph: Any, room: Room) -> tf.Tensor | None:
+def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
     """The mask of the element that eager code takes before it calls the function."""
     around = _tf_private.function_around(graph)
     called = _called_from_outside(around)
@@ -293,19 +293,19 @@ def _of_taken(graph: Any, room: Room) -> tf.Tensor | None:
     if _replicas() > 1:
         if own is None:
             return None
-        return _of_weights(graph, own, room)
+        return _of_weights(graph, own, expected)
     releases = _HERE.releases
 
     def masks():
         told = own is not None
-        return tf.constant(_masks(room.static, room.rows_each, releases, told))
+        return tf.constant(_masks(expected.static, expected.rows_each, releases, told))
 
     with tf.init_scope():
         saved = tf.constant(True, shape=[1, 1])
     spec = tf.TensorSpec([None, None], tf.bool)
     given = _tf_private.value_at_call(called, masks, spec, saved)
     given = given if called is graph else graph.capture(given)
-    return _fitted(given, own, graph, room)
+    return _fitted(given, own, graph, expected)
 
 
 def _called_from_outside(function: Any) -> Any:
@@ -331,17 +331,17 @@ def _replicas() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
-def _fitted(masks, own, graph, room) -> tf.Tensor:
+def _fitted(masks, own, graph, expected) -> tf.Tensor:
     """The step's mask among those that may be; all are there if none has its rows."""
     number, length = tf.unstack(tf.shape(masks))
-    records = room.records
+    records = expected.records
     wide = tf.concat([masks, tf.ones([number, records], tf.bool)], axis=1)
     wide = tf.where(tf.equal(length, records), wide[:, :records], True)
     if own is None:
         # Python has raised where there are several.
         return tf.reduce_all(wide, axis=0)
     inner = [w if w.graph is graph else graph.capture(w) for w in own]
-    mine = _by_record(inner, room.rows_each)
+    mine = _by_record(inner, expected.rows_each)
     same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
     told = tf.equal(number, 1) | same
     if not in_xla():
@@ -384,7 +384,7 @@ def _masks(
     """Which records are there in the element that a step is of.
 
     Args:
-      records: how many the step has room for; None if that is not static.
+      records: how many records the step is of; None if that is not static.
       rows_each: rows of each.
       releases: whether it is a private step.
       told_apart: whether the step has weights that tell it apart from other elements.

@@ -85,7 +85,7 @@ def _plain(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class StateRead:
     """A variable that a loss reads and nobody declared or trains.
 
     Attributes:
@@ -129,7 +129,7 @@ def public_handles(
 
 def reads(
     loss: tf.Tensor, flows: Dataflow, gradients: Sequence[tf.Operation] = ()
-) -> list[Read]:
+) -> list[StateRead]:
     """The variables that `loss` reads, other than trained and public ones.
 
     Args:
@@ -146,7 +146,7 @@ def reads(
     every = [*flows.ops, *gradients]
     _refuse_moved_generators(flows, every)
     writers: dict | None = None
-    found: dict[int, Read] = {}
+    found: dict[int, StateRead] = {}
     seen: set[tf.Operation] = set()
     trained: set[int] = set()
     pending = every
@@ -187,7 +187,7 @@ def reads(
                 # What it writes may be what other variables hold.
                 if not origins.writes_publicly(writer):
                     pending.extend(ancestors(_values(writer), stop=seen))
-            found[id(root)] = Read(
+            found[id(root)] = StateRead(
                 handle, root, name, variable, bool(wrote), before, releases
             )
     return list(found.values())

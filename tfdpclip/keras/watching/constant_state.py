@@ -18,7 +18,7 @@ from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import components
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, Read
+from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, StateRead
 
 # Variables of up to this many entries together, and no more than this many variables,
 # are compared in every step; all of them on steps 1, 2, 4, 8, ..., and every 256th.
@@ -86,7 +86,7 @@ class ConstantState:
                 "on. " + _FIX
             )
 
-    def check(self, reads: Sequence[Read]) -> tf.Tensor:
+    def check(self, reads: Sequence[StateRead]) -> tf.Tensor:
         """Builds the comparison in the current graph.
 
         Args:
@@ -216,7 +216,7 @@ def _fail(same: tf.Tensor, names: list[str]) -> tf.Operation:
     return tf.debugging.Assert(False, [message, changed, _FIX], summarize=8)
 
 
-def _value(read: Read) -> tf.Tensor:
+def _value(read: StateRead) -> tf.Tensor:
     if read.variable is not None:
         return tf.raw_ops.ReadVariableOp(
             resource=read.handle, dtype=read.variable.dtype

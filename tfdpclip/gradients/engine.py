@@ -151,12 +151,12 @@ class PerExampleGradients(RecordGradients):
         planned = self.flows.batch_size or planned
         self._budget = Budget(memory, int(planned))
         self.handles = handles
-        state.refuse_what_others_left(ancestors([self.loss]))
+        state.refuse_foreign_state(ancestors([self.loss]))
         self._found = self._find(context)
         behind = self._found.made_of(self.loss)
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
         self.state_reads = state.reads(loss, flows, behind)
-        state.refuse_what_others_left(behind)
+        state.refuse_foreign_state(behind)
         self._per_variable = self._plain_squares()
         self.claims = context.claims
         self.norms = self._plain_norms()

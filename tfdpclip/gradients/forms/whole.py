@@ -11,7 +11,7 @@ from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.forms.base_form import Budget
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
-from tfdpclip.gradients.loss.state import refuse_what_others_left
+from tfdpclip.gradients.loss.state import refuse_foreign_state
 
 
 class WholeGradient(RecordGradients):
@@ -120,7 +120,7 @@ def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
 def _refuse_what_others_left(loss: tf.Tensor, gradients: Sequence) -> None:
     # A gradient of its own (`tf.custom_gradient`) may depend on more than the loss.
     parts = [t for g in gradients if g is not None for t in _tensors_of(g)]
-    refuse_what_others_left(ancestors([loss, *parts]), of_examples=False)
+    refuse_foreign_state(ancestors([loss, *parts]), of_examples=False)
 
 
 def _tensors_of(gradient) -> list[tf.Tensor]:

@@ -230,7 +230,7 @@ def _refuse_generator(handle: tf.Tensor, writer: tf.Operation):
     )
 
 
-def refuse_what_others_left(
+def refuse_foreign_state(
     operations: Sequence[tf.Operation], of_examples: bool = True
 ) -> None:
     """Raises if anything may come from where others left it: files, queues, tables.

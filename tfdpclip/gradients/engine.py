@@ -153,7 +153,7 @@ class PerExampleGradients(RecordGradients):
         self.handles = handles
         state.refuse_foreign_state(ancestors([self.loss]))
         self._found = self._find(context)
-        behind = self._found.made_of(self.loss)
+        behind = self._found.ancestor_ops(self.loss)
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
         self.state_reads = state.reads(loss, flows, behind)
         state.refuse_foreign_state(behind)

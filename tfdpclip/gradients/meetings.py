@@ -46,7 +46,7 @@ class Meeting:
     def reached(self) -> bool:
         return any(gradient is not None for gradient in self.gradients)
 
-    def pulled(self, pull_back: Callable, context: Context) -> Callable:
+    def pull_back_function(self, pull_back: Callable, context: Context) -> Callable:
         """The gradient function of the op, which notes what comes in on the way."""
 
         def gradient(op, *at_outputs):
@@ -86,7 +86,7 @@ class FoundGradients:
     alone: ExamplesAlone | None = None
     backward: Sequence[tf.Operation] = ()
 
-    def made_of(self, loss: tf.Tensor) -> list[tf.Operation]:
+    def ancestor_ops(self, loss: tf.Tensor) -> list[tf.Operation]:
         """The ops of the loss, and of what comes back to all meetings."""
         gradients = [g for m in self.meetings.values() for g in m.gradients]
         there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
@@ -241,7 +241,7 @@ def _differentiate(
     for op, meeting in meetings.items():
         if meeting.pull_back is not None:
             meeting.gradients = [None] * len(meeting.outputs)
-            rules[op] = meeting.pulled(meeting.pull_back, context)
+            rules[op] = meeting.pull_back_function(meeting.pull_back, context)
             # So that the pass reaches the call.
             tensors += [t for t in op.inputs if t.dtype.is_floating]
     with own_gradients(rules):

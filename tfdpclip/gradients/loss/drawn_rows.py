@@ -54,7 +54,7 @@ _TWICE = (
 )
 
 
-class _Here(threading.local):
+class _CurrentStep(threading.local):
     """What is known of the step that this thread is at; replicas have one each."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Here(threading.local):
         self.releases = False
 
 
-_HERE = _Here()
+_CURRENT = _CurrentStep()
 # Of graphs, the weights of the elements that a step was made of, and by which ops.
 _RELEASED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -75,21 +75,21 @@ def given_element(weights: Any) -> Iterator[None]:
       weights: the weights of the element, as the drawer made them; None for data that
         are of no drawn batch.
     """
-    _HERE.weights.append(weights)
+    _CURRENT.weights.append(weights)
     try:
         yield
     finally:
-        _HERE.weights.pop()
+        _CURRENT.weights.pop()
 
 
 @contextlib.contextmanager
 def released() -> Iterator[None]:
     """Says that a private step is made of what is computed within."""
-    _HERE.releases = True
+    _CURRENT.releases = True
     try:
         yield
     finally:
-        _HERE.releases = False
+        _CURRENT.releases = False
 
 
 class ExpectedRecords(NamedTuple):
@@ -124,13 +124,13 @@ def present_in_graph(
       PrivacyMismatchError: if a private step was made of the same element before.
     """
     sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
-    if _HERE.weights and _HERE.weights[-1] is None:
+    if _CURRENT.weights and _CURRENT.weights[-1] is None:
         return None
-    if _HERE.weights:
-        if _are_of_other_iterators(sources, _HERE.weights[-1]):
+    if _CURRENT.weights:
+        if _are_of_other_iterators(sources, _CURRENT.weights[-1]):
             # Of undrawn data, which the callback reports.
             return None
-        return _of_weights(graph, _HERE.weights[-1], expected)
+        return _of_weights(graph, _CURRENT.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
@@ -140,7 +140,7 @@ def present_in_graph(
     found = found or _taken_around(graph)
     if found is not None:
         weights, drawer = found
-        if _HERE.releases and not isinstance(drawer.scheme, FullBatch):
+        if _CURRENT.releases and not isinstance(drawer.scheme, FullBatch):
             _refuse_second(graph, weights)
         return _of_weights(graph, weights, expected)
     return _of_taken(graph, expected)
@@ -148,14 +148,14 @@ def present_in_graph(
 
 def present_in_eager(records: int) -> tf.Tensor | None:
     """The same of a loss that eager code computed, of one row for each record."""
-    if _HERE.weights and _HERE.weights[-1] is None:
+    if _CURRENT.weights and _CURRENT.weights[-1] is None:
         return None
-    if _HERE.weights:
-        found = _by_record(_HERE.weights[-1], 1)
+    if _CURRENT.weights:
+        found = _by_record(_CURRENT.weights[-1], 1)
         if found.shape[0] != records:
             raise LossStructureError(_OTHER_ROWS)
         return found
-    (mask,) = _masks(records, 1, _HERE.releases, told_apart=False)
+    (mask,) = _masks(records, 1, _CURRENT.releases, told_apart=False)
     return None if len(mask) != records else tf.constant(mask)
 
 
@@ -296,7 +296,7 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
         if own is None:
             return None
         return _of_weights(graph, own, expected)
-    releases = _HERE.releases
+    releases = _CURRENT.releases
 
     def masks():
         told = own is not None

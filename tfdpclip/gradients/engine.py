@@ -184,7 +184,7 @@ class PerExampleGradients(RecordGradients):
             public,
             scalar_flows.rows_per_example,
         )
-        self.state_reads = state.reads(loss, scalar_flows)
+        self.state_reads = state.find_state_reads(loss, scalar_flows)
         self.proof = prove(self.loss, self.flows)
         loss_checks.check_uncoupled(self.loss, self.flows[self.loss])
         loss_checks.refuse_float16(self.flows)
@@ -206,7 +206,7 @@ class PerExampleGradients(RecordGradients):
                 self._found = find_gradients(*arguments)
         behind = self._found.ancestor_ops(self.loss)
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
-        self.state_reads = state.reads(loss, scalar_flows, behind)
+        self.state_reads = state.find_state_reads(loss, scalar_flows, behind)
         state.refuse_foreign_state(behind)
         self.claims = context.claims
 

@@ -39,7 +39,7 @@ def kept_elsewhere(op: tf.Operation, of_examples: bool = False) -> str | None:
     """The type of an op, here or in a function, that may give what is kept elsewhere.
 
     Python, files, queues, tables that change: what other batches left there. Variables
-    are not meant: `state.reads` finds them.
+    are not meant: `state.find_state_reads` finds them.
 
     Args:
       op: the op.

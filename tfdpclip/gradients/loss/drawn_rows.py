@@ -1,17 +1,17 @@
-"""Which rows of a batch are records, as the draw says: whatever the loss reads.
+"""Which rows of a batch are records, as the draw says.
 
-Elements of drawn batches are filled up with rows of weight 0. A loss that leaves the
-weights out, or has others in their place, would make a record of each of these rows.
-So the engine looks for the weights where the batch comes from, not in the loss:
+Elements of drawn batches are filled up with rows of weight 0. A loss that ignores the
+weights of the draw, or uses other weights, would make a record of each of these rows.
+So the engine finds the weights at the origin of the batch, in this order:
 
 1. in the element that a training step was given (`given_element`): `fit`;
-2. among the other parts of the element, where a graph takes it from an iterator or is
-   what a data set does with it: loops within a `tf.function`;
-3. in what eager code took of drawn batches, when the function is called: loops of
-   one's own around a `tf.function`, or without one.
+2. among the parts of the element, where a graph takes the element from an iterator or
+   is a function of a data set: loops within a `tf.function`;
+3. in the elements that eager code took of drawn batches, when the function is called:
+   a user's own loop around a `tf.function`, or without a `tf.function`.
 
-Where the data are of no drawn batch that is known of, the weights in the loss are all
-there is. It is long because each of these ways has its own refusals.
+Where no drawn batch is known, only the weights in the loss tell padding from records.
+The file is long because each of the three ways has refusals of its own.
 """
 
 from __future__ import annotations
@@ -42,20 +42,25 @@ _LINES = (
     "    for x, y, w in batches: step(x, y, w)\n"
 )
 _OTHER_ROWS = (
-    "The loss has another number of rows than the batch that was drawn, of which the "
-    "weights are, so which of its rows are records is not known. Compute one loss for "
-    "each row of the batch, in their order." + see("rows-that-fill-a-batch-up")
+    "The loss and the weights of the drawn batch differ in their number of rows, so "
+    "the rows that are records are not known. Compute one loss for each row of the "
+    "batch, in the order of the rows." + see("rows-that-fill-a-batch-up")
 )
 _TWICE = (
-    "A second private step would be made of one draw, and costs more than another draw "
-    "does: two steps of noise multiplier z on one draw are one of z / sqrt(2). Take "
-    "another element for every step of every private optimizer: x, y, w = "
-    "next(iterator)." + see("two-steps-on-one-draw")
+    "A second private step would use the same draw, and costs more than a new draw: "
+    "two steps of noise multiplier z on one draw are one step of z / sqrt(2). Take a "
+    "new element for every step of every private optimizer: x, y, w = next(iterator)."
+    + see("two-steps-on-one-draw")
 )
 
 
 class _CurrentStep(threading.local):
-    """What is known of the step that this thread is at; replicas have one each."""
+    """The element and the kind of the step in this thread; each replica has a thread.
+
+    Attributes:
+      weights: the weights of the elements of nested calls of `given_element`.
+      releases: whether the step is a private step.
+    """
 
     def __init__(self) -> None:
         self.weights: list[Any] = []
@@ -63,17 +68,17 @@ class _CurrentStep(threading.local):
 
 
 _CURRENT = _CurrentStep()
-# Of graphs, the weights of the elements that a step was made of, and by which ops.
+# For each graph, the weights of the elements that private steps were made of.
 _RELEASED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def given_element(weights: Any) -> Iterator[None]:
-    """Says that what is computed within is of one element of drawn batches.
+    """Declares that the computation inside belongs to an element of drawn batches.
 
     Args:
-      weights: the weights of the element, as the drawer made them; None for data that
-        are of no drawn batch.
+      weights: the weights of the element, as the drawer made them; None for data of
+        no drawn batch.
     """
     _CURRENT.weights.append(weights)
     try:
@@ -84,7 +89,7 @@ def given_element(weights: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def released() -> Iterator[None]:
-    """Says that a private step is made of what is computed within."""
+    """Declares that a private step is made of the computation inside."""
     _CURRENT.releases = True
     try:
         yield
@@ -96,9 +101,9 @@ class ExpectedRecords(NamedTuple):
     """How many records a batch of a loss should have.
 
     Attributes:
-      records: how many, a scalar.
-      static: the same, if it is static.
-      rows_each: rows of each.
+      records: the number of records, a scalar.
+      static: the number of records if it is static, else None.
+      rows_each: the number of rows of each record.
     """
 
     records: tf.Tensor
@@ -109,18 +114,18 @@ class ExpectedRecords(NamedTuple):
 def present_in_graph(
     graph: tf.Graph, sources: Sequence[tf.Tensor], expected: ExpectedRecords
 ) -> tf.Tensor | None:
-    """Which records of a batch are there.
+    """Which places of a batch hold records.
 
     Args:
-      graph: of the loss.
+      graph: the graph of the loss.
       sources: the data behind the loss.
       expected: how many records the loss is of.
 
     Returns:
-      `[records]`; None if the data are of no drawn batch that is known of.
+      `[records]` booleans; None if no drawn batch is known for the data.
 
     Raises:
-      LossStructureError: if the element has another number of rows than the loss.
+      LossStructureError: if the element and the loss differ in their number of rows.
       PrivacyMismatchError: if a private step was made of the same element before.
     """
     sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
@@ -128,14 +133,14 @@ def present_in_graph(
         return None
     if _CURRENT.weights:
         if _are_of_other_iterators(sources, _CURRENT.weights[-1]):
-            # Of undrawn data, which the callback reports.
+            # The data are not drawn; the callback of the run reports that.
             return None
         return _of_weights(graph, _CURRENT.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
     if found is None and all(s.op.type in ops.ITERATORS for s in sources):
-        # The data are of no draw, whatever the functions around were given.
+        # The data are not drawn, whichever elements the functions around have.
         return None
     found = found or _taken_around(graph)
     if found is not None:
@@ -147,7 +152,7 @@ def present_in_graph(
 
 
 def present_in_eager(records: int) -> tf.Tensor | None:
-    """The same of a loss that eager code computed, of one row for each record."""
+    """Which places of a batch hold records, for a loss of eager code, a row each."""
     if _CURRENT.weights and _CURRENT.weights[-1] is None:
         return None
     if _CURRENT.weights:
@@ -159,11 +164,11 @@ def present_in_eager(records: int) -> tf.Tensor | None:
     return None if len(mask) != records else tf.constant(mask)
 
 
-# The element is in the graph.
+# Way 2: the element is in the graph.
 
 
 def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The weights of the element that a tensor is a part of, and who drew it."""
+    """The weights and the drawer of the element that a tensor is a part of."""
     graph: Any = tensor.graph
     while _tf_private.is_function_graph(graph):
         outside = {id(inner): outer for outer, inner in graph.captures}.get(id(tensor))
@@ -171,7 +176,7 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
             break
         tensor, graph = outside, outside.graph
     if tensor.op.type != "Placeholder":
-        # An iterator's, or those of a branch that asks whether there is another one.
+        # The outputs of an iterator, or of a branch that asks an iterator for more.
         return _weights_among(tensor.op.outputs)
     own = _tf_private.is_function_of_data_set(graph)
     own = own or getattr(graph, "name", "") in _keras_marks.STEP_FUNCTIONS
@@ -179,7 +184,7 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
 
 
 def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The same, of the only element that the functions around a function take."""
+    """The weights and the drawer of the only element that the functions around take."""
     graph = _tf_private.function_around(graph).outer_graph
     while _tf_private.is_function_graph(graph):
         taken = [
@@ -193,8 +198,8 @@ def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
         if found:
             raise LossStructureError(
                 "Several elements are taken from iterators around the function that "
-                "has the private step in it, so which of its rows are records cannot "
-                "be told. Compute the loss where its element is taken."
+                "contains the private step, so the rows that are records cannot be "
+                "told from filling. Compute the loss where its element is taken."
                 + see("rows-that-fill-a-batch-up")
             )
         graph = graph.outer_graph
@@ -202,7 +207,7 @@ def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
 
 
 def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
-    """Of a function whose last arguments are an element."""
+    """The weights and the drawer, if the last arguments of a function are an element."""
     inner = {id(t) for _, t in graph.captures}
     given = [t for t in graph.inputs if id(t) not in inner]
     for start in range(len(given)):
@@ -214,7 +219,7 @@ def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
 def _weights_among(
     tensors: Sequence[tf.Tensor],
 ) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The weights among tensors, if those are an element of drawn batches."""
+    """The weights among tensors, and the drawer, if the tensors are a drawn element."""
     for drawer in list(DRAWERS):
         for spec in drawer.specs:
             flat = tf.nest.flatten(spec, expand_composites=True)
@@ -227,20 +232,20 @@ def _weights_among(
 def _weights_by(
     specs: Sequence[tf.TensorSpec], number: int, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The last tensors, so many, if all are of these specs; none otherwise."""
+    """The last `number` tensors if all tensors fit the specs; else an empty list."""
     fits = len(specs) == len(tensors) and all(map(_fits, specs, tensors))
     return list(tensors[-number:]) if fits else []
 
 
 def _fits(spec: tf.TensorSpec, tensor: tf.Tensor) -> bool:
-    """Whether a tensor may be one of these rows, however many there are."""
+    """Whether a tensor may hold rows of a spec, in any number."""
     if spec.dtype != tensor.dtype or not tensor.shape.rank:
         return False
     return spec.shape[1:].is_compatible_with(tensor.shape[1:])
 
 
 def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
-    """Whether all data behind a loss are from other iterators than the element."""
+    """Whether all data behind a loss come from iterators of other elements."""
     own = tf.nest.flatten(weights)[0].op
     return bool(sources) and all(
         s.op.type in ops.ITERATORS and s.op is not own for s in sources
@@ -255,7 +260,7 @@ def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
 
 
 def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tensor:
-    """The mask of weights that are known, checked to be of as many rows."""
+    """The mask of known weights, checked to have a row for each row of the loss."""
     inner = [
         w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
     ]
@@ -282,7 +287,7 @@ def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
     return tf.reduce_any(tf.reshape(rows, [-1, rows_each]), axis=1)
 
 
-# Eager code has taken the element.
+# Way 3: eager code has taken the element.
 
 
 def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
@@ -311,16 +316,16 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
 
 
 def _called_from_outside(function: Any) -> Any:
-    """The function, or one around it, at each call of which Python can be asked.
+    """The innermost function, from here outwards, that Python is asked at each call of.
 
-    None within what a data set does with its elements.
+    None within a function that a data set applies to its elements.
     """
     found, within = function, False
     outer = function.outer_graph
     while _tf_private.is_function_graph(outer):
         around = _tf_private.function_around(outer)
         within |= around is not outer
-        # A branch or a loop cannot ask; a function asks whenever it is called.
+        # A branch or a loop cannot ask Python; a function asks at every call.
         found = around if within else found
         outer = around.outer_graph
         if _tf_private.is_function_of_data_set(around):
@@ -334,13 +339,16 @@ def _replicas() -> int:
 
 
 def _fitted(masks, own, graph, expected) -> tf.Tensor:
-    """The step's mask among those that may be; all are there if none has its rows."""
+    """The step's mask among the possible masks.
+
+    All rows are records if no mask has the length of the step.
+    """
     number, length = tf.unstack(tf.shape(masks))
     records = expected.records
     wide = tf.concat([masks, tf.ones([number, records], tf.bool)], axis=1)
     wide = tf.where(tf.equal(length, records), wide[:, :records], True)
     if own is None:
-        # Python has raised where there are several.
+        # `_masks` has raised if there are several masks.
         return tf.reduce_all(wide, axis=0)
     inner = [w if w.graph is graph else graph.capture(w) for w in own]
     mine = _by_record(inner, expected.rows_each)
@@ -354,7 +362,7 @@ def _fitted(masks, own, graph, expected) -> tf.Tensor:
 
 
 def _weights_given(graph: Any) -> list[tf.Tensor] | None:
-    """The weights among the arguments of a function, if it is given whole elements."""
+    """The weights among the arguments of a function that is given whole elements."""
     inner = {id(t) for _, t in graph.captures}
     given = [t for t in graph.inputs if id(t) not in inner]
     if _replicas() > 1:
@@ -366,15 +374,15 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         if found := _weights_among(part):
             return found[0]
         for element in taken:
-            # The batches themselves may be gone.
+            # The object that drew the batches may be gone.
             if weights := _weights_by(element.specs, element.weights, part):
                 return weights
     return None
 
 
 _UNTOLD = (
-    "Several elements of drawn batches are at hand, and the weights that the step was "
-    "given are those of none of them, so which of its rows are records is not known."
+    "Several elements of drawn batches are at hand, and none of them has the weights "
+    "that the step was given, so the rows that are records are not known."
     + _LINES
     + see("rows-that-fill-a-batch-up")
 )
@@ -383,17 +391,17 @@ _UNTOLD = (
 def _masks(
     records: int | None, rows_each: int, releases: bool, told_apart: bool
 ) -> np.ndarray:
-    """Which records are there in the element that a step is of.
+    """Which rows of the step's element hold records.
 
     Args:
-      records: how many records the step is of; None if that is not static.
-      rows_each: rows of each.
-      releases: whether it is a private step.
-      told_apart: whether the step has weights that tell it apart from other elements.
+      records: how many records the step is of; None if the number is not static.
+      rows_each: the number of rows of each record.
+      releases: whether the step is a private step.
+      told_apart: whether the step has weights that tell its element from the rest.
 
     Returns:
-      `[K, records]`: of K elements, one of which the step is of; `[[True]]` where no
-      element is known of.
+      `[K, records]`: the masks of K elements, the step's element among them; `[[True]]`
+      where no element is known.
     """
     found = [e for e in handed_out.at_hand() if e.rows_each == rows_each]
     if records is not None:
@@ -405,8 +413,8 @@ def _masks(
     lengths = {len(mask) for mask in masks.values()}
     if len(lengths) > 1 or (len(masks) > 1 and not told_apart):
         raise PrivacyMismatchError(
-            f"{len(masks)} elements of drawn batches are at hand, and which of them "
-            "this step is of cannot be told, so neither can which of its rows are "
+            f"{len(masks)} elements of drawn batches are at hand, and the element of "
+            "this step cannot be told from the rest, so neither can the rows that are "
             "records." + _LINES + see("rows-that-fill-a-batch-up")
         )
     if releases and all(e.released and e.once for e in found):
@@ -417,15 +425,15 @@ def _masks(
 
 
 def _refuse_repeated_rows(found: Sequence[Any], records: int) -> None:
-    """Raises if the one element at hand seems to be in the step more than once."""
+    """Raises if the step seems to contain the only element at hand more than once."""
     if len(found) != 1 or found[0].released or not found[0].held:
         return
     rows = len(found[0].records)
     if records > rows and records % rows == 0:
         raise PrivacyMismatchError(
-            f"The step is of {records} rows, and the element that was drawn has "
-            f"{rows}: a record would be in it more than once, and clipped as several. "
-            "Augmented views of records are for batches that know of them: "
+            f"The step is of {records} rows, and the drawn element has {rows}: a "
+            "record would be in the step more than once, and clipped as several "
+            "records. For augmented views, draw batches with views: "
             f"scheme.batches(data, views={records // rows}), and map."
             + see("records-of-several-rows")
         )

@@ -127,7 +127,7 @@ def public_handles(
     return found
 
 
-def reads(
+def find_state_reads(
     loss: tf.Tensor, flows: Dataflow, gradients: Sequence[tf.Operation] = ()
 ) -> list[StateRead]:
     """The variables that `loss` reads, other than trained and public ones.
@@ -236,7 +236,7 @@ def refuse_foreign_state(
     """Raises if anything may come from where others left it: files, queues, tables.
 
     A write and the read after it are joined by nothing that an analysis, or another
-    run with other examples, could follow. Variables are not meant: see `reads`.
+    run with other examples, could follow. Variables are not meant: see `find_state_reads`.
 
     Args:
       operations: what a loss, or a gradient of it, is computed by.

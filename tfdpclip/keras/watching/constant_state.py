@@ -90,7 +90,7 @@ class ConstantState:
         """Builds the comparison in the current graph.
 
         Args:
-          reads: the variables, see `tfdpclip.gradients.loss.state.reads`.
+          reads: the variables, see `tfdpclip.gradients.loss.state.find_state_reads`.
 
         Returns:
           A boolean scalar, whether no variable has changed.

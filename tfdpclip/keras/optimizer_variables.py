@@ -192,7 +192,7 @@ class OptimizerVariables(OptimizerSettings):
 
     def _public(self) -> PublicVariables:
         """What is declared to be public, and the optimizer's own."""
-        return self._public_variables.and_those_of(all_unwrapped(self._variables))
+        return self._public_variables.with_variables(all_unwrapped(self._variables))
 
     @property
     def matrix_noise(self) -> Any:

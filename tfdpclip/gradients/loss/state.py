@@ -63,7 +63,7 @@ class PublicVariables:
                 )
         self.names: tuple[str, ...] = tuple(dict.fromkeys(names))
 
-    def and_those_of(self, variables: Iterable[tf.Variable]) -> PublicVariables:
+    def with_variables(self, variables: Iterable[tf.Variable]) -> PublicVariables:
         """These, and more variables."""
         more = PublicVariables()
         more.names = self.names

@@ -264,7 +264,9 @@ def refuse_float16(flows: Dataflow) -> None:
                 )
 
 
-def as_long(tensor: tf.Tensor, name: str, batch_size: tf.Tensor) -> list[tf.Operation]:
+def assert_whole_examples(
+    tensor: tf.Tensor, name: str, batch_size: tf.Tensor
+) -> list[tf.Operation]:
     """An assertion (which XLA drops) that a term has as many entries per example."""
     size = tf.size(tensor)
     each = size // tf.maximum(batch_size, 1)

@@ -440,7 +440,9 @@ def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:
     tensor = _in_float32(tensor)
     if flow.axes is None and tensor.shape[0] is None:
         # That axis 0 counts examples was assumed.
-        with tf.control_dependencies(loss_checks.as_long(tensor, name, batch_size)):
+        with tf.control_dependencies(
+            loss_checks.assert_whole_examples(tensor, name, batch_size)
+        ):
             tensor = tf.identity(tensor)
     if flow.minor:
         tensor = tf.reshape(tensor, [-1, batch_size, _entries_per_row(tensor)])

@@ -5,7 +5,7 @@ class _Raisable(ValueError):
     # AutoGraph re-raises an error from traced code as the same type only if the type
     # is constructed exactly as Exception is; anything else becomes a StagingError.
     __init__ = Exception.__init__
-    # is constructed exactly as Exception is; any changed constructor gives StagingError.
+    # is constructed exactly as Exception is; a changed constructor gives StagingError.
 
 
 class ExampleIsolationError(_Raisable):
@@ -23,7 +23,7 @@ class LossStructureError(_Raisable):
 
 
 class GradientMismatchError(_Raisable):
-    """The engine's gradients differ from those of an ordinary backward pass.
+    """The engine's gradients differ from an ordinary backward pass.
 
     A rule of this library, a converter of TensorFlow or a new version of a layer is
     wrong. Nothing was released.

@@ -24,8 +24,8 @@ def per_example_norms(
     Call this function inside a `tf.function`, after computing the loss. The norms are
     private data without noise. The parts of an example's gradient (positions, looked-up
     tokens) may cancel. Let R be the root of the sum of their squares: where the norm is
-    at most R / 4, the result may be up to R / 4 instead, which is safe for clipping; see
-    docs/guarantees.md.
+    at most R / 4, the result may be up to R / 4 instead, which is safe for clipping
+    (docs/guarantees.md).
 
     Args:
       loss: a loss for each example, `[B]` or `[B, ...]` (averaged over trailing axes),
@@ -101,15 +101,15 @@ def clipped_sum(
 
 
 def _of_records(loss, variables, options) -> PerExampleGradients:
-    """The gradients, unless rows would be taken for records of several."""
+    """The gradients, refused if the rows of a record would be clipped separately."""
     gradients = PerExampleGradients(loss, variables, **options)
     each = rows_per_record_of(gradients.flows.sources)
     if "rows_per_record" not in options and each and 1 not in each:
         raise ValueError(
             f"The loss seems to be of batches with {max(each)} rows for each record "
-            "(people, or views), whose rows would be clipped one by one. Write "
+            "(people, or views), and the rows would be clipped separately. Write "
             f"rows_per_record=batches.rows_per_record ({max(each)}); or "
-            "rows_per_record=1, if this is other data, of which each row is a record."
+            "rows_per_record=1, if each row of these data is a record."
             + see("records-of-several-rows")
         )
     return gradients

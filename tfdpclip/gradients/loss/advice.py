@@ -1,4 +1,4 @@
-"""What to write in the place of ops that combine the examples of a batch."""
+"""Lines to write in the place of ops that combine the examples of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIX = (
 PER_EXAMPLE = (
     "average each example over its own entries: compile with "
     "loss=dpc.keras.PerExampleLoss(tf.keras.losses.SparseCategoricalCrossentropy("
-    "from_logits=True)), or whichever loss it is. "
+    "from_logits=True)), or the loss that you use. "
 )
 BATCH_NORM = (
     "This is batch normalisation in training mode. Replace it, as by "
@@ -55,7 +55,7 @@ LOOKUP = (
     'tf.keras.layers.CategoryEncoding(n, output_mode="multi_hot"), which keeps '
     "examples apart."
 )
-# In the name of an op: a layer of experts, or of what deals examples to them.
+# A pattern in the name of an op: a layer of experts, or of a router.
 _IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"
 
 
@@ -64,9 +64,9 @@ class _Advice:
     """A sentence for some ops, or for ops of some layers.
 
     Attributes:
-      text: The sentence, and a line to write.
-      types: The ops it is for; any, where there are none.
-      names: What is found in the names of ops it is for: of layers and functions.
+      text: the sentence, and a line to write.
+      types: the types of the ops; empty for any type.
+      names: a pattern in the names of the ops, which name layers and functions.
     """
 
     text: str
@@ -82,7 +82,7 @@ def _of(types: str, text: str, names: str = "") -> _Advice:
     return _Advice(text, frozenset(types.split()), names)
 
 
-# The first that fits is given. Layers before ops, as they say more.
+# The first entry that fits is given. Layers come before ops: the advice is closer.
 _TABLE = (
     _of("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", BATCH_NORM),
     _of("", BATCH_NORM, "/moments/"),
@@ -96,9 +96,9 @@ _TABLE = (
     _of("Sum Mean Mul RealDiv MatMul", ROUTER, _IN_ROUTER),
     _of(
         "TopK TopKV2",
-        "It puts the losses, or other numbers, of all the examples in order: which of "
-        "them are chosen is decided by all of them. Give every example a loss that is "
-        "a function of that example alone, in the place of the largest few: "
+        "It puts the losses, or further numbers, of all the examples in order: all of "
+        "them decide which of them are chosen. In the place of the largest few, give "
+        "every example a loss that is a function of that example alone: "
         "tf.nn.relu(loss - threshold), say, with a threshold that is a constant.",
     ),
     _Advice(
@@ -110,7 +110,7 @@ _TABLE = (
     _of(
         """Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
         SparseSoftmaxCrossEntropyWithLogits""",
-        "It compares each example with the others of the batch, as in-batch "
+        "It compares each example with the rest of the batch, as in-batch "
         "contrastive losses do (SimCLR, CLIP, two towers). Compare it with candidates "
         "that come with the example, [batch, candidates, features], or with a constant "
         "table of public ones, or, for a softmax of the example's own: axis=-1.",
@@ -147,7 +147,7 @@ _TABLE = (
         "with loss=dpc.keras.PerExampleLoss(loss).",
     ),
 )
-# Of layers of a model, by what their classes are called.
+# The advice for layers of a model, by patterns in the names of their classes.
 _LAYERS = (
     ("BatchNormalization", BATCH_NORM),
     ("Equalization|RandAugment|AugMix", EQUALIZATION),
@@ -156,11 +156,11 @@ _LAYERS = (
 
 
 def of(op: tf.Operation, tensor: tf.Tensor) -> str:
-    """What to write in the place of an op that combined examples.
+    """The sentence with a line to write in the place of an op that combined examples.
 
     Args:
-      op: The op.
-      tensor: The loss that it came before.
+      op: the op.
+      tensor: the loss that depends on the op.
     """
     if _counts_entries(op, tensor):
         return MASKED
@@ -168,11 +168,11 @@ def of(op: tf.Operation, tensor: tf.Tensor) -> str:
 
 
 def of_structure(op: tf.Operation, coupled: tf.Operation | None) -> str:
-    """What to write in the place of a loss that cannot be taken apart.
+    """The sentence with a line to write in the place of a loss of unknown structure.
 
     Args:
-      op: The op where it ends.
-      coupled: The op that combined examples before, if one did.
+      op: the op at which the loss cannot be taken apart.
+      coupled: the op that combined examples earlier, if there is any.
     """
     for found in (op, coupled):
         if found is None:
@@ -187,10 +187,10 @@ _PRODUCTS = ("MatMul", "MatMulV2", "MatMulV3", "Einsum")
 
 
 def of_layers(names: Iterable[str]) -> str:
-    """What to write in the place of a model whose layers combine examples.
+    """The sentence with a line to write in the place of layers that combine examples.
 
     Args:
-      names: Those of the layers' classes.
+      names: the names of the layers' classes.
     """
     names = list(names)
     for pattern, text in _LAYERS:
@@ -200,7 +200,7 @@ def of_layers(names: Iterable[str]) -> str:
 
 
 def has_own(op: tf.Operation) -> bool:
-    """Whether an op is refused wherever it is, not for what is made of it."""
+    """Whether an op is refused at every place, and not only behind a loss."""
     return op.type in _SELECTIONS
 
 
@@ -210,7 +210,7 @@ _SELECTIONS = frozenset(ops.LEARNING_SAMPLERS) | {
 
 
 def _counts_entries(op: tf.Operation, tensor: tf.Tensor) -> bool:
-    """Whether Keras does this where it reduces a loss, to what a mask leaves of it."""
+    """Whether this op counts the unmasked entries, where Keras reduces a loss."""
     scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
     within = bool(scope and weighted) and op.name.startswith(scope)
     in_loss = within or _keras_marks.COMPILED_LOSS in op.name

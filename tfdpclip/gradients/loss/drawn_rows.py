@@ -47,7 +47,7 @@ _OTHER_ROWS = (
     "batch, in the order of the rows." + see("rows-that-fill-a-batch-up")
 )
 _TWICE = (
-    "A second private step would use the same draw, and costs more than a new draw: "
+    "A second private step would be made of one draw, and costs more than a new draw: "
     "two steps of noise multiplier z on one draw are one step of z / sqrt(2). Take a "
     "new element for every step of every private optimizer: x, y, w = next(iterator)."
     + see("two-steps-on-one-draw")
@@ -207,7 +207,7 @@ def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
 
 
 def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The weights and the drawer, if the last arguments of a function are an element."""
+    """The weights and the drawer, if a function's last arguments are an element."""
     inner = {id(t) for _, t in graph.captures}
     given = [t for t in graph.inputs if id(t) not in inner]
     for start in range(len(given)):
@@ -245,7 +245,7 @@ def _fits(spec: tf.TensorSpec, tensor: tf.Tensor) -> bool:
 
 
 def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
-    """Whether all data behind a loss come from iterators of other elements."""
+    """Whether all data behind a loss come from iterators of different elements."""
     own = tf.nest.flatten(weights)[0].op
     return bool(sources) and all(
         s.op.type in ops.ITERATORS and s.op is not own for s in sources
@@ -291,7 +291,7 @@ def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
 
 
 def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
-    """The mask of the element that eager code takes before it calls the function."""
+    """The mask of the element that eager code takes before the call of the function."""
     around = _tf_private.function_around(graph)
     called = _called_from_outside(around)
     if called is None:

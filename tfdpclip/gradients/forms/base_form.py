@@ -108,7 +108,7 @@ class Measured:
     weighted_sum: Callable[[tf.Tensor, list[tf.Tensor]], tf.Tensor]
 
 
-def kept(values: list[tf.Tensor], finish: Callable) -> Measured:
+def keep_gradients(values: list[tf.Tensor], finish: Callable) -> Measured:
     """Gradients that were built for their norms and are kept for the weighted sum.
 
     Nothing else of the use is needed then, so that its input and the gradient at its

@@ -15,7 +15,7 @@ from tfdpclip.gradients.forms.base_form import (
     Measured,
     cut_rows,
     in_chunks,
-    kept,
+    keep_gradients,
     merge_steps,
     rows_per_example,
     sum_squares,
@@ -97,7 +97,7 @@ class Convolution(Form):
             else:
                 products = [self._product(offset) for offset in self._offsets()]
                 finish = tf.stack
-            return kept(products, lambda sums: tf.reshape(finish(sums), self.shape))
+            return keep_gradients(products, lambda sums: tf.reshape(finish(sums), self.shape))
 
     def squared_norms(self, budget: Budget) -> tf.Tensor:
         with self._not_early(budget):

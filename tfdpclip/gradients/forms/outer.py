@@ -11,7 +11,7 @@ from tfdpclip.gradients.forms.base_form import (
     Form,
     cut_rows,
     in_chunks,
-    kept,
+    keep_gradients,
     sum_squares,
 )
 
@@ -94,7 +94,7 @@ class Outer(Form):
         in_place = size <= 2 * self._groups * steps * self._wide
         if not in_place and not budget.reserve(4 * size):
             return super().measured(budget)
-        return kept([self._products()], lambda sums: self._arrange(sums[0], []))
+        return keep_gradients([self._products()], lambda sums: self._arrange(sums[0], []))
 
     def squared_norms(self, budget):
         if self.steps == 1:

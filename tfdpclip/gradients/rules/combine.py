@@ -21,7 +21,7 @@ from tfdpclip.gradients.forms.base_form import (
     Form,
     Measured,
     in_chunks,
-    kept,
+    keep_gradients,
     sum_squares,
     sum_weighted,
 )
@@ -114,7 +114,7 @@ class VariableGradient:
         if fits and budget.reserve(4 * size):
             shape = self.variable.shape
             built = self._gradients(self.parts)
-            found = kept([built], lambda sums: tf.reshape(sums[0], shape))
+            found = keep_gradients([built], lambda sums: tf.reshape(sums[0], shape))
 
             def of_kept(weights, saved):
                 return found.weighted_sum(tf.cast(weights, built.dtype), saved)

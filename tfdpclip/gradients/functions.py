@@ -109,7 +109,7 @@ def _of_records(loss, variables, options) -> PerExampleGradients:
             f"The loss seems to be of batches with {max(each)} rows for each record "
             "(people, or views), and the rows would be clipped separately. Write "
             f"rows_per_record=batches.rows_per_record ({max(each)}); or "
-            "rows_per_record=1, if each row of these data is a record."
+            "rows_per_record=1, if each row is a record."
             + see("records-of-several-rows")
         )
     return gradients

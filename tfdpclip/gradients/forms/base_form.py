@@ -83,7 +83,7 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def saved(self) -> list[tf.Tensor]:
-        """The tensors of `weighted_sum`; zeros in rows of an example zero its gradient."""
+        """Tensors of `weighted_sum`; zeros in an example's rows zero its gradient."""
 
     @abc.abstractmethod
     def replaced(self, saved: list[tf.Tensor]) -> Form:

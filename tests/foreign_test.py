@@ -71,7 +71,7 @@ def test_a_rule_is_held_to_its_sensitivity(groups, dtype):
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
 def test_a_weight_that_is_none_drops_the_record(weight):
     weights = tf.constant([0.1, weight, 0.1])
-    found = held.within(Window(), tf.ones([3]), (), weights)
+    found = held.limit_weights(Window(), tf.ones([3]), (), weights)
     np.testing.assert_allclose(found, [0.1, 0, 0.1])
 
 
@@ -98,14 +98,14 @@ def test_a_sensitivity_that_is_none_hides_nobody(scale):
         def sensitivity(self, state):
             return tf.constant(scale, tf.float32)
 
-    found = held.within(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
+    found = held.limit_weights(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
     assert found.numpy().tolist() == ([0.25] if scale == -1 else [0.0])
 
 
 def test_the_rules_of_the_library_are_left_alone():
     weights = tf.constant([5.0])
     rule = dpc.FixedClip(0.1)
-    assert held.within(rule, tf.ones([1]), (), weights) is weights
+    assert held.limit_weights(rule, tf.ones([1]), (), weights) is weights
     assert held.scales_of(rule) == rule.noise_scales
 
 

@@ -46,7 +46,7 @@ from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
-from tfdpclip.clipping.held import cut, scales_of, take, within
+from tfdpclip.clipping.held import cut, limit_weights, scales_of, take
 
 
 class NoiseSource(Protocol):
@@ -238,7 +238,9 @@ class Mechanism:
         Returns:
           Weights, of the norms' shape, and indicators, `[B, K]`, in [-1/2, 1/2].
         """
-        weights = within(self.rule, norms, state, self.rule.weights(norms, state))
+        weights = limit_weights(
+            self.rule, norms, state, self.rule.weights(norms, state)
+        )
         indicators = self.rule.indicators(norms, state, present)
         return weights, cut(self.rule, indicators)
 

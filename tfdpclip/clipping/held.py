@@ -90,7 +90,7 @@ class _Traced:
 
 
 @tf.autograph.experimental.do_not_convert
-def within(
+def limit_weights(
     rule: ClipRule, norms: tf.Tensor, state: Any, weights: tf.Tensor
 ) -> tf.Tensor:
     """Weights that take no record further than the rule says, whatever it does.

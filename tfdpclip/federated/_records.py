@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import cut, scales_of, take, within
+from tfdpclip.clipping.held import cut, limit_weights, scales_of, take
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -271,7 +271,7 @@ class RecordClip:
         norms = tf.where(present, norms, tf.zeros_like(norms))
         batched = norms if self.flat else norms[tf.newaxis]
         weights = self.rule.weights(batched, state)
-        weights = within(self.rule, batched, state, weights)
+        weights = limit_weights(self.rule, batched, state, weights)
         weights = tf.reshape(weights, [self.groups])
         if share is not None:
             weights *= tf.cast(tf.clip_by_value(share, 0.0, 1.0), weights.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.held import within
+from tfdpclip.clipping.held import limit_weights
 from tfdpclip.gradients.forms.perturbation import Perturbation
 
 
@@ -121,7 +121,7 @@ class RecordGradients(abc.ABC):
           norms: `record_norms` for this rule, if already computed.
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
-        weights = within(rule, norms, state, rule.weights(norms, state))
+        weights = limit_weights(rule, norms, state, rule.weights(norms, state))
         weights = self.mask(weights)
         return self.weighted_sum(weights, rule.assignment)
 

@@ -46,7 +46,7 @@ from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
-from tfdpclip.clipping.held import cut, limit_weights, scales_of, take
+from tfdpclip.clipping.held import limit_indicators, limit_weights, scales_of, take
 
 
 class NoiseSource(Protocol):
@@ -242,7 +242,7 @@ class Mechanism:
             self.rule, norms, state, self.rule.weights(norms, state)
         )
         indicators = self.rule.indicators(norms, state, present)
-        return weights, cut(self.rule, indicators)
+        return weights, limit_indicators(self.rule, indicators)
 
     @tf.autograph.experimental.do_not_convert
     def release(

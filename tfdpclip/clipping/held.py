@@ -123,7 +123,7 @@ def limit_weights(
 
 
 @tf.autograph.experimental.do_not_convert
-def cut(rule: ClipRule, indicators: tf.Tensor) -> tf.Tensor:
+def limit_indicators(rule: ClipRule, indicators: tf.Tensor) -> tf.Tensor:
     """Indicators that move a count no further than every rule's may."""
     if not foreign(rule, ClipRule):
         return indicators

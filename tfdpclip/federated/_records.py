@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import cut, limit_weights, scales_of, take
+from tfdpclip.clipping.held import limit_indicators, limit_weights, scales_of, take
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -277,7 +277,7 @@ class RecordClip:
             weights *= tf.cast(tf.clip_by_value(share, 0.0, 1.0), weights.dtype)
         weights = tf.where(present, weights, tf.zeros_like(weights))
         indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
-        indicators = cut(self.rule, indicators)
+        indicators = limit_indicators(self.rule, indicators)
         return weights, weights * norms, tf.cast(tf.squeeze(indicators, 0), tf.float32)
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:

@@ -46,7 +46,12 @@ from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import proven
-from tfdpclip.clipping.held import limit_indicators, limit_weights, scales_of, take
+from tfdpclip.clipping.held import (
+    limit_indicators,
+    limit_weights,
+    scales_of,
+    trace_scales,
+)
 
 
 class NoiseSource(Protocol):
@@ -132,7 +137,7 @@ class Mechanism:
             )
         # Whoever made the mechanism: no rule scales its noise that was not tried.
         self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
-        take(self.rule)
+        trace_scales(self.rule)
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1

@@ -37,7 +37,7 @@ def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
     return traced
 
 
-def take(rule: ClipRule) -> None:
+def trace_scales(rule: ClipRule) -> None:
     """Traces a rule of others as it is now, for all who use it.
 
     Raises:

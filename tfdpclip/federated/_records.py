@@ -12,7 +12,12 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import limit_indicators, limit_weights, scales_of, take
+from tfdpclip.clipping.held import (
+    limit_indicators,
+    limit_weights,
+    scales_of,
+    trace_scales,
+)
 from tfdpclip.federated import _tff
 
 # Below this, squares of float32 that vanish could matter to their sum.
@@ -157,7 +162,7 @@ class RecordClip:
     def __init__(self, rule: ClipRule, layout: Layout):
         self.layout = layout
         self.rule = bound_rule(rule, layout.names)
-        take(self.rule)
+        trace_scales(self.rule)
         assignment = self.rule.assignment
         self.flat = assignment is None
         self.assignment = (

@@ -42,7 +42,7 @@ NORMS = np.array([0.05, 0.5, 1.25, 1.29, 4.0, np.inf, np.nan], np.float32)
 
 
 def test_the_window_is_in_none_of_the_norms_that_are_tried():
-    assert bounds.proven(Window()) is not None
+    assert bounds.check_rule(Window()) is not None
     assert np.max(Window().weights(NORMS, ()) * np.nan_to_num(NORMS, posinf=0)) > C
 
 

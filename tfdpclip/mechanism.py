@@ -45,7 +45,7 @@ from tfdpclip._docs import see
 from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.bounds import proven
+from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.held import (
     limit_indicators,
     limit_weights,
@@ -136,7 +136,7 @@ class Mechanism:
                 f"rule must be a clip rule such as QuantileClip(), got {shown(rule)}."
             )
         # Whoever made the mechanism: no rule scales its noise that was not tried.
-        self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
+        self.rule = rule if isinstance(rule, Unclipped) else check_rule(rule, "rule")
         trace_scales(self.rule)
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.

@@ -1,7 +1,7 @@
 """What one record can do to a sum under a clip rule, tried on adversarial norms.
 
 A rule is somebody's code, and what it promises cannot be read off it. So every rule is
-tried once, in milliseconds, before it clips anything: `proven` and `bound_rule` stand
+tried once, in milliseconds, before it clips anything: `check_rule` and `bound_rule` stand
 where optimizers and aggregators take a rule. `dpc.testing.assert_clip_rule` tries the
 same on many more states and norms, and what else a rule must keep.
 """
@@ -31,7 +31,7 @@ _STEPS = 4
 
 
 @tf.autograph.experimental.do_not_convert
-def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
+def check_rule(rule: ClipRule, name: str = "clip") -> ClipRule:
     """`rule`, which has been tried; one with groups is tried once it is bound.
 
     Args:
@@ -75,7 +75,7 @@ def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> Clip
         raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
     bound = rule.bind(names)
     # What has no groups has been tried where it was taken.
-    return bound if bound is rule and not rule.has_groups else proven(bound, name)
+    return bound if bound is rule and not rule.has_groups else check_rule(bound, name)
 
 
 def _is_bound(rule: ClipRule) -> bool:

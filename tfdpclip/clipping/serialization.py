@@ -7,7 +7,7 @@ from typing import Any
 from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
 from tfdpclip.clipping.base import ClipRule, registered_rules
-from tfdpclip.clipping.bounds import proven
+from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.rules import FixedClip
 
 
@@ -27,7 +27,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
     FixedClip(norm=1.5)
     """
     if isinstance(clip, ClipRule):
-        return proven(clip, name)
+        return check_rule(clip, name)
     if isinstance(clip, dict) and "module" not in clip:
         kind, config = clip.get("class_name"), clip.get("config", {})
         known = registered_rules()
@@ -44,7 +44,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
             raise ValueError(
                 f"{name} has a config that {kind} does not take: {error}"
             ) from error
-        return proven(rule, name)
+        return check_rule(rule, name)
     if isinstance(clip, (str, bytes, bool)) or clip is None:
         raise ValueError(
             f"{name} must be a clip norm or a clip rule, got {shown(clip)}. For "

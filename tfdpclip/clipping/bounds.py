@@ -143,7 +143,7 @@ def _clip_norms(rule: ClipRule, state: Any) -> tf.Tensor:
     return rule.clip_norms(state) if rule.has_groups else rule.clip_norm(state)
 
 
-def in_words(state: Any) -> str:
+def format_state(state: Any) -> str:
     """A state for a message."""
     return shown(tf.nest.map_structure(lambda part: np.asarray(part).tolist(), state))
 
@@ -216,7 +216,7 @@ class Trial:
             if not (np.isfinite(found).all() and (found > 0).all()):
                 return (
                     f"{method}(state) is {shown(found.tolist())} in state "
-                    f"{in_words(self.state)}; it must be finite and above 0"
+                    f"{format_state(self.state)}; it must be finite and above 0"
                 )
         return None
 
@@ -332,7 +332,7 @@ class Trial:
         return (
             f"{method} of a record of norm {self._norm(rows[index])} go from "
             f"{shown(before[index].tolist())} to {shown(after[index].tolist())} with "
-            f"the other records, in state {in_words(self.state)}: they may depend on "
+            f"the other records, in state {format_state(self.state)}: they may depend on "
             "the record's own norm and the state alone"
         )
 
@@ -343,14 +343,14 @@ class Trial:
         parts = self._parts()[index]
         return (
             f"a record of norm {self._norm(index)} gets weight "
-            f"{shown(self.weights[index].tolist())} in state {in_words(self.state)}, "
+            f"{shown(self.weights[index].tolist())} in state {format_state(self.state)}, "
             f"and so norm {shown(parts.tolist())} once weighted; allowed is {allowed}"
         )
 
     def _indicated(self, index: int, found: np.ndarray, allowed: str) -> str:
         return (
             f"a record of norm {self._norm(index)} gets indicators "
-            f"{shown(found[index].tolist())} in state {in_words(self.state)}; allowed "
+            f"{shown(found[index].tolist())} in state {format_state(self.state)}; allowed "
             f"is {allowed}"
         )
 

@@ -109,9 +109,9 @@ def _reached(rule: ClipRule) -> Iterator[Any]:
             for _ in range(_STEPS):
                 before = state
                 state = rule.next_state(state, tf.fill([counts], value))
-                if same(before, state):
+                if are_equal_states(before, state):
                     break
-            if not same(first, state):
+            if not are_equal_states(first, state):
                 yield state
 
 
@@ -126,11 +126,11 @@ def first_states(rule: ClipRule) -> Iterator[Any]:
         yield rule.with_public_norms(state, norms.astype(np.float32))
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal_states(first: Any, second: Any) -> bool:
     """Whether two states are equal, number by number."""
-    one, other = tf.nest.flatten(one), tf.nest.flatten(other)
-    return len(one) == len(other) and all(
-        np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)
+    first, second = tf.nest.flatten(first), tf.nest.flatten(second)
+    return len(first) == len(second) and all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)
     )
 
 

@@ -56,7 +56,7 @@ def layer_of(name: str) -> str:
     return name.rpartition("/")[0] or name
 
 
-def normalized(groups: Any) -> GroupSpec:
+def normalize_groups(groups: Any) -> GroupSpec:
     """`groups` in the form in which it is kept, equal to itself after saving.
 
     Raises:
@@ -122,7 +122,7 @@ def make_groups(
     Raises:
       ValueError: if a variable has no group, or a group no variable.
     """
-    groups = normalized(groups)
+    groups = normalize_groups(groups)
     names = tuple(_bare(text("names", name)) for name in items("names", names))
     if not names:
         raise ValueError("names is empty: there are no variables to group.")

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._arguments import choice, items, shown
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalized
+from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalize_groups
 from tfdpclip.clipping.rules import QuantileClip
 from tfdpclip.clipping.serialization import as_rule, serialize_rule
 
@@ -164,7 +164,7 @@ class LayerwiseClip(GroupedRule):
     norms: Mapping[str, float] | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "groups", normalized(self.groups))
+        object.__setattr__(self, "groups", normalize_groups(self.groups))
         check_allocation(self.allocation)
         object.__setattr__(self, "norms", numbers_by_group("norms", self.norms))
         rule = self.rule

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.groups import GroupSpec, by_group, normalized
+from tfdpclip.clipping.groups import GroupSpec, by_group, normalize_groups
 from tfdpclip.clipping.layerwise import (
     GroupedRule,
     check_allocation,
@@ -119,7 +119,7 @@ class PublicNormClip(_PublicRule):
     floor: float = 1e-3
 
     def __post_init__(self):
-        object.__setattr__(self, "groups", normalized(self.groups))
+        object.__setattr__(self, "groups", normalize_groups(self.groups))
         check_allocation(self.allocation)
         check_floor(self.floor)
         if self.master_norm is not None:
@@ -218,7 +218,7 @@ class ScaledClip(_PublicRule):
     _given_by = "multipliers"
 
     def __post_init__(self):
-        object.__setattr__(self, "groups", normalized(self.groups))
+        object.__setattr__(self, "groups", normalize_groups(self.groups))
         if isinstance(self.groups, int) and self.groups > 1:
             raise ValueError(
                 "groups must not be a number here: layers of similar norm get similar "

@@ -1,4 +1,4 @@
-"""Clip rules from what users write, and from saved configurations."""
+"""Clip rules from users' arguments, and from saved configurations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
     """The rule meant by `clip`: a rule, a clip norm, or a rule's serialised form.
 
     Args:
-      clip: a clip rule, a number above 0, a Keras schedule, or what `serialize_rule`
-        returned.
+      clip: a clip rule, a number above 0, a Keras schedule, or a result of
+        `serialize_rule`.
       name: the argument's name, for errors.
 
     Raises:
       ValueError: if `clip` is none of these, or a rule that does not bound its records
-        (a rule with groups is tried by `bound_rule`, which knows the variables).
+        (a rule with groups is tested by `bound_rule`, which knows the variables).
 
     >>> as_rule(1.5)
     FixedClip(norm=1.5)
@@ -36,7 +36,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
                 f"{name} names an unknown rule {shown(kind)}; known: "
                 f"{', '.join(known)}. A rule of your own is known once its class is "
                 "registered, by @dpc.clipping.register_rule above it: import the "
-                "module that defines it before you load what was saved with it."
+                "module that defines the class before you load what was saved."
             )
         try:
             rule = known[kind](**config)
@@ -55,7 +55,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
 
 
 def serialize_rule(rule: ClipRule) -> dict[str, Any]:
-    """A JSON-able form of `rule` that `as_rule` turns back into it."""
+    """A JSON-able form of `rule`, from which `as_rule` makes an equal rule."""
     if not isinstance(rule, ClipRule):
         raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
     return {"class_name": type(rule).__name__, "config": rule.get_config()}

@@ -161,7 +161,8 @@ def _compare(wanted: list, found: list, where: str, state: Any) -> None:
         if not close:
             raise AssertionError(
                 f"{where}, it gives {shown(two.tolist())} and not "
-                f"{shown(one.tolist())} as in eager code, in state {format_state(state)}"
+                f"{shown(one.tolist())} as in eager code, in state "
+                f"{format_state(state)}"
             )
 
 

@@ -346,7 +346,7 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
 
 
 def batch_first(tensor: tf.Tensor, context: Context) -> bool:
-    """Whether axis 0 counts examples, if known; the first step's comparison tests it."""
+    """Whether axis 0 counts examples, if known; the first step's comparison tests."""
     axes = context.flows[tensor].axes
     if axes is None and context.flows.batch_size and tensor.shape.rank:
         length = tensor.shape[0]

@@ -104,7 +104,7 @@ class ClipRule(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self) -> Any:
-        """A nest of tensors: the clip norm and all further numbers that the rule tracks.
+        """A nest of tensors: the clip norm and all further numbers of the rule.
 
         The type is float32, except for a count of steps; `()` if there is no state.
         """

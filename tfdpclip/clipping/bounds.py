@@ -21,7 +21,8 @@ from tfdpclip.clipping.base import ClipRule
 
 # The relative error that float32 arithmetic may add.
 ROUNDING = 1e-6
-# The relative difference between vectorised arithmetic and the arithmetic of the rest.
+# The relative difference between vectorised arithmetic and scalar arithmetic.
+UNALIGNED = 4 * ROUNDING
 _NOT_FINITE = (np.inf, -np.inf, np.nan)
 # The expected number of records in a step, for the defaults of counts.
 _RECORDS = 100.0
@@ -199,7 +200,7 @@ class Trial:
 
     @property
     def worst(self) -> tuple[float, int]:
-        """The largest norm of a weighted record in units of the noise, and its index."""
+        """The largest norm of a weighted record, over the noise, and its index."""
         parts = self._parts() / self.scales
         sizes = np.linalg.norm(parts, axis=1) if self._shape else np.abs(parts)
         index = int(np.argmax(sizes))

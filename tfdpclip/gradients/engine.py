@@ -133,7 +133,7 @@ class PerExampleGradients(RecordGradients):
         self._measure_norms()
         self._add_perturbation(perturbation)
         self._keep_finite_parts()
-        self._compare_first_step(loss.graph, check_gradients, groups)
+        self._compare_gradients(loss.graph, check_gradients, groups)
 
     def _trace_flows(
         self, loss: tf.Tensor, public: Sequence[tf.Tensor], rows_per_record: int
@@ -240,7 +240,7 @@ class PerExampleGradients(RecordGradients):
             finite = tf.math.is_finite(self.norms)
             self._finite_parts = self._saved(finite, tf.reduce_all(finite))
 
-    def _compare_first_step(
+    def _compare_gradients(
         self, graph: tf.Graph, when: str, groups: Sequence[int] | None
     ) -> None:
         """Sets `isolated`: a boolean, whether every comparison so far was passed."""

@@ -553,7 +553,7 @@ class NoInverse(Sound):
 @pytest.mark.parametrize("steps", [20, 500])
 def test_a_matrix_that_contradicts_itself_is_refused(kind, says, steps):
     scheme = sampling.MinSeparation(500, 50)
-    with pytest.raises(ValueError, match=f"every noise matrix must keep.*({says})"):
+    with pytest.raises(ValueError, match=f"guarantee of noise matrices.*({says})"):
         dpc.CorrelatedNoise(kind(), steps, scheme)
 
 

@@ -284,7 +284,7 @@ class Trial:
             self.rule.indicators(self._given, self.state, tf.constant(present))
         )
         for found, absent, whose in (
-            (plain, none, "a record whose norm is not finite"),
+            (plain, none, "a record of a norm that is not finite"),
             (masked, ~present, "padding"),
         ):
             over = ~(np.abs(found) <= 0.5 * (1 + ROUNDING)).all(axis=1)

@@ -32,8 +32,8 @@ from tfdpclip.noise.steps import (
 class CarriedNoise:
     """The noise of a step of a matrix, for callers that carry the memory themselves.
 
-    For graphs without variables, such as a federated round. It replaces a
-    `GaussianNoise` for a single draw; afterwards `kept` is the memory of the next step.
+    Graphs without variables need this class, for example federated rounds. It replaces
+    a `GaussianNoise` for a single draw; then `kept` is the memory of the next step.
 
     *Formal guarantees*
 
@@ -127,9 +127,9 @@ class NoiseMemory:
 
     * `save` writes a file that only its owner can read (mode 0600); `load` refuses a
       file that further users can read.
-    * It goes back only into the state that it was taken from. The ledger knows whether
-      it has been used since: `RoundBudget(..., continued=memory.steps)`.
-    * It cannot be pickled, and its `repr` does not show its content.
+    * The memory goes back only into the state that it was taken from. The ledger knows
+      whether the memory was used since: `RoundBudget(..., continued=memory.steps)`.
+    * The memory cannot be pickled, and its `repr` does not show its content.
 
     Args:
       content: the noise's part of a state.

@@ -1,4 +1,4 @@
-"""Per-example filter gradients of convolutions of one, two and three dimensions."""
+"""Per-example filter gradients of convolutions in 1, 2 and 3 dimensions."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Convolution(Form):
         )
 
     def _product_norms(self):
-        # A product for each offset, one after the other, so that only one is alive.
+        # The products of the offsets are made in turn, so that only one is in memory.
         total = tf.zeros([self.batch_size], tf.float32)
         for offset in self._offsets():
             with tf.control_dependencies([total]):
@@ -176,7 +176,7 @@ class Convolution(Form):
             )
             for t in (big, small)
         )
-        # Summed over the places of a patch, one axis after the other.
+        # The sum over the places of a patch, axis by axis.
         sums = self._padded(big)
         for axis, places in enumerate(self.geometry.kernel):
             sums = tf.add_n([self._shift_axis(sums, axis, k) for k in range(places)])

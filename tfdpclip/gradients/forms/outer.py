@@ -1,4 +1,4 @@
-"""Per-example gradients that are sums of outer products: those of contractions."""
+"""Per-example gradients of contractions: sums of outer products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdpclip.gradients.forms.base_form import (
     sum_squares,
 )
 
-# The cost of writing a product and reading it twice, in multiply-adds of a number.
+# The cost of a write and two reads of a product, in multiply-adds of a number.
 _KEPT = 12
 
 

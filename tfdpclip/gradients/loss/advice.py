@@ -104,7 +104,7 @@ _TABLE = (
     _Advice(
         "It samples classes that were labels of this batch, or of earlier ones. Sample "
         "them with tf.random.log_uniform_candidate_sampler, uniform_candidate_sampler "
-        "or fixed_unigram_candidate_sampler, whose classes do not depend on the data.",
+        "or fixed_unigram_candidate_sampler: their classes do not depend on the data.",
         frozenset(ops.LEARNING_SAMPLERS),
     ),
     _of(
@@ -130,8 +130,8 @@ _TABLE = (
     _of(
         "Where",
         "It lists at which places of all the examples a condition holds, as "
-        "tf.boolean_mask(x, condition) does. Keep every row, and give those that are "
-        "to be left out no weight: loss * tf.cast(condition, loss.dtype).",
+        "tf.boolean_mask(x, condition) does. Keep every row, and give the rows to be "
+        "left out no weight: loss * tf.cast(condition, loss.dtype).",
     ),
     _of(
         "Cumsum Cumprod CumulativeLogsumexp",

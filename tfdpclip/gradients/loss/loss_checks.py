@@ -181,8 +181,8 @@ def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
         if unknown and longest is not None:
             raise ExampleIsolationError(
                 f"{op.name!r} (a Mean) divides by the length to which {longest.name!r} "
-                f"(a {longest.type}) pads, that of the longest example of the batch: "
-                "its loss, and gradient, would change those of all others. Pad to a "
+                f"(a {longest.type}) pads, the length of the longest example of the "
+                "batch: that example would change the gradients of the rest. Pad to a "
                 "constant length, as by TextVectorization(output_sequence_length=...), "
                 "or leave padding out, as by Embedding(mask_zero=True)."
                 + see("mixed-examples")

@@ -419,10 +419,10 @@ def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
     if each == 1:
         return rows
     message = (
-        f"rows_per_record={each}: a batch holds whole records, whose rows follow each "
-        f"other, and {tensor.name!r} has a number of rows that is no multiple of {each}"
-        ". Draw the batches with as many: scheme.batches(data, "
-        f"views={each}), or by the scheme that draws people."
+        f"rows_per_record={each}, but {tensor.name!r} has a number of rows that is no "
+        f"multiple of {each}: a batch must hold whole records, with the rows of a "
+        "record next to each other. Draw the batches with as many rows: "
+        f"scheme.batches(data, views={each}), or by the scheme that draws people."
     )
     static = tensor.shape[0]
     if static is not None:

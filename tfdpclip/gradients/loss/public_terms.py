@@ -84,10 +84,10 @@ def _check_op(tensor, op, flows):
 def _refuse(tensor, what):
     raise LossStructureError(
         f"The loss has a term, {tensor.name!r}, that is no example's own: its gradient "
-        f"is added after the clip, without noise. But the term depends on {what}. If "
-        "it belongs to the examples of a batch, make it a part of each example's loss, "
-        "of shape [batch]. If its value is public, keep it in a variable and say so: "
-        "anchor = tf.Variable(value, trainable=False, name='anchor') and "
+        f"is added after the clip, without noise. But it depends on {what}. If it "
+        "belongs to examples, make it a part of each example's loss, of shape [batch]. "
+        "If it is public, keep it in a variable: anchor = tf.Variable(value, "
+        "trainable=False, name='anchor') and "
         "dpc.keras.DPSGD(..., public_variables=['anchor'])."
         + see("terms-that-are-nobodys")
     )
